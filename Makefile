@@ -1,0 +1,66 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip -qq
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(VENV)/.dev ## install the package and all tools into .venv
+
+.PHONY: demo
+demo: $(VENV)/.demo ## run the demo on a private Redis
+	$(BIN)/python -m examples.orders.demo $(ARGS)
+
+.PHONY: test
+test: $(VENV)/.dev ## run the tests; ARGS="-k transfer" selects
+	$(BIN)/pytest $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.dev ## check the format and the code
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+
+.PHONY: fmt
+fmt: $(VENV)/.dev ## format the code and mend what can be mended
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+.PHONY: types
+types: $(VENV)/.dev ## check the types
+	$(BIN)/mypy
+
+.PHONY: bench
+bench: $(VENV)/.dev ## run the benchmarks
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+.PHONY: check
+check: lint types test ## run all that must pass
+
+.PHONY: clean
+clean: ## remove everything that was built
+	rm -rf $(VENV) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	find celery_delayq examples tests -name __pycache__ -prune -exec rm -rf {} +
+
+# What is installed, as stamps: without tools for the demo, with tools for everything else.
+
+$(VENV)/.pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "celery_delayq needs Python 3.10 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PIP) install --upgrade 'pip>=25.1'  # knows dependency groups
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.pip setup.cfg pyproject.toml
+	$(PIP) install --editable '.[server]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) install --group dev
+	@touch $@

@@ -1,0 +1,60 @@
+"""DelayQ: the object through which an app uses this package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+
+from celery_delayq.bootsteps import Transfer
+from celery_delayq.delayed_queue import registered
+from celery_delayq.errors import ConfigurationError
+from celery_delayq.transport import Transport, register_schemes
+
+
+class DelayQ:
+    """Delayed tasks in Redis for a Celery app.
+
+        app = Celery("shop", broker="delayq://localhost:6379/0")
+        delayq = DelayQ(app)
+
+    It registers the `delayq` URL schemes with kombu and a bootstep with the app; it connects to nothing and reads no
+    configuration, so it may come before `app.config_from_object`. Making it twice for an app does no harm. It may be
+    shared by threads, and used after a fork.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        register_schemes()
+        app.steps["consumer"].add(Transfer)
+
+    def cancel(self, task_id: str) -> bool:
+        """Remove a task that waits, for good: it will not run.
+
+        Atomic against the transfer: either this call or the worker gets the task. If the id was scheduled several
+        times, all of them are removed. O(log N) for N waiting tasks, and one round trip a queue.
+
+        Args:
+            task_id: the id of the task, `result.id`.
+
+        Returns:
+            True if it was still waiting. False if it has become due, was cancelled before, or never was delayed.
+
+        Raises:
+            kombu.exceptions.OperationalError: the server cannot be reached.
+            ConfigurationError: the app's broker is not a `delayq://` one.
+        """
+        with self.app.connection_or_acquire() as connection:
+            connection.ensure_connection(max_retries=1)
+            channel = self._channel(connection)
+            names = registered(channel.plain_client, channel.global_keyprefix)
+            removed = [channel.delayed_queue(name).cancel(task_id) for name in sorted(names)]
+        return any(removed)
+
+    def _channel(self, connection: Any) -> Any:
+        if not isinstance(connection.transport, Transport):
+            raise ConfigurationError(
+                f"the broker of app {self.app.main!r} is {connection.as_uri()}: "
+                "begin the URL with delayq:// instead of redis://"
+            )
+        return connection.default_channel

@@ -1,0 +1,40 @@
+"""ServerClock: the Redis server's time, estimated from the replies of scripts that tell it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+#: How fast two clocks may drift apart, as a fraction: generous for quartz and NTP slewing.
+_DRIFT = 0.0005
+
+
+class ServerClock:
+    """Maps the server's unix time to this process's monotonic clock.
+
+    A reply that took long says little about when in between the server looked at its clock, so the estimate is only
+    replaced by a sample that is at least as sharp as the old one has become, or that contradicts it (the server's
+    clock was set). Used by one thread.
+
+    Args:
+        monotonic: this process's clock in seconds; tests pass their own.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.monotonic = monotonic
+        self._offset_s = 0.0
+        self._error_s = float("inf")
+        self._sampled_at = 0.0
+
+    def observe(self, server_us: int, sent: float, received: float) -> None:
+        """Take a sample: the server's unix time in microseconds, and the monotonic times around the call."""
+        offset_s = server_us / 1_000_000 - (sent + received) / 2
+        error_s = (received - sent) / 2
+        known_error_s = self._error_s + (received - self._sampled_at) * _DRIFT
+        contradicts = abs(offset_s - self._offset_s) > error_s + known_error_s
+        if contradicts or error_s <= known_error_s:
+            self._offset_s, self._error_s, self._sampled_at = offset_s, error_s, received
+
+    def seconds_until(self, server_ms: float) -> float:
+        """Return how many seconds from now the server's clock shows `server_ms`; negative if it has."""
+        return server_ms / 1000 - self._offset_s - self.monotonic()

@@ -1,0 +1,242 @@
+"""DelayedQueue: Redisson's RDelayedQueue in Python, for any bytes and any Redis client, without Celery.
+
+All Redis structures of the package are created and read here; the transport, the transfer loop and the commands
+are callers.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.client import NEVER_DECODE
+
+from celery_delayq import codec, keys, scripts
+from celery_delayq.scripts import MAX_BATCH_SIZE, Transferred
+
+#: Messages one call of `transfer` moves at most, unless told otherwise.
+BATCH_SIZE = 100
+
+#: How long a process trusts that a queue it registered is still registered, in seconds.
+_REGISTERED_FOR_S = 60.0
+
+#: Longest single wait of `take` on the server, in seconds; then it looks whether the head has changed.
+_TAKE_SLICE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A message that waits.
+
+    Attributes:
+        due_ms: when it may run, unix time in ms.
+        payload: the message.
+        id: the entry's id as stored; eight random bytes where Redisson offered it.
+        raw: the entry as stored.
+    """
+
+    due_ms: int
+    payload: bytes
+    id: bytes
+    raw: bytes
+
+
+class DelayedQueue:
+    """The delayed queue in front of one Redis list.
+
+    A message that is offered waits in a ZSET until it is due; a transfer then moves it to the list, from whose right
+    end consumers take. Layout and notifications are Redisson's, so Java's RDelayedQueue can share it.
+
+    Safe to share between threads if the client is. It holds no connection and needs no closing. Every method raises
+    `redis.RedisError` when the server is away or refuses; nothing is retried.
+
+    Args:
+        client: any `redis.Redis`; what it decodes does not matter.
+        name: full name of the destination list.
+        mirror_list: write Redisson's delay list too, for the methods of RDelayedQueue that read it (`size`,
+            `contains`, `remove`, `poll`, iteration). Costs memory, and time that grows with the number of pending
+            messages.
+        keyprefix: prefix of the registry of queues, kombu's `global_keyprefix`.
+    """
+
+    def __init__(
+        self, client: redis.Redis, name: str, *, mirror_list: bool = False, keyprefix: str = ""
+    ) -> None:
+        self.client = client
+        self.name = name
+        self.mirror_list = mirror_list
+        self.keys = keys.QueueKeys.of(name, database_of(client))
+        self._registry = keys.registry(keyprefix)
+        self._register_again_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    def offer(
+        self,
+        payload: bytes,
+        *,
+        due_ms: int | None = None,
+        delay_s: float | None = None,
+        message_id: str | None = None,
+    ) -> str:
+        """Store a message until it is due. One atomic script.
+
+        Args:
+            payload: the message, opaque bytes.
+            due_ms: when it is due, unix time in ms; or
+            delay_s: in how many seconds, by the server's clock.
+            message_id: by which `cancel` finds it; any text. A random one if not given. An id that is in use already
+                gets one more entry.
+
+        Returns:
+            The message id.
+
+        Raises:
+            ValueError: not exactly one of `due_ms` and `delay_s`, or a negative one.
+        """
+        given = due_ms if delay_s is None else delay_s
+        if given is None or (due_ms is not None and delay_s is not None):
+            raise ValueError("offer() takes either due_ms or delay_s")
+        if given < 0:
+            raise ValueError(f"cannot offer a message for the past: {given!r}")
+        message_id = str(uuid.uuid4()) if message_id is None else message_id
+        self.register()
+        scripts.offer(
+            self.client,
+            self.keys,
+            due_ms=due_ms,
+            delay_ms=round(delay_s * 1000) if delay_s is not None else 0,
+            message_key=codec.message_key(message_id),
+            payload=payload,
+            mirrored=self.mirror_list,
+        )
+        return message_id
+
+    def register(self) -> None:
+        """Make sure that transfer loops know this queue; at most one command a minute.
+
+        The registry is in a hash slot of its own, hence not part of the script that offers: it comes first, and a
+        queue that stays empty does no harm. A new queue is announced on the channel of the same name.
+        """
+        now = time.monotonic()
+        if now < self._register_again_at:
+            return
+        if self.client.sadd(self._registry, self.name):
+            self.client.publish(self._registry, self.name)
+        self._register_again_at = now + _REGISTERED_FOR_S
+
+    def cancel(self, message_id: str) -> int:
+        """Remove all entries of a message id that still wait.
+
+        Atomic against a transfer: an entry is either removed or delivered. O(log N) an entry.
+
+        Returns:
+            How many were removed; 0 if the message is not, or no longer, waiting.
+        """
+        message_key = codec.message_key(message_id)
+        removed, left = scripts.cancel(self.client, self.keys, message_key=message_key)
+        while left:
+            more, left = scripts.cancel(self.client, self.keys, message_key=message_key)
+            removed += more
+        return removed
+
+    def peek(self, count: int = 1) -> list[Entry]:
+        """Return the next `count` messages in due order without touching them; corrupt entries are left out."""
+        found = self.client.execute_command(
+            "ZRANGE", self.keys.timeout_set, 0, count - 1, "WITHSCORES", **{NEVER_DECODE: True}
+        )
+        return list(_entries(found))
+
+    def size(self) -> int:
+        """Return how many messages wait, due ones that no one has transferred yet included."""
+        return int(self.client.zcard(self.keys.timeout_set))  # type: ignore[arg-type]
+
+    def transfer(
+        self, limit: int = BATCH_SIZE, *, transferrer: str = "", grace_ms: int = 0
+    ) -> Transferred:
+        """Move messages that are due by the server's clock to the list, the earliest first. One atomic script.
+
+        Args:
+            limit: messages to move at most, 1 to 1,000. A call may move fewer although more are due.
+            transferrer: id of a loop; only the punctual loop of a queue moves messages as soon as they are due. By
+                default the call moves what is due and takes no part in that.
+            grace_ms: how long another loop leaves due messages to the punctual one, in ms.
+
+        Raises:
+            ValueError: `limit` out of range.
+        """
+        if not 1 <= limit <= MAX_BATCH_SIZE:
+            raise ValueError(f"limit must be 1 to {MAX_BATCH_SIZE}, not {limit!r}")
+        return scripts.transfer(
+            self.client, self.keys, limit=limit, transferrer=transferrer, grace_ms=grace_ms
+        )
+
+    def resign(self, transferrer: str) -> bool:
+        """Stop being the punctual loop of this queue. Returns whether `transferrer` was."""
+        return scripts.resign(self.client, self.keys, transferrer=transferrer)
+
+    def take(self, timeout_s: float | None = None) -> bytes | None:
+        """Wait for a message and remove it from the list; messages that become due meanwhile are transferred.
+
+        As with RBlockingQueue.take, a message that was taken is gone even if its taker dies.
+
+        It wakes when the earliest message becomes due. While it waits, a message that another process offers to
+        become due before that is noticed within a second, or at once where a transfer loop runs.
+
+        Args:
+            timeout_s: how long to wait, in seconds; None waits for ever, 0 only looks.
+
+        Returns:
+            The payload, or None if the time is over.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            seen = self.transfer()
+            payload: bytes | None = self.client.execute_command(
+                "RPOP", self.name, **{NEVER_DECODE: True}
+            )
+            if payload is not None:
+                return payload
+            wait_s = _TAKE_SLICE_S
+            if seen.head_due_ms is not None:
+                wait_s = min(wait_s, seen.head_due_ms / 1000 - seen.now_us / 1_000_000)
+            if deadline is not None:
+                wait_s = min(wait_s, deadline - time.monotonic())
+                if wait_s <= 0 and time.monotonic() >= deadline:
+                    return None
+            # BRPOP takes 0 for "for ever" and knows no shorter time than a millisecond.
+            popped = self.client.execute_command(
+                "BRPOP", self.name, max(round(wait_s, 3), 0.001), **{NEVER_DECODE: True}
+            )
+            if popped:
+                return bytes(popped[1])
+
+
+def registered(client: redis.Redis, keyprefix: str = "") -> set[str]:
+    """Return the names of all broker lists that have, or had, a delayed queue."""
+    members = client.execute_command(
+        "SMEMBERS", keys.registry(keyprefix), **{NEVER_DECODE: True}
+    )
+    return {member.decode("utf-8", "surrogateescape") for member in members}
+
+
+def database_of(client: redis.Redis) -> int:
+    """Return the number of the database a client works on."""
+    return int(client.get_connection_kwargs().get("db") or 0)
+
+
+def _entries(found: list[Any]) -> Iterator[Entry]:
+    # RESP2 answers with a flat list, RESP3 with pairs.
+    flat = not found or isinstance(found[0], bytes)
+    pairs = zip(found[::2], found[1::2], strict=True) if flat else found
+    for raw, score in pairs:
+        try:
+            entry_id, payload = codec.unpack(raw)
+        except codec.InvalidEntry:
+            continue
+        yield Entry(scripts.score_to_ms(score) or 0, payload, entry_id, raw)

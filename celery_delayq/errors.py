@@ -1,0 +1,23 @@
+"""What can go wrong, one class per thing a caller can act on."""
+
+from __future__ import annotations
+
+
+class DelayqError(Exception):
+    """Base of all errors that this package raises by itself."""
+
+
+class ConfigurationError(DelayqError, ValueError):
+    """An option or setting is misspelt, of the wrong type, out of range or contradictory."""
+
+
+class InvalidEta(DelayqError, ValueError):
+    """The eta of a message is not a time."""
+
+
+class UnsupportedServer(DelayqError, RuntimeError):
+    """The Redis server lacks a feature that the package cannot do without."""
+
+
+class InvalidEntry(DelayqError, ValueError):
+    """The bytes are not an entry in either of Redisson's packings."""

@@ -1,0 +1,63 @@
+"""Names of all Redis keys and channels; nothing else in the package spells one.
+
+Every key that belongs to one broker list is in the hash slot of that list, so scripts can use them together on
+Redis Cluster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def companion(prefix: str, name: str) -> str:
+    """Name a companion key of the broker list `name`.
+
+    Source: Redisson 4.7 `RedissonObject.prefixName`: braces are added unless the name has one already.
+    """
+    if "{" in name:
+        return f"{prefix}:{name}"
+    return f"{prefix}:{{{name}}}"
+
+
+@dataclass(frozen=True)
+class QueueKeys:
+    """The keys and channels of one delayed queue.
+
+    Attributes:
+        queue: the broker list, with global key prefix and priority suffix.
+        timeout_set: ZSET, entry -> due (ms). Redisson's name.
+        delay_list: LIST, entries in order of arrival; only where mirrored. Redisson's name.
+        channel: Pub/Sub, the due time of a new head. Redisson's name.
+        index: HASH, message id -> where its entries are.
+        dead: LIST, what could not be delivered.
+        transferrer: STRING, which loop transfers this queue punctually.
+        transferrer_channel: Pub/Sub, signs of life of that loop. Pub/Sub knows no databases, so it names its own.
+    """
+
+    queue: str
+    timeout_set: str
+    delay_list: str
+    channel: str
+    index: str
+    dead: str
+    transferrer: str
+    transferrer_channel: str
+
+    @classmethod
+    def of(cls, name: str, db: int = 0) -> QueueKeys:
+        """Return the keys of the delayed queue of broker list `name` in database `db`."""
+        return cls(
+            queue=name,
+            timeout_set=companion("redisson_delay_queue_timeout", name),
+            delay_list=companion("redisson_delay_queue", name),
+            channel=companion("redisson_delay_queue_channel", name),
+            index=companion("delayq:index", name),
+            dead=companion("delayq:dead", name),
+            transferrer=companion("delayq:transfer", name),
+            transferrer_channel=companion(f"delayq:transfer_channel:{db}", name),
+        )
+
+
+def registry(keyprefix: str = "") -> str:
+    """Name the SET of broker lists that have, or had, a delayed queue; also the channel that announces new ones."""
+    return f"{keyprefix}delayq:queues"

@@ -1,0 +1,168 @@
+--[[
+transfer: move messages that are due from a delayed queue to its broker list, the earliest first.
+
+Guarantee: every entry is moved once. A batch is examined before anything is changed; what is no entry goes to the
+dead list and stops nobody. Only the punctual transferrer moves messages as soon as they are due; another one has to
+wait until nothing was moved for a grace period, and becomes the punctual one by moving something.
+
+KEYS[1] broker list   LIST
+KEYS[2] timeout set   ZSET
+KEYS[3] delay list    LIST
+KEYS[4] index         HASH, see offer.lua
+KEYS[5] dead list     LIST
+KEYS[6] transferrer   STRING, "<ms of its last sign of life>:<id>"
+ARGV[1] limit         entries a call, at most 1000
+ARGV[2] transferrer   id of the caller, or '' to move whatever is due and take no part in who is punctual
+ARGV[3] grace         ms
+ARGV[4] channel       for signs of life, "<ms>:<head or empty>:<id>"
+
+Returns {moved, dead, head, now, last, id}: entries moved, entries set aside, due of the next entry (ms, or ''), the
+server's time (microseconds), and the last sign of life (ms) and id of the punctual transferrer ('' if there is none).
+
+Limits: ARGV[1] entries, and no further slice once 256 KiB have been moved. While Redisson's delay list is in use,
+fewer entries a call, because LREM walks that list.
+
+Source: Redisson RedissonDelayedQueue.pushTaskAsync. Differences: LPUSH, since kombu takes from the right; both
+packings; corrupt entries; the index; one punctual transferrer; now is the server's time.
+]]
+local queue, timeout_set, delay_list, index, dead_list, transferrer =
+    KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local limit, caller, grace, channel = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4]
+
+-- codec.py: kinds of our entries, where their payload starts, and the size of a place in the index.
+local KIND, MIRRORED, REPEATED = 208, 1, 2
+local OUR_PAYLOAD = 34
+local PLACE_SIZE = 16
+
+local SLICE = 50
+local MAX_BYTES = 262144
+local LREM_STEPS = 20000
+local REMEMBER_TRANSFERRER_MS = 86400000
+
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+local now = math.floor(now_us / 1000)
+local now_text = string.format('%.0f', now)
+
+local function head()
+    return redis.call('ZRANGE', timeout_set, 0, 0, 'WITHSCORES')[2] or ''
+end
+
+local last, punctual = 0, ''
+local recorded = redis.call('GET', transferrer)
+if recorded then
+    local ms, id = string.match(recorded, '^(%d+):(.*)$')
+    if ms then
+        last, punctual = tonumber(ms), id
+    end
+end
+
+local function result(moved, dead)
+    return {moved, dead, head(), string.format('%.0f', now_us), string.format('%.0f', last), punctual}
+end
+
+if caller ~= '' and punctual ~= '' and punctual ~= caller then
+    local due = tonumber(head())
+    if not due or now < math.max(due, last) + grace then
+        return result(0, 0)
+    end
+end
+
+local byte, sub, unpack_struct = string.byte, string.sub, struct.unpack
+
+-- Where the payload of an entry starts, or nil if it is no entry (codec.unpack).
+local function payload_start(entry)
+    local size = #entry
+    local id_size = byte(entry, 1)
+    if id_size and size >= id_size + 9 and unpack_struct('<I8', entry, id_size + 2) == size - id_size - 9 then
+        return id_size + 10
+    end
+    if size >= 16 and unpack_struct('<I8', entry, 9) == size - 16 then
+        return 17
+    end
+end
+
+-- Forget one of several entries of a message id (offer.lua: those behind '+').
+local function forget_repeated(message_key, offered)
+    local places = redis.call('HGET', index, message_key .. '+') or ''
+    for at = 1, #places, PLACE_SIZE do
+        if sub(places, at + 9, at + 15) == offered then
+            places = sub(places, 1, at - 1) .. sub(places, at + PLACE_SIZE)
+            break
+        end
+    end
+    if places == '' then
+        redis.call('HDEL', index, message_key .. '+')
+    else
+        redis.call('HSET', index, message_key .. '+', places)
+    end
+end
+
+-- Keys of another type fail here, before anything is changed.
+redis.call('LLEN', queue)
+redis.call('HLEN', index)
+local to_walk = redis.call('LLEN', delay_list)
+if to_walk > 0 then
+    limit = math.min(limit, math.max(1, math.floor(LREM_STEPS / to_walk)))
+end
+
+local moved, dead, bytes = 0, 0, 0
+while moved + dead < limit and bytes < MAX_BYTES do
+    local entries = redis.call(
+        'ZRANGEBYSCORE', timeout_set, '-inf', now_text, 'LIMIT', 0, math.min(SLICE, limit - moved - dead))
+    if #entries == 0 then
+        break
+    end
+
+    local payloads, garbage, listed, first, repeated = {}, {}, {}, {}, {}
+    for _, entry in ipairs(entries) do
+        local start = payload_start(entry)
+        local kind = start == OUR_PAYLOAD and byte(entry, 9) - KIND or -1
+        local ours = kind >= 0 and kind <= MIRRORED + REPEATED
+        if start then
+            payloads[#payloads + 1] = sub(entry, start)
+        else
+            garbage[#garbage + 1] = entry
+        end
+        if ours and kind < REPEATED then
+            first[#first + 1] = sub(entry, 10, 25)
+        elseif ours then
+            repeated[#repeated + 1] = entry
+        end
+        if to_walk > 0 and not (ours and kind % REPEATED ~= MIRRORED) then
+            listed[#listed + 1] = entry
+        end
+        bytes = bytes + #entry
+    end
+
+    if #garbage > 0 then
+        redis.call('RPUSH', dead_list, unpack(garbage))
+    end
+    if #payloads > 0 then
+        redis.call('LPUSH', queue, unpack(payloads))
+    end
+    redis.call('ZREMRANGEBYRANK', timeout_set, 0, #entries - 1)
+    if #first > 0 then
+        redis.call('HDEL', index, unpack(first))
+    end
+    for _, entry in ipairs(repeated) do
+        forget_repeated(sub(entry, 10, 25), sub(entry, 2, 8))
+    end
+    for _, entry in ipairs(listed) do
+        redis.call('LREM', delay_list, 1, entry)
+    end
+    moved, dead = moved + #payloads, dead + #garbage
+end
+
+-- Places of entries that someone else removed (Java, for example) stay behind; an empty queue has none.
+if redis.call('EXISTS', timeout_set) == 0 then
+    redis.call('UNLINK', index)
+end
+
+-- A sign of life twice a grace period keeps the others from looking; more would only wake them.
+if moved + dead > 0 and caller ~= '' and (punctual ~= caller or now - last >= grace / 2) then
+    last, punctual = now, caller
+    redis.call('SET', transferrer, now_text .. ':' .. caller, 'PX', REMEMBER_TRANSFERRER_MS)
+    redis.pcall('PUBLISH', channel, now_text .. ':' .. head() .. ':' .. caller)
+end
+return result(moved, dead)

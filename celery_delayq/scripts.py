@@ -1,0 +1,136 @@
+"""Run the Lua scripts: one typed function a script, so that keys, arguments and return codes have names.
+
+The scripts themselves are in `lua/`, one file each; what they guarantee is written there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, cast
+
+import redis
+from redis.client import NEVER_DECODE
+from redis.exceptions import NoScriptError
+
+from celery_delayq.keys import QueueKeys
+
+#: Most entries one call of `transfer` may move: Lua's `unpack` fails at 8,000 values, a call should take about 1 ms.
+MAX_BATCH_SIZE = 1000
+
+
+@dataclass(frozen=True)
+class Script:
+    """A Lua script, its digest, and how to run it."""
+
+    name: str
+    text: str
+    sha: str
+
+    def run(self, client: redis.Redis, keys: Sequence[str], args: Sequence[bytes | str | int]) -> Any:
+        """Run the script in one round trip, or two when the server does not know it yet.
+
+        Replies are bytes, whatever the client decodes. Nothing is retried, since a reply may be lost after the
+        script has run.
+
+        Raises:
+            redis.RedisError: as the server or the connection has it.
+        """
+        rest = (len(keys), *keys, *args)
+        try:
+            return client.execute_command("EVALSHA", self.sha, *rest, **{NEVER_DECODE: True})
+        except NoScriptError:
+            return client.execute_command("EVAL", self.text, *rest, **{NEVER_DECODE: True})
+
+
+@cache
+def load(name: str) -> Script:
+    """Return the script `lua/<name>.lua`."""
+    text = files(__package__).joinpath("lua", f"{name}.lua").read_text("utf-8")
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@dataclass(frozen=True)
+class Transferred:
+    """What one call of `transfer` did and saw.
+
+    Attributes:
+        moved: messages moved to the broker list.
+        dead: entries set aside in the dead list.
+        head_due_ms: due time of the next entry, unix time in ms; None if there is none.
+        now_us: the server's time, unix time in microseconds.
+        last_sign_ms: last sign of life of the punctual transferrer, unix time in ms.
+        punctual: id of the punctual transferrer; empty if there is none.
+    """
+
+    moved: int
+    dead: int
+    head_due_ms: int | None
+    now_us: int
+    last_sign_ms: int
+    punctual: str
+
+
+def score_to_ms(score: bytes | float) -> int | None:
+    """Return a score as a due time in ms; None for "no entry" (empty) and for one that never comes."""
+    value = float(score or b"inf")
+    if value == math.inf:
+        return None
+    return 0 if value == -math.inf else math.ceil(value)
+
+
+def offer_command(
+    keys: QueueKeys,
+    *,
+    due_ms: int | None,
+    delay_ms: int = 0,
+    message_key: bytes,
+    payload: bytes,
+    mirrored: bool,
+) -> tuple[tuple[str, ...], tuple[bytes | str | int, ...]]:
+    """Return keys and arguments of `offer.lua`, for `run` or for a pipeline."""
+    due = "" if due_ms is None else due_ms
+    return (
+        (keys.timeout_set, keys.index, keys.delay_list),
+        (due, delay_ms, message_key, payload, int(mirrored), keys.channel),
+    )
+
+
+def offer(client: redis.Redis, keys: QueueKeys, **message: Any) -> int:
+    """Store a message, see `offer.lua`; takes what `offer_command` takes. Returns its due time, unix time in ms."""
+    return int(load("offer").run(client, *offer_command(keys, **message)))
+
+
+def transfer(
+    client: redis.Redis, keys: QueueKeys, *, limit: int, transferrer: str, grace_ms: int
+) -> Transferred:
+    """Move due messages to the broker list, see `transfer.lua`."""
+    moved, dead, head, now_us, last, punctual = load("transfer").run(
+        client,
+        (keys.queue, keys.timeout_set, keys.delay_list, keys.index, keys.dead, keys.transferrer),
+        (limit, transferrer, grace_ms, keys.transferrer_channel),
+    )
+    return Transferred(moved, dead, score_to_ms(head), int(now_us), int(last), punctual.decode())
+
+
+def cancel(client: redis.Redis, keys: QueueKeys, *, message_key: bytes, limit: int = 100) -> tuple[int, int]:
+    """Remove the entries of a message id, see `cancel.lua`. Returns how many were removed, and how many are left."""
+    return cast(
+        "tuple[int, int]",
+        tuple(
+            load("cancel").run(client, (keys.timeout_set, keys.index, keys.delay_list), (message_key, limit))
+        ),
+    )
+
+
+def resign(client: redis.Redis, keys: QueueKeys, *, transferrer: str) -> bool:
+    """Stop being the punctual transferrer, see `resign.lua`. Returns whether the caller was."""
+    return bool(
+        load("resign").run(
+            client, (keys.timeout_set, keys.transferrer), (transferrer, keys.transferrer_channel)
+        )
+    )

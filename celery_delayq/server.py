@@ -1,0 +1,67 @@
+"""Check a Redis server when a worker starts: what it cannot do, and what its configuration may lose."""
+
+from __future__ import annotations
+
+from logging import INFO, WARNING
+from typing import Any, NamedTuple
+
+import redis
+
+from celery_delayq.errors import UnsupportedServer
+
+#: The oldest server that has what the package needs.
+OLDEST_VERSION = (6, 2)
+
+
+class Finding(NamedTuple):
+    """Something the operator of a server should know: a logging level and a sentence."""
+
+    level: int
+    message: str
+
+
+def check_server(client: redis.Redis) -> list[Finding]:
+    """Return what is worth knowing about a server; empty if all is well.
+
+    Raises:
+        UnsupportedServer: older than Redis 6.2.
+    """
+    info: dict[str, Any] = client.info()  # type: ignore[assignment]
+    version = str(info.get("redis_version", ""))
+    if version and _numbers(version) < OLDEST_VERSION:
+        wanted = ".".join(map(str, OLDEST_VERSION))
+        raise UnsupportedServer(
+            f"celery_delayq needs Redis {wanted} or newer, or Valkey; this server is {version}"
+        )
+    findings = []
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        findings.append(
+            Finding(
+                WARNING,
+                f"Redis has maxmemory-policy {policy}: when its memory is full, it may evict keys that hold delayed "
+                "tasks. Set it to noeviction.",
+            )
+        )
+    if not info.get("aof_enabled") and _snapshots(client) == "":
+        findings.append(
+            Finding(
+                INFO,
+                "Redis has no persistence (neither AOF nor snapshots): delayed tasks are gone when it restarts. "
+                "`appendonly yes` keeps them.",
+            )
+        )
+    return findings
+
+
+def _snapshots(client: redis.Redis) -> str | None:
+    """Return the server's `save` rules; None where CONFIG is not allowed."""
+    try:
+        rules: str = client.config_get("save")["save"]  # type: ignore[index]
+    except (redis.ResponseError, KeyError):
+        return None
+    return rules
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

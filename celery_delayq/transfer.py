@@ -1,0 +1,393 @@
+"""TransferLoop: moves messages to their broker lists when they are due; knows Redis, but neither kombu nor Celery.
+
+How it stays on time
+    The loop sleeps on a Pub/Sub connection until the earliest head is due. A notification of an earlier head wakes
+    it, and so does everything else that it has to react to.
+
+Why nothing is forgotten
+    Notifications are hints. The loop looks at a queue when its subscription is confirmed, and at all of them every
+    `interval_s` (5 s) in case a notification was lost.
+
+One is punctual, the others back it up
+    Every worker runs a loop, but `transfer.lua` records who moved messages last. That loop wakes when a message is
+    due; the others a grace period (0.25 s) later, and the script lets them move messages only if the punctual loop
+    has not. The punctual loop publishes a sign of life while it moves messages, and the others put off their look.
+    So a message costs one script call however many workers there are, and a killed worker costs one grace period.
+
+States of the connection
+    serving -> (connection lost: one WARNING) -> reconnecting, with a pause that grows up to 2 s -> (one INFO) ->
+    serving. Messages wait in Redis meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from logging import ERROR, WARNING, getLogger
+from typing import Any
+
+import redis
+from redis import exceptions
+
+from celery_delayq import keys
+from celery_delayq.clock import ServerClock
+from celery_delayq.delayed_queue import BATCH_SIZE, DelayedQueue, registered
+from celery_delayq.scripts import Transferred
+
+logger = getLogger(__name__)
+
+#: What makes the loop connect anew. A replica answers READONLY when its master was replaced.
+CONNECTION_ERRORS = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ReadOnlyError,
+    OSError,
+)
+
+#: Unanswered health checks of the subscription after which its connection counts as dead.
+_MAX_MISSED_HEALTH_CHECKS = 2
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+
+#: Waiting on a socket is exact to a millisecond, sleeping to some microseconds: so the last bit is slept.
+_SLEEP_BELOW_S = 0.0015
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """How transfer loops behave.
+
+    Attributes:
+        grace_s: how long the other loops leave due messages to the punctual one, in seconds.
+        interval_s: how often a loop looks at its queues without being told, in seconds.
+        batch_size: messages one script call moves at most.
+    """
+
+    grace_s: float = 0.25
+    interval_s: float = 5.0
+    batch_size: int = BATCH_SIZE
+
+    @property
+    def grace_ms(self) -> int:
+        """The grace period in ms."""
+        return round(self.grace_s * 1000)
+
+
+@dataclass
+class _Watched:
+    """One delayed queue, as far as this loop knows about it."""
+
+    queue: DelayedQueue
+    #: When to look again, in ms of the server's clock; None: not before it is told.
+    wake_at_ms: float | None = None
+    #: Due time of the head, unix time in ms.
+    head_due_ms: int | None = None
+    #: Id of the punctual loop; empty if there is none.
+    punctual: str = ""
+    #: The last error of the server about this queue, so that it is logged once.
+    error: str = ""
+
+
+class TransferLoop:
+    """Transfers the due messages of a changing set of delayed queues.
+
+    One thread runs `run()`; `start()` makes a daemon thread for it. `stop()` and `wake()` may be called from any
+    thread, from a signal handler, and any number of times; in a forked child they do nothing.
+
+    Args:
+        connect: returns a client with connections of its own to the server; called for every (re)connection, may
+            raise. The loop closes it.
+        queues: returns the names of the broker lists to transfer besides the registered ones; called by the loop's
+            thread. Call `wake()` when its answer changes.
+        keyprefix: kombu's `global_keyprefix`, of the registry.
+        settings: see `TransferSettings`.
+        on_pass: called after each script call with the queue and what was moved; for tests and metrics.
+        id: the loop's id in `delayq:transfer:{Q}`; readable, unique.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], redis.Redis],
+        queues: Callable[[], Iterable[str]] = tuple,
+        *,
+        keyprefix: str = "",
+        settings: TransferSettings | None = None,
+        on_pass: Callable[[DelayedQueue, Transferred], None] | None = None,
+        id: str | None = None,
+    ) -> None:
+        self.id = id or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+        self.settings = settings or TransferSettings()
+        self._connect = connect
+        self._queues = queues
+        self._keyprefix = keyprefix
+        self._registry = keys.registry(keyprefix)
+        self._on_pass = on_pass
+        self._clock = ServerClock()
+        self._watched: dict[str, _Watched] = {}
+        #: By Redisson's channel, and by that for signs of life.
+        self._by_channel: dict[str, _Watched] = {}
+        self._by_transferrer_channel: dict[str, _Watched] = {}
+        self._client: redis.Redis | None = None
+        self._pubsub: Any = None
+        self._next_look = 0.0
+        self._stopping = False
+        self._woken = False
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    # -- what other threads call
+
+    def start(self) -> None:
+        """Run the loop in a daemon thread."""
+        self._thread = threading.Thread(target=self.run, name="delayq-transfer", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the loop and wait for its thread, at most `timeout_s` seconds. It resigns, so others take over at once."""
+        if os.getpid() != self._pid:
+            return
+        self._stopping = True
+        self._interrupt()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def wake(self) -> None:
+        """Make the loop ask `queues` again now."""
+        if os.getpid() == self._pid:
+            self._woken = True
+            self._interrupt()
+
+    def is_alive(self) -> bool:
+        """Return whether the loop's thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def _interrupt(self) -> None:
+        # A shut-down socket wakes its reader in every kind of worker; the subscription is then made anew.
+        connection = getattr(self._pubsub, "connection", None)
+        sock = getattr(connection, "_sock", None)
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    # -- the loop's own thread
+
+    def run(self) -> None:
+        """Transfer until `stop()` is called. Never raises for what happens to the server or the network."""
+        lost = False
+        pause_s = _FIRST_PAUSE_S
+        while not self._stopping:
+            try:
+                self._open()
+                if lost:
+                    logger.info("Transfer of delayed messages: connected again.")
+                lost, pause_s = False, _FIRST_PAUSE_S
+                self._serve()
+            except Exception as exc:
+                if self._stopping:
+                    break
+                if self._woken:
+                    continue
+                if not lost:
+                    expected = isinstance(exc, CONNECTION_ERRORS)
+                    logger.log(
+                        WARNING if expected else ERROR,
+                        "Transfer of delayed messages interrupted: %s. Messages wait in Redis; connecting again...",
+                        exc,
+                        exc_info=None if expected else exc,
+                    )
+                lost = True
+                self._pause(pause_s * random.uniform(0.5, 1))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            finally:
+                self._close()
+
+    def _open(self) -> None:
+        self._woken = False
+        client = self._client = self._connect()
+        self._pubsub = client.pubsub()
+        self._watched.clear()
+        self._by_channel.clear()
+        self._by_transferrer_channel.clear()
+        # The registry's confirmation comes back after it is subscribed, and starts the first look.
+        self._pubsub.subscribe(self._registry)
+        self._next_look = float("inf")
+
+    def _pause(self, pause_s: float) -> None:
+        # No threading.Event: setting one is not safe in a signal handler that interrupts the same call.
+        until = time.monotonic() + pause_s
+        while not self._stopping and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def _close(self) -> None:
+        client, self._client = self._client, None
+        pubsub, self._pubsub = self._pubsub, None
+        if client is not None and self._stopping:
+            with suppress(Exception):
+                for watched in self._watched.values():
+                    if watched.punctual == self.id:
+                        watched.queue.resign(self.id)
+        with suppress(Exception):
+            if pubsub is not None:
+                pubsub.close()
+        with suppress(Exception):
+            if client is not None:
+                client.close()
+                client.connection_pool.disconnect()
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            if self._woken:
+                self._woken = False
+                self._look()
+            wait_s = self._seconds_until_next()
+            if wait_s > _SLEEP_BELOW_S:
+                message = self._pubsub.get_message(timeout=wait_s - 0.001)
+            else:
+                if wait_s > 0:
+                    time.sleep(wait_s)
+                message = self._pubsub.get_message(timeout=0)
+            while message is not None and not self._stopping:
+                self._handle(message)
+                message = self._pubsub.get_message(timeout=0)
+            for watched in list(self._watched.values()):
+                due = watched.wake_at_ms
+                if due is not None and self._clock.seconds_until(due) <= 0 and not self._stopping:
+                    self._transfer(watched)
+            if time.monotonic() >= self._next_look:
+                self._look()
+
+    def _seconds_until_next(self) -> float:
+        wakes = [w.wake_at_ms for w in self._watched.values() if w.wake_at_ms is not None]
+        wait_s = min(self._next_look - time.monotonic(), self.settings.interval_s)
+        if wakes:
+            wait_s = min(wait_s, self._clock.seconds_until(min(wakes)))
+        return wait_s
+
+    # -- notifications
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        channel = _text(message["channel"]) if message.get("channel") is not None else ""
+        if message["type"] == "subscribe":
+            if channel == self._registry:
+                self._look()
+            elif channel in self._by_channel:
+                # What became due before the subscription, no one will announce any more.
+                self._by_channel[channel].wake_at_ms = 0
+        elif message["type"] == "message":
+            data = _text(message["data"])
+            if channel == self._registry:
+                self._watch({data})
+            elif channel in self._by_channel:
+                self._on_head(self._by_channel[channel], data)
+            elif channel in self._by_transferrer_channel:
+                self._on_sign_of_life(self._by_transferrer_channel[channel], data)
+
+    def _on_head(self, watched: _Watched, data: str) -> None:
+        try:
+            due_ms = int(float(data))
+        except (ValueError, OverflowError):
+            return
+        # The channel is shared by all databases: believe only what makes the loop look earlier.
+        if watched.head_due_ms is None or due_ms < watched.head_due_ms:
+            watched.head_due_ms = due_ms
+            self._arm(watched, last_sign_ms=0)
+
+    def _on_sign_of_life(self, watched: _Watched, data: str) -> None:
+        last, head, punctual = data.split(":", 2)
+        if punctual == self.id:
+            return
+        watched.punctual = punctual
+        watched.head_due_ms = int(float(head)) if head else None
+        self._arm(watched, last_sign_ms=int(last))
+
+    # -- looking and transferring
+
+    def _look(self) -> None:
+        """Find out which queues there are, and have a look at those that may hold something."""
+        client = self._client
+        assert client is not None
+        if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
+            raise exceptions.ConnectionError("the subscription does not answer")
+        names = registered(client, self._keyprefix) | set(self._queues())
+        self._unwatch(self._watched.keys() - names)
+        self._watch(names - self._watched.keys())
+        empty = [w for w in self._watched.values() if w.head_due_ms is None]
+        # One command for all queues that are thought to be empty, however many there are.
+        if empty and client.exists(*(w.queue.keys.timeout_set for w in empty)):
+            for watched in empty:
+                watched.wake_at_ms = 0
+        for watched in self._watched.values():
+            if watched.head_due_ms is not None:
+                watched.wake_at_ms = 0
+        self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
+
+    def _watch(self, names: set[str]) -> None:
+        assert self._client is not None
+        for name in names - self._watched.keys():
+            queue = DelayedQueue(self._client, name, keyprefix=self._keyprefix)
+            watched = self._watched[name] = _Watched(queue)
+            self._by_channel[queue.keys.channel] = watched
+            self._by_transferrer_channel[queue.keys.transferrer_channel] = watched
+            self._pubsub.subscribe(queue.keys.transferrer_channel, queue.keys.channel)
+
+    def _unwatch(self, names: set[str]) -> None:
+        for name in names:
+            channels = self._watched.pop(name).queue.keys
+            del self._by_channel[channels.channel]
+            del self._by_transferrer_channel[channels.transferrer_channel]
+            self._pubsub.unsubscribe(channels.channel, channels.transferrer_channel)
+
+    def _transfer(self, watched: _Watched) -> None:
+        queue = watched.queue
+        sent = time.monotonic()
+        try:
+            done = queue.transfer(
+                self.settings.batch_size, transferrer=self.id, grace_ms=self.settings.grace_ms
+            )
+        except CONNECTION_ERRORS:
+            raise
+        except exceptions.ResponseError as exc:
+            # One queue the server refuses (wrong type, no permission, no memory) must not stop the others.
+            if str(exc) != watched.error:
+                logger.error("Cannot transfer delayed messages of %r: %s", queue.name, exc)
+            watched.error = str(exc)
+            watched.head_due_ms = watched.wake_at_ms = None
+            return
+        self._clock.observe(done.now_us, sent, time.monotonic())
+        watched.error = ""
+        watched.head_due_ms = done.head_due_ms
+        if done.punctual != watched.punctual:
+            logger.debug("Delayed queue %r is transferred punctually by %s", queue.name, done.punctual)
+        watched.punctual = done.punctual
+        self._arm(watched, last_sign_ms=done.last_sign_ms)
+        if done.moved:
+            logger.debug("Transferred %d messages to %r", done.moved, queue.name)
+        if done.dead:
+            logger.error(
+                "Set aside %d entries of the delayed queue of %r that cannot be decoded, in the list %r",
+                done.dead,
+                queue.name,
+                queue.keys.dead,
+            )
+        if self._on_pass is not None:
+            self._on_pass(queue, done)
+
+    def _arm(self, watched: _Watched, last_sign_ms: int) -> None:
+        """Set when to transfer next: at the head's due time, or later if another loop is the punctual one."""
+        due_ms = watched.head_due_ms
+        if due_ms is None or watched.punctual in ("", self.id):
+            watched.wake_at_ms = due_ms
+            return
+        grace_ms = self.settings.grace_ms * random.uniform(1, 1.5)
+        watched.wake_at_ms = max(due_ms, last_sign_ms) + grace_ms
+
+
+def _text(data: bytes | str) -> str:
+    return data.decode("utf-8", "surrogateescape") if isinstance(data, bytes) else data

@@ -1,0 +1,124 @@
+"""The kombu transport: Redis as kombu has it, with delayed queues.
+
+    channel     where a message goes
+    eta         when it is due
+    urls        the schemes, and how kombu reads them
+    connector   connections for the transfer loop
+
+A connection that consumes tasks also transfers: a worker's bootstep starts the loop with the app's settings; where no
+bootstep does (a worker without `DelayQ(app)`, a consumer that is not Celery's), the transport starts one itself
+before it delivers the first message.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from kombu.transport import redis as kombu_redis
+
+from celery_delayq.settings import check_transport_options
+from celery_delayq.transfer import TransferLoop, TransferSettings
+from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
+from celery_delayq.transport.connector import Connector
+from celery_delayq.transport.urls import SentinelConnection, is_sentinel, register_schemes
+
+__all__ = ["Connector", "SentinelTransport", "TLSTransport", "Transport", "register_schemes"]
+
+#: Options that kombu reads elsewhere than in its channels.
+_KOMBU_OPTIONS = ("polling_interval", "reauth_check_interval", "wait_for_connection", "credential_provider")
+
+
+class Transport(kombu_redis.Transport):  # type: ignore[misc]
+    """`delayq://`: kombu's Redis transport, with delayed queues.
+
+    `driver_type` stays `redis`, by which Celery chooses what it does for Redis brokers.
+
+    Hooks of kombu (5.6 and 5.7) that it overrides: `register_with_event_loop`, `drain_events`, `close_connection`.
+
+    Raises:
+        ConfigurationError: an option of ours in `broker_transport_options` is misspelt or has a wrong value.
+    """
+
+    Channel = DelayedChannel
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        check_transport_options(
+            client.transport_options,
+            others=(*kombu_redis.SentinelChannel.from_transport_options, *_KOMBU_OPTIONS),
+        )
+        self.transfer_loop: TransferLoop | None = None
+        if is_sentinel(client):
+            client = SentinelConnection(client)
+            self.Channel = DelayedSentinelChannel
+            self.default_port = kombu_redis.SentinelTransport.default_port
+        super().__init__(client, **kwargs)
+
+    # -- the transfer loop of this connection
+
+    def start_transfer(self, settings: TransferSettings | None = None) -> TransferLoop:
+        """Start to transfer the queues that this connection consumes and all registered ones.
+
+        A loop that runs already is replaced. It ends with the connection.
+        """
+        self.stop_transfer()
+        keyprefix = self.client.transport_options.get("global_keyprefix", "")
+        self.transfer_loop = TransferLoop(
+            Connector(self.client), self.task_lists, keyprefix=keyprefix, settings=settings
+        )
+        self.transfer_loop.start()
+        return self.transfer_loop
+
+    def stop_transfer(self) -> None:
+        """Stop transferring; does nothing if no loop runs."""
+        loop, self.transfer_loop = self.transfer_loop, None
+        if loop is not None:
+            loop.stop()
+
+    def task_lists(self) -> set[str]:
+        """Return the names of all broker lists from which this connection consumes tasks. Safe in any thread."""
+        return {
+            name
+            for channel in list(self.channels or ())
+            for queue in list(channel.task_queues.values())
+            for name in channel.broker_lists(queue)
+        }
+
+    def on_task_queues_changed(self) -> None:
+        """Tell the loop that a consumer came or went."""
+        if self.transfer_loop is not None:
+            self.transfer_loop.wake()
+
+    def _ensure_transfer(self) -> None:
+        if self.transfer_loop is None and self.task_lists():
+            self.start_transfer()
+
+    # -- kombu's hooks
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Deliver messages from an event loop, see kombu."""
+        self._ensure_transfer()
+        super().register_with_event_loop(connection, loop)
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> Any:
+        """Deliver one message, see kombu."""
+        self._ensure_transfer()
+        return super().drain_events(connection, timeout=timeout)
+
+    def close_connection(self, connection: Any) -> None:
+        """Close all channels, and end the transfer loop."""
+        self.stop_transfer()
+        super().close_connection(connection)
+
+
+class SentinelTransport(Transport):
+    """`delayq+sentinel://`, as kombu names the transport after it switched to another URL."""
+
+
+class TLSTransport(Transport):
+    """`delayqs://`: over TLS. Certificates are verified unless the options say otherwise, unlike kombu's `rediss://`."""
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        if not isinstance(client.ssl, dict) or not client.ssl:
+            client.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
+        super().__init__(client, **kwargs)

@@ -1,0 +1,116 @@
+"""Channels: where a message goes. Messages with an eta in the future are offered to a delayed queue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from kombu.transport import redis as kombu_redis
+from kombu.utils.json import dumps
+
+from celery_delayq import codec, scripts
+from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.settings import TRANSPORT_OPTIONS
+from celery_delayq.transport.eta import DUE_PROPERTY, due_ms_of
+
+
+class DelayedChannel(kombu_redis.Channel):  # type: ignore[misc]
+    """kombu's Redis channel, with delayed queues in front of its broker lists.
+
+    What is not delayed takes kombu's way unchanged. As any channel, it is for one thread at a time.
+
+    Hooks of kombu (5.6 and 5.7) that it overrides: `_put`, `basic_consume`, `_basic_cancel`.
+    """
+
+    #: Write Redisson's delay list too, see `DelayedQueue`.
+    mirror_list = TRANSPORT_OPTIONS["mirror_list"].default
+
+    from_transport_options = (*kombu_redis.Channel.from_transport_options, *TRANSPORT_OPTIONS)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        #: Consumer tag -> queue, of those who consume tasks: with acknowledgement, and not from a fanout exchange.
+        self.task_queues: dict[str, str] = {}
+        self._plain_client: redis.Redis | None = None
+        self._delayed_queues: dict[str, DelayedQueue] = {}
+        super().__init__(*args, **kwargs)
+
+    # -- publishing
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        due_ms = due_ms_of(message)
+        if due_ms is None:
+            super()._put(queue, message, **kwargs)
+            return
+        message["properties"][DUE_PROPERTY] = due_ms
+        priority = self._get_message_priority(message, reverse=False)
+        delayed_queue = self.delayed_queue(self.broker_list(queue, priority))
+        payload = dumps(message).encode()
+        message_id = message["headers"]["id"]
+        batch = kwargs.get("_publish_batch")
+        if batch is None:
+            delayed_queue.offer(payload, due_ms=due_ms, message_id=message_id)
+            return
+        keys, args = scripts.offer_command(
+            delayed_queue.keys,
+            due_ms=due_ms,
+            message_key=codec.message_key(message_id),
+            payload=payload,
+            mirrored=self.mirror_list,
+        )
+        delayed_queue.register()
+        # EVAL and not EVALSHA: in a pipeline no one could answer NOSCRIPT.
+        batch.add("eval", scripts.load("offer").text, len(keys), *keys, *args)
+
+    def broker_list(self, queue: str, priority: int) -> str:
+        """Return the full name of the list for messages of a priority, with `global_keyprefix`."""
+        return f"{self.global_keyprefix}{self._q_for_pri(queue, priority)}"
+
+    def broker_lists(self, queue: str) -> list[str]:
+        """Return the full names of all lists of a queue, one a priority step."""
+        return [self.broker_list(queue, priority) for priority in self.priority_steps]
+
+    def delayed_queue(self, broker_list: str) -> DelayedQueue:
+        """Return the delayed queue of a broker list, on this channel's connections."""
+        client = self.plain_client
+        if broker_list not in self._delayed_queues:
+            self._delayed_queues[broker_list] = DelayedQueue(
+                client, broker_list, mirror_list=self.mirror_list, keyprefix=self.global_keyprefix
+            )
+        return self._delayed_queues[broker_list]
+
+    @property
+    def plain_client(self) -> redis.Redis:
+        """A client on this channel's pool that does not prefix keys, as kombu's own does with `global_keyprefix`."""
+        pool = self.pool
+        if self._plain_client is None or self._plain_client.connection_pool is not pool:
+            credentials = pool.connection_kwargs.get("credential_provider")
+            self._plain_client = redis.Redis(connection_pool=pool, credential_provider=credentials)
+            self._delayed_queues.clear()
+        return self._plain_client
+
+    # -- consuming
+
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any
+    ) -> Any:
+        """Consume from `queue`, see kombu."""
+        result = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        if not no_ack and queue not in self._fanout_queues:
+            self.task_queues[consumer_tag] = queue
+            self.connection.on_task_queues_changed()
+        return result
+
+    def _basic_cancel(self, consumer_tag: str) -> Any:
+        result = super()._basic_cancel(consumer_tag)
+        if self.task_queues.pop(consumer_tag, None) is not None:
+            self.connection.on_task_queues_changed()
+        return result
+
+
+class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):  # type: ignore[misc]
+    """A channel to the master that Redis Sentinel names."""
+
+    from_transport_options = (
+        *kombu_redis.SentinelChannel.from_transport_options,
+        *TRANSPORT_OPTIONS,
+    )

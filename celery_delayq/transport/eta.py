@@ -1,0 +1,68 @@
+"""When a message is due: reads the eta of a Celery task message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from dateutil.parser import isoparse
+
+from celery_delayq.errors import InvalidEta
+
+#: Property of a delayed message: its due time, unix time in ms. A worker that finds it knows that the message has
+#: waited already, whatever the worker's own clock says.
+DUE_PROPERTY = "delayq_due"
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def due_ms_of(message: Mapping[str, Any]) -> int | None:
+    """Return when a message is due, unix time in ms rounded up, or None if it is for now.
+
+    Only messages of Celery's protocol 2 have their eta in the headers; all others are for now.
+
+    Raises:
+        InvalidEta: the eta is not a time.
+    """
+    headers = message.get("headers") or {}
+    eta = headers.get("eta")
+    if not eta or "task" not in headers or "id" not in headers:
+        return None
+    due_ms = parse_eta(eta, headers["task"])
+    return due_ms if due_ms > time.time() * 1000 else None
+
+
+def parse_eta(eta: object, task: str) -> int:
+    """Return an eta as unix time in ms, rounded up so that nothing runs early.
+
+    A naive eta is in UTC, which is how a Celery worker takes it.
+
+    Source: Celery 5.7 `celery.worker.request.Request` (`maybe_iso8601`, then `maybe_make_aware`).
+
+    Raises:
+        InvalidEta: not an ISO 8601 time, or out of the range of datetime.
+    """
+    try:
+        when = _parse(eta)
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=timezone.utc)
+        return -((_EPOCH - when) // _MICROSECOND // 1000)
+    except (ValueError, TypeError, OverflowError) as exc:
+        raise InvalidEta(
+            f"the eta of task {task} is not a time: {eta!r} "
+            "(expected a datetime, or a string such as '2030-12-31T23:59:00+00:00')"
+        ) from exc
+
+
+def _parse(eta: object) -> datetime:
+    if isinstance(eta, datetime):
+        return eta
+    if not isinstance(eta, str):
+        raise TypeError(type(eta).__name__)
+    try:
+        return datetime.fromisoformat(eta)  # three times as fast, and what `isoformat()` wrote
+    except ValueError:
+        return isoparse(eta)

@@ -1,0 +1,59 @@
+"""Broker URLs: the schemes of this package, and what kombu has to be helped with.
+
+| URL | kombu makes of it |
+|---|---|
+| `delayq://host:6379/0` | scheme `delayq`, everything parsed |
+| `delayqs://host:6380/0` | scheme `delayqs`, everything parsed |
+| `delayq+socket:///path/to/redis.sock` | scheme `delayq`, host name `socket:///path/to/redis.sock`, which its channel parses |
+| `delayq+sentinel://host:26379/0;...` | scheme `delayq`, host name `sentinel://host:26379/0`, which nobody parses |
+| a further one of those, after a failover | scheme `delayq+sentinel`, everything parsed |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.transport import TRANSPORT_ALIASES
+from kombu.utils.url import parse_url
+
+#: Scheme -> transport class, for kombu's table of aliases.
+SCHEMES = {
+    "delayq": "celery_delayq.transport:Transport",
+    "delayqs": "celery_delayq.transport:TLSTransport",
+    "delayq+sentinel": "celery_delayq.transport:SentinelTransport",
+}
+
+
+def register_schemes() -> None:
+    """Teach kombu the schemes of this package; it finds transports by no other way. Does nothing twice."""
+    TRANSPORT_ALIASES.update(SCHEMES)
+
+
+def is_sentinel(connection: Any) -> bool:
+    """Return whether a kombu connection is to find its server through Sentinel."""
+    return connection.transport_cls == "delayq+sentinel" or (connection.hostname or "").startswith(
+        "sentinel://"
+    )
+
+
+class SentinelConnection:
+    """A kombu connection made from `delayq+sentinel://` URLs, as one made from `sentinel://` URLs would look.
+
+    Everything else is the connection's own.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        #: The URLs of all sentinels, where kombu's channel looks for them.
+        self.alt = [_sentinel_url(url) for url in connection.alt]
+        if "://" in (connection.hostname or ""):
+            parts = parse_url(connection.hostname)
+            for name in ("hostname", "port", "userid", "password", "virtual_host", "ssl"):
+                setattr(self, name, parts.get(name) or getattr(connection, name))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+def _sentinel_url(url: str) -> str:
+    return f"sentinel://{url.rpartition('://')[2]}"

@@ -1,0 +1,39 @@
+"""Redis for the tests: always a private one, on which everything may be deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from examples.private_redis import PrivateRedis, ServerNotFound
+from tests.support import servers, without_server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[PrivateRedis]:
+    """The Redis of this test session."""
+    try:
+        server = PrivateRedis()
+    except ServerNotFound as error:
+        without_server(str(error))
+    with server:
+        yield server
+
+
+@pytest.fixture
+def client(redis_server: PrivateRedis) -> Iterator[redis.Redis]:
+    """A client of the session's Redis, which is empty at first."""
+    with redis_server.client() as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture(scope="session", params=servers() or [None])
+def any_redis_server(request: pytest.FixtureRequest) -> Iterator[PrivateRedis]:
+    """Each kind of Redis on this machine in turn, for what may depend on the version."""
+    if request.param is None:
+        without_server("no Redis server on this machine")
+    with PrivateRedis(server=servers()[request.param]) as server:
+        yield server

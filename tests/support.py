@@ -1,0 +1,47 @@
+"""What tests of every kind share: finding servers, waiting for facts, looking for leftovers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import pytest
+import redis
+
+from examples.private_redis import ServerNotFound, available_servers
+
+T = TypeVar("T")
+
+
+def servers() -> dict[str, Path]:
+    """All Redis servers of this machine, by origin, the preferred one first; none is no error."""
+    try:
+        return available_servers()
+    except ServerNotFound:
+        return {}
+
+
+def without_server(reason: str) -> NoReturn:
+    """Skip the test for want of a server, except in CI, where that is a failure."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def wait_until(predicate: Callable[[], T], description: str, timeout: float = 10) -> T:
+    """Return the first true value of the predicate, or fail after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        if value := predicate():
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout} s: {description}")
+        time.sleep(0.01)
+
+
+def lasting_keys(client: redis.Redis) -> set[str]:
+    """The names of all keys that do not expire by themselves."""
+    return {key.decode() for key in client.scan_iter() if client.ttl(key) == -1}
