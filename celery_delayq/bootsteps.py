@@ -15,7 +15,7 @@ from celery_delayq.transport.eta import DUE_PROPERTY
 logger = get_logger(__name__)
 
 
-class Transfer(bootsteps.StartStopStep):  # type: ignore[misc]
+class Transfer(bootsteps.StartStopStep):
     """Transfers due messages while the worker consumes.
 
     A consumer step, and therefore started anew with every connection: so the loop serves the server from which the

@@ -38,9 +38,7 @@ _LENGTH = struct.Struct("<Q")
 
 def message_key(message_id: str) -> bytes:
     """Return the 16 bytes that stand for a message id in entries and in the index."""
-    return hashlib.blake2b(
-        message_id.encode("utf-8", "surrogatepass"), digest_size=MESSAGE_KEY_SIZE
-    ).digest()
+    return hashlib.blake2b(message_id.encode("utf-8", "surrogatepass"), digest_size=MESSAGE_KEY_SIZE).digest()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq import codec, keys, scripts
+from celery_delayq.errors import InvalidEntry
 from celery_delayq.scripts import MAX_BATCH_SIZE, Transferred
 
 #: Messages one call of `transfer` moves at most, unless told otherwise.
@@ -63,9 +64,7 @@ class DelayedQueue:
         keyprefix: prefix of the registry of queues, kombu's `global_keyprefix`.
     """
 
-    def __init__(
-        self, client: redis.Redis, name: str, *, mirror_list: bool = False, keyprefix: str = ""
-    ) -> None:
+    def __init__(self, client: redis.Redis, name: str, *, mirror_list: bool = False, keyprefix: str = "") -> None:
         self.client = client
         self.name = name
         self.mirror_list = mirror_list
@@ -154,11 +153,9 @@ class DelayedQueue:
 
     def size(self) -> int:
         """Return how many messages wait, due ones that no one has transferred yet included."""
-        return int(self.client.zcard(self.keys.timeout_set))  # type: ignore[arg-type]
+        return int(self.client.zcard(self.keys.timeout_set))
 
-    def transfer(
-        self, limit: int = BATCH_SIZE, *, transferrer: str = "", grace_ms: int = 0
-    ) -> Transferred:
+    def transfer(self, limit: int = BATCH_SIZE, *, transferrer: str = "", grace_ms: int = 0) -> Transferred:
         """Move messages that are due by the server's clock to the list, the earliest first. One atomic script.
 
         Args:
@@ -172,9 +169,7 @@ class DelayedQueue:
         """
         if not 1 <= limit <= MAX_BATCH_SIZE:
             raise ValueError(f"limit must be 1 to {MAX_BATCH_SIZE}, not {limit!r}")
-        return scripts.transfer(
-            self.client, self.keys, limit=limit, transferrer=transferrer, grace_ms=grace_ms
-        )
+        return scripts.transfer(self.client, self.keys, limit=limit, transferrer=transferrer, grace_ms=grace_ms)
 
     def resign(self, transferrer: str) -> bool:
         """Stop being the punctual loop of this queue. Returns whether `transferrer` was."""
@@ -197,9 +192,7 @@ class DelayedQueue:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             seen = self.transfer()
-            payload: bytes | None = self.client.execute_command(
-                "RPOP", self.name, **{NEVER_DECODE: True}
-            )
+            payload: bytes | None = self.client.execute_command("RPOP", self.name, **{NEVER_DECODE: True})
             if payload is not None:
                 return payload
             wait_s = _TAKE_SLICE_S
@@ -219,9 +212,7 @@ class DelayedQueue:
 
 def registered(client: redis.Redis, keyprefix: str = "") -> set[str]:
     """Return the names of all broker lists that have, or had, a delayed queue."""
-    members = client.execute_command(
-        "SMEMBERS", keys.registry(keyprefix), **{NEVER_DECODE: True}
-    )
+    members = client.execute_command("SMEMBERS", keys.registry(keyprefix), **{NEVER_DECODE: True})
     return {member.decode("utf-8", "surrogateescape") for member in members}
 
 
@@ -237,6 +228,6 @@ def _entries(found: list[Any]) -> Iterator[Entry]:
     for raw, score in pairs:
         try:
             entry_id, payload = codec.unpack(raw)
-        except codec.InvalidEntry:
+        except InvalidEntry:
             continue
         yield Entry(scripts.score_to_ms(score) or 0, payload, entry_id, raw)

@@ -50,7 +50,7 @@ class Script:
 @cache
 def load(name: str) -> Script:
     """Return the script `lua/<name>.lua`."""
-    text = files(__package__).joinpath("lua", f"{name}.lua").read_text("utf-8")
+    text = files(__package__).joinpath("lua").joinpath(f"{name}.lua").read_text("utf-8")
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -105,9 +105,7 @@ def offer(client: redis.Redis, keys: QueueKeys, **message: Any) -> int:
     return int(load("offer").run(client, *offer_command(keys, **message)))
 
 
-def transfer(
-    client: redis.Redis, keys: QueueKeys, *, limit: int, transferrer: str, grace_ms: int
-) -> Transferred:
+def transfer(client: redis.Redis, keys: QueueKeys, *, limit: int, transferrer: str, grace_ms: int) -> Transferred:
     """Move due messages to the broker list, see `transfer.lua`."""
     moved, dead, head, now_us, last, punctual = load("transfer").run(
         client,
@@ -121,16 +119,12 @@ def cancel(client: redis.Redis, keys: QueueKeys, *, message_key: bytes, limit: i
     """Remove the entries of a message id, see `cancel.lua`. Returns how many were removed, and how many are left."""
     return cast(
         "tuple[int, int]",
-        tuple(
-            load("cancel").run(client, (keys.timeout_set, keys.index, keys.delay_list), (message_key, limit))
-        ),
+        tuple(load("cancel").run(client, (keys.timeout_set, keys.index, keys.delay_list), (message_key, limit))),
     )
 
 
 def resign(client: redis.Redis, keys: QueueKeys, *, transferrer: str) -> bool:
     """Stop being the punctual transferrer, see `resign.lua`. Returns whether the caller was."""
     return bool(
-        load("resign").run(
-            client, (keys.timeout_set, keys.transferrer), (transferrer, keys.transferrer_channel)
-        )
+        load("resign").run(client, (keys.timeout_set, keys.transferrer), (transferrer, keys.transferrer_channel))
     )

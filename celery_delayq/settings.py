@@ -87,9 +87,7 @@ def check_transport_options(given: Mapping[str, Any], others: Iterable[str] = ()
     for name in given.keys() - TRANSPORT_OPTIONS.keys() - set(others):
         meant = misspelt(name, TRANSPORT_OPTIONS)
         if meant:
-            raise ConfigurationError(
-                f"unknown option {name!r} in broker_transport_options: did you mean {meant!r}?"
-            )
+            raise ConfigurationError(f"unknown option {name!r} in broker_transport_options: did you mean {meant!r}?")
         if name.startswith(PREFIX) or name in APP_SETTINGS:
             bare = name.removeprefix(PREFIX)
             raise ConfigurationError(
@@ -116,8 +114,7 @@ def transfer_settings(given: Mapping[str, Any]) -> TransferSettings:
         hint = f"did you mean {PREFIX}{meant}?" if meant else f"known are {_names(APP_SETTINGS)}"
         raise ConfigurationError(f"unknown setting {PREFIX}{name}: {hint}")
     values = {
-        name: option.check(PREFIX + name, given.get(name, option.default))
-        for name, option in APP_SETTINGS.items()
+        name: option.check(PREFIX + name, given.get(name, option.default)) for name, option in APP_SETTINGS.items()
     }
     return TransferSettings(
         grace_s=values["transfer_grace"],

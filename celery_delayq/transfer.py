@@ -28,7 +28,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from logging import ERROR, WARNING, getLogger
 from typing import Any
@@ -102,8 +102,8 @@ class TransferLoop:
     thread, from a signal handler, and any number of times; in a forked child they do nothing.
 
     Args:
-        connect: returns a client with connections of its own to the server; called for every (re)connection, may
-            raise. The loop closes it.
+        connect: called for every (re)connection; returns a context manager that gives a client with connections of
+            its own, and closes them. A `redis.Redis` is one.
         queues: returns the names of the broker lists to transfer besides the registered ones; called by the loop's
             thread. Call `wake()` when its answer changes.
         keyprefix: kombu's `global_keyprefix`, of the registry.
@@ -114,7 +114,7 @@ class TransferLoop:
 
     def __init__(
         self,
-        connect: Callable[[], redis.Redis],
+        connect: Callable[[], AbstractContextManager[redis.Redis]],
         queues: Callable[[], Iterable[str]] = tuple,
         *,
         keyprefix: str = "",
@@ -150,7 +150,7 @@ class TransferLoop:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the loop and wait for its thread, at most `timeout_s` seconds. It resigns, so others take over at once."""
+        """End the loop and wait at most `timeout_s` seconds; it resigns, so others take over at once."""
         if os.getpid() != self._pid:
             return
         self._stopping = True
@@ -183,16 +183,19 @@ class TransferLoop:
         lost = False
         pause_s = _FIRST_PAUSE_S
         while not self._stopping:
+            self._woken = False
             try:
-                self._open()
-                if lost:
-                    logger.info("Transfer of delayed messages: connected again.")
-                lost, pause_s = False, _FIRST_PAUSE_S
-                self._serve()
+                with self._connect() as client, closing(client.pubsub()) as pubsub:
+                    self._subscribe(client, pubsub)
+                    if lost:
+                        logger.info("Transfer of delayed messages: connected again.")
+                    lost, pause_s = False, _FIRST_PAUSE_S
+                    try:
+                        self._serve()
+                    finally:
+                        self._resign()
             except Exception as exc:
-                if self._stopping:
-                    break
-                if self._woken:
+                if self._stopping or self._woken:
                     continue
                 if not lost:
                     expected = isinstance(exc, CONNECTION_ERRORS)
@@ -205,19 +208,6 @@ class TransferLoop:
                 lost = True
                 self._pause(pause_s * random.uniform(0.5, 1))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            finally:
-                self._close()
-
-    def _open(self) -> None:
-        self._woken = False
-        client = self._client = self._connect()
-        self._pubsub = client.pubsub()
-        self._watched.clear()
-        self._by_channel.clear()
-        self._by_transferrer_channel.clear()
-        # The registry's confirmation comes back after it is subscribed, and starts the first look.
-        self._pubsub.subscribe(self._registry)
-        self._next_look = float("inf")
 
     def _pause(self, pause_s: float) -> None:
         # No threading.Event: setting one is not safe in a signal handler that interrupts the same call.
@@ -225,21 +215,22 @@ class TransferLoop:
         while not self._stopping and time.monotonic() < until:
             time.sleep(0.05)
 
-    def _close(self) -> None:
-        client, self._client = self._client, None
-        pubsub, self._pubsub = self._pubsub, None
-        if client is not None and self._stopping:
-            with suppress(Exception):
-                for watched in self._watched.values():
-                    if watched.punctual == self.id:
-                        watched.queue.resign(self.id)
-        with suppress(Exception):
-            if pubsub is not None:
-                pubsub.close()
-        with suppress(Exception):
-            if client is not None:
-                client.close()
-                client.connection_pool.disconnect()
+    def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
+        self._client, self._pubsub = client, pubsub
+        self._watched.clear()
+        self._by_channel.clear()
+        self._by_transferrer_channel.clear()
+        # The first look follows the confirmation: what is registered after it will be announced.
+        self._next_look = float("inf")
+        pubsub.subscribe(self._registry)
+
+    def _resign(self) -> None:
+        if not self._stopping:
+            return
+        with suppress(*CONNECTION_ERRORS, exceptions.ResponseError):
+            for watched in self._watched.values():
+                if watched.punctual == self.id:
+                    watched.queue.resign(self.id)
 
     def _serve(self) -> None:
         while not self._stopping:
@@ -348,9 +339,7 @@ class TransferLoop:
         queue = watched.queue
         sent = time.monotonic()
         try:
-            done = queue.transfer(
-                self.settings.batch_size, transferrer=self.id, grace_ms=self.settings.grace_ms
-            )
+            done = queue.transfer(self.settings.batch_size, transferrer=self.id, grace_ms=self.settings.grace_ms)
         except CONNECTION_ERRORS:
             raise
         except exceptions.ResponseError as exc:

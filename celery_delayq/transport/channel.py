@@ -14,7 +14,7 @@ from celery_delayq.settings import TRANSPORT_OPTIONS
 from celery_delayq.transport.eta import DUE_PROPERTY, due_ms_of
 
 
-class DelayedChannel(kombu_redis.Channel):  # type: ignore[misc]
+class DelayedChannel(kombu_redis.Channel):
     """kombu's Redis channel, with delayed queues in front of its broker lists.
 
     What is not delayed takes kombu's way unchanged. As any channel, it is for one thread at a time.
@@ -23,7 +23,7 @@ class DelayedChannel(kombu_redis.Channel):  # type: ignore[misc]
     """
 
     #: Write Redisson's delay list too, see `DelayedQueue`.
-    mirror_list = TRANSPORT_OPTIONS["mirror_list"].default
+    mirror_list: bool = bool(TRANSPORT_OPTIONS["mirror_list"].default)
 
     from_transport_options = (*kombu_redis.Channel.from_transport_options, *TRANSPORT_OPTIONS)
 
@@ -90,9 +90,7 @@ class DelayedChannel(kombu_redis.Channel):  # type: ignore[misc]
 
     # -- consuming
 
-    def basic_consume(
-        self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any
-    ) -> Any:
+    def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> Any:
         """Consume from `queue`, see kombu."""
         result = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         if not no_ack and queue not in self._fanout_queues:
@@ -107,7 +105,7 @@ class DelayedChannel(kombu_redis.Channel):  # type: ignore[misc]
         return result
 
 
-class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):  # type: ignore[misc]
+class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):
     """A channel to the master that Redis Sentinel names."""
 
     from_transport_options = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -13,7 +14,7 @@ REPLY_TIMEOUT_S = 10.0
 
 
 class Connector:
-    """Called by a loop for every (re)connection; returns a plain client with a pool of its own.
+    """Called by a loop for every (re)connection.
 
     Everything that kombu knows how to connect to works: TLS, users, credential providers, sockets, Sentinel.
 
@@ -24,29 +25,23 @@ class Connector:
     """
 
     def __init__(self, connection: Any, *, failover: bool = False) -> None:
-        self._connection = connection.clone()
-        self.failover = failover
-        if not failover:
-            self._connection.cycle = None
+        self._template = connection.clone()
+        self._failover = failover
 
-    def __call__(self) -> redis.Redis:
-        """Connect, after closing what the last call returned."""
-        self.close()
-        try:
-            channel = self._connection.channel()
-        except Exception:
-            if self.failover:
-                self._connection.maybe_switch_next()
-            raise
-        # Connections that kombu made for consuming.
-        channel.client.connection_pool.disconnect()
-        pool = channel.pool
-        if pool.connection_kwargs.get("socket_timeout") is None:
-            pool.connection_kwargs["socket_timeout"] = REPLY_TIMEOUT_S
-        client: redis.Redis = channel.plain_client
-        return client
-
-    def close(self) -> None:
-        """Close all connections."""
-        with suppress(Exception):
-            self._connection.collect(socket_timeout=0.1)
+    @contextmanager
+    def __call__(self) -> Iterator[redis.Redis]:
+        """Connect; give a plain client whose pool is its own, and close all of it in the end."""
+        with self._template.clone() as connection:
+            connection.cycle = None
+            try:
+                channel = connection.channel()
+            except Exception:
+                if self._failover:
+                    self._template.maybe_switch_next()
+                raise
+            # Connections that kombu made for consuming.
+            channel.client.connection_pool.disconnect()
+            pool = channel.pool
+            if pool.connection_kwargs.get("socket_timeout") is None:
+                pool.connection_kwargs["socket_timeout"] = REPLY_TIMEOUT_S
+            yield channel.plain_client

@@ -65,4 +65,5 @@ def _parse(eta: object) -> datetime:
     try:
         return datetime.fromisoformat(eta)  # three times as fast, and what `isoformat()` wrote
     except ValueError:
-        return isoparse(eta)
+        when: datetime = isoparse(eta)
+        return when

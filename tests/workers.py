@@ -1,0 +1,159 @@
+"""Real `celery worker` processes, and other commands of an app, for as long as a `with` block lasts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support import wait_until
+
+_REPOSITORY = Path(__file__).parents[1]
+_STOP_DEADLINE_S = 20.0
+
+
+class CeleryCommand:
+    """A `celery -A <app> ...` process in a session of its own, with its output in a file.
+
+    Args:
+        *arguments: what comes after the app.
+        broker: the broker URL.
+        ledger: the URL of the ledger.
+        app: the module of the app.
+        conf: further configuration of the app, see `tests.worker_app`.
+        env: further environment.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        broker: str,
+        ledger: str,
+        app: str = "tests.worker_app",
+        conf: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._command = [sys.executable, "-W", "ignore", "-m", "celery", "-A", app, *arguments]
+        self._env = {
+            **os.environ,
+            "BROKER": broker,
+            "LEDGER": ledger,
+            "CONF": json.dumps(dict(conf or {})),
+            "PYTHONPATH": str(_REPOSITORY),
+            "PYTHONUNBUFFERED": "1",
+            **(env or {}),
+        }
+        self._folder = tempfile.TemporaryDirectory(prefix="delayq-worker-")
+        self.log_path = Path(self._folder.name, "log")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> CeleryCommand:
+        self.start()
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._process is not None:
+            if self._process.poll() is None:
+                self.send_signal(signal.SIGTERM)
+                try:
+                    self._process.wait(_STOP_DEADLINE_S)
+                except subprocess.TimeoutExpired:
+                    pass
+            self.kill()
+        self._folder.cleanup()
+
+    def start(self) -> None:
+        """Start the process."""
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self._folder.name,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self) -> None:
+        """Wait until the process does its work; a subclass says how that shows."""
+
+    @property
+    def pid(self) -> int:
+        """The id of the main process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """Everything the processes wrote so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def wait_for_log(self, text: str, times: int = 1, timeout: float = 30) -> None:
+        """Wait until the log contains `text`; show the log if it does not."""
+        try:
+            wait_until(lambda: self.log.count(text) >= times, f"{text!r} in the log", timeout)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the log:\n{self.log}") from None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the main process."""
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float = _STOP_DEADLINE_S) -> int:
+        """Wait until the main process has ended; return its exit status, negative if a signal ended it."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout} s; the log:\n{self.log}") from None
+
+    def kill(self) -> None:
+        """Kill all processes of the session, as a lost machine would end them."""
+        assert self._process is not None
+        for pid in (self.pid, *self.session()):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self._process.wait()
+
+    def session(self) -> set[int]:
+        """Return the ids of all living processes that the main process started, itself included."""
+        found = subprocess.run(
+            ["ps", "-e", "-o", "pid=,sid=,stat="], capture_output=True, text=True, check=True
+        ).stdout
+        rows = [line.split() for line in found.splitlines()]
+        return {int(pid) for pid, sid, stat in rows if int(sid) == self.pid and stat[0] != "Z"}
+
+
+class Worker(CeleryCommand):
+    """A `celery worker`; see `CeleryCommand` for the arguments, options are those of the worker.
+
+    The default is one solo process, which starts fastest.
+    """
+
+    def __init__(self, *options: str, pool: str = "solo", concurrency: int = 2, **kwargs: Any) -> None:
+        name = f"w{id(self):x}@%h"
+        common = ("--loglevel=INFO", "--without-gossip", f"--pool={pool}", f"-n{name}")
+        size = () if pool == "solo" else (f"--concurrency={concurrency}",)
+        super().__init__("worker", *common, *size, *options, **kwargs)
+
+    def __enter__(self) -> Worker:
+        super().__enter__()
+        return self
+
+    def wait_until_ready(self) -> None:
+        """Wait until the worker consumes."""
+        self.wait_for_log(" ready.")
