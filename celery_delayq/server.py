@@ -26,7 +26,10 @@ def check_server(client: redis.Redis) -> list[Finding]:
     Raises:
         UnsupportedServer: older than Redis 6.2.
     """
-    info: dict[str, Any] = client.info()
+    try:
+        info: dict[str, Any] = client.info()
+    except redis.ResponseError as exc:
+        return [Finding(INFO, f"Redis does not let this user see its version and settings: {exc}")]
     version = str(info.get("redis_version", ""))
     if version and _numbers(version) < OLDEST_VERSION:
         wanted = ".".join(map(str, OLDEST_VERSION))

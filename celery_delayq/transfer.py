@@ -187,8 +187,7 @@ class TransferLoop:
             try:
                 with self._connect() as client, closing(client.pubsub()) as pubsub:
                     self._subscribe(client, pubsub)
-                    if lost:
-                        logger.info("Transfer of delayed messages: connected again.")
+                    logger.info("Transfer of delayed messages: connected%s.", " again" if lost else "")
                     lost, pause_s = False, _FIRST_PAUSE_S
                     try:
                         self._serve()
@@ -221,7 +220,7 @@ class TransferLoop:
         self._by_channel.clear()
         self._by_transferrer_channel.clear()
         # The first look follows the confirmation: what is registered after it will be announced.
-        self._next_look = float("inf")
+        self._next_look = time.monotonic() + self.settings.interval_s
         pubsub.subscribe(self._registry)
 
     def _resign(self) -> None:
@@ -233,10 +232,7 @@ class TransferLoop:
                     watched.queue.resign(self.id)
 
     def _serve(self) -> None:
-        while not self._stopping:
-            if self._woken:
-                self._woken = False
-                self._look()
+        while not self._stopping and not self._woken:
             wait_s = self._seconds_until_next()
             if wait_s > _SLEEP_BELOW_S:
                 message = self._pubsub.get_message(timeout=wait_s - 0.001)

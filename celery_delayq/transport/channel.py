@@ -45,7 +45,7 @@ class DelayedChannel(kombu_redis.Channel):
         priority = self._get_message_priority(message, reverse=False)
         delayed_queue = self.delayed_queue(self.broker_list(queue, priority))
         payload = dumps(message).encode()
-        message_id = message["headers"]["id"]
+        message_id = str(message["headers"]["id"])
         batch = kwargs.get("_publish_batch")
         if batch is None:
             delayed_queue.offer(payload, due_ms=due_ms, message_id=message_id)

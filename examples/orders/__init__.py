@@ -1,0 +1,1 @@
+"""A shop whose unpaid orders are cancelled on time; see README.md."""

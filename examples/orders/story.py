@@ -1,0 +1,149 @@
+"""The story: customers order, some of them pay in time, and the ledger says what became of each order.
+
+python -m examples.orders.story
+
+It needs the Redis of `SHOP_REDIS` and a worker, see README.md; `examples.orders.demo` brings both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import sys
+import time
+import uuid
+from typing import Any
+
+import kombu.exceptions
+import redis
+
+from celery_delayq import DelayedQueue
+from examples.orders import shop
+from examples.orders.display import Display
+from examples.orders.ledger import Ledger, Order, plan
+
+ORDERS_PER_S = 75
+WORKER_DEADLINE_S = 30.0
+#: After the last due time the story ends once nothing has happened for this long: missing tasks are lost.
+LOST_AFTER_S = 5.0
+#: How long to listen, after everything should have happened, for tasks that run twice.
+LISTEN_ON_S = 0.5
+
+#: What waits in Redis for the shop's workers, as celery_delayq stores it.
+waiting_tasks = DelayedQueue(shop.database, shop.app.conf.task_default_queue)
+
+
+class Journal:
+    """Reads what the shop's workers write, and enters it into the ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._orders = {order.id: order for order in ledger.orders}
+        newest: Any = shop.database.xrevrange(shop.JOURNAL, count=1)
+        self._position = newest[0][0] if newest else "0"
+
+    def read(self, wait_s: float) -> bool:
+        """Wait for news, at most `wait_s`. Returns whether there was any about our orders."""
+        wait_ms = max(1, int(wait_s * 1000))  # 0 would be for ever
+        streams: Any = shop.database.xread({shop.JOURNAL: self._position}, block=wait_ms)
+        news = False
+        for self._position, fields in streams[0][1] if streams else ():
+            if order := self._orders.get(fields["order"]):  # else it is another story's
+                order.cancelled_at.append(float(fields["cancelled_at"]))
+                news = True
+        return news
+
+
+def play(ledger: Ledger, workers: list[str], display: Display) -> None:
+    """Place and pay all orders in real time, then wait for what becomes of them."""
+    journal = Journal(ledger)
+    start = time.time()
+    # When something happens to which order: first it is placed, and later it may be paid.
+    agenda = [(start + number / ORDERS_PER_S, number) for number in range(len(ledger.orders))]
+    while agenda:
+        display.update(ledger, waiting_tasks.size)
+        moment, number = agenda[0]
+        if time.time() < moment:
+            journal.read(min(moment - time.time(), 0.1))
+            continue
+        heapq.heappop(agenda)
+        order = ledger.orders[number]
+        if order.due:
+            order.pay_answer = shop.pay(order.id)
+            continue
+        placed_at = time.time()
+        order.due = placed_at + order.pay_within_s
+        shop.place_order(order.id, order.pay_within_s)
+        if order.pays_after_s is not None:
+            heapq.heappush(agenda, (placed_at + order.pays_after_s, number))
+        if order is ledger.orders[-1]:
+            ledger.waited_then, ledger.held_by_workers = waiting_tasks.size(), held_by(workers)
+
+    last_news = max(order.due for order in ledger.orders)
+    while ledger.open and time.time() < last_news + LOST_AFTER_S:
+        display.update(ledger, waiting_tasks.size)
+        if journal.read(0.1):
+            last_news = max(last_news, time.time())
+    listen_until = time.time() + LISTEN_ON_S
+    while time.time() < listen_until:
+        display.update(ledger, waiting_tasks.size)
+        journal.read(0.1)
+
+
+def wait_for_workers() -> list[str]:
+    """Return the names of the workers that run the shop's tasks.
+
+    Raises:
+        SystemExit: there are none, and none came within `WORKER_DEADLINE_S`.
+    """
+    deadline = time.monotonic() + WORKER_DEADLINE_S
+    while time.monotonic() < deadline:
+        queues_of = shop.app.control.inspect(timeout=0.5).active_queues() or {}
+        names = [
+            worker
+            for worker, queues in queues_of.items()
+            if any(queue["name"] == waiting_tasks.name for queue in queues)
+        ]
+        if names:
+            return names
+    sys.exit("No worker came. Start one: celery -A examples.orders.shop worker")
+
+
+def held_by(workers: list[str]) -> int | None:
+    """Return how many tasks with a countdown workers hold in memory; None if one does not answer."""
+    answers = shop.app.control.inspect(destination=workers, timeout=5).scheduled() or {}
+    if answers.keys() != set(workers):
+        return None
+    return sum(len(tasks) for tasks in answers.values())
+
+
+def main() -> int:
+    """Play the story. Returns 0 if all was right, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m examples.orders.story")
+    parser.add_argument("--orders", type=int, default=300, help="how many (300)")
+    parser.add_argument("--longest", type=float, default=8, help="longest time to pay, seconds (8)")
+    options = parser.parse_args()
+    ledger = plan(options.orders, options.longest, prefix=uuid.uuid4().hex[:6])
+    display = Display()
+    try:
+        shop.database.ping()
+        display.say("Waiting for a worker...")
+        workers = wait_for_workers()
+        display.say(
+            f"{options.orders} orders, to be paid within 1 to {options.longest:g} s. "
+            "Half of the customers never pay."
+        )
+        with display:
+            play(ledger, workers, display)
+        shop.database.expire(shop.JOURNAL, 3600)
+    except (redis.RedisError, kombu.exceptions.OperationalError) as error:
+        print(f"No Redis at {shop.REDIS}, the address in SHOP_REDIS: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("Stopped before the end.", file=sys.stderr)
+        return 130
+    display.summary(ledger)
+    return 0 if ledger.all_right() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
