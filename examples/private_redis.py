@@ -25,7 +25,7 @@ _START_DEADLINE_S = 20.0
 _STOP_DEADLINE_S = 5.0
 _ATTEMPTS = 5
 
-#: Runs before the server, in its process: Linux kills it when the thread that started it ends,
+#: Runs before a command, in its process: Linux kills it when the thread that started it ends,
 #: however that happens. Not a ``preexec_fn``, which may deadlock where other threads run.
 _DIE_WITH_PARENT = (
     "import ctypes, os, signal, sys;ctypes.CDLL(None).prctl(1, signal.SIGKILL);os.execv(sys.argv[1], sys.argv[1:])"
@@ -72,6 +72,16 @@ def find_server() -> Path:
     for path in available_servers().values():
         return path
     raise ServerNotFound(f"No Redis server found. {_HOW_TO_GET_ONE}")
+
+
+def dying_with_us(command: list[str]) -> list[str]:
+    """Wrap a command so that Linux kills it when this process is killed.
+
+    Elsewhere, and in threads other than the main one, it comes back as it is.
+    """
+    if sys.platform == "linux" and threading.current_thread() is threading.main_thread():
+        return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, *command]
+    return command
 
 
 def _command(name: str) -> Path | None:
@@ -220,11 +230,7 @@ class PrivateRedis:
             atexit.unregister(self.close)
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        launcher: list[str] = []
-        if sys.platform == "linux" and threading.current_thread() is threading.main_thread():
-            launcher = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT]
         command = [
-            *launcher,
             str(self.server),
             *("--bind", "127.0.0.1", "--port", str(self.port)),
             *("--dir", str(self.dir), "--unixsocket", str(self.socket_path)),
@@ -233,7 +239,9 @@ class PrivateRedis:
         ]
         with self.log_path.open("ab") as log:
             # A session of its own, without Ctrl-C: workers need their broker in order to stop.
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            return subprocess.Popen(
+                dying_with_us(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
 
     def _came_up(self) -> bool:
         assert self._process

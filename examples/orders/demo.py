@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from examples.private_redis import PrivateRedis, ServerNotFound
+from examples.private_redis import PrivateRedis, dying_with_us
 
 ROOT = Path(__file__).parents[2]
 WORKER = ("-m", "celery", "-A", "examples.orders.shop", "worker", "--concurrency=2", "--loglevel=INFO")
@@ -27,13 +27,17 @@ STOP_DEADLINE_S = 10.0
 LOG_LINES_SHOWN = 20
 
 
+class WorkerDied(RuntimeError):
+    """The worker ended before the story did."""
+
+
 @contextmanager
 def running(
-    arguments: tuple[str, ...], stop_signal: signal.Signals, env: dict[str, str], log: IO[bytes] | None
+    arguments: tuple[str, ...], env: dict[str, str], log: IO[bytes] | None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run Python with these arguments during the `with` block."""
     process = subprocess.Popen(
-        [sys.executable, *arguments],
+        dying_with_us([sys.executable, *arguments]),
         cwd=ROOT,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -45,7 +49,7 @@ def running(
         yield process
     finally:
         if process.poll() is None:
-            process.send_signal(stop_signal)
+            process.terminate()
         try:
             process.wait(STOP_DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -57,16 +61,46 @@ def play(story_arguments: list[str], log: IO[bytes]) -> int:
     """Start everything, play the story, stop everything. Returns the story's exit status."""
     with PrivateRedis() as server, server.client() as client:
         version = client.info("server")["redis_version"]
-        print(f"Redis {version} on port {server.port} ({server.server})")
-        print(f"celery -A examples.orders.shop worker (log: {log.name})", flush=True)
+        print(f"Starting Redis {version} (on port {server.port}) and a celery worker.", flush=True)
         env = {**os.environ, "SHOP_REDIS": f"127.0.0.1:{server.port}/0"}
         with (
-            running(WORKER, signal.SIGTERM, env, log) as worker,
-            running((*STORY, *story_arguments), signal.SIGINT, env, None) as story,
+            running(WORKER, env, log) as worker,
+            running((*STORY, *story_arguments), env, None) as story,
         ):
             while story.poll() is None and worker.poll() is None:
                 time.sleep(0.05)
             if worker.poll() is None:
                 return story.wait()
-    print(f"\nThe worker died, with exit status {worker.returncode}.", file=sys.stderr)
-    return 1
+    raise WorkerDied(f"The worker died (exit status {worker.returncode}). The end of its log:")
+
+
+def main() -> int:
+    """Run the demo with the story's options. Returns 0 only if all was right."""
+    for stop_signal in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(stop_signal, lambda number, _: sys.exit(128 + number))
+    log = tempfile.NamedTemporaryFile(prefix="orders-worker-", suffix=".log", delete=False)  # noqa: SIM115
+    log_path = Path(log.name)
+    keep_log = False
+    try:
+        status = play(sys.argv[1:], log)
+        keep_log = status == 1
+    except WorkerDied as error:
+        print(error, file=sys.stderr)
+        print(*log_path.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:], sep="\n", file=sys.stderr)
+        keep_log, status = True, 1
+    except RuntimeError as error:  # no Redis
+        print(error, file=sys.stderr)
+        status = 2
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+    finally:
+        log.close()
+        if keep_log:
+            print(f"The worker's log: {log_path}", file=sys.stderr)
+        else:
+            log_path.unlink()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -31,6 +31,8 @@ class Display:
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live = self._closing.enter_context(live)
+        else:
+            self._next_update = self._started + _LINE_EVERY_S
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -69,9 +71,9 @@ class Display:
         table.add_column(style="dim")
         for name, count, style, meaning in (
             ("placed", len(ledger.placed), "blue", f"of {len(ledger.orders)} orders"),
-            ("paid", len(ledger.paid), "green", "in time, cancellation taken back"),
-            ("cancelled", len(ledger.cancelled), "yellow", "not paid in time"),
-            ("waiting", waiting, "magenta", "in Redis, none of them in a worker"),
+            ("paid", len(ledger.paid), "green", "in time, task cancelled"),
+            ("cancelled", len(ledger.cancelled), "yellow", "not paid in time, task ran"),
+            ("waiting", waiting, "magenta", "in Redis"),
         ):
             bar = self._bar(count, len(ledger.orders))
             table.add_row(name, f"[{style}]{bar}[/]", str(count), meaning)
@@ -84,9 +86,9 @@ class Display:
         self.say()
         self._count(len(ledger.placed), "orders placed", "each with a task that cancels it")
         self._count(len(ledger.paid), "paid in time", "their tasks were cancelled while they waited")
-        self._count(len(ledger.cancelled), "not paid in time", "their tasks ran when they were due")
+        self._count(len(ledger.cancelled), "not paid in time", "their tasks ran")
         if ledger.too_late:
-            self.say(f"[dim]{'':25}({len(ledger.too_late)} of them paid a moment too late)[/]")
+            self.say(f"[dim]{'':27}({len(ledger.too_late)} of them paid a moment too late)[/]")
         self.say()
         self._fault(ledger.open, "lost", "neither paid nor cancelled")
         self._fault(ledger.cancelled_twice, "ran twice", "cancelled more than once")
@@ -101,19 +103,19 @@ class Display:
         self._lateness(ledger.lateness_ms)
         self.say()
         if ledger.all_right():
-            self.say("[bold green]All is right:[/] each order was paid or cancelled, once and on time.")
+            self.say("[bold green]All is right:[/] each order was paid or cancelled, exactly once, and none too early.")
         else:
             self.say("[bold red]Something is wrong:[/] see above.")
 
     def _count(self, count: int | str, name: str, meaning: str, *, wrong: bool = False) -> None:
         style = "[bold red]" if wrong else ""
-        self.say(f"{style}{count:>6}  {name:17}[dim]{meaning}[/]")
+        self.say(f"{style}{count:>6}  {name:19}[dim]{meaning}[/]")
 
     def _fault(self, orders: list[Order], name: str, meaning: str) -> None:
         self._count(len(orders), name, meaning, wrong=bool(orders))
         if orders:
             ids = ", ".join(order.id for order in orders[:_IDS_SHOWN])
-            self.say(f"{'':25}{ids}{', ...' if len(orders) > _IDS_SHOWN else ''}")
+            self.say(f"{'':27}{ids}{', ...' if len(orders) > _IDS_SHOWN else ''}")
 
     def _lateness(self, lateness_ms: list[float]) -> None:
         if not lateness_ms:
@@ -125,7 +127,8 @@ class Display:
         classes = histogram(lateness_ms)
         most = max(count for _, count in classes)
         for label, count in classes:
-            self.say(f"   {label:>11}  {count:4}  [yellow]{self._bar(count, most)}[/]")
+            bar = f"  [yellow]{self._bar(count, most)}[/]" if count else ""
+            self.say(f"   {label:>11}  {count:4}{bar}")
 
     def _bar(self, count: int, whole: int) -> str:
         length = round(_BAR_WIDTH * min(count, whole) / max(whole, 1))

@@ -108,7 +108,7 @@ def plan(count: int, longest_s: float, prefix: str) -> Ledger:
         pays_after_s = random.choices(
             [
                 random.uniform(0.1, 0.9) * pay_within_s,
-                random.gauss(0, 0.002) + pay_within_s,
+                random.gauss(-0.004, 0.004) + pay_within_s,
                 None,
             ],
             weights=[4, 1, 5],
@@ -123,13 +123,12 @@ def quantile(sorted_values: list[float], share: float) -> float:
 
 
 def histogram(lateness_ms: list[float]) -> list[tuple[str, int]]:
-    """Count values by class; returns label and count, up to the last class that has any."""
+    """Count values by class; returns label and count, from the first class to the last that has any."""
     counts = [0] * (len(LATENESS_CLASSES_MS) + 1)
     for value in lateness_ms:
         counts[bisect_right(LATENESS_CLASSES_MS, value)] += 1
     borders = (0, *LATENESS_CLASSES_MS)
     labels = [f"{low} to {high}" for low, high in zip(borders, LATENESS_CLASSES_MS, strict=False)]
     labels.append(f"over {LATENESS_CLASSES_MS[-1]}")
-    while counts and not counts[-1]:
-        counts.pop()
-    return list(zip(labels, counts, strict=False))
+    filled = [number for number, count in enumerate(counts) if count]
+    return list(zip(labels, counts, strict=True))[filled[0] : filled[-1] + 1] if filled else []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import signal
 import sys
 import time
 import uuid
@@ -20,7 +21,7 @@ import redis
 from celery_delayq import DelayedQueue
 from examples.orders import shop
 from examples.orders.display import Display
-from examples.orders.ledger import Ledger, Order, plan
+from examples.orders.ledger import Ledger, plan
 
 ORDERS_PER_S = 75
 WORKER_DEADLINE_S = 30.0
@@ -55,6 +56,8 @@ class Journal:
 
 def play(ledger: Ledger, workers: list[str], display: Display) -> None:
     """Place and pay all orders in real time, then wait for what becomes of them."""
+    shop.place_order("warm-up")  # opens the connections
+    shop.pay("warm-up")
     journal = Journal(ledger)
     start = time.time()
     # When something happens to which order: first it is placed, and later it may be paid.
@@ -109,11 +112,9 @@ def wait_for_workers() -> list[str]:
 
 
 def held_by(workers: list[str]) -> int | None:
-    """Return how many tasks with a countdown workers hold in memory; None if one does not answer."""
+    """Return how many tasks with a countdown these workers hold in memory; None if no one answers."""
     answers = shop.app.control.inspect(destination=workers, timeout=5).scheduled() or {}
-    if answers.keys() != set(workers):
-        return None
-    return sum(len(tasks) for tasks in answers.values())
+    return sum(len(tasks) for tasks in answers.values()) if answers else None
 
 
 def main() -> int:
@@ -122,21 +123,23 @@ def main() -> int:
     parser.add_argument("--orders", type=int, default=300, help="how many (300)")
     parser.add_argument("--longest", type=float, default=8, help="longest time to pay, seconds (8)")
     options = parser.parse_args()
+    if options.orders < 1 or options.longest < 1:
+        parser.error("neither may be less than 1")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     ledger = plan(options.orders, options.longest, prefix=uuid.uuid4().hex[:6])
     display = Display()
     try:
         shop.database.ping()
-        display.say("Waiting for a worker...")
+        display.say("Waiting for a worker: celery -A examples.orders.shop worker")
         workers = wait_for_workers()
         display.say(
-            f"{options.orders} orders, to be paid within 1 to {options.longest:g} s. "
-            "Half of the customers never pay."
+            f"{options.orders} orders, to be paid within 1 to {options.longest:g} s. Half of the customers never pay."
         )
         with display:
             play(ledger, workers, display)
         shop.database.expire(shop.JOURNAL, 3600)
     except (redis.RedisError, kombu.exceptions.OperationalError) as error:
-        print(f"No Redis at {shop.REDIS}, the address in SHOP_REDIS: {error}", file=sys.stderr)
+        print(f"Cannot use the Redis at {shop.REDIS} (set SHOP_REDIS): {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("Stopped before the end.", file=sys.stderr)
