@@ -6,6 +6,7 @@ are callers.
 
 from __future__ import annotations
 
+import operator
 import time
 import uuid
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ BATCH_SIZE = 100
 
 #: How long a process trusts that a queue it registered is still registered, in seconds.
 _REGISTERED_FOR_S = 60.0
+
+#: Above all due times that datetime knows, and with any delay added still exact in Lua's and Redis' doubles.
+_END_OF_TIME_MS = 2**52
 
 #: Longest single wait of `take` on the server, in seconds; then it looks whether the head has changed.
 _TAKE_SLICE_S = 1.0
@@ -96,13 +100,14 @@ class DelayedQueue:
             The message id.
 
         Raises:
-            ValueError: not exactly one of `due_ms` and `delay_s`, or a negative one.
+            ValueError: not exactly one of `due_ms` and `delay_s`, or a negative or absurdly large one.
+            TypeError: `due_ms` is no whole number.
         """
-        given = due_ms if delay_s is None else delay_s
-        if given is None or (due_ms is not None and delay_s is not None):
+        if (due_ms is None) == (delay_s is None):
             raise ValueError("offer() takes either due_ms or delay_s")
-        if given < 0:
-            raise ValueError(f"cannot offer a message for the past: {given!r}")
+        given_ms = operator.index(due_ms) if due_ms is not None else (delay_s or 0) * 1000
+        if not 0 <= given_ms < _END_OF_TIME_MS:
+            raise ValueError(f"cannot offer a message for then: {due_ms=}, {delay_s=}")
         message_id = str(uuid.uuid4()) if message_id is None else message_id
         self.register()
         scripts.offer(
@@ -145,7 +150,13 @@ class DelayedQueue:
         return removed
 
     def peek(self, count: int = 1) -> list[Entry]:
-        """Return the next `count` messages in due order without touching them; corrupt entries are left out."""
+        """Return the next `count` messages in due order without touching them; corrupt entries are left out.
+
+        Raises:
+            ValueError: `count` is less than 1.
+        """
+        if count < 1:
+            raise ValueError(f"count must be 1 or more, not {count!r}")
         found = self.client.execute_command(
             "ZRANGE", self.keys.timeout_set, 0, count - 1, "WITHSCORES", **{NEVER_DECODE: True}
         )
@@ -211,9 +222,20 @@ class DelayedQueue:
 
 
 def registered(client: redis.Redis, keyprefix: str = "") -> set[str]:
-    """Return the names of all broker lists that have, or had, a delayed queue."""
+    """Return the names of all broker lists that have, or had, a delayed queue.
+
+    What is no UTF-8 is left out: no client of this package could have put it there, or could use it.
+    """
     members = client.execute_command("SMEMBERS", keys.registry(keyprefix), **{NEVER_DECODE: True})
-    return {member.decode("utf-8", "surrogateescape") for member in members}
+    return {member.decode() for member in members if _is_utf8(member)}
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def database_of(client: redis.Redis) -> int:

@@ -75,7 +75,7 @@ class Transferred:
     punctual: str
 
 
-def score_to_ms(score: bytes | float) -> int | None:
+def score_to_ms(score: bytes | str | float) -> int | None:
     """Return a score as a due time in ms; None for "no entry" (empty) and for one that never comes."""
     value = float(score or b"inf")
     if value == math.inf:

@@ -36,7 +36,7 @@ from typing import Any
 import redis
 from redis import exceptions
 
-from celery_delayq import keys
+from celery_delayq import keys, scripts
 from celery_delayq.clock import ServerClock
 from celery_delayq.delayed_queue import BATCH_SIZE, DelayedQueue, registered
 from celery_delayq.scripts import Transferred
@@ -94,6 +94,11 @@ class _Watched:
     #: The last error of the server about this queue, so that it is logged once.
     error: str = ""
 
+    @property
+    def is_to_be_looked_at(self) -> bool:
+        """Whether the loop is about to look anyway, which tells more than any notification: the server's time, too."""
+        return self.wake_at_ms == 0
+
 
 class TransferLoop:
     """Transfers the due messages of a changing set of delayed queues.
@@ -139,6 +144,11 @@ class TransferLoop:
         self._next_look = 0.0
         self._stopping = False
         self._woken = False
+        #: Whether the server has looked through all queues since the loop connected.
+        self._looked = False
+        #: Whether the loop was interrupted and not served since; None if it was never served.
+        self._lost: bool | None = None
+        self._pause_s = _FIRST_PAUSE_S
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
@@ -154,41 +164,34 @@ class TransferLoop:
         if os.getpid() != self._pid:
             return
         self._stopping = True
-        self._interrupt()
+        _interrupt(self._subscription_socket())
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     def wake(self) -> None:
         """Make the loop ask `queues` again now."""
         if os.getpid() == self._pid:
+            # In this order: a socket made after `_woken` was seen must not be interrupted for it.
+            sock = self._subscription_socket()
             self._woken = True
-            self._interrupt()
+            _interrupt(sock)
 
     def is_alive(self) -> bool:
         """Return whether the loop's thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
-    def _interrupt(self) -> None:
-        # A shut-down socket wakes its reader in every kind of worker; the subscription is then made anew.
-        connection = getattr(self._pubsub, "connection", None)
-        sock = getattr(connection, "_sock", None)
-        if sock is not None:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+    def _subscription_socket(self) -> Any:
+        return getattr(getattr(self._pubsub, "connection", None), "_sock", None)
 
     # -- the loop's own thread
 
     def run(self) -> None:
         """Transfer until `stop()` is called. Never raises for what happens to the server or the network."""
-        lost = False
-        pause_s = _FIRST_PAUSE_S
         while not self._stopping:
             self._woken = False
             try:
                 with self._connect() as client, closing(client.pubsub()) as pubsub:
                     self._subscribe(client, pubsub)
-                    logger.info("Transfer of delayed messages: connected%s.", " again" if lost else "")
-                    lost, pause_s = False, _FIRST_PAUSE_S
                     try:
                         self._serve()
                     finally:
@@ -196,17 +199,26 @@ class TransferLoop:
             except Exception as exc:
                 if self._stopping or self._woken:
                     continue
-                if not lost:
-                    expected = isinstance(exc, CONNECTION_ERRORS)
-                    logger.log(
-                        WARNING if expected else ERROR,
-                        "Transfer of delayed messages interrupted: %s. Messages wait in Redis; connecting again...",
-                        exc,
-                        exc_info=None if expected else exc,
-                    )
-                lost = True
-                self._pause(pause_s * random.uniform(0.5, 1))
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                self._on_lost(exc)
+
+    def _on_lost(self, exc: Exception) -> None:
+        if not self._lost:
+            expected = isinstance(exc, CONNECTION_ERRORS)
+            logger.log(
+                WARNING if expected else ERROR,
+                "Transfer of delayed messages interrupted: %s. Messages wait in Redis; connecting again...",
+                exc,
+                exc_info=None if expected else exc,
+            )
+        self._lost = True
+        self._pause(self._pause_s * random.uniform(0.5, 1))
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _on_served(self) -> None:
+        # Only now: a replica, or a server that is still loading, lets the loop connect and then refuses its commands.
+        if self._lost is not False:
+            logger.info("Transfer of delayed messages: connected%s.", " again" if self._lost else "")
+        self._lost, self._pause_s = False, _FIRST_PAUSE_S
 
     def _pause(self, pause_s: float) -> None:
         # No threading.Event: setting one is not safe in a signal handler that interrupts the same call.
@@ -216,6 +228,7 @@ class TransferLoop:
 
     def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
         self._client, self._pubsub = client, pubsub
+        self._looked = False
         self._watched.clear()
         self._by_channel.clear()
         self._by_transferrer_channel.clear()
@@ -233,20 +246,20 @@ class TransferLoop:
 
     def _serve(self) -> None:
         while not self._stopping and not self._woken:
-            wait_s = self._seconds_until_next()
-            if wait_s > _SLEEP_BELOW_S:
-                message = self._pubsub.get_message(timeout=wait_s - 0.001)
-            else:
-                if wait_s > 0:
-                    time.sleep(wait_s)
-                message = self._pubsub.get_message(timeout=0)
+            message = self._pubsub.get_message(timeout=max(0, self._seconds_until_next() - _SLEEP_BELOW_S))
             while message is not None and not self._stopping:
                 self._handle(message)
                 message = self._pubsub.get_message(timeout=0)
+            # Nothing comes between this sleep and the transfer, not even a look for messages.
+            wait_s = self._seconds_until_next()
+            if 0 < wait_s <= _SLEEP_BELOW_S:
+                time.sleep(wait_s)
             for watched in list(self._watched.values()):
                 due = watched.wake_at_ms
                 if due is not None and self._clock.seconds_until(due) <= 0 and not self._stopping:
                     self._transfer(watched)
+            if self._looked:
+                self._on_served()
             if time.monotonic() >= self._next_look:
                 self._look()
 
@@ -282,17 +295,21 @@ class TransferLoop:
         except (ValueError, OverflowError):
             return
         # The channel is shared by all databases: believe only what makes the loop look earlier.
-        if watched.head_due_ms is None or due_ms < watched.head_due_ms:
+        if not watched.is_to_be_looked_at and (watched.head_due_ms is None or due_ms < watched.head_due_ms):
             watched.head_due_ms = due_ms
             self._arm(watched, last_sign_ms=0)
 
     def _on_sign_of_life(self, watched: _Watched, data: str) -> None:
-        last, head, punctual = data.split(":", 2)
-        if punctual == self.id:
+        try:
+            last, head, punctual = data.split(":", 2)
+            last_sign_ms, head_due_ms = int(last), scripts.score_to_ms(head)
+        except ValueError:
+            return
+        if punctual == self.id or watched.is_to_be_looked_at:
             return
         watched.punctual = punctual
-        watched.head_due_ms = int(float(head)) if head else None
-        self._arm(watched, last_sign_ms=int(last))
+        watched.head_due_ms = head_due_ms
+        self._arm(watched, last_sign_ms=last_sign_ms)
 
     # -- looking and transferring
 
@@ -313,6 +330,7 @@ class TransferLoop:
         for watched in self._watched.values():
             if watched.head_due_ms is not None:
                 watched.wake_at_ms = 0
+        self._looked = True
         self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
 
     def _watch(self, names: set[str]) -> None:
@@ -374,5 +392,12 @@ class TransferLoop:
         watched.wake_at_ms = max(due_ms, last_sign_ms) + grace_ms
 
 
+def _interrupt(sock: Any) -> None:
+    # A shut-down socket wakes its reader in every kind of worker; the subscription is then made anew.
+    if sock is not None:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+
 def _text(data: bytes | str) -> str:
-    return data.decode("utf-8", "surrogateescape") if isinstance(data, bytes) else data
+    return data.decode("utf-8", "replace") if isinstance(data, bytes) else data

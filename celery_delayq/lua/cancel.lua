@@ -25,7 +25,10 @@ local function is_before(entry, offered_us)
     if id_size ~= ID_SIZE then
         return id_size < ID_SIZE
     end
-    return #entry < 8 or struct.unpack('>I7', entry, 2) < offered_us
+    if #entry >= 8 then
+        return struct.unpack('>I7', entry, 2) < offered_us
+    end
+    return struct.unpack('>I7', entry .. string.rep('\0', 7), 2) <= offered_us
 end
 
 local function find(due, offered_us)

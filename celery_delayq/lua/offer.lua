@@ -22,7 +22,8 @@ list is optional; now is the server's time.
 local timeout_set, index, delay_list = KEYS[1], KEYS[2], KEYS[3]
 local due, delay, message_key, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
 
-local KIND, MIRRORED, REPEATED = 208, 1, 2
+local ID_SIZE, KIND, MIRRORED, REPEATED = 24, 208, 1, 2
+local MAX_US = 2 ^ 53
 
 local time = redis.call('TIME')
 local offered_us = time[1] * 1000000 + time[2]
@@ -38,9 +39,18 @@ local function pack()
     return struct.pack('Bc0Lc0', #id, id, #payload, payload)
 end
 
--- The same message twice in one microsecond (a transaction freezes TIME) must not become one entry.
+-- The clock may stand still (in a transaction) or go back (somebody set it): the order of offers is kept all the same.
+local last = redis.call('ZREVRANGEBYSCORE', timeout_set, due, due, 'LIMIT', 0, 1)[1]
+if last and #last > ID_SIZE and string.byte(last, 1) == ID_SIZE then
+    local last_us, last_kind = struct.unpack('>I7B', last, 2)
+    if last_us >= offered_us and last_us < MAX_US and last_kind >= KIND and last_kind <= KIND + MIRRORED + REPEATED then
+        offered_us = last_us + 1
+    end
+end
+
+-- Where the last one is not ours: the same message twice in one microsecond must not become one entry.
 local entry = pack()
-while redis.call('ZSCORE', timeout_set, entry) do
+while last and redis.call('ZSCORE', timeout_set, entry) do
     offered_us = offered_us + 1
     entry = pack()
 end

@@ -29,12 +29,13 @@ local queue, timeout_set, delay_list, index, dead_list, transferrer =
     KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local limit, caller, grace, channel = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4]
 
--- codec.py: kinds of our entries, where their payload starts, and the size of a place in the index.
+-- codec.py: kinds of our entries, what comes before the payload (size of the id, its kind, message key, size of the
+-- payload), and the size of a place in the index.
 local KIND, MIRRORED, REPEATED = 208, 1, 2
-local OUR_PAYLOAD = 34
+local ID_SIZE, OUR_HEADER, HEADER_SIZE = 24, '<BxxxxxxxBc16I8', 33
 local PLACE_SIZE = 16
 
-local SLICE = 50
+local SLICE = 25 -- so that Redis keeps the reply in one buffer while payloads are small
 local MAX_BYTES = 262144
 local LREM_STEPS = 20000
 local REMEMBER_TRANSFERRER_MS = 86400000
@@ -53,7 +54,8 @@ local recorded = redis.call('GET', transferrer)
 if recorded then
     local ms, id = string.match(recorded, '^(%d+):(.*)$')
     if ms then
-        last, punctual = tonumber(ms), id
+        -- A sign from the future (somebody set the clock back) would lock the others out until then.
+        last, punctual = tonumber(ms) <= now and tonumber(ms) or 0, id
     end
 end
 
@@ -101,31 +103,35 @@ end
 -- Keys of another type fail here, before anything is changed.
 redis.call('LLEN', queue)
 redis.call('HLEN', index)
+redis.call('LLEN', dead_list)
 local to_walk = redis.call('LLEN', delay_list)
 if to_walk > 0 then
     limit = math.min(limit, math.max(1, math.floor(LREM_STEPS / to_walk)))
 end
 
+limit = math.min(limit, redis.call('ZCOUNT', timeout_set, '-inf', now_text))
+
 local moved, dead, bytes = 0, 0, 0
 while moved + dead < limit and bytes < MAX_BYTES do
-    local entries = redis.call(
-        'ZRANGEBYSCORE', timeout_set, '-inf', now_text, 'LIMIT', 0, math.min(SLICE, limit - moved - dead))
-    if #entries == 0 then
-        break
-    end
+    local entries = redis.call('ZRANGE', timeout_set, 0, math.min(SLICE, limit - moved - dead) - 1)
 
     local payloads, garbage, listed, first, repeated = {}, {}, {}, {}, {}
     for _, entry in ipairs(entries) do
-        local start = payload_start(entry)
-        local kind = start == OUR_PAYLOAD and byte(entry, 9) - KIND or -1
-        local ours = kind >= 0 and kind <= MIRRORED + REPEATED
+        -- Most entries are ours: one look tells.
+        local id_size, kind, message_key, size
+        if #entry >= HEADER_SIZE then
+            id_size, kind, message_key, size = unpack_struct(OUR_HEADER, entry)
+            kind = kind - KIND
+        end
+        local ours = id_size == ID_SIZE and size == #entry - HEADER_SIZE and kind >= 0 and kind <= MIRRORED + REPEATED
+        local start = ours and HEADER_SIZE + 1 or payload_start(entry)
         if start then
             payloads[#payloads + 1] = sub(entry, start)
         else
             garbage[#garbage + 1] = entry
         end
         if ours and kind < REPEATED then
-            first[#first + 1] = sub(entry, 10, 25)
+            first[#first + 1] = message_key
         elseif ours then
             repeated[#repeated + 1] = entry
         end
@@ -159,10 +165,14 @@ if redis.call('EXISTS', timeout_set) == 0 then
     redis.call('UNLINK', index)
 end
 
--- A sign of life twice a grace period keeps the others from looking; more would only wake them.
-if moved + dead > 0 and caller ~= '' and (punctual ~= caller or now - last >= grace / 2) then
-    last, punctual = now, caller
-    redis.call('SET', transferrer, now_text .. ':' .. caller, 'PX', REMEMBER_TRANSFERRER_MS)
-    redis.pcall('PUBLISH', channel, now_text .. ':' .. head() .. ':' .. caller)
+-- A sign of life twice a grace period keeps the others from looking; more would only wake them. One more is due where
+-- the next transfer, and with it the next sign, comes so late that they would look first.
+if moved + dead > 0 and caller ~= '' then
+    local next_due = tonumber(head()) or math.huge
+    if punctual ~= caller or now - last >= grace / 2 or next_due - last >= grace * 3 / 4 then
+        last, punctual = now, caller
+        redis.call('SET', transferrer, now_text .. ':' .. caller, 'PX', REMEMBER_TRANSFERRER_MS)
+        redis.pcall('PUBLISH', channel, now_text .. ':' .. head() .. ':' .. caller)
+    end
 end
 return result(moved, dead)

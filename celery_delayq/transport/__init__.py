@@ -97,8 +97,9 @@ class Transport(kombu_redis.Transport):
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Deliver messages from an event loop, see kombu."""
-        self._ensure_transfer()
         super().register_with_event_loop(connection, loop)
+        # When the event loop runs: a worker registers before it consumes, and before its bootsteps start.
+        loop.call_soon(self._ensure_transfer)
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> Any:
         """Deliver one message, see kombu."""

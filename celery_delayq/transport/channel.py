@@ -19,7 +19,7 @@ class DelayedChannel(kombu_redis.Channel):
 
     What is not delayed takes kombu's way unchanged. As any channel, it is for one thread at a time.
 
-    Hooks of kombu (5.6 and 5.7) that it overrides: `_put`, `basic_consume`, `_basic_cancel`.
+    Hooks of kombu (5.6 and 5.7) that it overrides: `_put`, `_create_client`, `basic_consume`, `_basic_cancel`.
     """
 
     #: Write Redisson's delay list too, see `DelayedQueue`.
@@ -31,6 +31,7 @@ class DelayedChannel(kombu_redis.Channel):
         #: Consumer tag -> queue, of those who consume tasks: with acknowledgement, and not from a fanout exchange.
         self.task_queues: dict[str, str] = {}
         self._plain_client: redis.Redis | None = None
+        self._kombu_client: redis.Redis | None = None
         self._delayed_queues: dict[str, DelayedQueue] = {}
         super().__init__(*args, **kwargs)
 
@@ -87,6 +88,17 @@ class DelayedChannel(kombu_redis.Channel):
             self._plain_client = redis.Redis(connection_pool=pool, credential_provider=credentials)
             self._delayed_queues.clear()
         return self._plain_client
+
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        """Return a client for kombu's own commands, the same each time.
+
+        kombu makes one for every command, each acknowledgement included, at the price of another command.
+        """
+        if asynchronous:
+            return super()._create_client(asynchronous=True)
+        if self._kombu_client is None or self._kombu_client.connection_pool is not self.pool:
+            self._kombu_client = super()._create_client()
+        return self._kombu_client
 
     # -- consuming
 

@@ -1,0 +1,20 @@
+"""A loop in a process of its own, for tests that kill it: `python -m tests.loop.lone_loop PORT ID`."""
+
+from __future__ import annotations
+
+import sys
+
+import redis
+
+from celery_delayq.transfer import TransferLoop, TransferSettings
+
+
+def main() -> None:
+    """Transfer until the process is killed."""
+    port, loop_id = sys.argv[1:]
+    settings = TransferSettings(grace_s=0.2, interval_s=300.0)
+    TransferLoop(lambda: redis.Redis(port=int(port)), settings=settings, id=loop_id).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""A server or a connection that goes away costs time, never a message."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from celery_delayq.delayed_queue import DelayedQueue
+from examples.private_redis import PrivateRedis
+from tests.loop.conftest import Loops
+from tests.state import delivered
+from tests.support import wait_until
+
+
+@pytest.fixture
+def durable_server() -> Iterator[PrivateRedis]:
+    """A server that loses nothing, for tests that kill it."""
+    with PrivateRedis("--appendonly", "yes", "--appendfsync", "always") as server:
+        yield server
+
+
+@pytest.fixture
+def durable_loops(durable_server: PrivateRedis) -> Iterator[Loops]:
+    """Loops on that server."""
+    loops = Loops(durable_server)
+    yield loops
+    loops.stop()
+
+
+def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the levels of what was logged by us, without DEBUG."""
+    ours = [record for record in caplog.records if record.name.startswith("celery_delayq")]
+    return [record.levelname for record in ours if record.levelname != "DEBUG"]
+
+
+class TestServer:
+    def test_is_killed_and_started_again(self, durable_loops: Loops, caplog: pytest.LogCaptureFixture) -> None:
+        """Logged once when it goes and once when it is back, however often the loop tries."""
+        caplog.set_level("INFO", logger="celery_delayq")
+        loops, server = durable_loops, durable_loops.server
+        attempts = 0
+
+        def connect() -> redis.Redis:
+            nonlocal attempts
+            attempts += 1
+            return loops.client()
+
+        loops.start(connect=connect)
+        with server.client() as client:
+            queue = DelayedQueue(client, "q")
+            queue.offer(b"before", delay_s=0.1)
+            wait_until(lambda: delivered(queue) == [b"before"], "delivered before")
+            queue.offer(b"while", delay_s=0.2)
+            queue.offer(b"after", delay_s=4.0)
+        server.kill()
+        wait_until(lambda: attempts >= 4, "the loop has tried again and again")
+        assert levels(caplog) == ["INFO", "WARNING"]
+        server.start()
+        with server.client() as client:
+            queue = DelayedQueue(client, "q")
+            wait_until(lambda: delivered(queue) == [b"before", b"while", b"after"], "all delivered", 20)
+        assert levels(caplog) == ["INFO", "WARNING", "INFO"]
+
+    def test_comes_up_after_the_loop(self, caplog: pytest.LogCaptureFixture) -> None:
+        with PrivateRedis() as server:
+            server.kill()
+            loops = Loops(server)
+            loop = loops.make()
+            loop.start()
+            try:
+                wait_until(lambda: levels(caplog) == ["WARNING"], "the loop cannot connect")
+                server.start()
+                with server.client() as client:
+                    queue = DelayedQueue(client, "q")
+                    queue.offer(b"pay", delay_s=0.1)
+                    wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
+            finally:
+                loops.stop()
+
+    def test_stands_still_for_a_while(self, durable_loops: Loops) -> None:
+        """Longer than the loop waits for a reply: as with a slow disk or a paused machine."""
+        loops, server = durable_loops, durable_loops.server
+        connects = 0
+
+        def connect() -> redis.Redis:
+            nonlocal connects
+            connects += 1
+            return loops.client(socket_timeout=0.3)
+
+        loops.start(connect=connect, interval_s=0.2)
+        with server.client() as client:
+            queue = DelayedQueue(client, "q")
+            queue.offer(b"pay", delay_s=0.5)
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                wait_until(lambda: connects > 1, "the loop connects anew")
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            wait_until(lambda: delivered(queue) == [b"pay"], "delivered", timeout=20)
+
+    def test_forgets_the_scripts(self, loops: Loops, queue: DelayedQueue) -> None:
+        loops.start()
+        for number in range(3):
+            queue.offer(b"%d" % number, delay_s=0.2)
+            queue.client.script_flush()
+            wait_until(lambda number=number: len(delivered(queue)) == number + 1, "delivered")
+
+
+class TestRefusal:
+    """A server that lets the loop connect, and then refuses what it needs."""
+
+    def test_of_a_command_is_logged_once_and_does_not_make_the_loop_spin(
+        self, loops: Loops, queue: DelayedQueue, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO", logger="celery_delayq")
+        admin = queue.client
+        queue.offer(b"pay", due_ms=1)
+        user = ("ACL", "SETUSER", "loop", "on", "nopass", "~*", "&*")
+        admin.execute_command(*user, "+@all", "-smembers")
+        attempts = 0
+
+        def connect() -> redis.Redis:
+            nonlocal attempts
+            attempts += 1
+            return loops.client(username="loop", password="any")
+
+        try:
+            started = time.monotonic()
+            loops.make(connect=connect).start()
+            wait_until(lambda: attempts == 5, "the loop has tried again and again")
+            # Pauses of 0.05, 0.1, 0.2 and 0.4 s, or half of that.
+            assert time.monotonic() - started >= 0.375
+            assert levels(caplog) == ["ERROR"]
+            assert "smembers" in caplog.text
+            admin.execute_command(*user, "+@all")
+            wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
+            wait_until(lambda: levels(caplog) == ["ERROR", "INFO"], "the loop says so")
+        finally:
+            loops.stop()
+            admin.execute_command("ACL", "DELUSER", "loop")
+
+    def test_by_a_replica_is_logged_once(self, durable_loops: Loops, caplog: pytest.LogCaptureFixture) -> None:
+        """READONLY, as after a failover: the loop asks again where the master is."""
+        caplog.set_level("INFO", logger="celery_delayq")
+        loops, server = durable_loops, durable_loops.server
+        attempts = 0
+
+        def connect() -> redis.Redis:
+            nonlocal attempts
+            attempts += 1
+            return loops.client()
+
+        with PrivateRedis() as master, server.client() as client, master.client() as there:
+            client.replicaof("127.0.0.1", master.port)
+            DelayedQueue(there, "q").offer(b"pay", due_ms=1)
+            queue = DelayedQueue(client, "q")
+            wait_until(queue.size, "replicated", timeout=20)
+            loops.start(connect=connect)
+            wait_until(lambda: attempts >= 4, "the loop has tried again and again")
+            assert levels(caplog) == ["WARNING"]
+            client.replicaof("NO", "ONE")
+            wait_until(lambda: delivered(queue) == [b"pay"], "delivered", timeout=20)
+            wait_until(lambda: levels(caplog) == ["WARNING", "INFO"], "the loop says so")
+
+    def test_by_the_callers_own_function(
+        self, loops: Loops, queue: DelayedQueue, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """An error that is nobody's fault but ours is logged with where it came from."""
+        queue.offer(b"pay", due_ms=1)
+        asked = 0
+
+        def queues() -> list[str]:
+            nonlocal asked
+            asked += 1
+            if asked < 4:
+                raise KeyError("broken")
+            return []
+
+        loops.start(queues=queues)
+        wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
+        assert levels(caplog).count("ERROR") == 1
+        assert "KeyError: 'broken'" in caplog.text
+
+
+class TestConnection:
+    @pytest.mark.parametrize("kind", ["pubsub", "normal"])
+    @pytest.mark.parametrize("retries", [True, False])
+    def test_either_one_is_killed(self, loops: Loops, queue: DelayedQueue, kind: str, retries: bool) -> None:
+        """Whether redis-py connects again by itself, as it does by default, or the loop does."""
+        loops.start(connect=loops.server.client if retries else loops.client)
+        for number in range(3):
+            queue.offer(b"%d" % number, delay_s=0.3)
+            assert queue.client.client_kill_filter(_type=kind, skipme=True) >= 0
+            queue.offer(b"%d+" % number, delay_s=0.2)
+            wait_until(
+                lambda number=number: len(delivered(queue)) == 2 * number + 2,
+                f"{number} is delivered",
+            )
+
+    def test_the_subscription_is_killed_and_a_new_queue_is_missed(self, loops: Loops, client: redis.Redis) -> None:
+        """What was announced while no one listened is found when the loop listens again."""
+        loops.start()
+        assert client.client_kill_filter(_type="pubsub") == 1
+        queue = DelayedQueue(client, "new")
+        queue.offer(b"pay", due_ms=1)
+        wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
+
+    def test_all_are_killed_again_and_again(self, loops: Loops, queue: DelayedQueue) -> None:
+        for number in range(3):
+            loops.start(f"loop {number}", interval_s=1.0)
+        for number in range(100):
+            queue.offer(b"%d" % number, delay_s=0.02 * number)
+        while queue.size():
+            queue.client.client_kill_filter(_type="pubsub")
+            queue.client.client_kill_filter(_type="normal", skipme=True)
+            seen = len(loops.passes)
+            wait_until(lambda seen=seen: len(loops.passes) > seen or not queue.size(), "a pass", timeout=20)
+        assert sorted(map(int, delivered(queue))) == list(range(100))
+
+    def test_a_subscription_that_is_never_confirmed_is_noticed(self, loops: Loops, queue: DelayedQueue) -> None:
+        """A connection may die without a word right after it was made."""
+        queue.offer(b"pay", due_ms=1)
+        made: list[redis.client.PubSub] = []
+
+        class DeafClient(redis.Redis):
+            def pubsub(self, **kwargs: object) -> redis.client.PubSub:
+                pubsub = super().pubsub(**kwargs)
+                if not made:
+                    pubsub.subscribe = lambda *channels: pubsub.ping()  # type: ignore[method-assign]
+                made.append(pubsub)
+                return pubsub
+
+        loop = loops.make(
+            connect=lambda: DeafClient(port=loops.server.port, health_check_interval=1),
+            interval_s=0.2,
+        )
+        loop.start()
+        wait_until(lambda: delivered(queue) == [b"pay"], "delivered")

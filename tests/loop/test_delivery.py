@@ -1,0 +1,231 @@
+"""What a loop delivers, and what makes it do so."""
+
+from __future__ import annotations
+
+import random
+from logging import INFO
+
+import pytest
+import redis
+
+from celery_delayq import codec
+from celery_delayq.delayed_queue import DelayedQueue
+from tests.loop.conftest import Loops
+from tests.state import FAR, delivered, now_ms, offer, seed
+from tests.support import wait_until
+
+
+def wait_for_delivery(queue: DelayedQueue, *payloads: bytes) -> None:
+    """Wait until the broker list holds exactly these, in this order."""
+    wait_until(lambda: delivered(queue) == list(payloads), f"{payloads} in {queue.name}", timeout=20)
+
+
+class TestOneLoop:
+    def test_delivers_what_it_is_notified_of_and_not_before_its_time(self, loops: Loops, queue: DelayedQueue) -> None:
+        queue.register()
+        loops.start()
+        loops.wait_for(queue)
+        queue.offer(b"second", delay_s=0.5)
+        queue.offer(b"first", delay_s=0.2)
+        due = {entry.payload: entry.due_ms for entry in queue.peek(2)}
+        wait_for_delivery(queue, b"first", b"second")
+        moves = [p.done for p in loops.passes if p.done.moved]
+        assert [
+            done.now_us // 1000 >= due_ms for done, due_ms in zip(moves, (due[b"first"], due[b"second"]), strict=True)
+        ] == [True, True]
+
+    def test_delivers_what_became_due_while_no_one_listened(self, loops: Loops, queue: DelayedQueue) -> None:
+        queue.offer(b"long ago", due_ms=1)
+        queue.offer(b"just now", due_ms=now_ms(queue.client))
+        queue.offer(b"soon", delay_s=0.3)
+        loops.start()
+        wait_for_delivery(queue, b"long ago", b"just now", b"soon")
+
+    def test_finds_what_it_was_not_notified_of(self, loops: Loops, queue: DelayedQueue) -> None:
+        """A lost notification costs an interval."""
+        queue.register()
+        loops.start(interval_s=0.2)
+        loops.wait_for(queue)
+        seed(queue, {codec.pack(b"12345678", b"silent"): 1})
+        wait_for_delivery(queue, b"silent")
+
+    def test_finds_an_earlier_head_that_it_was_not_notified_of(self, loops: Loops, queue: DelayedQueue) -> None:
+        offer(queue, "far")
+        queue.register()
+        loops.start(interval_s=0.2)
+        loops.wait_for(queue)
+        seed(queue, {codec.pack(b"12345678", b"silent"): 1})
+        wait_for_delivery(queue, b"silent")
+
+    def test_delivers_a_backlog_in_batches(self, loops: Loops, queue: DelayedQueue) -> None:
+        entries = [codec.pack(b"%04d" % i, b"%d" % i) for i in range(500)]
+        seed(queue, {entry: i for i, entry in enumerate(entries)})
+        queue.register()
+        loops.start(batch_size=30)
+        wait_until(lambda: loops.moved() == 500, "the backlog is gone")
+        assert delivered(queue) == [b"%d" % i for i in range(500)]
+        assert max(p.done.moved for p in loops.passes) == 30
+
+    def test_goes_on_after_garbage_and_says_where_it_is(
+        self, loops: Loops, queue: DelayedQueue, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        seed(queue, {b"garbage": 1, b"": 3})
+        offer(queue, "before", 0)
+        offer(queue, "between", 2)
+        queue.offer(b"after", delay_s=0.3)
+        loops.start()
+        wait_for_delivery(queue, b"before", b"between", b"after")
+        assert queue.client.lrange("delayq:dead:{q}", 0, -1) == [b"garbage", b""]
+        (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert "2 entries" in record.getMessage()
+        assert "delayq:dead:{q}" in record.getMessage()
+
+    def test_follows_a_head_that_is_cancelled(self, loops: Loops, queue: DelayedQueue) -> None:
+        queue.register()
+        loops.start()
+        loops.wait_for(queue)
+        queue.offer(b"cancelled", delay_s=0.2, message_id="a")
+        queue.offer(b"stays", delay_s=0.4)
+        assert queue.cancel("a") == 1
+        wait_for_delivery(queue, b"stays")
+
+    @pytest.mark.parametrize("data", [b"", b"soon", b"nan", b"inf", b"-inf", b"-1", b"\xff", b"1e9"])
+    def test_is_not_disturbed_by_any_notification(
+        self, loops: Loops, queue: DelayedQueue, caplog: pytest.LogCaptureFixture, data: bytes
+    ) -> None:
+        queue.register()
+        loops.start()
+        loops.wait_for(queue)
+        for channel in (queue.keys.channel, queue.keys.transferrer_channel):
+            queue.client.publish(channel, data)
+            queue.client.publish(channel, data + b":" + data + b":other")
+        queue.offer(b"pay", delay_s=0.2)
+        wait_for_delivery(queue, b"pay")
+        assert not [record for record in caplog.records if record.levelno > INFO]
+
+
+class TestQueues:
+    def test_a_new_one_is_served_at_once(self, loops: Loops, client: redis.Redis) -> None:
+        loops.start()
+        for name in ("new", "größe", "a{b}c", "q\x06\x163"):
+            queue = DelayedQueue(client, name)
+            queue.offer(b"pay", delay_s=0.1)
+            wait_for_delivery(queue, b"pay")
+
+    def test_the_first_one_of_a_loop_may_be_offered_while_it_subscribes(
+        self, loops: Loops, queue: DelayedQueue
+    ) -> None:
+        """So that the confirmation and a notification come together, before it knows the server's time."""
+        queue.register()
+        offered: list[str] = []
+
+        class Client(redis.Redis):
+            def exists(self, *names: str) -> int:
+                """Called when the loop has subscribed, and before it reads the confirmation."""
+                if not offered:
+                    loops.wait_for(queue)
+                    offered.append(queue.offer(b"pay", delay_s=0.3))
+                return 0
+
+        loops.start(connect=lambda: Client(port=loops.server.port))
+        wait_for_delivery(queue, b"pay")
+
+    def test_of_the_caller_are_served_without_being_registered(self, loops: Loops, queue: DelayedQueue) -> None:
+        offer(queue, "a", 1)
+        loops.start(queues=lambda: ["q"])
+        wait_for_delivery(queue, b"a")
+
+    def test_of_the_caller_may_change(self, loops: Loops, queue: DelayedQueue) -> None:
+        names: list[str] = []
+        loop = loops.start(queues=lambda: names)
+        offer(queue, "a", 1)
+        names.append("q")
+        loop.wake()
+        wait_for_delivery(queue, b"a")
+        names.remove("q")
+        loop.wake()
+        loops.wait_for(queue, 0)
+        offer(queue, "b", 1)
+        names.append("q")
+        loop.wake()
+        wait_for_delivery(queue, b"a", b"b")
+
+    def test_of_another_prefix_are_left_alone(self, loops: Loops, client: redis.Redis) -> None:
+        ours = DelayedQueue(client, "shop.q", keyprefix="shop.")
+        theirs = DelayedQueue(client, "bank.q", keyprefix="bank.")
+        for queue in (theirs, ours):
+            queue.offer(b"pay", due_ms=1)
+        loops.start(keyprefix="shop.")
+        wait_for_delivery(ours, b"pay")
+        assert {p.queue for p in loops.passes} == {"shop.q"}
+
+    def test_are_many(self, loops: Loops, client: redis.Redis) -> None:
+        queues = [DelayedQueue(client, f"q{number}") for number in range(50)]
+        loops.start()
+        for queue in queues:
+            queue.offer(b"pay", delay_s=random.uniform(0.1, 0.5))
+        for queue in queues:
+            wait_for_delivery(queue, b"pay")
+
+    def test_one_of_a_wrong_type_does_not_stop_the_others(
+        self, loops: Loops, queue: DelayedQueue, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        client = queue.client
+        bad = DelayedQueue(client, "bad")
+        bad.register()
+        client.set(bad.keys.timeout_set, "no ZSET")
+        loops.start(interval_s=0.1)
+        for number in range(3):
+            queue.offer(b"%d" % number, delay_s=0.1)
+            wait_until(lambda number=number: len(delivered(queue)) > number, f"{number} is there")
+        errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert len(errors) == 1
+        assert "'bad'" in errors[0]
+        assert "WRONGTYPE" in errors[0]
+        client.delete(bad.keys.timeout_set)
+        bad.offer(b"mended", due_ms=1)
+        wait_for_delivery(bad, b"mended")
+
+    def test_a_name_that_is_no_text_does_not_stop_the_others(self, loops: Loops, queue: DelayedQueue) -> None:
+        client = queue.client
+        client.sadd("delayq:queues", b"\xff\xfe")
+        loops.start()
+        client.publish("delayq:queues", b"\xff")
+        queue.offer(b"pay", due_ms=1)
+        wait_for_delivery(queue, b"pay")
+
+
+class TestManyLoops:
+    def test_deliver_exactly_once(self, loops: Loops, queue: DelayedQueue) -> None:
+        for number in range(5):
+            loops.start(f"loop {number}", interval_s=0.3, batch_size=3)
+        for number in range(300):
+            queue.offer(b"%d" % number, delay_s=random.uniform(0.0, 1.0))
+        wait_until(lambda: queue.size() == 0, "nothing waits", timeout=30)
+        assert sorted(map(int, delivered(queue))) == list(range(300))
+
+    def test_of_two_databases_do_not_disturb_each_other(self, loops: Loops, queue: DelayedQueue) -> None:
+        """Pub/Sub is shared by all databases: each loop hears of the other's queue of that name."""
+        loops.start("zero", grace_s=60.0)
+        loops.start("one", db=1, grace_s=60.0)
+        with loops.server.client(db=1) as client:
+            other = DelayedQueue(client, "q")
+            for number in range(3):
+                queue.offer(b"%d" % number, delay_s=0.1)
+                other.offer(b"%d" % number, delay_s=0.1)
+                sent = [b"%d" % i for i in range(number + 1)]
+                wait_for_delivery(queue, *sent)
+                wait_for_delivery(other, *sent)
+            assert client.get("delayq:transfer:{q}").endswith(b":one")
+        assert queue.client.get("delayq:transfer:{q}").endswith(b":zero")
+
+    def test_far_messages_keep_them_asleep(self, loops: Loops, queue: DelayedQueue) -> None:
+        """Whatever the loop waits for, it does not spin: one pass for each reason to look."""
+        queue.register()
+        loops.start()
+        loops.wait_for(queue)
+        for number in range(20):
+            offer(queue, str(number), FAR - number)
+        queue.offer(b"pay", delay_s=0.3)
+        wait_for_delivery(queue, b"pay")
+        assert len(loops.passes) <= 4

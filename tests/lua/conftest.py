@@ -1,0 +1,31 @@
+"""The scripts, on every server of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from celery_delayq.delayed_queue import DelayedQueue
+from examples.private_redis import PrivateRedis
+
+
+@pytest.fixture
+def any_client(any_redis_server: PrivateRedis) -> Iterator[redis.Redis]:
+    """A client of each server in turn, which is empty at first."""
+    with any_redis_server.client() as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def queue(any_client: redis.Redis) -> DelayedQueue:
+    """A delayed queue on each server in turn."""
+    return DelayedQueue(any_client, "q")
+
+
+@pytest.fixture
+def one_queue(client: redis.Redis) -> DelayedQueue:
+    """A delayed queue on the preferred server, for what takes long."""
+    return DelayedQueue(client, "q")

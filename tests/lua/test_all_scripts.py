@@ -1,0 +1,115 @@
+"""What holds for every script: it compiles, and its header, its body and its wrapper agree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import pytest
+import redis
+
+from celery_delayq import codec, scripts
+from celery_delayq.keys import QueueKeys
+from celery_delayq.scripts import Script
+
+NAMES = sorted(file.name.removesuffix(".lua") for file in files("celery_delayq").joinpath("lua").iterdir())
+
+KEYS = QueueKeys.of("q")
+
+#: How to call each wrapper, and a reply that it understands.
+CALLS: dict[str, tuple[dict[str, Any], Any]] = {
+    "offer": ({"due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False}, b"1"),
+    "transfer": (
+        {"limit": 1, "transferrer": "", "grace_ms": 0},
+        [0, 0, b"", b"1000", b"0", b""],
+    ),
+    "cancel": ({"message_key": bytes(16)}, [0, 0]),
+    "resign": ({"transferrer": "me"}, 0),
+}
+
+#: Commands without a key, or with a channel instead.
+NO_KEY = {"TIME", "PUBLISH"}
+
+
+def header_and_body(name: str) -> tuple[str, str]:
+    """Split a script at the end of the comment with which it begins; the body has no comments."""
+    text = scripts.load(name).text
+    assert text.startswith(f"--[[\n{name}: ")
+    header, _, body = text.partition("]]\n")
+    return header, re.sub(r"--.*", "", body)
+
+
+def indices(table: str, text: str) -> list[int]:
+    """Return the indices with which KEYS or ARGV occur, each once, in order."""
+    return sorted({int(index) for index in re.findall(rf"{table}\[(\d+)\]", text)})
+
+
+def names_of(table: str, body: str) -> list[str]:
+    """Return the locals that a `local a, b = KEYS[1], KEYS[2]` makes."""
+    (found,) = re.findall(rf"local ([\w\s,]+?)\s*=\s*(?:\w+\()?{table}\[1\]", body)
+    return [name.strip() for name in found.split(",")]
+
+
+def test_there_is_a_call_for_each() -> None:
+    assert sorted(CALLS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiles(any_client: redis.Redis, name: str) -> None:
+    script = scripts.load(name)
+    assert any_client.script_load(script.text) == script.sha
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("table", ["KEYS", "ARGV"])
+def test_body_and_wrapper_have_the_inputs_of_the_header(name: str, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, reply = CALLS[name]
+    passed: dict[str, Sequence[object]] = {}
+
+    def run(self: Script, client: object, keys: Sequence[str], args: Sequence[object]) -> object:
+        passed.update(KEYS=keys, ARGV=args)
+        return reply
+
+    monkeypatch.setattr(Script, "run", run)
+    getattr(scripts, name)(None, KEYS, **arguments)
+    header, body = header_and_body(name)
+    documented = re.findall(rf"^{table}\[(\d+)\] (.*?)   ?", header, re.MULTILINE)
+    numbers = list(range(1, len(passed[table]) + 1))
+    assert [int(index) for index, _ in documented] == numbers
+    assert indices(table, body) == numbers
+    assert len(names_of(table, body)) == len(numbers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_touches_no_other_keys(name: str) -> None:
+    """Every key comes in KEYS, so that Redis Cluster and ACLs can know them all."""
+    _, body = header_and_body(name)
+    keys = names_of("KEYS", body)
+    called = re.findall(r"redis\.p?call\(\s*'(\w+)'(?:,\s*(\w+))?", body)
+    assert called
+    assert len(called) == len(re.findall(r"redis\.p?call", body))
+    for command, argument in called:
+        assert command in NO_KEY or argument in keys, (command, argument)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_constants_are_those_of_the_codec(name: str) -> None:
+    expected = {
+        "KIND": codec.KIND,
+        "MIRRORED": codec.MIRRORED,
+        "REPEATED": codec.REPEATED,
+        "ID_SIZE": codec.ID_SIZE,
+        "OUR_PAYLOAD": 1 + codec.ID_SIZE + 8 + 1,
+    }
+    _, body = header_and_body(name)
+    for names, values in re.findall(r"local ([A-Z_, ]+) = ([\d, ]+)\n", body):
+        for constant, value in zip(names.split(", "), values.split(", "), strict=True):
+            assert int(value) == expected.get(constant, int(value)), constant
+
+
+def test_the_batch_limit_is_below_what_unpack_can_do() -> None:
+    _, body = header_and_body("transfer")
+    (slice_size,) = re.findall(r"local SLICE = (\d+)", body)
+    assert int(slice_size) <= scripts.MAX_BATCH_SIZE < 8000

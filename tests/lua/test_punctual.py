@@ -1,0 +1,196 @@
+"""transfer.lua and resign.lua: one transferrer is punctual, another takes over when it is not."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_delayq.delayed_queue import DelayedQueue
+from tests.state import FAR, delivered, nothing_changes, now_ms, offer, state, wrong_type
+
+TRANSFERRER = "delayq:transfer:{q}"
+SIGNS = "delayq:transfer_channel:0:{q}"
+
+#: So long that no test is slow enough to be outside of it.
+GRACE_MS = 600_000
+HOUR_MS = 3_600_000
+
+
+def punctual_since(queue: DelayedQueue, ms_ago: int, who: str = "punctual") -> int:
+    """Record a transferrer whose last sign of life was that long ago; return when."""
+    last = now_ms(queue.client) - ms_ago
+    queue.client.set(TRANSFERRER, f"{last}:{who}")
+    return last
+
+
+def recorded(queue: DelayedQueue) -> str:
+    """Return who is recorded as the punctual one."""
+    found: bytes = queue.client.get(TRANSFERRER)
+    return found.decode().partition(":")[2]
+
+
+class TestBecoming:
+    def test_the_first_who_moves_something(self, queue: DelayedQueue) -> None:
+        offer(queue, "a", 1)
+        done = queue.transfer(transferrer="host:1:x", grace_ms=GRACE_MS)
+        assert (done.moved, done.punctual) == (1, "host:1:x")
+        assert queue.client.get(TRANSFERRER) == b"%d:host:1:x" % (done.now_us // 1000)
+        assert done.last_sign_ms == done.now_us // 1000
+        assert 0 < queue.client.pttl(TRANSFERRER) <= 86_400_000
+
+    def test_by_setting_garbage_aside_too(self, queue: DelayedQueue) -> None:
+        queue.client.zadd(queue.keys.timeout_set, {b"garbage": 1})
+        assert queue.transfer(transferrer="me", grace_ms=GRACE_MS).punctual == "me"
+
+    def test_not_by_looking(self, queue: DelayedQueue) -> None:
+        offer(queue, "later")
+        with nothing_changes(queue.client):
+            assert queue.transfer(transferrer="me", grace_ms=GRACE_MS).punctual == ""
+
+    def test_who_has_no_id_takes_no_part(self, queue: DelayedQueue) -> None:
+        punctual_since(queue, 0)
+        before = queue.client.get(TRANSFERRER)
+        offer(queue, "a", 1)
+        done = queue.transfer()
+        assert (done.moved, done.punctual) == (1, "punctual")
+        assert queue.client.get(TRANSFERRER) == before
+
+    @pytest.mark.parametrize("garbage", ["", "garbage", ":", "x:y", "-1:y"])
+    def test_after_garbage_in_its_key(self, queue: DelayedQueue, garbage: str) -> None:
+        queue.client.set(TRANSFERRER, garbage)
+        offer(queue, "a", 1)
+        assert queue.transfer(transferrer="me", grace_ms=GRACE_MS).punctual == "me"
+
+
+class TestTheOthers:
+    def test_leave_what_has_just_become_due(self, queue: DelayedQueue) -> None:
+        last = punctual_since(queue, HOUR_MS)
+        due_ms = now_ms(queue.client) - 1
+        offer(queue, "a", due_ms)
+        with nothing_changes(queue.client):
+            done = queue.transfer(transferrer="other", grace_ms=GRACE_MS)
+        assert (done.moved, done.head_due_ms) == (0, due_ms)
+        assert (done.punctual, done.last_sign_ms) == ("punctual", last)
+
+    def test_leave_a_backlog_to_one_who_works_on_it(self, queue: DelayedQueue) -> None:
+        punctual_since(queue, 0)
+        offer(queue, "a", 1)
+        with nothing_changes(queue.client):
+            assert queue.transfer(transferrer="other", grace_ms=GRACE_MS).moved == 0
+
+    def test_take_over_what_is_due_for_longer_than_the_grace_period(self, queue: DelayedQueue) -> None:
+        punctual_since(queue, HOUR_MS)
+        offer(queue, "a", 1)
+        done = queue.transfer(transferrer="other", grace_ms=GRACE_MS)
+        assert (done.moved, done.punctual) == (1, "other")
+        assert recorded(queue) == "other"
+
+    def test_do_not_take_over_where_nothing_is_due(self, queue: DelayedQueue) -> None:
+        punctual_since(queue, HOUR_MS)
+        offer(queue, "a", FAR)
+        with nothing_changes(queue.client):
+            done = queue.transfer(transferrer="other", grace_ms=0)
+        assert done.punctual == "punctual"
+
+    def test_do_not_wait_for_one_whose_sign_is_from_the_future(self, queue: DelayedQueue) -> None:
+        """The server's clock was set back, or a replica whose clock is behind took over."""
+        punctual_since(queue, -HOUR_MS)
+        offer(queue, "a", 1)
+        done = queue.transfer(transferrer="other", grace_ms=GRACE_MS)
+        assert (done.moved, done.punctual) == (1, "other")
+        assert done.last_sign_ms <= now_ms(queue.client)
+
+    def test_the_one_who_was_replaced_is_one_of_them(self, queue: DelayedQueue) -> None:
+        punctual_since(queue, HOUR_MS)
+        offer(queue, "a", 1)
+        queue.transfer(transferrer="other", grace_ms=GRACE_MS)
+        offer(queue, "b", 1)
+        assert queue.transfer(transferrer="punctual", grace_ms=GRACE_MS).moved == 0
+        assert queue.transfer(transferrer="other", grace_ms=GRACE_MS).moved == 1
+        assert delivered(queue) == [b"a", b"b"]
+
+
+class TestSignsOfLife:
+    @pytest.fixture
+    def heard(self, queue: DelayedQueue) -> redis.client.PubSub:
+        """A subscription to the signs of life."""
+        pubsub = queue.client.pubsub(ignore_subscribe_messages=True)
+        pubsub.subscribe(SIGNS)
+        pubsub.get_message(timeout=5)
+        return pubsub
+
+    def signs(self, queue: DelayedQueue, heard: redis.client.PubSub) -> list[bytes]:
+        """Return all signs so far."""
+        queue.client.publish(SIGNS, "end")
+        found: list[bytes] = []
+        while (message := heard.get_message(timeout=10)) and message["data"] != b"end":
+            found.append(message["data"])
+        heard.close()
+        assert message
+        return found
+
+    def test_say_when_what_is_next_and_who(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
+        offer(queue, "a", 1)
+        offer(queue, "b", FAR)
+        now = queue.transfer(transferrer="host:1", grace_ms=GRACE_MS).now_us // 1000
+        assert self.signs(queue, heard) == [b"%d:%d:host:1" % (now, FAR)]
+
+    def test_say_that_nothing_is_next(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
+        offer(queue, "a", 1)
+        now = queue.transfer(transferrer="host:1", grace_ms=GRACE_MS).now_us // 1000
+        assert self.signs(queue, heard) == [b"%d::host:1" % now]
+
+    def test_come_once_in_half_a_grace_period(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
+        for number in range(10):
+            offer(queue, str(number), 1)
+        for _ in range(5):
+            queue.transfer(1, transferrer="me", grace_ms=GRACE_MS)
+        punctual_since(queue, GRACE_MS // 2 + 1, "me")
+        queue.transfer(1, transferrer="me", grace_ms=GRACE_MS)
+        assert len(self.signs(queue, heard)) == 2
+
+    def test_come_only_with_something_moved(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
+        punctual_since(queue, HOUR_MS, "me")
+        offer(queue, "a", FAR)
+        queue.transfer(transferrer="me", grace_ms=250)
+        queue.transfer()
+        assert self.signs(queue, heard) == []
+
+    def test_a_new_one_says_so_at_once(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
+        punctual_since(queue, HOUR_MS)
+        offer(queue, "a", 1)
+        queue.transfer(transferrer="other", grace_ms=GRACE_MS)
+        (sign,) = self.signs(queue, heard)
+        assert sign.endswith(b":other")
+
+    def test_of_resigning_name_nobody(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
+        punctual_since(queue, 0, "me")
+        offer(queue, "a", FAR)
+        queue.resign("me")
+        assert self.signs(queue, heard) == [b"0:%d:" % FAR]
+
+
+class TestResign:
+    def test_frees_the_place(self, queue: DelayedQueue) -> None:
+        offer(queue, "a", 1)
+        offer(queue, "b", 1)
+        queue.transfer(1, transferrer="me", grace_ms=GRACE_MS)
+        assert queue.resign("me") is True
+        assert TRANSFERRER not in state(queue.client)
+        assert queue.transfer(transferrer="other", grace_ms=GRACE_MS).moved == 1
+
+    @pytest.mark.parametrize("who", ["other", "", "m", "1:me"])
+    def test_of_another_changes_nothing(self, queue: DelayedQueue, who: str) -> None:
+        punctual_since(queue, 0, "me")
+        with nothing_changes(queue.client):
+            assert queue.resign(who) is False
+
+    def test_of_nobody_changes_nothing(self, queue: DelayedQueue) -> None:
+        assert queue.resign("me") is False
+        assert state(queue.client) == {}
+
+    @pytest.mark.parametrize("key", [TRANSFERRER, "redisson_delay_queue_timeout:{q}"])
+    def test_keys_of_another_type(self, queue: DelayedQueue, key: str) -> None:
+        punctual_since(queue, 0, "me")
+        offer(queue, "a")
+        wrong_type(queue, key, lambda: queue.resign("me"))

@@ -1,0 +1,106 @@
+"""Seed a database, read all of it, make it fail: what tests of every script share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from celery_delayq import codec, scripts
+from celery_delayq.delayed_queue import DelayedQueue
+
+#: Due times in the far future, unix time in ms.
+FAR = 4_000_000_000_000
+
+_READ: dict[bytes, Callable[[redis.Redis, bytes], Any]] = {
+    b"string": lambda client, key: client.get(key),
+    b"list": lambda client, key: client.lrange(key, 0, -1),
+    b"set": lambda client, key: client.smembers(key),
+    b"hash": lambda client, key: client.hgetall(key),
+    b"zset": lambda client, key: client.zrange(key, 0, -1, withscores=True),
+}
+
+
+def state(client: redis.Redis) -> dict[str, Any]:
+    """Return everything in the database, by key; ZSETs as lists of (member, score)."""
+    return {key.decode(): _READ[client.type(key)](client, key) for key in client.scan_iter()}
+
+
+def now_us(client: redis.Redis) -> int:
+    """Return the server's time in microseconds."""
+    seconds, microseconds = client.time()
+    return int(seconds) * 1_000_000 + int(microseconds)
+
+
+def now_ms(client: redis.Redis) -> int:
+    """Return the server's time in ms."""
+    return now_us(client) // 1000
+
+
+def offer(queue: DelayedQueue, message_id: str, due_ms: int | None = FAR, payload: bytes | None = None) -> None:
+    """Run the script alone, without the registry; the payload is the message id by default."""
+    scripts.offer(
+        queue.client,
+        queue.keys,
+        due_ms=due_ms,
+        message_key=codec.message_key(message_id),
+        payload=message_id.encode() if payload is None else payload,
+        mirrored=queue.mirror_list,
+    )
+
+
+def seed(queue: DelayedQueue, entries: dict[bytes, float]) -> None:
+    """Put entries as they are into the timeout set."""
+    queue.client.zadd(queue.keys.timeout_set, entries)
+
+
+def waiting(queue: DelayedQueue) -> list[bytes]:
+    """Return the payloads of all entries in due order; all of them must be entries."""
+    raw: list[bytes] = queue.client.zrange(queue.keys.timeout_set, 0, -1)
+    return [codec.unpack(entry)[1] for entry in raw]
+
+
+def delivered(queue: DelayedQueue) -> list[bytes]:
+    """Return the payloads in the broker list, the first to be consumed first."""
+    payloads: list[bytes] = queue.client.lrange(queue.name, 0, -1)
+    return payloads[::-1]
+
+
+@contextmanager
+def nothing_changes(client: redis.Redis) -> Iterator[None]:
+    """Fail if the database is another one after the block."""
+    before = state(client)
+    yield
+    assert state(client) == before
+
+
+@contextmanager
+def out_of_memory(client: redis.Redis) -> Iterator[None]:
+    """Let the server refuse whatever needs memory."""
+    client.config_set("maxmemory", 1)
+    try:
+        yield
+    finally:
+        client.config_set("maxmemory", 0)
+
+
+def calls(client: redis.Redis, command: str) -> int:
+    """Return how often the server ran a command since `config_resetstat`, within scripts as well."""
+    stats = client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})
+    count: int = stats["calls"]
+    return count
+
+
+def wrong_type(queue: DelayedQueue, key: str, call: Callable[[], object]) -> None:
+    """Give a key another type; the call must fail then, and change nothing."""
+    client = queue.client
+    client.delete(key)
+    if key == queue.keys.queue or key == queue.keys.dead or key == queue.keys.delay_list:
+        client.set(key, "no list")
+    else:
+        client.rpush(key, "no ZSET, HASH or STRING")
+    with nothing_changes(client), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        call()

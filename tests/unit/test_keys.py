@@ -1,0 +1,66 @@
+"""Names of keys: Redisson's where Redis holds what Redisson knows, all in the slot of the list."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.crc import key_slot
+
+from celery_delayq.keys import QueueKeys, companion, registry
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("celery", "redisson_delay_queue:{celery}"),
+        ("celery\x06\x163", "redisson_delay_queue:{celery\x06\x163}"),
+        ("shop:{eu}:orders", "redisson_delay_queue:shop:{eu}:orders"),
+        ("half{open", "redisson_delay_queue:half{open"),
+        ("closed}", "redisson_delay_queue:{closed}}"),
+        ("", "redisson_delay_queue:{}"),
+    ],
+)
+def test_braces_are_added_unless_there_is_one(name: str, expected: str) -> None:
+    assert companion("redisson_delay_queue", name) == expected
+
+
+def test_every_name_of_a_queue() -> None:
+    """Golden: Redisson and older versions of this package look for these."""
+    assert dataclasses.asdict(QueueKeys.of("shop.celery", db=3)) == {
+        "queue": "shop.celery",
+        "timeout_set": "redisson_delay_queue_timeout:{shop.celery}",
+        "delay_list": "redisson_delay_queue:{shop.celery}",
+        "channel": "redisson_delay_queue_channel:{shop.celery}",
+        "index": "delayq:index:{shop.celery}",
+        "dead": "delayq:dead:{shop.celery}",
+        "transferrer": "delayq:transfer:{shop.celery}",
+        "transferrer_channel": "delayq:transfer_channel:3:{shop.celery}",
+    }
+
+
+#: Names for which braces can do their work: no "}" before the first "{", and something in between.
+SHARDABLE = st.one_of(
+    st.text(st.characters(exclude_characters="{}"), min_size=1),
+    st.from_regex(r"\A[a-z:]{0,5}\{[a-z]{1,5}\}[a-z:]{0,5}\Z"),
+)
+
+
+@given(SHARDABLE)
+def test_all_keys_of_a_queue_are_in_the_slot_of_its_list(name: str) -> None:
+    names = dataclasses.asdict(QueueKeys.of(name)).values()
+    assert {key_slot(key.encode()) for key in names} == {key_slot(name.encode())}
+
+
+@given(st.text(), st.text())
+def test_no_two_queues_share_a_key(one: str, other: str) -> None:
+    if one != other:
+        first = set(dataclasses.astuple(QueueKeys.of(one))[1:])
+        assert first.isdisjoint(dataclasses.astuple(QueueKeys.of(other))[1:])
+
+
+def test_the_registry_takes_the_prefix_of_kombu() -> None:
+    assert registry() == "delayq:queues"
+    assert registry("shop.") == "shop.delayq:queues"

@@ -1,0 +1,82 @@
+"""What a worker says at its start about the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from logging import INFO, WARNING
+
+import pytest
+import redis
+
+from celery_delayq.errors import UnsupportedServer
+from celery_delayq.server import Finding, check_server
+from examples.private_redis import PrivateRedis
+
+
+@pytest.fixture
+def admin(any_redis_server: PrivateRedis) -> Iterator[redis.Redis]:
+    """A client that may change the server's configuration, which the end of the test restores."""
+    with any_redis_server.client() as client:
+        before = client.config_get("maxmemory-policy") | client.config_get("save")
+        yield client
+        for name, value in before.items():
+            client.config_set(name, value)
+        client.config_set("appendonly", "no")
+
+
+def levels(findings: list[Finding]) -> list[int]:
+    return [finding.level for finding in findings]
+
+
+def test_a_server_without_persistence_is_mentioned(admin: redis.Redis) -> None:
+    (finding,) = check_server(admin)
+    assert finding.level == INFO
+    assert "appendonly yes" in finding.message
+
+
+@pytest.mark.parametrize(("name", "value"), [("appendonly", "yes"), ("save", "900 1")])
+def test_a_server_with_persistence_is_well(admin: redis.Redis, name: str, value: str) -> None:
+    admin.config_set(name, value)
+    assert check_server(admin) == []
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "allkeys-random"])
+def test_a_server_that_evicts_keys_is_warned_of(admin: redis.Redis, policy: str) -> None:
+    admin.config_set("maxmemory-policy", policy)
+    findings = check_server(admin)
+    assert levels(findings) == [WARNING, INFO]
+    assert f"maxmemory-policy {policy}" in findings[0].message
+    assert "noeviction" in findings[0].message
+
+
+def test_a_user_who_may_not_read_the_configuration_is_not_bothered(
+    admin: redis.Redis, any_redis_server: PrivateRedis
+) -> None:
+    admin.execute_command("ACL", "SETUSER", "worker", "on", "nopass", "+@all", "-config", "~*", "&*")
+    try:
+        with any_redis_server.client(username="worker", password="any") as client:
+            assert check_server(client) == []
+    finally:
+        admin.execute_command("ACL", "DELUSER", "worker")
+
+
+def test_the_findings_do_not_depend_on_what_the_client_decodes(
+    admin: redis.Redis, any_redis_server: PrivateRedis
+) -> None:
+    with any_redis_server.client(decode_responses=True) as client:
+        assert check_server(client) == check_server(admin)
+
+
+@pytest.mark.parametrize("version", ["2.8.24", "5.0.14", "6.0.16", "6.1.9"])
+def test_an_old_server_is_refused(client: redis.Redis, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    info = client.info()
+    monkeypatch.setattr(client, "info", lambda: {**info, "redis_version": version})
+    with pytest.raises(UnsupportedServer, match=rf"Redis 6\.2 or newer.*{version}$"):
+        check_server(client)
+
+
+@pytest.mark.parametrize("version", ["6.2.0", "6.2.14", "7.0.15", "8.2.1", "10.0.0", "255.255.255"])
+def test_newer_servers_are_accepted(client: redis.Redis, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    info = client.info()
+    monkeypatch.setattr(client, "info", lambda: {**info, "redis_version": version})
+    assert levels(check_server(client)) == [INFO]

@@ -1,0 +1,132 @@
+"""Options: what is wrong is said at start, what is not ours passes."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from kombu.transport.redis import SentinelChannel
+
+from celery_delayq.errors import ConfigurationError
+from celery_delayq.settings import (
+    APP_SETTINGS,
+    TRANSPORT_OPTIONS,
+    Option,
+    check_transport_options,
+    transfer_settings,
+)
+from celery_delayq.transfer import TransferSettings
+
+ALL = {**TRANSPORT_OPTIONS, **APP_SETTINGS}
+NUMBERS = {name: option for name, option in ALL.items() if not isinstance(option.default, bool)}
+
+
+def wrong_values(option: Option) -> list[object]:
+    """Return values of every other type."""
+    wrong: list[object] = ["1", "yes", None, [1], {}, b"1", math.nan, math.inf]
+    if isinstance(option.default, bool):
+        return [*wrong, 0, 1, 0.0]
+    if isinstance(option.default, int):
+        return [*wrong, True, False, 1.0, 2.5]
+    return [*wrong, True, False]
+
+
+class TestEveryOption:
+    @pytest.mark.parametrize("name", ALL)
+    def test_has_a_default_that_is_allowed(self, name: str) -> None:
+        option = ALL[name]
+        assert option.check(name, option.default) == option.default
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [(name, value) for name, option in ALL.items() for value in wrong_values(option)],
+    )
+    def test_refuses_other_types_by_name(self, name: str, value: object) -> None:
+        with pytest.raises(ConfigurationError, match=f"^{name} must be .*{re.escape(repr(value))}"):
+            ALL[name].check(name, value)
+
+    @pytest.mark.parametrize("name", NUMBERS)
+    def test_has_a_range(self, name: str) -> None:
+        option = NUMBERS[name]
+        least, most = type(option.default)(option.least), type(option.default)(option.most)
+        assert option.check(name, least) == least
+        assert option.check(name, most) == most
+        for value in (least - 1, most + 1, -most):
+            with pytest.raises(ConfigurationError, match=f"^{name} must be {option.least:g} to"):
+                option.check(name, value)
+
+
+class TestTransferSettings:
+    def test_are_those_of_the_loop_by_default(self) -> None:
+        assert transfer_settings({}) == TransferSettings()
+
+    def test_all_are_handed_on(self) -> None:
+        given = {"transfer_grace": 1, "transfer_interval": 2.5, "transfer_batch_size": 7}
+        settings = transfer_settings(given)
+        assert settings == TransferSettings(grace_s=1.0, interval_s=2.5, batch_size=7)
+        assert settings.grace_ms == 1000
+
+    @pytest.mark.parametrize(
+        ("given", "meant"),
+        [
+            ("transfer_grac", "transfer_grace"),
+            ("transfers_interval", "transfer_interval"),
+            ("transfer_batchsize", "transfer_batch_size"),
+        ],
+    )
+    def test_a_misspelt_one_is_recognised(self, given: str, meant: str) -> None:
+        with pytest.raises(ConfigurationError, match=f"unknown setting delayq_{given}: did you mean delayq_{meant}?"):
+            transfer_settings({given: 1})
+
+    def test_an_unknown_one_is_answered_with_those_there_are(self) -> None:
+        with pytest.raises(ConfigurationError) as error:
+            transfer_settings({"colour": "red"})
+        assert "delayq_colour" in str(error.value)
+        for name in APP_SETTINGS:
+            assert f"delayq_{name}" in str(error.value)
+
+    def test_a_wrong_value_is_named_as_the_user_wrote_it(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"^delayq_transfer_grace must be a number"):
+            transfer_settings({"transfer_grace": "soon"})
+
+
+class TestTransportOptions:
+    def test_have_defaults(self) -> None:
+        assert check_transport_options({}) == {"mirror_list": False}
+
+    def test_ours_are_returned(self) -> None:
+        assert check_transport_options({"mirror_list": True}) == {"mirror_list": True}
+
+    def test_those_of_kombu_pass(self) -> None:
+        kombus = dict.fromkeys(SentinelChannel.from_transport_options, "anything")
+        assert check_transport_options(kombus) == {"mirror_list": False}
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            *("max_retries", "interval_start", "interval_step", "interval_max"),
+            *("client_name", "retry_on_timeout", "ssl_ca_certs", "username", "protocol"),
+            *("confirm_publish", "queue_order_strategy", "polling_interval"),
+        ],
+    )
+    def test_those_of_redis_py_and_celery_pass(self, name: str) -> None:
+        assert check_transport_options({name: object()}) == {"mirror_list": False}
+
+    @pytest.mark.parametrize("name", ["mirrorlist", "mirror_lists", "miror_list", "MIRROR_LIST"])
+    def test_a_misspelt_one_is_recognised(self, name: str) -> None:
+        with pytest.raises(ConfigurationError, match=f"'{name}'.*did you mean 'mirror_list'?"):
+            check_transport_options({name: True})
+
+    def test_a_name_that_kombu_knows_is_not_taken_for_a_misspelling(self) -> None:
+        assert check_transport_options({"mirror_lists": 1}, others=["mirror_lists"])
+
+    def test_a_wrong_value_is_named_as_the_user_wrote_it(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"^broker_transport_options\['mirror_list'\] must be True"):
+            check_transport_options({"mirror_list": "yes"})
+
+    @pytest.mark.parametrize("name", [*APP_SETTINGS, "delayq_transfer_grace"])
+    def test_a_setting_of_the_app_is_sent_there(self, name: str) -> None:
+        bare = name.removeprefix("delayq_")
+        with pytest.raises(ConfigurationError, match=rf"app\.conf\.delayq_{bare}$"):
+            check_transport_options({name: 1})
