@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery import bootsteps, signals
@@ -9,6 +10,7 @@ from celery.utils.log import get_logger
 
 from celery_delayq.config import settings_of
 from celery_delayq.server import check_server
+from celery_delayq.settings import LONGEST_LEAD_S
 from celery_delayq.transport import Transport
 from celery_delayq.transport.eta import DUE_PROPERTY
 
@@ -27,7 +29,7 @@ class Transfer(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         self.settings = settings_of(consumer.app)
         self._server_checked = False
-        signals.task_received.connect(run_when_received, dispatch_uid="celery_delayq.run_when_received")
+        signals.task_received.connect(run_when_due, dispatch_uid="celery_delayq.run_when_due")
         super().__init__(consumer, **kwargs)
 
     def start(self, consumer: Any) -> None:
@@ -57,14 +59,21 @@ class Transfer(bootsteps.StartStopStep):
             transport.stop_transfer()
 
 
-def run_when_received(request: Any, **kwargs: Any) -> None:
-    """Make a worker run a message that has waited in a delayed queue, instead of waiting for its eta once more.
+def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
+    """Make a worker run a message from a delayed queue when it is due by the server's clock, not by its own.
 
-    It was due by the server's clock; a worker whose own clock is slow must neither hold it nor count it as
-    prefetched. The task still finds its eta in `self.request.eta`.
+    It comes at most the transfer's lead before its eta; the worker waits for the rest of it, some milliseconds at
+    most. A worker whose own clock is wrong neither runs it early nor holds it. The task still finds its eta in
+    `self.request.eta`.
 
     Private of Celery (5.6 and 5.7): `Request._eta`, since the worker's strategy decides by the read-only property
     `eta`. `task_received` is sent just before.
     """
-    if DUE_PROPERTY in (request.message.properties or {}):
+    if DUE_PROPERTY not in (request.message.properties or {}) or request.eta is None:
+        return
+    loop = getattr(sender.connection.transport, "transfer_loop", None)
+    early_s = loop.seconds_until(request.eta.timestamp() * 1000) if loop else 0.0
+    if 0 < early_s <= LONGEST_LEAD_S:
+        request._eta = datetime.now(timezone.utc) + timedelta(seconds=early_s)
+    else:
         request._eta = None

@@ -22,7 +22,7 @@ class ServerClock:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.monotonic = monotonic
-        self._offset_s = 0.0
+        self._offset_s = float("inf")  # all times are past until the server has told its own
         self._error_s = float("inf")
         self._sampled_at = 0.0
 
@@ -36,5 +36,8 @@ class ServerClock:
             self._offset_s, self._error_s, self._sampled_at = offset_s, error_s, received
 
     def seconds_until(self, server_ms: float) -> float:
-        """Return how many seconds from now the server's clock shows `server_ms`; negative if it has."""
+        """Return how many seconds from now the server's clock shows `server_ms`; negative if it has.
+
+        Minus infinity before the first sample: whoever waits for that time has a look instead.
+        """
         return server_ms / 1000 - self._offset_s - self.monotonic()

@@ -166,7 +166,9 @@ class DelayedQueue:
         """Return how many messages wait, due ones that no one has transferred yet included."""
         return int(self.client.zcard(self.keys.timeout_set))
 
-    def transfer(self, limit: int = BATCH_SIZE, *, transferrer: str = "", grace_ms: int = 0) -> Transferred:
+    def transfer(
+        self, limit: int = BATCH_SIZE, *, transferrer: str = "", grace_ms: int = 0, lead_ms: int = 0
+    ) -> Transferred:
         """Move messages that are due by the server's clock to the list, the earliest first. One atomic script.
 
         Args:
@@ -174,13 +176,16 @@ class DelayedQueue:
             transferrer: id of a loop; only the punctual loop of a queue moves messages as soon as they are due. By
                 default the call moves what is due and takes no part in that.
             grace_ms: how long another loop leaves due messages to the punctual one, in ms.
+            lead_ms: move what is due within so many ms, too; for consumers that wait for the rest themselves.
 
         Raises:
             ValueError: `limit` out of range.
         """
         if not 1 <= limit <= MAX_BATCH_SIZE:
             raise ValueError(f"limit must be 1 to {MAX_BATCH_SIZE}, not {limit!r}")
-        return scripts.transfer(self.client, self.keys, limit=limit, transferrer=transferrer, grace_ms=grace_ms)
+        return scripts.transfer(
+            self.client, self.keys, limit=limit, transferrer=transferrer, grace_ms=grace_ms, lead_ms=lead_ms
+        )
 
     def resign(self, transferrer: str) -> bool:
         """Stop being the punctual loop of this queue. Returns whether `transferrer` was."""

@@ -105,12 +105,14 @@ def offer(client: redis.Redis, keys: QueueKeys, **message: Any) -> int:
     return int(load("offer").run(client, *offer_command(keys, **message)))
 
 
-def transfer(client: redis.Redis, keys: QueueKeys, *, limit: int, transferrer: str, grace_ms: int) -> Transferred:
+def transfer(
+    client: redis.Redis, keys: QueueKeys, *, limit: int, transferrer: str, grace_ms: int, lead_ms: int
+) -> Transferred:
     """Move due messages to the broker list, see `transfer.lua`."""
     moved, dead, head, now_us, last, punctual = load("transfer").run(
         client,
         (keys.queue, keys.timeout_set, keys.delay_list, keys.index, keys.dead, keys.transferrer),
-        (limit, transferrer, grace_ms, keys.transferrer_channel),
+        (limit, transferrer, grace_ms, keys.transferrer_channel, lead_ms),
     )
     return Transferred(moved, dead, score_to_ms(head), int(now_us), int(last), punctual.decode())
 

@@ -60,11 +60,15 @@ TRANSPORT_OPTIONS: Mapping[str, Option] = {
     "mirror_list": Option(False),
 }
 
+#: A worker never holds a message longer than that for its eta, whatever the clocks say.
+LONGEST_LEAD_S = 0.1
+
 #: The app's settings, without their prefix.
 APP_SETTINGS: Mapping[str, Option] = {
     "transfer_grace": Option(0.25, 0.01, 60.0),
     "transfer_interval": Option(5.0, 0.1, 300.0),
     "transfer_batch_size": Option(BATCH_SIZE, 1, MAX_BATCH_SIZE),
+    "transfer_lead": Option(0.002, 0.0, LONGEST_LEAD_S),
 }
 
 
@@ -120,6 +124,7 @@ def transfer_settings(given: Mapping[str, Any]) -> TransferSettings:
         grace_s=values["transfer_grace"],
         interval_s=values["transfer_interval"],
         batch_size=values["transfer_batch_size"],
+        lead_s=values["transfer_lead"],
     )
 
 

@@ -68,16 +68,24 @@ class TransferSettings:
         grace_s: how long the other loops leave due messages to the punctual one, in seconds.
         interval_s: how often a loop looks at its queues without being told, in seconds.
         batch_size: messages one script call moves at most.
+        lead_s: how long before they are due messages are moved, in seconds, to the queues that this process consumes.
+            It makes up for the way from the broker list to the consumer, who has to wait for the rest itself.
     """
 
     grace_s: float = 0.25
     interval_s: float = 5.0
     batch_size: int = BATCH_SIZE
+    lead_s: float = 0.0
 
     @property
     def grace_ms(self) -> int:
         """The grace period in ms."""
         return round(self.grace_s * 1000)
+
+    @property
+    def lead_ms(self) -> int:
+        """The lead in ms."""
+        return round(self.lead_s * 1000)
 
 
 @dataclass
@@ -85,6 +93,8 @@ class _Watched:
     """One delayed queue, as far as this loop knows about it."""
 
     queue: DelayedQueue
+    #: How long before they are due messages are moved, in ms.
+    lead_ms: int = 0
     #: When to look again, in ms of the server's clock; None: not before it is told.
     wake_at_ms: float | None = None
     #: Due time of the head, unix time in ms.
@@ -175,6 +185,10 @@ class TransferLoop:
             sock = self._subscription_socket()
             self._woken = True
             _interrupt(sock)
+
+    def seconds_until(self, server_ms: float) -> float:
+        """Return in how many seconds the server's clock shows `server_ms`; negative if it has, or was never seen."""
+        return self._clock.seconds_until(server_ms)
 
     def is_alive(self) -> bool:
         """Return whether the loop's thread runs."""
@@ -319,9 +333,12 @@ class TransferLoop:
         assert client is not None
         if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
             raise exceptions.ConnectionError("the subscription does not answer")
-        names = registered(client, self._keyprefix) | set(self._queues())
+        consumed = set(self._queues())
+        names = registered(client, self._keyprefix) | consumed
         self._unwatch(self._watched.keys() - names)
         self._watch(names - self._watched.keys())
+        for name, watched in self._watched.items():
+            watched.lead_ms = self.settings.lead_ms if name in consumed else 0
         empty = [w for w in self._watched.values() if w.head_due_ms is None]
         # One command for all queues that are thought to be empty, however many there are.
         if empty and client.exists(*(w.queue.keys.timeout_set for w in empty)):
@@ -353,7 +370,12 @@ class TransferLoop:
         queue = watched.queue
         sent = time.monotonic()
         try:
-            done = queue.transfer(self.settings.batch_size, transferrer=self.id, grace_ms=self.settings.grace_ms)
+            done = queue.transfer(
+                self.settings.batch_size,
+                transferrer=self.id,
+                grace_ms=self.settings.grace_ms,
+                lead_ms=watched.lead_ms,
+            )
         except CONNECTION_ERRORS:
             raise
         except exceptions.ResponseError as exc:
@@ -383,10 +405,10 @@ class TransferLoop:
             self._on_pass(queue, done)
 
     def _arm(self, watched: _Watched, last_sign_ms: int) -> None:
-        """Set when to transfer next: at the head's due time, or later if another loop is the punctual one."""
+        """Set when to transfer next: when the head is due, or later if another loop is the punctual one."""
         due_ms = watched.head_due_ms
         if due_ms is None or watched.punctual in ("", self.id):
-            watched.wake_at_ms = due_ms
+            watched.wake_at_ms = None if due_ms is None else due_ms - watched.lead_ms
             return
         grace_ms = self.settings.grace_ms * random.uniform(1, 1.5)
         watched.wake_at_ms = max(due_ms, last_sign_ms) + grace_ms

@@ -15,6 +15,7 @@ ARGV[1] limit         entries a call, at most 1000
 ARGV[2] transferrer   id of the caller, or '' to move whatever is due and take no part in who is punctual
 ARGV[3] grace         ms
 ARGV[4] channel       for signs of life, "<ms>:<head or empty>:<id>"
+ARGV[5] lead          ms; what is due within them counts as due
 
 Returns {moved, dead, head, now, last, id}: entries moved, entries set aside, due of the next entry (ms, or ''), the
 server's time (microseconds), and the last sign of life (ms) and id of the punctual transferrer ('' if there is none).
@@ -27,15 +28,14 @@ packings; corrupt entries; the index; one punctual transferrer; now is the serve
 ]]
 local queue, timeout_set, delay_list, index, dead_list, transferrer =
     KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local limit, caller, grace, channel = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local limit, caller, grace, channel, lead = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 
--- codec.py: kinds of our entries, what comes before the payload (size of the id, its kind, message key, size of the
--- payload), and the size of a place in the index.
+-- codec.py: kinds of our entries, where their payload starts, and the size of a place in the index.
 local KIND, MIRRORED, REPEATED = 208, 1, 2
-local ID_SIZE, OUR_HEADER, HEADER_SIZE = 24, '<BxxxxxxxBc16I8', 33
+local OUR_PAYLOAD = 34
 local PLACE_SIZE = 16
 
-local SLICE = 25 -- so that Redis keeps the reply in one buffer while payloads are small
+local SLICE = 50
 local MAX_BYTES = 262144
 local LREM_STEPS = 20000
 local REMEMBER_TRANSFERRER_MS = 86400000
@@ -44,6 +44,7 @@ local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now = math.floor(now_us / 1000)
 local now_text = string.format('%.0f', now)
+local due_text = string.format('%.0f', now + lead)
 
 local function head()
     return redis.call('ZRANGE', timeout_set, 0, 0, 'WITHSCORES')[2] or ''
@@ -109,29 +110,26 @@ if to_walk > 0 then
     limit = math.min(limit, math.max(1, math.floor(LREM_STEPS / to_walk)))
 end
 
-limit = math.min(limit, redis.call('ZCOUNT', timeout_set, '-inf', now_text))
-
 local moved, dead, bytes = 0, 0, 0
 while moved + dead < limit and bytes < MAX_BYTES do
-    local entries = redis.call('ZRANGE', timeout_set, 0, math.min(SLICE, limit - moved - dead) - 1)
+    local entries = redis.call(
+        'ZRANGEBYSCORE', timeout_set, '-inf', due_text, 'LIMIT', 0, math.min(SLICE, limit - moved - dead))
+    if #entries == 0 then
+        break
+    end
 
     local payloads, garbage, listed, first, repeated = {}, {}, {}, {}, {}
     for _, entry in ipairs(entries) do
-        -- Most entries are ours: one look tells.
-        local id_size, kind, message_key, size
-        if #entry >= HEADER_SIZE then
-            id_size, kind, message_key, size = unpack_struct(OUR_HEADER, entry)
-            kind = kind - KIND
-        end
-        local ours = id_size == ID_SIZE and size == #entry - HEADER_SIZE and kind >= 0 and kind <= MIRRORED + REPEATED
-        local start = ours and HEADER_SIZE + 1 or payload_start(entry)
+        local start = payload_start(entry)
+        local kind = start == OUR_PAYLOAD and byte(entry, 9) - KIND or -1
+        local ours = kind >= 0 and kind <= MIRRORED + REPEATED
         if start then
             payloads[#payloads + 1] = sub(entry, start)
         else
             garbage[#garbage + 1] = entry
         end
         if ours and kind < REPEATED then
-            first[#first + 1] = message_key
+            first[#first + 1] = sub(entry, 10, 25)
         elseif ours then
             repeated[#repeated + 1] = entry
         end

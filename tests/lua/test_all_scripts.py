@@ -22,7 +22,7 @@ KEYS = QueueKeys.of("q")
 CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "offer": ({"due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False}, b"1"),
     "transfer": (
-        {"limit": 1, "transferrer": "", "grace_ms": 0},
+        {"limit": 1, "transferrer": "", "grace_ms": 0, "lead_ms": 0},
         [0, 0, b"", b"1000", b"0", b""],
     ),
     "cancel": ({"message_key": bytes(16)}, [0, 0]),

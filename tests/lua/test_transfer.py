@@ -73,6 +73,15 @@ class TestWhatIsDue:
         assert done.head_due_ms == now + 3_600_000
         assert now <= done.now_us // 1000 <= now_ms(queue.client)
 
+    def test_includes_what_is_due_within_the_lead(self, queue: DelayedQueue) -> None:
+        now = now_ms(queue.client)
+        offer(queue, "soon", now + 60_000)
+        offer(queue, "later", now + 7_200_000)
+        done = queue.transfer(lead_ms=3_600_000)
+        assert (done.moved, done.head_due_ms) == (1, now + 7_200_000)
+        assert delivered(queue) == [b"soon"]
+        assert now <= done.now_us // 1000 <= now_ms(queue.client)
+
     def test_what_is_not_stays_as_it_is(self, queue: DelayedQueue) -> None:
         offer(queue, "later")
         seed(queue, {b"garbage": FAR + 1})

@@ -58,13 +58,16 @@ class TestEveryOption:
 
 
 class TestTransferSettings:
-    def test_are_those_of_the_loop_by_default(self) -> None:
-        assert transfer_settings({}) == TransferSettings()
+    def test_are_those_of_the_loop_by_default_and_a_lead(self) -> None:
+        """A worker waits for the rest itself; a loop by itself, as a rule, is not followed by one."""
+        assert transfer_settings({}) == TransferSettings(lead_s=0.002)
+        assert TransferSettings().lead_ms == 0
 
     def test_all_are_handed_on(self) -> None:
-        given = {"transfer_grace": 1, "transfer_interval": 2.5, "transfer_batch_size": 7}
+        given = {"transfer_grace": 1, "transfer_interval": 2.5, "transfer_batch_size": 7, "transfer_lead": 0.05}
         settings = transfer_settings(given)
-        assert settings == TransferSettings(grace_s=1.0, interval_s=2.5, batch_size=7)
+        assert settings == TransferSettings(grace_s=1.0, interval_s=2.5, batch_size=7, lead_s=0.05)
+        assert settings.lead_ms == 50
         assert settings.grace_ms == 1000
 
     @pytest.mark.parametrize(

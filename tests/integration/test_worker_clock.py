@@ -1,0 +1,97 @@
+"""A worker whose clock is wrong runs tasks on time by the server's clock."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from celery.worker.request import Request
+
+from celery_delayq.bootsteps import run_when_due
+from celery_delayq.transport.eta import DUE_PROPERTY
+from tests.ledger import ALL_WELL, Ledger
+from tests.support import wait_until
+from tests.workers import Worker
+
+
+def wrong_clock(seconds: int) -> dict[str, str]:
+    """Environment in which a process's clock is off by so much."""
+    if not shutil.which("faketime"):
+        pytest.skip("needs faketime (libfaketime)")
+    # A start time, since libfaketime breaks `time.sleep` where it is told an offset.
+    start = datetime.now().astimezone() + timedelta(seconds=seconds)
+    found = subprocess.run(
+        ["faketime", "-m", "-f", f"@{start:%Y-%m-%d %H:%M:%S}", "env"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    wanted = ("LD_PRELOAD", "FAKETIME")
+    pairs = (line.partition("=") for line in found.splitlines())
+    return {name: value for name, _, value in pairs if name in wanted}
+
+
+@pytest.mark.parametrize("seconds", [-30, 30])
+@pytest.mark.parametrize("pool", ["solo", "prefork"])
+def test_tasks_run_on_time_by_the_servers_clock(
+    app: Celery, broker_url: str, ledger: Ledger, seconds: int, pool: str
+) -> None:
+    clock = {**wrong_clock(seconds), "TZ": "UTC"}
+    with Worker(pool=pool, broker=broker_url, ledger=ledger.url, env=clock) as worker:
+        written = worker.log.split(" ready.")[0].rpartition("[")[2][:19]
+        shown = datetime.fromisoformat(written).replace(tzinfo=timezone.utc).timestamp()
+        assert abs(shown - time.time() - seconds) < 10, "the worker's clock is not wrong"
+        due = time.time() + 1
+        eta = datetime.fromtimestamp(due, timezone.utc)
+        promised = {app.tasks["note"].apply_async(eta=eta).id: due * 1000 for _ in range(5)}
+        wait_until(lambda: ledger.has(promised), "they ran, not 30 s later", 15)
+        assert ledger.verdict(promised) == ALL_WELL
+
+
+@pytest.mark.parametrize(
+    ("due_in_s", "transferred", "held_s"),
+    [
+        (30, False, 30),  # a stock producer put it on the broker list, or the clocks are apart: Celery's business
+        (None, True, 0),  # no loop in this process knows the server's time
+        (-1, True, 0),  # due by the server's clock
+        (0.002, True, 0.002),  # came ahead by the lead: exactly the rest
+        (30, True, 0),  # longer than any lead: no worker holds it
+    ],
+)
+def test_a_worker_holds_a_transferred_message_for_the_rest_of_the_lead_at_most(
+    app: Celery, due_in_s: float | None, transferred: bool, held_s: float
+) -> None:
+    eta = datetime.now(timezone.utc) + timedelta(seconds=30)
+    message = SimpleNamespace(
+        headers={"id": "i", "task": "note", "eta": eta.isoformat()},
+        body=b"[[], {}, {}]",
+        payload=[[], {}, {}],
+        content_type="application/json",
+        content_encoding="utf-8",
+        delivery_info={},
+        properties={DUE_PROPERTY: 1} if transferred else {},
+    )
+    asked = []
+
+    def seconds_until(server_ms: float) -> float | None:
+        asked.append(server_ms)
+        return due_in_s
+
+    loop = SimpleNamespace(seconds_until=seconds_until) if due_in_s is not None else None
+    consumer = SimpleNamespace(connection=SimpleNamespace(transport=SimpleNamespace(transfer_loop=loop)))
+    request = Request(message, app=app, hostname=os.uname().nodename)
+    before = datetime.now(timezone.utc)
+    run_when_due(consumer, request)
+    assert request.request_dict["eta"] == eta.isoformat()
+    if held_s:
+        assert before <= request.eta - timedelta(seconds=held_s) <= datetime.now(timezone.utc) or not transferred
+        assert transferred or request.eta == eta
+    else:
+        assert request.eta is None
+    assert all(ms == eta.timestamp() * 1000 for ms in asked)
