@@ -48,6 +48,7 @@ class Loops:
         interval_s: float = NEVER_S,
         grace_s: float = 0.1,
         batch_size: int = 100,
+        lead_s: float = 0.0,
     ) -> TransferLoop:
         """Return a loop; unless told otherwise, it never looks without a reason."""
 
@@ -58,7 +59,7 @@ class Loops:
             connect or (lambda: self.client(db=db)),
             queues,
             keyprefix=keyprefix,
-            settings=TransferSettings(grace_s, interval_s, batch_size),
+            settings=TransferSettings(grace_s, interval_s, batch_size, lead_s),
             on_pass=on_pass,
             id=id,
         )

@@ -80,6 +80,17 @@ class TestOneLoop:
         assert "2 entries" in record.getMessage()
         assert "delayq:dead:{q}" in record.getMessage()
 
+    def test_goes_ahead_only_for_queues_of_the_caller(self, loops: Loops, queue: DelayedQueue) -> None:
+        """Who consumes elsewhere does not wait for the rest: for him, early would be wrong."""
+        other = DelayedQueue(queue.client, "other")
+        loops.start(queues=lambda: ["q"], lead_s=60.0)
+        for each in (queue, other):
+            each.offer(b"in half a minute", delay_s=30)
+            each.offer(b"now", delay_s=0.2)
+        wait_until(lambda: sorted(delivered(queue)) == [b"in half a minute", b"now"], "both are there")
+        wait_for_delivery(other, b"now")
+        assert other.size() == 1
+
     def test_follows_a_head_that_is_cancelled(self, loops: Loops, queue: DelayedQueue) -> None:
         queue.register()
         loops.start()
