@@ -6,9 +6,11 @@ makes the same app with `make_app`.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery import Celery
@@ -28,27 +30,44 @@ class Credentials(UsernamePasswordCredentialProvider):
         super().__init__(USER, PASSWORD)
 
 
-def make_app(broker: str, ledger: str, *, with_delayq: bool = True, **conf: Any) -> Celery:
-    """Return the app; its results are in the ledger's database."""
+def make_app(broker: str, ledger: str, *, delayqs: int = 1, **conf: Any) -> Celery:
+    """Return the app; its results are in the ledger's database.
+
+    Args:
+        delayqs: how often `DelayQ(app)` is made.
+    """
     app = Celery("tests", broker=broker, backend=ledger, set_as_current=False)
     app.conf.update(
-        accept_content=["json", "pickle"],
         broker_connection_retry_on_startup=True,
         task_acks_late=False,
         worker_hijack_root_logger=False,
         worker_send_task_events=False,
     )
     app.conf.update(conf)
-    if with_delayq:
+    for _ in range(delayqs):
         app.delayq = DelayQ(app)
-    _add_tasks(app, Ledger(ledger))
+    add_tasks(app, Ledger(ledger))
     return app
 
 
-def _add_tasks(app: Celery, ledger: Ledger) -> None:
+@contextmanager
+def publisher(broker: str, ledger: str, **conf: Any) -> Iterator[Celery]:
+    """An app to publish with, which leaves nothing open."""
+    app = make_app(broker, ledger, **conf)
+    try:
+        yield app
+    finally:
+        # Results unsubscribe when they are collected, for which their server must still be there.
+        gc.collect()
+        app.close()
+
+
+def add_tasks(app: Celery, ledger: Ledger) -> None:
+    """Give the app its tasks, which write in the ledger that they ran."""
+
     def task(**options: Any) -> Callable[..., Any]:
-        # Not lazy, so that a function may become a task of several apps.
-        return app.task(bind=True, lazy=False, **options)
+        # Not shared: they are tasks of this app only.
+        return app.task(bind=True, lazy=False, shared=False, **options)
 
     @task(name="note")
     def note(self: Any, value: Any = None) -> Any:
@@ -82,12 +101,11 @@ def _add_tasks(app: Celery, ledger: Ledger) -> None:
             raise self.retry(countdown=countdown)
         return self.request.retries
 
-    @task(name="slow", acks_late=True)
-    def slow(self: Any, seconds: float) -> None:
-        import time
-
+    @task(name="process_id")
+    def process_id(self: Any) -> int:
+        """Return in which process it runs."""
         ledger.record(self.request.id)
-        time.sleep(seconds)
+        return os.getpid()
 
     @task(name="limited", rate_limit="20/s")
     def limited(self: Any) -> None:

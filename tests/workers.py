@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class CeleryCommand:
         app: the module of the app.
         conf: further configuration of the app, see `tests.worker_app`.
         env: further environment.
+        paths: further folders to import from.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class CeleryCommand:
         app: str = "tests.worker_app",
         conf: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
+        paths: Sequence[Path] = (),
     ) -> None:
         self._command = [sys.executable, "-W", "ignore", "-m", "celery", "-A", app, *arguments]
         self._env = {
@@ -45,7 +48,7 @@ class CeleryCommand:
             "BROKER": broker,
             "LEDGER": ledger,
             "CONF": json.dumps(dict(conf or {})),
-            "PYTHONPATH": str(_REPOSITORY),
+            "PYTHONPATH": os.pathsep.join(map(str, (_REPOSITORY, *paths))),
             "PYTHONUNBUFFERED": "1",
             **(env or {}),
         }
@@ -63,13 +66,13 @@ class CeleryCommand:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if any(exc_info):
+            print(self.log)  # pytest shows it with the failure
         if self._process is not None:
             if self._process.poll() is None:
                 self.send_signal(signal.SIGTERM)
-                try:
+                with suppress(subprocess.TimeoutExpired):
                     self._process.wait(_STOP_DEADLINE_S)
-                except subprocess.TimeoutExpired:
-                    pass
             self.kill()
         self._folder.cleanup()
 
@@ -102,8 +105,15 @@ class CeleryCommand:
 
     def wait_for_log(self, text: str, times: int = 1, timeout: float = 30) -> None:
         """Wait until the log contains `text`; show the log if it does not."""
+        assert self._process is not None
+        process = self._process
         try:
-            wait_until(lambda: self.log.count(text) >= times, f"{text!r} in the log", timeout)
+            wait_until(
+                lambda: self.log.count(text) >= times or process.poll() is not None,
+                f"{text!r} in the log",
+                timeout,
+            )
+            assert self.log.count(text) >= times, f"the process ended without {text!r} in its log"
         except AssertionError as error:
             raise AssertionError(f"{error}; the log:\n{self.log}") from None
 
@@ -123,17 +133,13 @@ class CeleryCommand:
         """Kill all processes of the session, as a lost machine would end them."""
         assert self._process is not None
         for pid in (self.pid, *self.session()):
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self._process.wait()
 
     def session(self) -> set[int]:
         """Return the ids of all living processes that the main process started, itself included."""
-        found = subprocess.run(
-            ["ps", "-e", "-o", "pid=,sid=,stat="], capture_output=True, text=True, check=True
-        ).stdout
+        found = subprocess.run(["ps", "-e", "-o", "pid=,sid=,stat="], capture_output=True, text=True, check=True).stdout
         rows = [line.split() for line in found.splitlines()]
         return {int(pid) for pid, sid, stat in rows if int(sid) == self.pid and stat[0] != "Z"}
 
@@ -141,12 +147,12 @@ class CeleryCommand:
 class Worker(CeleryCommand):
     """A `celery worker`; see `CeleryCommand` for the arguments, options are those of the worker.
 
-    The default is one solo process, which starts fastest.
+    The default is one solo process, which starts fastest, and asks no neighbours for a second.
     """
 
     def __init__(self, *options: str, pool: str = "solo", concurrency: int = 2, **kwargs: Any) -> None:
         name = f"w{id(self):x}@%h"
-        common = ("--loglevel=INFO", "--without-gossip", f"--pool={pool}", f"-n{name}")
+        common = ("--loglevel=INFO", "--without-gossip", "--without-mingle", f"--pool={pool}", f"-n{name}")
         size = () if pool == "solo" else (f"--concurrency={concurrency}",)
         super().__init__("worker", *common, *size, *options, **kwargs)
 

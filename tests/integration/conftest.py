@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import redis
 from celery import Celery
 
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
-from tests.worker_app import make_app
+from tests.worker_app import publisher
 
 
 @pytest.fixture(scope="session")
@@ -28,16 +29,27 @@ def ledger(ledger_url: str) -> Iterator[Ledger]:
 
 
 @pytest.fixture(scope="module")
-def broker_url(redis_server: PrivateRedis) -> str:
-    """A database of the session's Redis, emptied, as broker of this module."""
-    with redis_server.client(db=5) as client:
-        client.flushdb()
-    return f"delayq://127.0.0.1:{redis_server.port}/5"
+def broker_server() -> Iterator[PrivateRedis]:
+    """The broker of this module: with a port of its own, since kombu's connection pools outlive modules."""
+    with PrivateRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def broker_client(broker_server: PrivateRedis) -> Iterator[redis.Redis]:
+    """A client of the broker."""
+    with broker_server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def broker_url(broker_server: PrivateRedis) -> str:
+    """The URL of the broker, for our transport."""
+    return f"delayq://127.0.0.1:{broker_server.port}/0"
 
 
 @pytest.fixture(scope="module")
 def app(broker_url: str, ledger_url: str) -> Iterator[Celery]:
     """An app to publish with."""
-    app = make_app(broker_url, ledger_url)
-    yield app
-    app.close()
+    with publisher(broker_url, ledger_url) as app:
+        yield app

@@ -75,9 +75,7 @@ class Broker:
         content: dict[str, Any] = {}
         for key in self.client.scan_iter():
             if self.client.type(key) == b"list":
-                content[key.decode()] = [
-                    anonymous(message) for message in self.client.lrange(key, 0, -1)
-                ]
+                content[key.decode()] = [anonymous(message) for message in self.client.lrange(key, 0, -1)]
             else:
                 content[key.decode()] = self.client.smembers(key)
         return content
@@ -107,5 +105,8 @@ def broker(server: PrivateRedis, scheme: str, db: int, **options: Any) -> Iterat
 @contextmanager
 def brokers(server: PrivateRedis, **options: Any) -> Iterator[tuple[Broker, Broker]]:
     """kombu's broker and ours."""
-    with broker(server, "redis", 1, **options) as stock, broker(server, "delayq", 2, **options) as ours:
+    with (
+        broker(server, "redis", 1, **options) as stock,
+        broker(server, "delayq", 2, **options) as ours,
+    ):
         yield stock, ours

@@ -102,7 +102,10 @@ def test_a_consumer_gets_direct_topic_and_fanout_messages(ours: Broker) -> None:
         Queue("fanout", Exchange("fanout", "fanout")),
     ]
     patterns = ours.client.pubsub_numpat()
-    with ours.connection.clone() as connection, Consumer(connection, queues, callbacks=[on_message]):
+    with (
+        ours.connection.clone() as connection,
+        Consumer(connection, queues, callbacks=[on_message]),
+    ):
         while ours.client.pubsub_numpat() == patterns:
             with suppress(socket.timeout):
                 connection.drain_events(timeout=0.1)

@@ -52,9 +52,7 @@ def ours(redis_server: PrivateRedis) -> Iterator[Broker]:
     ],
     ids=str,
 )
-def test_it_waits_for_the_list_that_kombu_would_push_to(
-    redis_server: PrivateRedis, options: dict[str, Any]
-) -> None:
+def test_it_waits_for_the_list_that_kombu_would_push_to(redis_server: PrivateRedis, options: dict[str, Any]) -> None:
     keyprefix = options.get("global_keyprefix", "")
     with brokers(redis_server, **options) as (stock, ours):
         for priority in (None, 0, 1, 2, 3, 5, 6, 9):
@@ -68,10 +66,7 @@ def test_it_waits_for_the_list_that_kombu_would_push_to(
         }
         assert ours.lists() == {}
         ours.transfer_all(keyprefix)
-        assert {
-            name: [without_what_differs(m) for m in messages]
-            for name, messages in ours.lists().items()
-        } == {
+        assert {name: [without_what_differs(m) for m in messages] for name, messages in ours.lists().items()} == {
             name: [without_what_differs(m) for m in messages] for name, messages in expected.items()
         }
 
@@ -113,9 +108,7 @@ NOT_DELAYED = {
 
 
 @pytest.mark.parametrize("headers", NOT_DELAYED.values(), ids=NOT_DELAYED)
-def test_any_other_message_goes_byte_for_byte_where_kombu_puts_it(
-    pair: Pair, headers: dict[str, Any]
-) -> None:
+def test_any_other_message_goes_byte_for_byte_where_kombu_puts_it(pair: Pair, headers: dict[str, Any]) -> None:
     body = {"task": "note", "id": "i", "args": [], "kwargs": {}, "eta": LATER.isoformat()}
     for to in pair:
         to.publish(body, headers=dict(headers), priority=4)
@@ -153,9 +146,7 @@ def test_it_waits_for_every_list_that_the_exchange_would_push_to(pair: Pair, kin
     assert ours.waiting().keys() == stock.lists().keys() == {"bills", "stock"}
     ours.transfer_all()
     for name, messages in stock.lists().items():
-        assert [without_what_differs(m) for m in ours.lists()[name]] == [
-            without_what_differs(m) for m in messages
-        ]
+        assert [without_what_differs(m) for m in ours.lists()[name]] == [without_what_differs(m) for m in messages]
 
 
 @pytest.mark.parametrize(
@@ -170,9 +161,7 @@ def test_it_waits_for_every_list_that_the_exchange_would_push_to(pair: Pair, kin
     ],
     ids=["aware", "naive is UTC", "another zone", "Z", "rounded up", "rounded up by little"],
 )
-def test_it_is_due_at_its_eta_in_whole_milliseconds_and_never_earlier(
-    ours: Broker, eta: str, due: datetime
-) -> None:
+def test_it_is_due_at_its_eta_in_whole_milliseconds_and_never_earlier(ours: Broker, eta: str, due: datetime) -> None:
     ours.publish(eta=eta)
     ((due_ms, _message),) = ours.waiting()["tasks"]
     assert due_ms == milliseconds(due)
@@ -189,15 +178,16 @@ def test_a_far_eta_waits_and_delays_nothing_else(ours: Broker, eta: datetime) ->
     ours.publish(eta=eta.isoformat())
     ours.publish(eta=LATER.isoformat())
     due_ms = [due_ms for due_ms, _message in ours.waiting()["tasks"]]
-    assert due_ms == [milliseconds(LATER), (eta - datetime.fromtimestamp(0, timezone.utc)) / timedelta(milliseconds=1)]
+    assert due_ms == [
+        milliseconds(LATER),
+        (eta - datetime.fromtimestamp(0, timezone.utc)) / timedelta(milliseconds=1),
+    ]
 
 
 @pytest.mark.parametrize(
     "eta", ["tomorrow", "2030-13-01T00:00:00", "12:00", 1893456000, 1.5, ["2030"], {"in": 3}, True]
 )
-def test_an_eta_that_is_not_a_time_is_refused_and_nothing_is_stored(
-    ours: Broker, eta: object
-) -> None:
+def test_an_eta_that_is_not_a_time_is_refused_and_nothing_is_stored(ours: Broker, eta: object) -> None:
     ours.publish(eta=None)  # declares the queue
     before = ours.dump()
     with pytest.raises(InvalidEta, match="eta of task note is not a time"):
@@ -231,9 +221,7 @@ def test_it_is_offered_by_one_script_after_the_queue_is_known(ours: Broker) -> N
 
 
 class TestMirrorList:
-    def test_it_is_written_where_asked_for_and_emptied_by_the_transfer(
-        self, redis_server: PrivateRedis
-    ) -> None:
+    def test_it_is_written_where_asked_for_and_emptied_by_the_transfer(self, redis_server: PrivateRedis) -> None:
         with broker(redis_server, "delayq", 2, mirror_list=True) as ours:
             ours.publish(eta=LATER.isoformat())
             raw = ours.client.zrange("redisson_delay_queue_timeout:{tasks}", 0, -1)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery, chain, chord, group
-from celery.contrib.testing.tasks import ping  # noqa: F401
 
-from examples.private_redis import PrivateRedis
 from tests.ledger import ALL_WELL, Ledger
 from tests.support import wait_until
 from tests.workers import Worker
@@ -24,15 +24,15 @@ TIMEOUT_S = 20
 @pytest.fixture(scope="module")
 def worker(broker_url: str, ledger_url: str) -> Iterator[Worker]:
     with Worker(
-        "-E", "-Q", "celery,other", pool="prefork", broker=broker_url, ledger=ledger_url
+        *("-E", "-Q", "celery,other"),
+        pool="prefork",
+        broker=broker_url,
+        ledger=ledger_url,
+        conf={"accept_content": ["json", "pickle"]},
+        # Celery refuses pickle to root, as whom tests run in containers; the broker is private.
+        env={"C_FORCE_ROOT": "1"},
     ) as worker:
         yield worker
-
-
-@pytest.fixture
-def broker_client(redis_server: PrivateRedis) -> Iterator[redis.Redis]:
-    with redis_server.client(db=5) as client:
-        yield client
 
 
 @pytest.fixture
@@ -81,16 +81,14 @@ def test_retries_with_a_countdown(tasks: Any, ledger: Ledger) -> None:
     result = tasks["try_again"].apply_async((3, SOON_S))
     assert result.get(timeout=TIMEOUT_S) == 3
     attempts = [ledger.run_of(f"{result.id}/{n}").at_ms for n in range(4)]
-    for before, after in zip(attempts, attempts[1:], strict=False):
+    for before, after in pairwise(attempts):
         assert after - before >= SOON_S * 1000
 
 
 def test_a_chain_with_countdowns(tasks: Any, ledger: Ledger) -> None:
     add = tasks["add"]
     due = time.time() + 2 * SOON_S
-    result = chain(
-        add.s(1, 2).set(countdown=SOON_S), add.s(3), add.s(4).set(countdown=SOON_S)
-    ).apply_async()
+    result = chain(add.s(1, 2).set(countdown=SOON_S), add.s(3), add.s(4).set(countdown=SOON_S)).apply_async()
     assert result.get(timeout=TIMEOUT_S) == 10
     ran_once_after(ledger, result.id, due)
 
@@ -130,16 +128,18 @@ def test_a_task_that_expires_before_it_is_due_does_not_run(tasks: Any, ledger: L
 
 def test_every_priority(tasks: Any, ledger: Ledger) -> None:
     due = time.time() + SOON_S
-    promised = {
-        tasks["note"].apply_async(countdown=SOON_S, priority=n).id: due * 1000 for n in range(10)
-    }
+    promised = {tasks["note"].apply_async(countdown=SOON_S, priority=n).id: due * 1000 for n in range(10)}
     wait_until(lambda: ledger.has(promised), "all ran", TIMEOUT_S)
     assert ledger.verdict(promised) == ALL_WELL
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"compression": "zlib"}, {"serializer": "pickle"}, {"serializer": "pickle", "compression": "bzip2"}],
+    [
+        {"compression": "zlib"},
+        {"serializer": "pickle"},
+        {"serializer": "pickle", "compression": "bzip2"},
+    ],
     ids=str,
 )
 def test_serializers_and_compression(tasks: Any, options: dict[str, Any]) -> None:
@@ -148,12 +148,8 @@ def test_serializers_and_compression(tasks: Any, options: dict[str, Any]) -> Non
     assert result.get(timeout=TIMEOUT_S) == value
 
 
-@pytest.mark.parametrize(
-    "task_id", ["7", "x" * 300, "order:42/{pay} é\u4e2d\U0001f600 'quoted' \"too\"\\", "a\nb"]
-)
-def test_task_ids_of_any_length_and_characters(
-    tasks: Any, app: Celery, ledger: Ledger, task_id: str
-) -> None:
+@pytest.mark.parametrize("task_id", ["7", "x" * 300, "order:42/{pay} é\u4e2d\U0001f600 'quoted' \"too\"\\", "a\nb"])
+def test_task_ids_of_any_length_and_characters(tasks: Any, app: Celery, ledger: Ledger, task_id: str) -> None:
     due = time.time() + SOON_S
     tasks["note"].apply_async(task_id=task_id, countdown=SOON_S)
     tasks["note"].apply_async(task_id=task_id + "-cancelled", countdown=SOON_S)
@@ -164,18 +160,14 @@ def test_task_ids_of_any_length_and_characters(
 
 def test_a_rate_limited_task(tasks: Any, ledger: Ledger) -> None:
     due = time.time() + SOON_S
-    promised = {
-        tasks["limited"].apply_async(countdown=SOON_S).id: due * 1000 for _ in range(10)
-    }
+    promised = {tasks["limited"].apply_async(countdown=SOON_S).id: due * 1000 for _ in range(10)}
     wait_until(lambda: ledger.has(promised), "all ran", TIMEOUT_S)
     assert ledger.verdict(promised) == ALL_WELL
     first, *_, last = [run.at_ms for run in ledger.runs()]
     assert last - first >= 9 * 1000 / 20 * 0.8
 
 
-def test_a_task_that_is_acknowledged_late(
-    tasks: Any, ledger: Ledger, broker_client: redis.Redis
-) -> None:
+def test_a_task_that_is_acknowledged_late(tasks: Any, ledger: Ledger, broker_client: redis.Redis) -> None:
     result = tasks["late_ack"].apply_async(countdown=SOON_S)
     assert result.get(timeout=TIMEOUT_S) is True
     wait_until(lambda: not broker_client.exists("unacked"), "it is acknowledged")
@@ -190,7 +182,12 @@ def test_another_queue_of_the_worker(tasks: Any, ledger: Ledger) -> None:
 
 
 def test_message_protocol_1_is_held_by_the_worker_as_without_us(
-    broker_url: str, ledger_url: str, app: Celery, tasks: Any, ledger: Ledger, broker_client: redis.Redis
+    broker_url: str,
+    ledger_url: str,
+    app: Celery,
+    tasks: Any,
+    ledger: Ledger,
+    broker_client: redis.Redis,
 ) -> None:
     due = time.time() + SOON_S
     app.conf.task_protocol = 1
@@ -205,21 +202,22 @@ def test_message_protocol_1_is_held_by_the_worker_as_without_us(
     ran_once_after(ledger, result.id, due)
 
 
-def test_events_tell_of_a_delayed_task_what_they_tell_of_any(
-    app: Celery, tasks: Any, ledger: Ledger
-) -> None:
+def test_events_tell_of_a_delayed_task_what_they_tell_of_any(app: Celery, tasks: Any, ledger: Ledger) -> None:
     seen: list[str] = []
     with app.connection_for_read() as connection:
         receiver = app.events.Receiver(
-            connection, handlers={"*": lambda event: seen.append(f"{event['type']} {event.get('uuid')}")}
+            connection,
+            handlers={"*": lambda event: seen.append(f"{event['type']} {event.get('uuid')}")},
         )
-        capture = receiver.capture(limit=None, timeout=5)
-        result = None
-        while result is None or f"task-succeeded {result.id}" not in seen:
-            for _ in receiver.consume(limit=1, timeout=5):
-                if result is None:
-                    result = tasks["note"].apply_async(countdown=SOON_S)
-        del capture
+        thread = threading.Thread(target=receiver.capture, kwargs={"wakeup": False})
+        thread.start()
+        try:
+            wait_until(lambda: seen, "a heartbeat of the worker")
+            result = tasks["note"].apply_async(countdown=SOON_S)
+            wait_until(lambda: f"task-succeeded {result.id}" in seen, "its last event", TIMEOUT_S)
+        finally:
+            receiver.should_stop = True
+            thread.join(TIMEOUT_S)
     assert [line.split()[0] for line in seen if line.endswith(result.id)] == [
         "task-received",
         "task-started",

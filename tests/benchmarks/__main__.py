@@ -1,0 +1,58 @@
+"""The command: run scenarios and show what they found out."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from examples.private_redis import PrivateRedis
+from tests.benchmarks.report import Report, environment
+from tests.benchmarks.scale import FULL, QUICK
+
+#: The scenarios, a module each, in the order in which they run.
+SCENARIOS = ("publish", "lateness", "transfer", "memory", "fleet")
+
+
+#: Columns of the output where it goes into a file.
+_WIDTH = 120
+
+
+@click.command()
+@click.argument("scenarios", nargs=-1, type=click.Choice(SCENARIOS))
+@click.option("--quick", is_flag=True, help="Small numbers: whether it works, in about a minute.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write all samples to this file too.",
+)
+def main(scenarios: tuple[str, ...], quick: bool, json_path: Path | None) -> None:
+    """Measure celery_delayq beside stock Celery, or beside Redisson's way where Celery has none.
+
+    Without a SCENARIO, all of them. Each has Redis servers of its own.
+    """
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    with PrivateRedis() as server, server.client() as client:
+        machine = environment(client)
+    console.print("   ".join(f"[dim]{name}[/dim] {value}" for name, value in machine.items()))
+    console.print()
+    reports: dict[str, Any] = {}
+    for name in scenarios or SCENARIOS:
+        with console.status(name):
+            module = importlib.import_module(f"tests.benchmarks.{name}")
+            report: Report = module.run(QUICK if quick else FULL)
+        report.show(console)
+        reports[name] = report.as_json()
+        if json_path:
+            json_path.write_text(json.dumps({"environment": machine, **reports}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

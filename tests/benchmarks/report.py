@@ -1,0 +1,113 @@
+"""How figures are shown: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import redis
+from rich.console import Console
+from rich.table import Table
+
+from tests.benchmarks.figures import OURS, Figure
+
+
+@dataclass
+class Report:
+    """What a scenario found out.
+
+    Attributes:
+        title: what was measured, in a sentence.
+        figures: the results.
+        notes: what a reader has to know, a sentence each.
+    """
+
+    title: str
+    figures: list[Figure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def figure(self, name: str, unit: str, **options: Any) -> Figure:
+        """Add a figure and return it."""
+        self.figures.append(Figure(name, unit, **options))
+        return self.figures[-1]
+
+    def show(self, console: Console) -> None:
+        """Print a table: medians, the spread behind them, the ratio to the baseline, the target."""
+        table = Table(title=self.title, title_justify="left", title_style="bold", caption_justify="left")
+        table.caption = "\n".join(self.notes)
+        for heading in ("figure", "variant"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("median", "min", "max", "ratio", "target"):
+            table.add_column(heading, justify="right")
+        table.add_column("reached")
+        for figure in self.figures:
+            for row, variant in enumerate(figure.samples):
+                name = f"{figure.name} [dim]({figure.unit})[/dim]" if row == 0 else ""
+                table.add_row(name, variant, *_cells(figure, variant))
+            table.add_section()
+        console.print(table)
+        console.print()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all that was measured."""
+        return {
+            "title": self.title,
+            "notes": self.notes,
+            "figures": [
+                {
+                    "name": figure.name,
+                    "unit": figure.unit,
+                    "baseline": figure.baseline,
+                    "samples": figure.samples,
+                    "medians": {name: median(values) for name, values in figure.samples.items()},
+                    "ratios": {name: figure.ratio(name) for name in figure.samples},
+                    "target": str(figure.target) if figure.target else None,
+                    "reached": figure.is_reached(),
+                }
+                for figure in self.figures
+            ],
+        }
+
+
+def environment(client: redis.Redis) -> dict[str, str]:
+    """Return the machine, and the versions of all that takes part."""
+    server: Any = client.info("server")
+    packages = ("celery", "kombu", "redis", "celery-delayq")
+    return {
+        "machine": f"{os.cpu_count()} cores, {_cpu_model()}, {platform.system()} {platform.release()}",
+        "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "python": platform.python_version(),
+        "server": f"{server.get('server_name', 'redis')} {server['redis_version']}",
+        **{name: version(name) for name in packages},
+    }
+
+
+def _cells(figure: Figure, variant: str) -> list[str]:
+    values = figure.samples[variant]
+    ratio = figure.ratio(variant)
+    cells = [_number(median(values)), _number(min(values)), _number(max(values))]
+    cells.append("" if ratio is None else _number(ratio) if ratio >= 0.1 else f"{ratio:.1g}")
+    if variant == OURS and figure.target:
+        reached = figure.is_reached()
+        return [*cells, str(figure.target), "yes" if reached else "[red]no[/red]"]
+    return [*cells, "", ""]
+
+
+def _number(value: float) -> str:
+    if value == int(value) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.1f}"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()

@@ -1,0 +1,46 @@
+"""The app of the benchmarks: on stock Celery or on celery_delayq, as the broker URL says, and otherwise the same."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from celery import Celery
+
+from celery_delayq import DelayQ
+
+#: Scheme of the broker URL -> what it stands for.
+SCHEMES = {"stock": "redis", "delayq": "delayq"}
+
+
+def broker_url(variant: str, port: int, db: int = 0) -> str:
+    """Return the URL of a local server for a variant."""
+    return f"{SCHEMES[variant]}://127.0.0.1:{port}/{db}"
+
+
+def make_app(broker: str, ledger: str | None = None) -> Celery:
+    """Return the app.
+
+    Args:
+        broker: the broker URL.
+        ledger: the file in which tasks write down when they ran; only workers need it.
+    """
+    app = Celery("bench", broker=broker, set_as_current=False)
+    app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=True)
+    if broker.startswith("delayq"):
+        DelayQ(app)
+    # Opened before the pool forks: appending lines of this size is atomic.
+    descriptor = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if ledger else -1
+
+    @app.task(bind=True, name="note", lazy=False, shared=False)
+    def note(self: Any, number: int) -> None:
+        """Write down: the number, the time, and when it should have been."""
+        now = time.time()
+        os.write(descriptor, f"{number} {now:.6f} {self.request.eta or '-'}\n".encode())
+
+    return app
+
+
+if "LEDGER" in os.environ:
+    app = make_app(os.environ["BROKER"], os.environ["LEDGER"])

@@ -1,0 +1,87 @@
+"""A `celery worker` of the benchmarks, ready and warm."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from celery import Celery
+
+from tests.benchmarks.shop import broker_url, make_app
+from tests.support import wait_until
+from tests.workers import CeleryCommand
+
+#: Tasks that run before anything is measured; each child process of the worker gets some.
+_WARM_UP = 40
+
+
+@dataclass(frozen=True)
+class Run:
+    """That a task ran: its number, and how late, in ms; 0 for one without an eta."""
+
+    number: int
+    lateness_ms: float
+
+
+class BenchWorker(CeleryCommand):
+    """`celery worker -P prefork -c 2 -l WARNING`, the options that matter most at their defaults.
+
+    Args:
+        variant: `stock` or `delayq`.
+        port: of the Redis server, whose database 0 is used.
+    """
+
+    def __init__(self, variant: str, port: int) -> None:
+        broker = broker_url(variant, port)
+        self._records = tempfile.TemporaryDirectory(prefix="delayq-bench-")
+        self._ledger = Path(self._records.name, "ledger")
+        self.app: Celery = make_app(broker)
+        options = ("-P", "prefork", "-c", "2", "-l", "WARNING", "-n", f"{variant}@%h")
+        super().__init__("worker", *options, broker=broker, ledger=str(self._ledger), app="tests.benchmarks.shop")
+
+    def __enter__(self) -> BenchWorker:
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        super().__exit__(*exc_info)
+        self.app.close()
+        self._records.cleanup()
+
+    def wait_until_ready(self) -> None:
+        """Run some tasks, half of them delayed."""
+        for number in range(_WARM_UP):
+            self.publish(-1 - number, countdown_s=0.2 if number % 2 else 0)
+        wait_until(lambda: len(self.runs(measured=False)) >= _WARM_UP, "the warm-up has run", 60)
+
+    def publish(self, number: int, countdown_s: float) -> None:
+        """Publish a task; negative numbers are not measured."""
+        self.app.tasks["note"].apply_async((number,), countdown=countdown_s)
+
+    def runs(self, *, measured: bool = True) -> list[Run]:
+        """Return what ran so far: what is measured, or the warm-up."""
+        if not self._ledger.exists():
+            return []
+        lines = [line.split() for line in self._ledger.read_text().splitlines()]
+        return [
+            Run(int(number), _lateness_ms(float(ran_at), eta))
+            for number, ran_at, eta in lines
+            if (int(number) >= 0) is measured
+        ]
+
+    def count(self) -> int:
+        """Return how many lines the ledger has, the warm-up's included; cheaper than `runs`."""
+        return self._ledger.read_bytes().count(b"\n")
+
+    def memory_bytes(self) -> int:
+        """Return the resident memory of the main process, which is what receives messages."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError("no VmRSS: the process has ended")
+
+
+def _lateness_ms(ran_at: float, eta: str) -> float:
+    return 0.0 if eta == "-" else (ran_at - datetime.fromisoformat(eta).timestamp()) * 1000

@@ -1,0 +1,45 @@
+"""A certificate authority of one's own, and a certificate of it for 127.0.0.1."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+
+class Certificates:
+    """Files of an authority and a server, made by openssl."""
+
+    def __init__(self, folder: Path) -> None:
+        if not shutil.which("openssl"):
+            pytest.skip("needs openssl")
+        self._folder = folder
+        self.authority = folder / "ca.crt"
+        extensions = folder / "extensions"
+        extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        self._openssl(
+            *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=tests"),
+            *("-keyout", "ca.key", "-out", "ca.crt"),
+        )
+        self._openssl(
+            *("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1"),
+            *("-keyout", "redis.key", "-out", "redis.csr"),
+        )
+        self._openssl(
+            *("x509", "-req", "-in", "redis.csr", "-CA", "ca.crt", "-CAkey", "ca.key"),
+            *("-CAcreateserial", "-days", "2", "-extfile", "extensions", "-out", "redis.crt"),
+        )
+
+    def redis_options(self, port: int) -> tuple[str, ...]:
+        """Return what makes redis-server speak TLS on a further port."""
+        return (
+            *("--tls-port", str(port), "--tls-auth-clients", "no"),
+            *("--tls-cert-file", str(self._folder / "redis.crt")),
+            *("--tls-key-file", str(self._folder / "redis.key")),
+            *("--tls-ca-cert-file", str(self.authority)),
+        )
+
+    def _openssl(self, *arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=self._folder, check=True, capture_output=True)

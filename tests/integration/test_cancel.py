@@ -1,0 +1,107 @@
+"""`delayq.cancel`: True means that the task will not run, False that it has or will."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_delayq import ConfigurationError, DelayedQueue
+from examples.private_redis import PrivateRedis
+from tests.ledger import Ledger, Verdict
+from tests.support import wait_until
+from tests.worker_app import publisher
+from tests.workers import Worker
+
+
+@pytest.fixture
+def waiting(broker_client: redis.Redis) -> Iterator[DelayedQueue]:
+    """The delayed queue of `celery`, empty at first and afterwards."""
+    yield DelayedQueue(broker_client, "celery")
+    # All but the registry, in which pooled connections know their queues to be.
+    broker_client.delete("-", *(key for key in broker_client.scan_iter() if key != b"delayq:queues"))
+
+
+def test_it_says_whether_the_task_was_still_waiting(app: Celery, waiting: DelayedQueue) -> None:
+    result = app.tasks["note"].apply_async(countdown=60)
+    other = app.tasks["note"].apply_async(countdown=60)
+    assert app.delayq.cancel(result.id) is True
+    assert app.delayq.cancel(result.id) is False
+    assert app.delayq.cancel("never heard of") is False
+    assert [entry.due_ms for entry in waiting.peek(9)] != []
+    assert app.delayq.cancel(other.id) is True
+    assert waiting.size() == 0
+
+
+def test_a_task_that_is_not_delayed_cannot_be_cancelled(app: Celery, waiting: DelayedQueue) -> None:
+    result = app.tasks["note"].delay()
+    assert app.delayq.cancel(result.id) is False
+    assert waiting.client.llen("celery") == 1
+
+
+def test_it_finds_the_task_in_any_queue_and_priority(app: Celery, waiting: DelayedQueue) -> None:
+    ids = [
+        app.tasks["note"].apply_async(countdown=60, queue=queue, priority=priority).id
+        for queue in ("celery", "other")
+        for priority in (0, 3, 9)
+    ]
+    assert [app.delayq.cancel(task_id) for task_id in ids] == [True] * len(ids)
+    assert waiting.client.keys("redisson*") == []
+
+
+def test_an_id_that_was_scheduled_twice_is_cancelled_twice(app: Celery, waiting: DelayedQueue) -> None:
+    for countdown in (60, 61, 60):
+        app.tasks["note"].apply_async(countdown=countdown, task_id="same")
+    app.tasks["note"].apply_async(countdown=60, task_id="other")
+    assert waiting.size() == 4
+    assert app.delayq.cancel("same") is True
+    assert waiting.size() == 1
+    assert app.delayq.cancel("same") is False
+
+
+def test_another_process_can_cancel(app: Celery, waiting: DelayedQueue, broker_url: str, ledger_url: str) -> None:
+    result = app.tasks["note"].apply_async(countdown=60)
+    with publisher(broker_url, ledger_url) as other:
+        assert other.delayq.cancel(result.id) is True
+
+
+def test_it_refuses_a_broker_that_is_not_ours(redis_server: PrivateRedis, ledger_url: str) -> None:
+    with (
+        publisher(redis_server.url, ledger_url) as app,
+        pytest.raises(ConfigurationError, match="begin the URL with delayq://"),
+    ):
+        app.delayq.cancel("any")
+
+
+def test_at_the_very_moment_of_the_transfer_either_it_or_the_worker_gets_the_task(
+    app: Celery, waiting: DelayedQueue, broker_url: str, ledger: Ledger
+) -> None:
+    with Worker(broker=broker_url, ledger=ledger.url):
+        start = time.time() + 0.3
+        when: dict[str, float] = {}
+        due_ms: dict[str, float] = {}
+        for number in range(300):
+            task_id, due = str(uuid.uuid4()), start + number * 0.008
+            eta = datetime.fromtimestamp(due, timezone.utc)
+            app.tasks["note"].apply_async(eta=eta, task_id=task_id)
+            when[task_id] = due + random.uniform(-0.03, 0.03)
+            due_ms[task_id] = due * 1000
+        cancelled = set()
+        for task_id in sorted(when, key=when.__getitem__):
+            time.sleep(max(0, when[task_id] - time.time()))  # what the test is about
+            if app.delayq.cancel(task_id):
+                cancelled.add(task_id)
+        promised = {task_id: due for task_id, due in due_ms.items() if task_id not in cancelled}
+        wait_until(lambda: ledger.has(promised), "all that were not cancelled ran", 20)
+        last = app.tasks["note"].apply_async(countdown=0.1)
+        last.get(timeout=20)
+    assert ledger.verdict(promised) == Verdict(set(), set(), set())
+    assert {run.task_id for run in ledger.runs()} == promised.keys() | {last.id}
+    assert len(cancelled) > 30, "the race did not happen"
+    assert len(promised) > 30, "the race did not happen"

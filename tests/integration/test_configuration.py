@@ -1,0 +1,193 @@
+"""A worker starts with every right way to configure it, and with no wrong one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu import Connection
+
+from celery_delayq import ConfigurationError, DelayedQueue, DelayQ
+from celery_delayq.bootsteps import Transfer
+from celery_delayq.config import settings_of
+from examples.private_redis import PrivateRedis
+from tests.ledger import ALL_WELL, Ledger
+from tests.support import wait_until
+from tests.worker_app import publisher
+from tests.workers import Worker
+
+OURS = "celery_delayq.transport:Transport"
+
+
+def runs_delayed_tasks(app: Celery, ledger: Ledger) -> None:
+    due = time.time() + 0.3
+    result = app.tasks["note"].apply_async(countdown=0.3)
+    wait_until(lambda: ledger.has([result.id]), "the task ran", 20)
+    assert ledger.verdict({result.id: due * 1000}) == ALL_WELL
+
+
+def number_of_loops(client: redis.Redis) -> int:
+    """How many transfer loops are connected."""
+    ((_channel, number),) = client.pubsub_numsub("delayq:queues")
+    return int(number)
+
+
+@pytest.mark.parametrize("delayqs", [1, 2])
+def test_one_loop_runs_however_often_delayq_was_made(
+    broker_url: str, ledger: Ledger, app: Celery, broker_client: redis.Redis, delayqs: int
+) -> None:
+    with Worker(broker=broker_url, ledger=ledger.url, conf={"delayqs": delayqs}):
+        runs_delayed_tasks(app, ledger)
+        assert number_of_loops(broker_client) == 1
+    assert number_of_loops(broker_client) == 0
+
+
+@pytest.mark.parametrize("delayqs", [0, 1])
+def test_broker_transport_with_a_redis_url(
+    broker_server: PrivateRedis, ledger: Ledger, broker_client: redis.Redis, delayqs: int
+) -> None:
+    options = {"delayqs": delayqs, "broker_transport": OURS}
+    with publisher(broker_server.url, ledger.url, **options) as app:
+        result = app.tasks["note"].apply_async(countdown=60)
+        assert DelayedQueue(broker_client, "celery").cancel(result.id) == 1
+        with Worker(broker=broker_server.url, ledger=ledger.url, conf=options):
+            runs_delayed_tasks(app, ledger)
+            assert number_of_loops(broker_client) == 1
+
+
+def test_a_worker_whose_broker_is_not_ours_is_told(broker_server: PrivateRedis, ledger: Ledger) -> None:
+    with Worker(broker=broker_server.url, ledger=ledger.url) as worker:
+        worker.wait_for_log("DelayQ(app) has no effect")
+
+
+def test_delayq_twice_is_one_step() -> None:
+    app = Celery("twice", broker="delayq://", set_as_current=False)
+    DelayQ(app)
+    DelayQ(app)
+    assert app.steps["consumer"] == {Transfer}
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "misspelt option": (
+        {"broker_transport_options": {"mirorr_list": True}},
+        r"'mirorr_list' in broker_transport_options: did you mean 'mirror_list'",
+    ),
+    "option of a wrong type": (
+        {"broker_transport_options": {"mirror_list": "yes"}},
+        r"broker_transport_options['mirror_list'] must be True or False, not 'yes'",
+    ),
+    "misspelt setting": (
+        {"delayq_transfer_grase": 1},
+        "delayq_transfer_grase: did you mean delayq_transfer_grace?",
+    ),
+    "setting of a wrong type": (
+        {"delayq_transfer_batch_size": "many"},
+        "delayq_transfer_batch_size must be a whole number, not 'many'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("conf", "message"), WRONG.values(), ids=WRONG)
+def test_a_worker_with_a_wrong_configuration_ends_and_says_what_is_wrong(
+    broker_url: str, ledger: Ledger, conf: dict[str, Any], message: str
+) -> None:
+    with refused(broker=broker_url, ledger=ledger.url, conf=conf) as worker:
+        assert message in worker.log
+
+
+@pytest.mark.parametrize(
+    ("broker", "message"),
+    [
+        ("redis+socket:///tmp/redis.sock", "write delayq+socket://"),
+        ("redis://127.0.0.1:1/0;redis://127.0.0.1:2/0", "write delayq:// (or delayqs://) in each"),
+    ],
+)
+def test_urls_that_would_lead_past_our_transport_are_refused(ledger: Ledger, broker: str, message: str) -> None:
+    with refused(broker=broker, ledger=ledger.url, conf={"broker_transport": OURS}) as worker:
+        assert message in worker.log
+
+
+def test_urls_that_would_lead_past_our_transport_are_refused_in_a_list_too() -> None:
+    app = Celery("urls", set_as_current=False)
+    app.conf.update(broker_url=["redis://a", "redis://b"], broker_transport=OURS)
+    with pytest.raises(ConfigurationError, match="when it fails over"):
+        settings_of(app)
+
+
+@contextmanager
+def refused(**arguments: Any) -> Iterator[Worker]:
+    """A worker that ended by itself, with an error."""
+    worker = Worker(**arguments)
+    worker.start()
+    try:
+        assert worker.wait() != 0
+        assert " ready." not in worker.log
+        yield worker
+    finally:
+        worker.__exit__()
+
+
+def test_options_of_kombu_and_redis_py_pass_through(broker_server: PrivateRedis) -> None:
+    options = {
+        "visibility_timeout": 60,
+        "socket_timeout": 5,
+        "health_check_interval": 10,
+        "max_connections": 7,
+        "fanout_patterns": True,
+        "client_name": "passed-through",
+    }
+    url = f"delayq://127.0.0.1:{broker_server.port}/0"
+    with Connection(url, transport_options=options) as connection:
+        channel = connection.default_channel
+        assert channel.visibility_timeout == 60
+        assert channel.max_connections == 7
+        assert channel.plain_client.client_getname() == "passed-through"
+
+
+NAMESPACED = """
+from celery import Celery
+from celery_delayq import DelayQ
+from tests import worker_app
+
+class Settings:
+    CELERY_BROKER_URL = {broker!r}
+    CELERY_RESULT_BACKEND = {ledger!r}
+    CELERY_DELAYQ_TRANSFER_GRACE = {grace!r}
+
+app = Celery("namespaced")
+delayq = DelayQ(app)
+app.config_from_object(Settings, namespace="CELERY")
+worker_app.add_tasks(app, worker_app.Ledger({ledger!r}))
+"""
+
+
+class TestNamespace:
+    """Django style: `config_from_object(..., namespace="CELERY")`, after `DelayQ(app)`."""
+
+    def worker(self, folder: Path, broker: str, ledger: str, grace: float) -> dict[str, Any]:
+        text = NAMESPACED.format(broker=broker, ledger=ledger, grace=grace)
+        (folder / "namespaced.py").write_text(text)
+        return {"app": "namespaced", "broker": broker, "ledger": ledger, "paths": [folder]}
+
+    def test_our_settings_are_found(self, tmp_path: Path, broker_url: str, ledger: Ledger, app: Celery) -> None:
+        with Worker(**self.worker(tmp_path, broker_url, ledger.url, grace=0.5)):
+            runs_delayed_tasks(app, ledger)
+
+    def test_and_checked(self, tmp_path: Path, broker_url: str, ledger: Ledger) -> None:
+        with refused(**self.worker(tmp_path, broker_url, ledger.url, grace=-1)) as worker:
+            assert "delayq_transfer_grace must be 0.01 to 60, not -1" in worker.log
+
+
+def test_a_server_that_may_lose_tasks_is_reported_at_start(ledger: Ledger) -> None:
+    with (
+        PrivateRedis("--maxmemory-policy", "allkeys-lru") as server,
+        Worker(broker=f"delayq://127.0.0.1:{server.port}/0", ledger=ledger.url) as worker,
+    ):
+        worker.wait_for_log("WARNING/MainProcess] Redis has maxmemory-policy allkeys-lru")
+        worker.wait_for_log("INFO/MainProcess] Redis has no persistence")
