@@ -57,7 +57,11 @@ class DelayedQueue:
     end consumers take. Layout and notifications are Redisson's, so Java's RDelayedQueue can share it.
 
     Safe to share between threads if the client is. It holds no connection and needs no closing. Every method raises
-    `redis.RedisError` when the server is away or refuses; nothing is retried.
+    `redis.RedisError` when the server is away or refuses.
+
+    Nothing is retried here. A client of your own may do so: `redis.Redis()` does by default since redis-py 6, and may
+    then offer a message twice, or lose one that it takes, if the connection breaks before the reply. Give it
+    `retry=Retry(NoBackoff(), 0)` where that matters.
 
     Args:
         client: any `redis.Redis`; what it decodes does not matter.
@@ -75,6 +79,9 @@ class DelayedQueue:
         self.keys = keys.QueueKeys.of(name, database_of(client))
         self._registry = keys.registry(keyprefix)
         self._register_again_at = 0.0
+        # A client that stops listening before the server answers would lose what it answers.
+        reply_timeout_s = client.get_connection_kwargs().get("socket_timeout")
+        self._take_slice_s = min(_TAKE_SLICE_S, reply_timeout_s / 2) if reply_timeout_s else _TAKE_SLICE_S
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -109,8 +116,8 @@ class DelayedQueue:
         if not 0 <= given_ms < _END_OF_TIME_MS:
             raise ValueError(f"cannot offer a message for then: {due_ms=}, {delay_s=}")
         message_id = str(uuid.uuid4()) if message_id is None else message_id
-        self.register()
-        scripts.offer(
+        just_registered = self.register()
+        _, alone = scripts.offer(
             self.client,
             self.keys,
             due_ms=due_ms,
@@ -119,20 +126,27 @@ class DelayedQueue:
             payload=payload,
             mirrored=self.mirror_list,
         )
+        if alone and not just_registered:
+            # The queue was empty: as always, or because the server has lost its data, and the registry with it.
+            self.register(again=True)
         return message_id
 
-    def register(self) -> None:
-        """Make sure that transfer loops know this queue; at most one command a minute.
+    def register(self, *, again: bool = False) -> bool:
+        """Make sure that transfer loops know this queue; at most one command a minute unless `again` is true.
 
         The registry is in a hash slot of its own, hence not part of the script that offers: it comes first, and a
         queue that stays empty does no harm. A new queue is announced on the channel of the same name.
+
+        Returns:
+            Whether a command was sent.
         """
         now = time.monotonic()
-        if now < self._register_again_at:
-            return
+        if now < self._register_again_at and not again:
+            return False
         if self.client.sadd(self._registry, self.name):
             self.client.publish(self._registry, self.name)
         self._register_again_at = now + _REGISTERED_FOR_S
+        return True
 
     def cancel(self, message_id: str) -> int:
         """Remove all entries of a message id that still wait.
@@ -211,7 +225,7 @@ class DelayedQueue:
             payload: bytes | None = self.client.execute_command("RPOP", self.name, **{NEVER_DECODE: True})
             if payload is not None:
                 return payload
-            wait_s = _TAKE_SLICE_S
+            wait_s = self._take_slice_s
             if seen.head_due_ms is not None:
                 wait_s = min(wait_s, seen.head_due_ms / 1000 - seen.now_us / 1_000_000)
             if deadline is not None:

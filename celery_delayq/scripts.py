@@ -34,8 +34,8 @@ class Script:
     def run(self, client: redis.Redis, keys: Sequence[str], args: Sequence[bytes | str | int]) -> Any:
         """Run the script in one round trip, or two when the server does not know it yet.
 
-        Replies are bytes, whatever the client decodes. Nothing is retried, since a reply may be lost after the
-        script has run.
+        Replies are bytes, whatever the client decodes. Nothing is retried here, since a reply may be lost after the
+        script has run; a client that retries by itself may run it twice then.
 
         Raises:
             redis.RedisError: as the server or the connection has it.
@@ -100,9 +100,13 @@ def offer_command(
     )
 
 
-def offer(client: redis.Redis, keys: QueueKeys, **message: Any) -> int:
-    """Store a message, see `offer.lua`; takes what `offer_command` takes. Returns its due time, unix time in ms."""
-    return int(load("offer").run(client, *offer_command(keys, **message)))
+def offer(client: redis.Redis, keys: QueueKeys, **message: Any) -> tuple[int, bool]:
+    """Store a message, see `offer.lua`; takes what `offer_command` takes.
+
+    Returns its due time, unix time in ms, and whether no other entry waits.
+    """
+    due_ms, alone = load("offer").run(client, *offer_command(keys, **message))
+    return int(due_ms), bool(alone)
 
 
 def transfer(

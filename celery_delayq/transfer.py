@@ -165,7 +165,9 @@ class TransferLoop:
     # -- what other threads call
 
     def start(self) -> None:
-        """Run the loop in a daemon thread."""
+        """Run the loop in a daemon thread; does nothing if one runs it already."""
+        if self.is_alive():
+            return
         self._thread = threading.Thread(target=self.run, name="delayq-transfer", daemon=True)
         self._thread.start()
 

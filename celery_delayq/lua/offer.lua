@@ -14,7 +14,7 @@ ARGV[4] payload       any bytes
 ARGV[5] mirrored      '1' to write the delay list too
 ARGV[6] channel       of Redisson
 
-Returns the due time in ms.
+Returns {due, alone}: the due time in ms, and 1 if no other entry waits.
 
 Source: Redisson RedissonDelayedQueue.offerAsync. Differences: our id says when and what (see codec.py); the delay
 list is optional; now is the server's time.
@@ -70,4 +70,4 @@ if redis.call('ZRANGE', timeout_set, 0, 0)[1] == entry then
     -- Notifications are a hint: one that the ACL forbids must not fail the offer.
     redis.pcall('PUBLISH', channel, due)
 end
-return due
+return {due, redis.call('ZCARD', timeout_set) == 1 and 1 or 0}

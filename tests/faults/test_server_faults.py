@@ -166,7 +166,6 @@ def test_a_queue_that_the_server_refuses_stops_no_other(
     assert worker.log.count("Cannot transfer delayed messages of 'broken'") == 1
 
 
-@pytest.mark.xfail(strict=True, reason="a process trusts for 60 s that its queues are registered")
 def test_a_server_that_lost_everything_knows_the_queues_of_new_tasks(client: redis.Redis, app: Celery) -> None:
     """As after a restart without persistence, which connections survive without noticing."""
     app.tasks["note"].apply_async(countdown=3600)

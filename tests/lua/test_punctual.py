@@ -149,6 +149,20 @@ class TestSignsOfLife:
         queue.transfer(1, transferrer="me", grace_ms=GRACE_MS)
         assert len(self.signs(queue, heard)) == 2
 
+    @pytest.mark.parametrize("next_due_ms", [FAR, None])
+    def test_come_at_once_where_the_next_would_come_late(
+        self, queue: DelayedQueue, heard: redis.client.PubSub, next_due_ms: int | None
+    ) -> None:
+        """Otherwise the others, who know of nothing later than the second message, would look for nothing."""
+        offer(queue, "a", 1)
+        offer(queue, "b", 2)
+        if next_due_ms is not None:
+            offer(queue, "c", next_due_ms)
+        for _ in range(2):
+            queue.transfer(1, transferrer="me", grace_ms=GRACE_MS)
+        heads = [sign.split(b":")[1] for sign in self.signs(queue, heard)]
+        assert heads == [b"2", b"" if next_due_ms is None else b"%d" % next_due_ms]
+
     def test_come_only_with_something_moved(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
         punctual_since(queue, HOUR_MS, "me")
         offer(queue, "a", FAR)
