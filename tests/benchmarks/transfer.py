@@ -87,7 +87,7 @@ class _Caller:
             self.call()
             self._seen_by_client_ms.append((time.perf_counter() - start) * 1000)
         used_us = self._used_us() - before_us
-        self.rates.append(int(client.llen(self.queue.name)) / used_us * 1_000_000)  # type: ignore[arg-type]
+        self.rates.append(int(client.llen(self.queue.name)) / used_us * 1_000_000)
         client.delete(self.queue.name)
 
     def call_ms(self) -> dict[str, float]:
@@ -100,7 +100,7 @@ class _Caller:
 
     def finish(self) -> None:
         """Ask the server for what it has measured, before it ends."""
-        self.latencies: dict[str, Any] = self.queue.client.info("latencystats")  # type: ignore[assignment]
+        self.latencies: dict[str, Any] = self.queue.client.info("latencystats")
 
     def _used_us(self) -> int:
         known: Any = self.queue.client.info("commandstats")
