@@ -53,6 +53,7 @@ clean: ## remove everything that was built
 $(VENV)/.pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "celery_delayq needs Python 3.10 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo 'Installing into $(VENV), which takes about half a minute...'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install --upgrade 'pip>=25.1'  # knows dependency groups
 	@touch $@

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Celery
+from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
 from celery_delayq.bootsteps import Transfer
+from celery_delayq.config import check_urls
 from celery_delayq.delayed_queue import registered
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.transport import Transport, register_schemes
@@ -29,33 +31,43 @@ class DelayQ:
         register_schemes()
         app.steps["consumer"].add(Transfer)
 
-    def cancel(self, task_id: str) -> bool:
+    def cancel(self, task_id: str | AsyncResult) -> bool:
         """Remove a task that waits, for good: it will not run.
 
         Atomic against the transfer: either this call or the worker gets the task. If the id was scheduled several
         times, all of them are removed. O(log N) for N waiting tasks, and one round trip a queue.
 
+        The result of a cancelled task stays pending, and nobody tells a chord or chain that counts on it. Of a chain,
+        the waiting task is the first: `result.parent.id` and so on.
+
         Args:
-            task_id: the id of the task, `result.id`.
+            task_id: the id of the task, `result.id`, or the result itself.
 
         Returns:
-            True if it was still waiting. False if it has become due, was cancelled before, or never was delayed.
+            True if it was still waiting. False if it was moved to its queue because it is due, was cancelled before,
+            or never was delayed.
 
         Raises:
+            TypeError: neither a task id nor the result of one task; cancel the members of a group one by one.
             kombu.exceptions.OperationalError: the server cannot be reached. If the connection was lost during the
                 call, the task may be gone or not; calling again makes sure.
             ConfigurationError: the app's broker is not a `delayq://` one.
         """
+        if isinstance(task_id, AsyncResult):
+            task_id = task_id.id
+        if not isinstance(task_id, str):
+            raise TypeError(f"cancel() takes a task id or the result of a task, not {task_id!r}")
         with self.app.connection_or_acquire() as connection:
             channel = self._channel(connection)
             try:
                 names = registered(channel.plain_client, channel.global_keyprefix)
-                removed = [channel.delayed_queue(name).cancel(str(task_id)) for name in names]
+                removed = [channel.delayed_queue(name).cancel(task_id) for name in names]
             except connection.connection_errors as exc:
                 raise OperationalError(f"cannot cancel task {task_id}: {exc}") from exc
         return any(removed)
 
     def _channel(self, connection: Any) -> Any:
+        check_urls(self.app)
         if not isinstance(connection.transport, Transport):
             raise ConfigurationError(
                 f"the broker of app {self.app.main!r} is {connection.as_uri()}: "

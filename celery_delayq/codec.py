@@ -37,7 +37,13 @@ _LENGTH = struct.Struct("<Q")
 
 
 def message_key(message_id: str) -> bytes:
-    """Return the 16 bytes that stand for a message id in entries and in the index."""
+    """Return the 16 bytes that stand for a message id in entries and in the index.
+
+    Raises:
+        TypeError: the id is not text.
+    """
+    if not isinstance(message_id, str):
+        raise TypeError(f"a message id must be a str, not {message_id!r}")
     return hashlib.blake2b(message_id.encode("utf-8", "surrogatepass"), digest_size=MESSAGE_KEY_SIZE).digest()
 
 

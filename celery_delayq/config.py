@@ -31,7 +31,7 @@ def _delayq_settings(conf: Any) -> dict[str, Any]:
 
 
 def check_urls(app: Any) -> None:
-    """Refuse URLs whose scheme would make kombu use its own transport although `broker_transport` names ours.
+    """Refuse URLs that kombu misunderstands when `broker_transport` names our transport.
 
     Raises:
         ConfigurationError: such a URL; says what to write instead.
@@ -46,6 +46,11 @@ def check_urls(app: Any) -> None:
         if "+" in scheme and not scheme.startswith("delayq"):
             raise ConfigurationError(
                 f"kombu ignores broker_transport for a {scheme}:// URL: write delayq+{scheme.partition('+')[2]}://"
+            )
+        if scheme == "rediss" and not app.conf.broker_use_ssl and "ssl_" not in url:
+            raise ConfigurationError(
+                "kombu forgets that rediss:// means TLS when broker_transport names the transport, and would send "
+                "everything in the clear: write delayqs://"
             )
         if len(urls) > 1 and not scheme.startswith("delayq"):
             raise ConfigurationError(

@@ -73,6 +73,8 @@ class DelayedQueue:
     """
 
     def __init__(self, client: redis.Redis, name: str, *, mirror_list: bool = False, keyprefix: str = "") -> None:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"the name of a list must be a str, not {name!r}")
         self.client = client
         self.name = name
         self.mirror_list = mirror_list
@@ -108,13 +110,15 @@ class DelayedQueue:
 
         Raises:
             ValueError: not exactly one of `due_ms` and `delay_s`, or a negative or absurdly large one.
-            TypeError: `due_ms` is no whole number.
+            TypeError: `due_ms` is no whole number, `payload` is not bytes, or `message_id` not text.
         """
         if (due_ms is None) == (delay_s is None):
             raise ValueError("offer() takes either due_ms or delay_s")
         given_ms = operator.index(due_ms) if due_ms is not None else (delay_s or 0) * 1000
         if not 0 <= given_ms < _END_OF_TIME_MS:
-            raise ValueError(f"cannot offer a message for then: {due_ms=}, {delay_s=}")
+            raise ValueError(f"cannot offer a message for the past, or beyond the year 9999: {due_ms=}, {delay_s=}")
+        if not isinstance(payload, bytes):
+            raise TypeError(f"a payload must be bytes, not {type(payload).__name__}")
         message_id = str(uuid.uuid4()) if message_id is None else message_id
         just_registered = self.register()
         _, alone = scripts.offer(

@@ -68,7 +68,7 @@ APP_SETTINGS: Mapping[str, Option] = {
     "transfer_grace": Option(0.25, 0.01, 60.0),
     "transfer_interval": Option(5.0, 0.1, 300.0),
     "transfer_batch_size": Option(BATCH_SIZE, 1, MAX_BATCH_SIZE),
-    "transfer_lead": Option(0.002, 0.0, LONGEST_LEAD_S),
+    "transfer_lead": Option(0.01, 0.0, LONGEST_LEAD_S),
 }
 
 
@@ -116,6 +116,8 @@ def transfer_settings(given: Mapping[str, Any]) -> TransferSettings:
     for name in given.keys() - APP_SETTINGS.keys():
         meant = misspelt(name, APP_SETTINGS)
         hint = f"did you mean {PREFIX}{meant}?" if meant else f"known are {_names(APP_SETTINGS)}"
+        if name in TRANSPORT_OPTIONS:
+            hint = f"{name} belongs in broker_transport_options"
         raise ConfigurationError(f"unknown setting {PREFIX}{name}: {hint}")
     values = {
         name: option.check(PREFIX + name, given.get(name, option.default)) for name, option in APP_SETTINGS.items()

@@ -12,7 +12,6 @@ before it delivers the first message.
 
 from __future__ import annotations
 
-import ssl
 from typing import Any
 
 from kombu.transport import redis as kombu_redis
@@ -21,16 +20,16 @@ from celery_delayq.settings import check_transport_options
 from celery_delayq.transfer import TransferLoop, TransferSettings
 from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
 from celery_delayq.transport.connector import Connector
-from celery_delayq.transport.urls import SentinelConnection, is_sentinel, register_schemes
+from celery_delayq.transport.urls import SentinelConnection, ensure_tls, is_sentinel, register_schemes
 
-__all__ = ["Connector", "SentinelTransport", "TLSTransport", "Transport", "register_schemes"]
+__all__ = ["Connector", "SentinelTransport", "Transport", "register_schemes"]
 
 #: Options that kombu reads elsewhere than in its channels.
 _KOMBU_OPTIONS = ("polling_interval", "reauth_check_interval", "wait_for_connection", "credential_provider")
 
 
 class Transport(kombu_redis.Transport):
-    """`delayq://`: kombu's Redis transport, with delayed queues.
+    """`delayq://` and `delayqs://`: kombu's Redis transport, with delayed queues.
 
     `driver_type` stays `redis`, by which Celery chooses what it does for Redis brokers.
 
@@ -48,6 +47,7 @@ class Transport(kombu_redis.Transport):
             others=(*kombu_redis.SentinelChannel.from_transport_options, *_KOMBU_OPTIONS),
         )
         self.transfer_loop: TransferLoop | None = None
+        ensure_tls(client)
         if is_sentinel(client):
             client = SentinelConnection(client)
             self.Channel = DelayedSentinelChannel
@@ -114,12 +114,3 @@ class Transport(kombu_redis.Transport):
 
 class SentinelTransport(Transport):
     """`delayq+sentinel://`, as kombu names the transport after it switched to another URL."""
-
-
-class TLSTransport(Transport):
-    """`delayqs://`: over TLS. Certificates are verified unless the options say otherwise, unlike kombu's `rediss://`."""
-
-    def __init__(self, client: Any, **kwargs: Any) -> None:
-        if not isinstance(client.ssl, dict) or not client.ssl:
-            client.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
-        super().__init__(client, **kwargs)

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
 
 from kombu.transport import TRANSPORT_ALIASES
@@ -19,7 +20,7 @@ from kombu.utils.url import parse_url
 #: Scheme -> transport class, for kombu's table of aliases.
 SCHEMES = {
     "delayq": "celery_delayq.transport:Transport",
-    "delayqs": "celery_delayq.transport:TLSTransport",
+    "delayqs": "celery_delayq.transport:Transport",
     "delayq+sentinel": "celery_delayq.transport:SentinelTransport",
 }
 
@@ -32,6 +33,16 @@ def register_schemes() -> None:
 def is_sentinel(connection: Any) -> bool:
     """Return whether a kombu connection is to find its server through Sentinel."""
     return connection.transport_cls == "delayq+sentinel" or (connection.hostname or "").startswith("sentinel://")
+
+
+def ensure_tls(connection: Any) -> None:
+    """Make a kombu connection use TLS if its URL or `broker_use_ssl=True` say so.
+
+    Certificates are verified unless the options say otherwise, unlike kombu's with `rediss://`. kombu itself would send
+    everything in the clear, password included: it knows TLS by the scheme `rediss`, and ignores a bare True.
+    """
+    if connection.ssl is True or (connection.transport_cls == "delayqs" and not connection.ssl):
+        connection.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
 
 
 class SentinelConnection:

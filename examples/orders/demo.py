@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from examples.orders.story import options_of
 from examples.private_redis import PrivateRedis, dying_with_us
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +77,7 @@ def play(story_arguments: list[str], log: IO[bytes]) -> int:
 
 def main() -> int:
     """Run the demo with the story's options. Returns 0 only if all was right."""
+    options_of(sys.argv[1:])
     for stop_signal in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop_signal, lambda number, _: sys.exit(128 + number))
     log = tempfile.NamedTemporaryFile(prefix="orders-worker-", suffix=".log", delete=False)  # noqa: SIM115

@@ -117,14 +117,20 @@ def held_by(workers: list[str]) -> int | None:
     return sum(len(tasks) for tasks in answers.values()) if answers else None
 
 
-def main() -> int:
-    """Play the story. Returns 0 if all was right, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m examples.orders.story")
+def options_of(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line; ends the process if it is wrong or asks for help."""
+    parser = argparse.ArgumentParser(description="Play the story of the orders.")
     parser.add_argument("--orders", type=int, default=300, help="how many (300)")
     parser.add_argument("--longest", type=float, default=8, help="longest time to pay, seconds (8)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.orders < 1 or options.longest < 1:
-        parser.error("neither may be less than 1")
+        parser.error("--orders and --longest must be 1 or more")
+    return options
+
+
+def main() -> int:
+    """Play the story. Returns 0 if all was right, else 1."""
+    options = options_of(sys.argv[1:])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     ledger = plan(options.orders, options.longest, prefix=uuid.uuid4().hex[:6])
     display = Display()

@@ -60,7 +60,7 @@ class TestEveryOption:
 class TestTransferSettings:
     def test_are_those_of_the_loop_by_default_and_a_lead(self) -> None:
         """A worker waits for the rest itself; a loop by itself, as a rule, is not followed by one."""
-        assert transfer_settings({}) == TransferSettings(lead_s=0.002)
+        assert transfer_settings({}) == TransferSettings(lead_s=0.01)
         assert TransferSettings().lead_ms == 0
 
     def test_all_are_handed_on(self) -> None:
