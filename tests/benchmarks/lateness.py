@@ -44,8 +44,8 @@ def run(scale: Scale) -> Report:
             lost.add(variant, scale.tasks - different)
             twice.add(variant, len(runs) - different)
     report.notes.append(
-        "Lateness: the time in the task minus its exact eta. A delayed queue rounds up to whole milliseconds, "
-        "on average by 0.5 ms."
+        "Lateness: the time in the task minus its exact eta. On a shared machine look at the steal time, too: "
+        "it is what makes long tails."
     )
     return report
 
