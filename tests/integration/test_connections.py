@@ -203,6 +203,8 @@ class TestFailover:
                 before = app.tasks["note"].apply_async(countdown=0.3)
                 before.get(timeout=20)
                 assert DelayedQueue(first_client, "celery").size() == 0
+                # A lost acknowledgement ends a worker of kombu's Redis transport.
+                wait_until(lambda: not first_client.exists("unacked"), "it is acknowledged")
                 first.kill()
                 worker.wait_for_log(f"Connected to {second_url.replace('//', '//:**@')}")
                 due = time.time() + 0.5
@@ -225,6 +227,8 @@ class TestSentinel:
             before = app.tasks["note"].apply_async(countdown=0.5)
             wait_until(lambda: ledger.has([before.id]), "it ran", 20)
             assert f":{worker.pid}:" in punctual(master)
+            # A lost acknowledgement ends a worker of kombu's Redis transport.
+            wait_until(lambda: not master.exists("unacked"), "it is acknowledged")
 
             survivor_due = time.time() + 5
             survivor = app.tasks["note"].apply_async(countdown=5)
