@@ -7,6 +7,7 @@ from typing import Any
 from celery import Celery
 from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
+from redis.exceptions import ResponseError
 
 from celery_delayq.bootsteps import Transfer
 from celery_delayq.config import check_urls
@@ -49,8 +50,8 @@ class DelayQ:
 
         Raises:
             TypeError: neither a task id nor the result of one task; cancel the members of a group one by one.
-            kombu.exceptions.OperationalError: the server cannot be reached. If the connection was lost during the
-                call, the task may be gone or not; calling again makes sure.
+            kombu.exceptions.OperationalError: the server cannot be reached, or refuses a queue in which the task might
+                be. If the connection was lost during the call, the task may be gone or not; calling again makes sure.
             ConfigurationError: the app's broker is not a `delayq://` one.
         """
         if isinstance(task_id, AsyncResult):
@@ -60,11 +61,9 @@ class DelayQ:
         with self.app.connection_or_acquire() as connection:
             channel = self._channel(connection)
             try:
-                names = registered(channel.plain_client, channel.global_keyprefix)
-                removed = [channel.delayed_queue(name).cancel(task_id) for name in names]
-            except connection.connection_errors as exc:
-                raise OperationalError(f"cannot cancel task {task_id}: {exc}") from exc
-        return any(removed)
+                return _cancel(channel, task_id)
+            except (*connection.connection_errors, ResponseError) as exc:
+                raise OperationalError(f"cannot tell whether task {task_id} waits: {exc}") from exc
 
     def _channel(self, connection: Any) -> Any:
         check_urls(self.app)
@@ -75,3 +74,16 @@ class DelayQ:
             )
         connection.ensure_connection(max_retries=1)
         return connection.default_channel
+
+
+def _cancel(channel: Any, task_id: str) -> bool:
+    """Cancel a task in all queues; one that the server refuses, another app's say, does not shield the others."""
+    found, refused = False, None
+    for name in registered(channel.plain_client, channel.global_keyprefix):
+        try:
+            found = channel.delayed_queue(name).cancel(task_id) > 0 or found
+        except ResponseError as exc:
+            refused = exc
+    if refused is not None and not found:
+        raise refused
+    return found

@@ -118,7 +118,7 @@ def transfer(
         (keys.queue, keys.timeout_set, keys.delay_list, keys.index, keys.dead, keys.transferrer),
         (limit, transferrer, grace_ms, keys.transferrer_channel, lead_ms),
     )
-    return Transferred(moved, dead, score_to_ms(head), int(now_us), int(last), punctual.decode())
+    return Transferred(moved, dead, score_to_ms(head), int(now_us), int(last), punctual.decode("utf-8", "replace"))
 
 
 def cancel(client: redis.Redis, keys: QueueKeys, *, message_key: bytes, limit: int = 100) -> tuple[int, int]:

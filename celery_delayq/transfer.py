@@ -152,6 +152,7 @@ class TransferLoop:
         self._client: redis.Redis | None = None
         self._pubsub: Any = None
         self._next_look = 0.0
+        self._registry_error = ""
         self._stopping = False
         self._woken = False
         #: Whether the server has looked through all queues since the loop connected.
@@ -223,7 +224,7 @@ class TransferLoop:
             logger.log(
                 WARNING if expected else ERROR,
                 "Transfer of delayed messages interrupted: %s. Messages wait in Redis; connecting again...",
-                exc,
+                str(exc).rstrip("."),
                 exc_info=None if expected else exc,
             )
         self._lost = True
@@ -321,7 +322,7 @@ class TransferLoop:
             last_sign_ms, head_due_ms = int(last), scripts.score_to_ms(head)
         except ValueError:
             return
-        if punctual == self.id or watched.is_to_be_looked_at:
+        if punctual == self.id or watched.is_to_be_looked_at or not 0 <= last_sign_ms < 2**53:
             return
         watched.punctual = punctual
         watched.head_due_ms = head_due_ms
@@ -336,21 +337,36 @@ class TransferLoop:
         if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
             raise exceptions.ConnectionError("the subscription does not answer")
         consumed = set(self._queues())
-        names = registered(client, self._keyprefix) | consumed
+        names = self._registered(client) | consumed
         self._unwatch(self._watched.keys() - names)
         self._watch(names - self._watched.keys())
         for name, watched in self._watched.items():
             watched.lead_ms = self.settings.lead_ms if name in consumed else 0
-        empty = [w for w in self._watched.values() if w.head_due_ms is None]
+        # A queue that the server refuses has no known head either; it is tried by itself.
+        empty = [w for w in self._watched.values() if w.head_due_ms is None and not w.error]
         # One command for all queues that are thought to be empty, however many there are.
         if empty and client.exists(*(w.queue.keys.timeout_set for w in empty)):
             for watched in empty:
                 watched.wake_at_ms = 0
         for watched in self._watched.values():
-            if watched.head_due_ms is not None:
+            if watched.head_due_ms is not None or watched.error:
                 watched.wake_at_ms = 0
         self._looked = True
         self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
+
+    def _registered(self, client: redis.Redis) -> set[str]:
+        try:
+            names = registered(client, self._keyprefix)
+        except CONNECTION_ERRORS:
+            raise
+        except exceptions.ResponseError as exc:
+            # The queues that are consumed here are known without it.
+            if str(exc) != self._registry_error:
+                logger.error("Cannot read the names of delayed queues in %r: %s", self._registry, exc)
+            self._registry_error = str(exc)
+            return set()
+        self._registry_error = ""
+        return names
 
     def _watch(self, names: set[str]) -> None:
         assert self._client is not None

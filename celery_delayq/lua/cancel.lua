@@ -60,7 +60,7 @@ redis.call('LLEN', delay_list) -- a key of another type fails here, before anyth
 local removed = 0
 
 local function remove(place)
-    local entry = find(struct.unpack('>I8I8', place))
+    local entry = #place == PLACE_SIZE and find(struct.unpack('>I8I8', place))
     if entry then
         redis.call('ZREM', timeout_set, entry)
         if (string.byte(entry, 9) - KIND) % 2 == MIRRORED then

@@ -20,8 +20,8 @@ ARGV[5] lead          ms; what is due within them counts as due
 Returns {moved, dead, head, now, last, id}: entries moved, entries set aside, due of the next entry (ms, or ''), the
 server's time (microseconds), and the last sign of life (ms) and id of the punctual transferrer ('' if there is none).
 
-Limits: ARGV[1] entries, and no further slice once 256 KiB have been moved. While Redisson's delay list is in use,
-fewer entries a call, because LREM walks that list.
+Limits: ARGV[1] entries, and about 256 KiB: slices are as large as those before let expect, and there is no further one
+once so much has been moved. While Redisson's delay list is in use, fewer entries, because LREM walks that list.
 
 Source: Redisson RedissonDelayedQueue.pushTaskAsync. Differences: LPUSH, since kombu takes from the right; both
 packings; corrupt entries; the index; one punctual transferrer; now is the server's time.
@@ -35,7 +35,7 @@ local KIND, MIRRORED, REPEATED = 208, 1, 2
 local OUR_PAYLOAD = 34
 local PLACE_SIZE = 16
 
-local SLICE = 50
+local MAX_SLICE = 50
 local MAX_BYTES = 262144
 local LREM_STEPS = 20000
 local REMEMBER_TRANSFERRER_MS = 86400000
@@ -110,10 +110,10 @@ if to_walk > 0 then
     limit = math.min(limit, math.max(1, math.floor(LREM_STEPS / to_walk)))
 end
 
-local moved, dead, bytes = 0, 0, 0
+local moved, dead, bytes, slice = 0, 0, 0, 1
 while moved + dead < limit and bytes < MAX_BYTES do
     local entries = redis.call(
-        'ZRANGEBYSCORE', timeout_set, '-inf', due_text, 'LIMIT', 0, math.min(SLICE, limit - moved - dead))
+        'ZRANGEBYSCORE', timeout_set, '-inf', due_text, 'LIMIT', 0, math.min(slice, limit - moved - dead))
     if #entries == 0 then
         break
     end
@@ -156,6 +156,9 @@ while moved + dead < limit and bytes < MAX_BYTES do
         redis.call('LREM', delay_list, 1, entry)
     end
     moved, dead = moved + #payloads, dead + #garbage
+    -- As many as fit if they are like those before: a few large ones must not block the server.
+    local average = bytes / (moved + dead) + 1
+    slice = math.max(1, math.min(MAX_SLICE, math.floor((MAX_BYTES - bytes) / average)))
 end
 
 -- Places of entries that someone else removed (Java, for example) stay behind; an empty queue has none.

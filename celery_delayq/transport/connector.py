@@ -27,6 +27,11 @@ class Connector:
     def __init__(self, connection: Any, *, failover: bool = False) -> None:
         self._template = connection.clone()
         self._failover = failover
+        # Also for kombu's own first PING: a peer that accepts and says nothing would hold the loop for ever.
+        options = self._template.transport_options = dict(self._template.transport_options)
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            if options.get(name) is None:
+                options[name] = REPLY_TIMEOUT_S
 
     @contextmanager
     def __call__(self) -> Iterator[redis.Redis]:
@@ -41,7 +46,4 @@ class Connector:
                 raise
             # Connections that kombu made for consuming.
             channel.client.connection_pool.disconnect()
-            pool = channel.pool
-            if pool.connection_kwargs.get("socket_timeout") is None:
-                pool.connection_kwargs["socket_timeout"] = REPLY_TIMEOUT_S
             yield channel.plain_client

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 import pytest
 import redis
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from celery_delayq import ConfigurationError, DelayedQueue
 from examples.private_redis import PrivateRedis
@@ -105,3 +106,15 @@ def test_at_the_very_moment_of_the_transfer_either_it_or_the_worker_gets_the_tas
     assert {run.task_id for run in ledger.runs()} == promised.keys() | {last.id}
     assert len(cancelled) > 30, "the race did not happen"
     assert len(promised) > 30, "the race did not happen"
+
+
+@pytest.mark.usefixtures("waiting")
+def test_a_queue_that_the_server_refuses_does_not_shield_the_others(app: Celery, broker_client: redis.Redis) -> None:
+    for number in range(20):
+        broker_client.sadd("delayq:queues", f"refused{number}")
+        broker_client.set(f"delayq:index:{{refused{number}}}", "of a wrong type")
+    waiting = app.tasks["note"].apply_async(countdown=3600)
+    assert app.delayq.cancel(waiting.id) is True
+    with pytest.raises(OperationalError, match="cannot tell whether task"):
+        app.delayq.cancel(waiting.id)
+    broker_client.srem("delayq:queues", *(f"refused{number}" for number in range(20)))

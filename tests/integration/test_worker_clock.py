@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -58,7 +59,8 @@ def test_tasks_run_on_time_by_the_servers_clock(
     ("due_in_s", "transferred", "held_s"),
     [
         (30, False, 30),  # a stock producer put it on the broker list, or the clocks are apart: Celery's business
-        (None, True, 0),  # no loop in this process knows the server's time
+        (None, True, 0),  # no loop in this process: by its own clock it is no lead
+        (-math.inf, True, 0),  # nor one that knows the server's time
         (-1, True, 0),  # due by the server's clock
         (0.002, True, 0.002),  # came ahead by the lead: exactly the rest
         (30, True, 0),  # longer than any lead: no worker holds it
@@ -95,3 +97,13 @@ def test_a_worker_holds_a_transferred_message_for_the_rest_of_the_lead_at_most(
     else:
         assert request.eta is None
     assert all(ms == eta.timestamp() * 1000 for ms in asked)
+
+
+def test_a_worker_that_does_not_know_the_servers_time_yet_waits_for_the_lead_by_its_own(app: Celery) -> None:
+    """As when it has just connected, while another worker moves messages ahead."""
+    eta = datetime.now(timezone.utc) + timedelta(seconds=0.09)
+    request = SimpleNamespace(message=SimpleNamespace(properties={DUE_PROPERTY: 1}), eta=eta, _eta=eta)
+    consumer = SimpleNamespace(connection=SimpleNamespace(transport=SimpleNamespace(transfer_loop=None)))
+    run_when_due(consumer, request)
+    assert request._eta is not None
+    assert abs(request._eta - eta) < timedelta(seconds=0.05)

@@ -121,7 +121,7 @@ class TestRefusal:
         admin = queue.client
         queue.offer(b"pay", due_ms=1)
         user = ("ACL", "SETUSER", "loop", "on", "nopass", "~*", "&*")
-        admin.execute_command(*user, "+@all", "-smembers")
+        admin.execute_command(*user, "+@all", "-exists")
         attempts = 0
 
         def connect() -> redis.Redis:
@@ -136,13 +136,24 @@ class TestRefusal:
             # Pauses of 0.05, 0.1, 0.2 and 0.4 s, or half of that.
             assert time.monotonic() - started >= 0.375
             assert levels(caplog) == ["ERROR"]
-            assert "smembers" in caplog.text
+            assert "exists" in caplog.text
             admin.execute_command(*user, "+@all")
             wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
             wait_until(lambda: levels(caplog) == ["ERROR", "INFO"], "the loop says so")
         finally:
             loops.stop()
             admin.execute_command("ACL", "DELUSER", "loop")
+
+    def test_of_the_registry_leaves_the_queues_that_are_consumed(
+        self, loops: Loops, queue: DelayedQueue, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        queue.offer(b"pay", due_ms=1)
+        queue.client.delete("delayq:queues")
+        queue.client.set("delayq:queues", "of a wrong type")
+        loops.make(queues=lambda: ["q"]).start()
+        wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
+        assert levels(caplog) == ["ERROR"]
+        assert "Cannot read the names of delayed queues in 'delayq:queues'" in caplog.text
 
     def test_by_a_replica_is_logged_once(self, durable_loops: Loops, caplog: pytest.LogCaptureFixture) -> None:
         """READONLY, as after a failover: the loop asks again where the master is."""

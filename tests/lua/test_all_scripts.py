@@ -111,5 +111,5 @@ def test_constants_are_those_of_the_codec(name: str) -> None:
 
 def test_the_batch_limit_is_below_what_unpack_can_do() -> None:
     _, body = header_and_body("transfer")
-    (slice_size,) = re.findall(r"local SLICE = (\d+)", body)
+    (slice_size,) = re.findall(r"local MAX_SLICE = (\d+)", body)
     assert int(slice_size) <= scripts.MAX_BATCH_SIZE < 8000
