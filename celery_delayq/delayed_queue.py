@@ -236,9 +236,9 @@ class DelayedQueue:
                 wait_s = min(wait_s, deadline - time.monotonic())
                 if wait_s <= 0 and time.monotonic() >= deadline:
                     return None
-            # BRPOP takes 0 for "for ever" and knows no shorter time than a millisecond.
+            # BRPOP takes 0 for "for ever", and Redis 6.2 cuts 0.001 down to it.
             popped = self.client.execute_command(
-                "BRPOP", self.name, max(round(wait_s, 3), 0.001), **{NEVER_DECODE: True}
+                "BRPOP", self.name, max(round(wait_s, 3), 0.002), **{NEVER_DECODE: True}
             )
             if popped:
                 return bytes(popped[1])

@@ -397,6 +397,8 @@ class TransferLoop:
         except CONNECTION_ERRORS:
             raise
         except exceptions.ResponseError as exc:
+            if "READONLY" in str(exc):  # as Redis 6.2 says it from within a script
+                raise exceptions.ReadOnlyError(str(exc)) from exc
             # One queue the server refuses (wrong type, no permission, no memory) must not stop the others.
             if str(exc) != watched.error:
                 logger.error("Cannot transfer delayed messages of %r: %s", queue.name, exc)
