@@ -254,7 +254,8 @@ class TransferLoop:
         pubsub.subscribe(self._registry)
 
     def _resign(self) -> None:
-        if not self._stopping:
+        # Also when woken: a cold shutdown cancels the consumers, and may stop the loop before it is subscribed again.
+        if not self._stopping and not self._woken:
             return
         with suppress(*CONNECTION_ERRORS, exceptions.ResponseError):
             for watched in self._watched.values():
