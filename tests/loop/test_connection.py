@@ -171,7 +171,7 @@ class TestRefusal:
             DelayedQueue(there, "q").offer(b"pay", due_ms=1)
             queue = DelayedQueue(client, "q")
             wait_until(queue.size, "replicated", timeout=20)
-            loops.start(connect=connect)
+            loops.make(connect=connect).start()  # it is subscribed for moments only, between two refusals
             wait_until(lambda: attempts >= 4, "the loop has tried again and again")
             assert levels(caplog) == ["WARNING"]
             client.replicaof("NO", "ONE")
