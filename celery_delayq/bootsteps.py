@@ -1,16 +1,20 @@
-"""Celery bootsteps: where a worker starts and stops the transfer loop."""
+"""Celery bootsteps: what a worker adds to the transport, and where it starts and stops the transfer loop."""
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from celery import bootsteps, signals
 from celery.utils.log import get_logger
+from celery.worker import state
 
 from celery_delayq.config import settings_of
+from celery_delayq.failures import fail_task
 from celery_delayq.server import check_server
 from celery_delayq.settings import LONGEST_LEAD_S
 from celery_delayq.transport import Transport
@@ -52,13 +56,29 @@ class Transfer(bootsteps.StartStopStep):
             for finding in check_server(consumer.connection.default_channel.plain_client):
                 logger.log(finding.level, finding.message)
             self._server_checked = True
-        transport.start_transfer(self.settings)
+        transport.running_tags = running_tags
+        if self.settings.fail_dead_letters:
+            transport.on_dead_letter = partial(fail_task, consumer.app)
+        if "visibility_timeout" in consumer.connection.transport_options:
+            logger.info(
+                "visibility_timeout is replaced by leases of %g s, which last for as long as the worker lives; it only "
+                "concerns messages that workers with kombu's own transport have left.",
+                transport.options["lease"],
+            )
+        transport.start_transfer(self.settings.transfer)
 
     def stop(self, consumer: Any) -> None:
         """Stop the loop; others take over at once."""
         transport = getattr(consumer.connection, "transport", None)
         if isinstance(transport, Transport):
             transport.stop_transfer()
+
+
+def running_tags() -> set[str]:
+    """Return the delivery tags of tasks that go on when the worker loses its connection; none if the worker stops."""
+    if state.should_stop not in (None, False) or state.should_terminate not in (None, False):
+        return set()
+    return {request.message.delivery_tag for request in tuple(state.active_requests)}
 
 
 def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
@@ -78,6 +98,18 @@ def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     if early_s == -math.inf:  # this process does not know the server's time yet: its own is the best it has
         early_s = request.eta.timestamp() - time.time()
     if 0 < early_s <= LONGEST_LEAD_S:
+        refresh_timers()
         request._eta = datetime.now(timezone.utc) + timedelta(seconds=early_s)
     else:
         request._eta = None
+
+
+def refresh_timers() -> None:
+    """Make gevent's timers count from now, where gevent is used.
+
+    They count from when gevent last looked at the clock, before greenlets that have computed since; so a short timer
+    may end early, and with it the wait for a task's eta.
+    """
+    gevent: Any = sys.modules.get("gevent")
+    if gevent is not None:
+        gevent.get_hub().loop.update_now()

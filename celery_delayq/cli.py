@@ -54,7 +54,7 @@ def transfer(ctx: click.Context, loglevel: str) -> None:
         moved += done.moved
 
     try:
-        settings = settings_of(app)
+        settings = settings_of(app).transfer
         with app.connection_for_write() as connection:
             channel = _delayq_channel(connection)
             for finding in check_server(channel.plain_client):

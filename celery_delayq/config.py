@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.settings import PREFIX, transfer_settings
-from celery_delayq.transfer import TransferSettings
+from celery_delayq.settings import PREFIX, AppSettings, app_settings
 
 
-def settings_of(app: Any) -> TransferSettings:
+def settings_of(app: Any) -> AppSettings:
     """Return the checked settings of an app.
 
     Raises:
         ConfigurationError: an unknown `delayq_*` setting, a wrong value, or URLs that would lead past our transport.
     """
     check_urls(app)
-    return transfer_settings(_delayq_settings(app.conf))
+    return app_settings(_delayq_settings(app.conf))
 
 
 def _delayq_settings(conf: Any) -> dict[str, Any]:

@@ -21,3 +21,14 @@ class UnsupportedServer(DelayqError, RuntimeError):
 
 class InvalidEntry(DelayqError, ValueError):
     """The bytes are not an entry in either of Redisson's packings."""
+
+
+class LeaseLost(DelayqError, ConnectionError):
+    """A consumer was silent for longer than its lease, and others took over its messages.
+
+    A `ConnectionError`, so that Celery and kombu connect anew, and drop what they have not begun.
+    """
+
+
+class DeliveryLimitReached(DelayqError, RuntimeError):
+    """A message was delivered too often without an acknowledgement; the result of its task fails with this."""

@@ -32,6 +32,7 @@ class QueueKeys:
         dead: LIST, what could not be delivered.
         transferrer: STRING, which loop transfers this queue punctually.
         transferrer_channel: Pub/Sub, signs of life of that loop. Pub/Sub knows no databases, so it names its own.
+        consumers: ZSET, consumer id -> end of its lease (ms); minus the time at which it was given up, if it was.
     """
 
     queue: str
@@ -42,6 +43,7 @@ class QueueKeys:
     dead: str
     transferrer: str
     transferrer_channel: str
+    consumers: str
 
     @classmethod
     def of(cls, name: str, db: int = 0) -> QueueKeys:
@@ -55,9 +57,24 @@ class QueueKeys:
             dead=companion("delayq:dead", name),
             transferrer=companion("delayq:transfer", name),
             transferrer_channel=companion(f"delayq:transfer_channel:{db}", name),
+            consumers=companion("delayq:consumers", name),
         )
+
+    def in_flight(self, consumer: str) -> str:
+        """Name the LIST of what a consumer holds of this queue, the newest first."""
+        return f"{companion('delayq:inflight', self.queue)}:{consumer}"
 
 
 def registry(keyprefix: str = "") -> str:
     """Name the SET of broker lists that have, or had, a delayed queue; also the channel that announces new ones."""
     return f"{keyprefix}delayq:queues"
+
+
+def hello_channel(db: int = 0) -> str:
+    """Name the channel on which new consumers announce themselves."""
+    return f"delayq:alive:{db}"
+
+
+def alive_channel(consumer: str, db: int = 0) -> str:
+    """Name the channel to which a consumer is subscribed for as long as its process lives; nothing is published."""
+    return f"delayq:alive:{db}:{consumer}"

@@ -134,3 +134,105 @@ def resign(client: redis.Redis, keys: QueueKeys, *, transferrer: str) -> bool:
     return bool(
         load("resign").run(client, (keys.timeout_set, keys.transferrer), (transferrer, keys.transferrer_channel))
     )
+
+
+#: Most messages that one call of `fetch` moves, or of `put_back` and `recover` takes.
+MAX_FETCH, MAX_PUT_BACK = 1000, 100
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """What one call of `renew` did and saw.
+
+    Attributes:
+        renewed: whether the consumer has a lease; False if it was given up.
+        now_ms: the server's time, unix time in ms.
+        ended: other consumers whose leases have ended, or which were given up -> their scores, as stored.
+    """
+
+    renewed: bool
+    now_ms: int
+    ended: dict[str, bytes]
+
+
+def renew(client: redis.Redis, keys: QueueKeys, *, consumer: str, lease_ms: int, join: bool) -> Renewed:
+    """Begin or prolong a lease, see `renew.lua`."""
+    renewed, now_ms, *ended = load("renew").run(client, (keys.consumers,), (consumer, lease_ms, int(join)))
+    names = [name.decode("utf-8", "replace") for name in ended[::2]]
+    return Renewed(bool(renewed), int(now_ms), dict(zip(names, ended[1::2], strict=True)))
+
+
+def fetch(client: redis.Redis, keys: QueueKeys, *, consumer: str, limit: int) -> list[bytes] | None:
+    """Move messages to a consumer's in-flight list, see `fetch.lua`. Returns them, or None if it has no lease."""
+    found = load("fetch").run(client, (keys.queue, keys.in_flight(consumer), keys.consumers), (consumer, limit))
+    return cast("list[bytes] | None", found)
+
+
+def put_back(
+    client: redis.Redis,
+    keys: QueueKeys,
+    *,
+    consumer: str,
+    messages: Sequence[tuple[bytes, bytes]],
+    to_front: bool = True,
+    dead: bool = False,
+) -> int:
+    """Move messages out of a consumer's in-flight list, see `put_back.lua`. Returns how many were in it.
+
+    They go to the front of the broker list, the newest first, or to its back; or to the dead list. Each is given as it
+    was fetched, and as it is to be stored.
+    """
+    destination = keys.dead if dead else keys.queue
+    side = "RIGHT" if to_front or dead else "LEFT"
+    args = [part for message in messages for part in message]
+    return int(load("put_back").run(client, (keys.in_flight(consumer), destination), (side, *args)))
+
+
+def revive(client: redis.Redis, keys: QueueKeys, *, raw: bytes, message: bytes) -> bool:
+    """Move a message from the dead list to the back of the broker list. Returns whether it was there."""
+    return bool(load("put_back").run(client, (keys.dead, keys.queue), ("LEFT", raw, message)))
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What one call of `recover` did.
+
+    Attributes:
+        given_up: whether the consumer was given up, by this call or before; False if it is alive.
+        moved: messages moved.
+        left: messages that it still holds.
+        score: its new score; empty once it is forgotten.
+    """
+
+    given_up: bool
+    moved: int
+    left: int
+    score: bytes
+
+
+def recover(
+    client: redis.Redis,
+    keys: QueueKeys,
+    *,
+    consumer: str,
+    score: bytes,
+    gone: bool,
+    alive_channel: str,
+    messages: Sequence[tuple[bytes, bytes, bool]],
+) -> Recovered:
+    """Put the messages of a consumer that is gone back, see `recover.lua`.
+
+    The newest first: each as it is stored, as it is to be stored, and whether in the dead list.
+    """
+    args = [part for raw, new, dead in messages for part in (raw, new, "D" if dead else "Q")]
+    given_up, moved, left, new_score = load("recover").run(
+        client,
+        (keys.consumers, keys.in_flight(consumer), keys.queue, keys.dead),
+        (consumer, score, int(gone), alive_channel, *args),
+    )
+    return Recovered(bool(given_up), moved, left, new_score)
+
+
+def leave(client: redis.Redis, keys: QueueKeys, *, consumer: str) -> bool:
+    """End a lease, see `leave.lua`. Returns False if the consumer still holds messages."""
+    return bool(load("leave").run(client, (keys.consumers, keys.in_flight(consumer)), (consumer,)))

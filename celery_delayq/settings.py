@@ -58,6 +58,8 @@ class Option:
 #: Ours among the `broker_transport_options`; all others are kombu's or redis-py's.
 TRANSPORT_OPTIONS: Mapping[str, Option] = {
     "mirror_list": Option(False),
+    "lease": Option(30.0, 2.0, 3600.0),
+    "delivery_limit": Option(20, 0, 1_000_000),
 }
 
 #: A worker never holds a message longer than that for its eta, whatever the clocks say.
@@ -69,6 +71,7 @@ APP_SETTINGS: Mapping[str, Option] = {
     "transfer_interval": Option(5.0, 0.1, 300.0),
     "transfer_batch_size": Option(BATCH_SIZE, 1, MAX_BATCH_SIZE),
     "transfer_lead": Option(0.01, 0.0, LONGEST_LEAD_S),
+    "fail_dead_letters": Option(True),
 }
 
 
@@ -104,8 +107,21 @@ def check_transport_options(given: Mapping[str, Any], others: Iterable[str] = ()
     }
 
 
-def transfer_settings(given: Mapping[str, Any]) -> TransferSettings:
-    """Return the settings of transfer loops.
+@dataclass(frozen=True)
+class AppSettings:
+    """The app's settings.
+
+    Attributes:
+        transfer: of transfer loops.
+        fail_dead_letters: whether the result of a task that reached the delivery limit becomes FAILURE.
+    """
+
+    transfer: TransferSettings
+    fail_dead_letters: bool
+
+
+def app_settings(given: Mapping[str, Any]) -> AppSettings:
+    """Return the settings of an app.
 
     Args:
         given: the app's `delayq_*` settings, without their prefix and in lower case.
@@ -122,12 +138,13 @@ def transfer_settings(given: Mapping[str, Any]) -> TransferSettings:
     values = {
         name: option.check(PREFIX + name, given.get(name, option.default)) for name, option in APP_SETTINGS.items()
     }
-    return TransferSettings(
+    transfer = TransferSettings(
         grace_s=values["transfer_grace"],
         interval_s=values["transfer_interval"],
         batch_size=values["transfer_batch_size"],
         lead_s=values["transfer_lead"],
     )
+    return AppSettings(transfer, values["fail_dead_letters"])
 
 
 def _names(options: Iterable[str]) -> str:

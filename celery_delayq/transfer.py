@@ -177,7 +177,7 @@ class TransferLoop:
         if os.getpid() != self._pid:
             return
         self._stopping = True
-        _interrupt(self._subscription_socket())
+        interrupt(self._subscription_socket())
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
@@ -187,7 +187,7 @@ class TransferLoop:
             # In this order: a socket made after `_woken` was seen must not be interrupted for it.
             sock = self._subscription_socket()
             self._woken = True
-            _interrupt(sock)
+            interrupt(sock)
 
     def seconds_until(self, server_ms: float) -> float:
         """Return in how many seconds the server's clock shows `server_ms`; negative if it has, or was never seen."""
@@ -435,7 +435,8 @@ class TransferLoop:
         watched.wake_at_ms = max(due_ms, last_sign_ms) + grace_ms
 
 
-def _interrupt(sock: Any) -> None:
+def interrupt(sock: Any) -> None:
+    """Wake whoever reads from a socket; the connection is lost by that. Safe in any thread and signal handler."""
     # A shut-down socket wakes its reader in every kind of worker; the subscription is then made anew.
     if sock is not None:
         with suppress(OSError):

@@ -11,7 +11,6 @@ import redis
 from examples.private_redis import PrivateRedis, ServerNotFound
 from tests.support import servers, without_server
 
-
 # A shell without job control starts what runs in its background with SIGINT ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -139,13 +139,14 @@ while moved + dead < limit and bytes < MAX_BYTES do
         bytes = bytes + #entry
     end
 
+    -- First: a server whose memory is full lets a script add only after it has removed something.
+    redis.call('ZREMRANGEBYRANK', timeout_set, 0, #entries - 1)
     if #garbage > 0 then
         redis.call('RPUSH', dead_list, unpack(garbage))
     end
     if #payloads > 0 then
         redis.call('LPUSH', queue, unpack(payloads))
     end
-    redis.call('ZREMRANGEBYRANK', timeout_set, 0, #entries - 1)
     if #first > 0 then
         redis.call('HDEL', index, unpack(first))
     end

@@ -1,26 +1,39 @@
 """The kombu transport: Redis as kombu has it, with delayed queues.
 
-    channel     where a message goes
+    channel     where a message goes and comes from
     eta         when it is due
+    fetcher     gets messages, as many as the prefetch limit allows
+    slots       connections that wait for messages
+    poller      kombu's poller, with those connections
+    qos         acknowledges messages
+    redelivery  how a message is written when it is delivered again
     urls        the schemes, and how kombu reads them
     connector   connections for the transfer loop
 
-A connection that consumes tasks also transfers: a worker's bootstep starts the loop with the app's settings; where no
+A connection that consumes tasks does so as a `Consumer` with a lease, which a watchdog renews.
+
+It also transfers: a worker's bootstep starts the loop with the app's settings; where no
 bootstep does (a worker without `DelayQ(app)`, a consumer that is not Celery's), the transport starts one itself
 before it delivers the first message.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kombu.transport import redis as kombu_redis
 
+from celery_delayq.consumer import Consumer, Redelivery
 from celery_delayq.settings import check_transport_options
 from celery_delayq.transfer import TransferLoop, TransferSettings
+from celery_delayq.transport import redelivery
 from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
 from celery_delayq.transport.connector import Connector
+from celery_delayq.transport.poller import Poller
 from celery_delayq.transport.urls import SentinelConnection, ensure_tls, is_sentinel, register_schemes
+from celery_delayq.watchdog import Watchdog
 
 __all__ = ["Connector", "SentinelTransport", "Transport", "register_schemes"]
 
@@ -42,17 +55,52 @@ class Transport(kombu_redis.Transport):
     Channel = DelayedChannel
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
-        check_transport_options(
+        self.options = check_transport_options(
             client.transport_options,
             others=(*kombu_redis.SentinelChannel.from_transport_options, *_KOMBU_OPTIONS),
         )
         self.transfer_loop: TransferLoop | None = None
+        self._consumer: Consumer | None = None
+        self._watchdog: Watchdog | None = None
+        #: Returns the delivery tags of messages that are worked on, and go on although the connection is closed.
+        self.running_tags: Callable[[], set[str]] = set
+        #: Called with the name of the list and the message when one is set aside; in a thread of its own.
+        self.on_dead_letter: Callable[[str, bytes], None] = lambda name, message: None
         ensure_tls(client)
         if is_sentinel(client):
             client = SentinelConnection(client)
             self.Channel = DelayedSentinelChannel
             self.default_port = kombu_redis.SentinelTransport.default_port
         super().__init__(client, **kwargs)
+        self.cycle = Poller()
+
+    # -- the consumer of this connection
+
+    @property
+    def consumer(self) -> Consumer:
+        """The consumer by which all channels of this connection fetch; made when it is needed."""
+        if self._consumer is None:
+            self._consumer = Consumer(
+                Connector(self.client),
+                lease_s=self.options["lease"],
+                redelivery=Redelivery(
+                    redelivery.put_back,
+                    partial(redelivery.recover, delivery_limit=self.options["delivery_limit"]),
+                    lambda name, message: self.on_dead_letter(name, message),
+                ),
+            )
+            self._watchdog = Watchdog(self._consumer, on_lost=self.cycle.wake)
+            self._watchdog.start()
+        return self._consumer
+
+    def _close_consumer(self) -> None:
+        consumer, watchdog = self._consumer, self._watchdog
+        self._consumer = self._watchdog = None
+        if consumer is None or watchdog is None:
+            return
+        if consumer.close(keep=self.running_tags()):
+            watchdog.stop()
+        consumer.disconnect()
 
     # -- the transfer loop of this connection
 
@@ -97,6 +145,7 @@ class Transport(kombu_redis.Transport):
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Deliver messages from an event loop, see kombu."""
+        self.cycle.unregister = loop.remove
         super().register_with_event_loop(connection, loop)
         # When the event loop runs: a worker registers before it consumes, and before its bootsteps start.
         loop.call_soon(self._ensure_transfer)
@@ -107,9 +156,10 @@ class Transport(kombu_redis.Transport):
         return super().drain_events(connection, timeout=timeout)
 
     def close_connection(self, connection: Any) -> None:
-        """Close all channels, and end the transfer loop."""
+        """Close all channels, and end the transfer loop and the leases."""
         self.stop_transfer()
         super().close_connection(connection)
+        self._close_consumer()
 
 
 class SentinelTransport(Transport):

@@ -1,7 +1,11 @@
-"""Channels: where a message goes. Messages with an eta in the future are offered to a delayed queue."""
+"""Channels: where a message goes and comes from.
+
+Messages with an eta in the future are offered to a delayed queue; tasks are fetched so that none can be lost.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import redis
@@ -9,21 +13,32 @@ from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps
 
 from celery_delayq import codec, scripts
+from celery_delayq.consumer import Consumer
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.settings import TRANSPORT_OPTIONS
 from celery_delayq.transport.eta import DUE_PROPERTY, due_ms_of
+from celery_delayq.transport.fetcher import Fetcher
+from celery_delayq.transport.qos import FetchingQoS
 
 
 class DelayedChannel(kombu_redis.Channel):
-    """kombu's Redis channel, with delayed queues in front of its broker lists.
+    """kombu's Redis channel, with delayed queues in front of its broker lists, and in-flight lists behind them.
 
-    What is not delayed takes kombu's way unchanged. As any channel, it is for one thread at a time.
+    What is published and not delayed takes kombu's way unchanged, and so does what is consumed without acknowledgement
+    or from a fanout exchange. As any channel, it is for one thread at a time.
 
-    Hooks of kombu (5.6 and 5.7) that it overrides: `_put`, `_create_client`, `basic_consume`, `_basic_cancel`.
+    Hooks of kombu (5.6 and 5.7) that it overrides: `_put`, `_create_client`, `basic_consume`, `_basic_cancel`,
+    `basic_get`, `active_queues`, `close`, `_after_fork`.
     """
+
+    QoS = FetchingQoS
 
     #: Write Redisson's delay list too, see `DelayedQueue`.
     mirror_list: bool = bool(TRANSPORT_OPTIONS["mirror_list"].default)
+    #: How long a consumer may be silent before others take its messages, in seconds.
+    lease: float = TRANSPORT_OPTIONS["lease"].default
+    #: A message that was delivered so often without an acknowledgement is set aside; 0 for no limit.
+    delivery_limit: int = int(TRANSPORT_OPTIONS["delivery_limit"].default)
 
     from_transport_options = (*kombu_redis.Channel.from_transport_options, *TRANSPORT_OPTIONS)
 
@@ -33,7 +48,9 @@ class DelayedChannel(kombu_redis.Channel):
         self._plain_client: redis.Redis | None = None
         self._kombu_client: redis.Redis | None = None
         self._delayed_queues: dict[str, DelayedQueue] = {}
+        self._consumer: Consumer | None = None
         super().__init__(*args, **kwargs)
+        self.fetcher = Fetcher(self, self._get_consumer)
 
     # -- publishing
 
@@ -104,17 +121,86 @@ class DelayedChannel(kombu_redis.Channel):
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> Any:
         """Consume from `queue`, see kombu."""
-        result = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         if not no_ack and queue not in self._fanout_queues:
             self.task_queues[consumer_tag] = queue
-            self.connection.on_task_queues_changed()
+        result = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        if consumer_tag in self.task_queues:
+            self._on_task_queues_changed()
         return result
 
     def _basic_cancel(self, consumer_tag: str) -> Any:
+        was_task_queue = self.task_queues.pop(consumer_tag, None) is not None
         result = super()._basic_cancel(consumer_tag)
-        if self.task_queues.pop(consumer_tag, None) is not None:
-            self.connection.on_task_queues_changed()
+        if was_task_queue:
+            self._on_task_queues_changed()
         return result
+
+    def _on_task_queues_changed(self) -> None:
+        if self.ack_emulation:
+            self.fetcher.on_queues_changed()
+        self.connection.on_task_queues_changed()
+
+    @property
+    def active_queues(self) -> list[str]:
+        """The queues that kombu takes from by BRPOP: not those that are fetched from."""
+        queues: list[str] = super().active_queues
+        if not self.ack_emulation:
+            return queues
+        fetched = set(self.task_queues.values())
+        return [queue for queue in queues if queue not in fetched]
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        """Return one message of `queue`, or None, see kombu."""
+        if no_ack or not self.ack_emulation:
+            return super().basic_get(queue, no_ack=no_ack, **kwargs)
+        payload = self.fetcher.get(queue)
+        if payload is None:
+            return None
+        message = self.Message(payload, channel=self)
+        self.qos.append(message, message.delivery_tag)
+        return message
+
+    def _get_consumer(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = self.connection.consumer
+        return self._consumer
+
+    # -- what FetchingQoS needs; also after the channel was closed, for tasks that were running then
+
+    def ack(self, delivery_tag: str) -> None:
+        """Acknowledge a message that was fetched; does nothing with others."""
+        if self._consumer is not None:
+            self._consumer.ack(delivery_tag)
+        if self.connection is not None:
+            self.connection.cycle.on_acknowledged()
+
+    def requeue(self, delivery_tag: str) -> None:
+        """Put a message that was fetched to the back of its list."""
+        if self._consumer is not None:
+            self._consumer.requeue(delivery_tag)
+
+    def put_back(self, delivery_tags: Sequence[str]) -> None:
+        """Put messages that were fetched back to the front of their lists, but for those that are worked on."""
+        if self._consumer is not None:
+            running = self.connection.running_tags() if self.connection is not None else set()
+            self._consumer.put_back([tag for tag in delivery_tags if tag not in running])
+
+    def restore_visible(self) -> None:
+        """Restore what workers with kombu's own transport left in `unacked`."""
+        options = {"interval": self.unacked_restore_throttle} if hasattr(self, "unacked_restore_throttle") else {}
+        self.qos.restore_visible(num=self.unacked_restore_limit, **options)
+
+    # -- the end
+
+    def close(self) -> None:
+        """Put back everything that is not worked on, and close, see kombu."""
+        if not self.closed:
+            self.fetcher.close()
+        super().close()
+
+    def _after_fork(self) -> None:
+        self.fetcher.after_fork()
+        super()._after_fork()
 
 
 class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import subprocess
+import sys
 import time
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -107,3 +108,23 @@ def test_a_worker_that_does_not_know_the_servers_time_yet_waits_for_the_lead_by_
     run_when_due(consumer, request)
     assert request._eta is not None
     assert abs(request._eta - eta) < timedelta(seconds=0.05)
+
+
+def test_a_busy_greenlet_does_not_make_timers_end_early() -> None:
+    """gevent's clock stands still while a greenlet computes."""
+    code = """
+import time
+import gevent
+from celery_delayq.bootsteps import refresh_timers
+
+gevent.sleep(0)
+until = time.monotonic() + 0.05
+while time.monotonic() < until:
+    pass
+began = time.monotonic()
+refresh_timers()
+gevent.sleep(0.03)
+print(time.monotonic() - began)
+"""
+    waited = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert float(waited) >= 0.03

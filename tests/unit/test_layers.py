@@ -18,11 +18,14 @@ PACKAGE = Path(celery_delayq.__file__).parent
 LAYERS = [
     {"_version", "errors", "clock", "keys", "codec"},
     {"scripts"},
-    {"delayed_queue"},
+    {"delayed_queue", "dead_letters"},
     {"transfer"},
+    {"fetch_connection"},
+    {"consumer"},
+    {"watchdog"},
     {"settings", "server"},
     {"transport"},
-    {"config"},
+    {"config", "failures"},
     {"bootsteps", "cli"},
     {"app"},
     {"__init__"},
@@ -33,8 +36,8 @@ RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 BASE = 0
 
 MAY_IMPORT = {
-    "kombu": {"transport", "bootsteps", "cli", "app"},
-    "celery": {"bootsteps", "config", "cli", "app"},
+    "kombu": {"transport", "failures", "bootsteps", "cli", "app"},
+    "celery": {"bootsteps", "config", "failures", "cli", "app"},
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -13,8 +13,8 @@ from celery_delayq.settings import (
     APP_SETTINGS,
     TRANSPORT_OPTIONS,
     Option,
+    app_settings,
     check_transport_options,
-    transfer_settings,
 )
 from celery_delayq.transfer import TransferSettings
 
@@ -60,12 +60,12 @@ class TestEveryOption:
 class TestTransferSettings:
     def test_are_those_of_the_loop_by_default_and_a_lead(self) -> None:
         """A worker waits for the rest itself; a loop by itself, as a rule, is not followed by one."""
-        assert transfer_settings({}) == TransferSettings(lead_s=0.01)
+        assert app_settings({}).transfer == TransferSettings(lead_s=0.01)
         assert TransferSettings().lead_ms == 0
 
     def test_all_are_handed_on(self) -> None:
         given = {"transfer_grace": 1, "transfer_interval": 2.5, "transfer_batch_size": 7, "transfer_lead": 0.05}
-        settings = transfer_settings(given)
+        settings = app_settings(given).transfer
         assert settings == TransferSettings(grace_s=1.0, interval_s=2.5, batch_size=7, lead_s=0.05)
         assert settings.lead_ms == 50
         assert settings.grace_ms == 1000
@@ -80,23 +80,23 @@ class TestTransferSettings:
     )
     def test_a_misspelt_one_is_recognised(self, given: str, meant: str) -> None:
         with pytest.raises(ConfigurationError, match=f"unknown setting delayq_{given}: did you mean delayq_{meant}?"):
-            transfer_settings({given: 1})
+            app_settings({given: 1})
 
     def test_an_unknown_one_is_answered_with_those_there_are(self) -> None:
         with pytest.raises(ConfigurationError) as error:
-            transfer_settings({"colour": "red"})
+            app_settings({"colour": "red"})
         assert "delayq_colour" in str(error.value)
         for name in APP_SETTINGS:
             assert f"delayq_{name}" in str(error.value)
 
     def test_a_wrong_value_is_named_as_the_user_wrote_it(self) -> None:
         with pytest.raises(ConfigurationError, match=r"^delayq_transfer_grace must be a number"):
-            transfer_settings({"transfer_grace": "soon"})
+            app_settings({"transfer_grace": "soon"})
 
 
 class TestTransportOptions:
     def test_have_defaults(self) -> None:
-        assert check_transport_options({}) == {"mirror_list": False}
+        assert check_transport_options({}) == {"mirror_list": False, "lease": 30.0, "delivery_limit": 20}
 
     def test_ours_are_returned(self) -> None:
         assert check_transport_options({"mirror_list": True}) == {"mirror_list": True}

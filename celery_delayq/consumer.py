@@ -1,0 +1,424 @@
+"""Consumer: takes messages from broker lists so that none can be lost; knows Redis, but neither kombu nor Celery.
+
+Where a message is
+    In the broker list, or in the in-flight list of one consumer: one step on the server takes it from the one to the
+    other. It leaves the in-flight list by an acknowledgement, or goes back to the broker list.
+
+Whose it is
+    A consumer has a lease on each list, which its watchdog renews for as long as the process lives. What a consumer
+    with an ended lease holds, the others put back (see `watchdog`).
+
+How it ends
+    `close()` puts back what is not being worked on and gives the leases up. Where that cannot be done at once, because
+    the connection is lost or because a task still runs, the watchdog goes on until it is. A consumer is never used
+    again after an error: its successor has another id, so nothing that was lost on the way can be mistaken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from logging import getLogger
+
+import redis
+from redis import exceptions
+from redis.client import NEVER_DECODE
+
+from celery_delayq import keys, scripts
+from celery_delayq.delayed_queue import database_of
+from celery_delayq.errors import LeaseLost
+from celery_delayq.fetch_connection import FetchConnection
+from celery_delayq.scripts import MAX_FETCH, MAX_PUT_BACK, Renewed
+from celery_delayq.transfer import CONNECTION_ERRORS
+
+logger = getLogger(__name__)
+
+#: Longest single wait of a blocking command on the server, in seconds.
+BLOCK_S = 30.0
+
+#: How a message is written when it is delivered again: by its consumer, or because its consumer is gone. The latter
+#: also tells whether it belongs in the dead list now.
+PutBack = Callable[[bytes], bytes]
+Recover = Callable[[bytes], tuple[bytes, bool]]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A message that a consumer holds: from which broker list, and its bytes."""
+
+    name: str
+    message: bytes
+
+
+@dataclass(frozen=True)
+class Redelivery:
+    """How messages are rewritten when they are delivered again; this module does not look into them.
+
+    Attributes:
+        put_back: by the consumer itself.
+        recover: because the consumer is gone; also tells whether it is dead now.
+        on_dead: called with each message (as it was stored) that was moved to the dead list.
+    """
+
+    put_back: PutBack = lambda message: message
+    recover: Recover = lambda message: (message, False)
+    on_dead: Callable[[str, bytes], None] = lambda name, message: None
+
+
+class Consumer:
+    """One consumer of any number of broker lists.
+
+    All belongs to one thread, but for `ack`, and for what the watchdog calls with a client of its own: under gevent
+    and eventlet, connections cannot be shared by threads.
+
+    Args:
+        connect: returns a context manager that gives a client with a pool of its own, and closes it in the end.
+        lease_s: how long it may be silent before others take its messages, in seconds.
+        redelivery: see `Redelivery`.
+
+    Every method raises `redis.RedisError` when the server is away or refuses, unless it says otherwise.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], AbstractContextManager[redis.Redis]],
+        *,
+        lease_s: float = 30.0,
+        redelivery: Redelivery | None = None,
+    ) -> None:
+        self.id = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+        self.lease_s = lease_s
+        self.redelivery = redelivery or Redelivery()
+        #: The lists on which it has leases; it consumes from those in `names`.
+        self.joined: dict[str, keys.QueueKeys] = {}
+        self.names: set[str] = set()
+        self.held: dict[str, Held] = {}
+        #: Tags whose acknowledgement did not reach the server.
+        self.owed: set[str] = set()
+        self.is_lost = False
+        #: When it was closed, on the monotonic clock; None while it is in use.
+        self.closed_at: float | None = None
+        #: Until when a blocking command that nobody listens to may still move a message, on the monotonic clock.
+        self.haunted_until = 0.0
+        self._valid_until = 0.0
+        self._tags = itertools.count(1)
+        self._connection: FetchConnection | None = None
+        self.connect = connect
+        self._stack = ExitStack()
+        self.client = self._stack.enter_context(connect())
+        # Threads acknowledge at the same time; kombu's limit of 10 would refuse some of them.
+        self.client.connection_pool.max_connections = 2**31
+        self.db = database_of(self.client)
+
+    # -- leases
+
+    @property
+    def lease_ms(self) -> int:
+        """The lease in ms."""
+        return round(self.lease_s * 1000)
+
+    def join(self, name: str) -> None:
+        """Begin to consume from a broker list.
+
+        Raises:
+            LeaseLost: it was given up before.
+        """
+        self.names.add(name)
+        if name in self.joined:
+            return
+        queue_keys = keys.QueueKeys.of(name, self.db)
+        sent = time.monotonic()
+        if not scripts.renew(self.client, queue_keys, consumer=self.id, lease_ms=self.lease_ms, join=True).renewed:
+            self._lose()
+        if not self.joined:
+            self._valid_until = sent + self.lease_s
+        self.joined[name] = queue_keys
+
+    def part(self, name: str) -> None:
+        """Stop consuming from a broker list; its watchdog gives the lease up once nothing of it is held."""
+        self.names.discard(name)
+
+    def renew(self, client: redis.Redis | None = None) -> list[tuple[str, Renewed]]:
+        """Prolong all leases; returns what was seen, by list.
+
+        Raises:
+            LeaseLost: it was given up.
+        """
+        sent = time.monotonic()
+        seen = []
+        for name, queue_keys in list(self.joined.items()):
+            renewed = scripts.renew(
+                client or self.client, queue_keys, consumer=self.id, lease_ms=self.lease_ms, join=False
+            )
+            if not renewed.renewed and name in self.joined:
+                self._lose()
+            seen.append((name, renewed))
+        self._valid_until = sent + self.lease_s
+        return seen
+
+    def check(self) -> None:
+        """Make sure that the lease lasts; asks the server only if it should have ended.
+
+        Raises:
+            LeaseLost: it was given up.
+        """
+        if self.is_lost:
+            self._lose()
+        if self.joined and time.monotonic() > self._valid_until:
+            self.renew()
+
+    def _lose(self) -> None:
+        held = len(self.held)
+        self.is_lost = True
+        self.held.clear()
+        raise LeaseLost(
+            f"consumer {self.id} was silent for longer than its lease of {self.lease_s:g} s, so others took over its "
+            f"messages ({held} held here are not acknowledged any more)"
+        )
+
+    # -- messages
+
+    def fetch(self, name: str, limit: int) -> list[bytes]:
+        """Take messages from a list to which it has joined, the oldest first. One atomic script.
+
+        Raises:
+            LeaseLost: it was given up.
+        """
+        if self._connection is None:
+            self._connection = FetchConnection(self.client.connection_pool)
+        self._connection.thread = threading.get_ident()
+        try:
+            answered, found = self._connection.fetch(self.joined[name], consumer=self.id, limit=min(limit, MAX_FETCH))
+        except Exception:
+            self._give_up_connection()
+            raise
+        self._on_answered(answered)
+        if found is None:
+            self._lose()
+        return found or []
+
+    def read_answers(self) -> None:
+        """Make sure that all acknowledgements have arrived. Never raises; the watchdog sends again what has not."""
+        if not self._is_fetching_thread:
+            return
+        assert self._connection is not None
+        try:
+            self._on_answered(self._connection.read())
+        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+            self._give_up_connection()
+            self._log_owed(exc)
+
+    @property
+    def _is_fetching_thread(self) -> bool:
+        return self._connection is not None and self._connection.thread == threading.get_ident()
+
+    def _give_up_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self.owed.update(connection.unanswered)
+            connection.disconnect()
+            self.haunt()
+
+    def _on_answered(self, answered: dict[str, bool]) -> None:
+        # Only now: what is in flight and not held is put back by `reconcile`.
+        for tag, was_in_flight in answered.items():
+            held = self.held.pop(tag, None)
+            if held is not None and not was_in_flight and not self.is_lost:
+                logger.warning("A message of %r is not this consumer's own any more: its task may run twice", held.name)
+
+    def _log_owed(self, exc: Exception) -> None:
+        logger.warning("An acknowledgement did not reach Redis and will be sent again: %s", str(exc).rstrip("."))
+
+    def hold(self, name: str, message: bytes) -> str:
+        """Remember a message that was fetched; returns the tag by which it is acknowledged."""
+        tag = str(next(self._tags))
+        self.held[tag] = Held(name, message)
+        return tag
+
+    def ack(self, tag: str) -> bool:
+        """Acknowledge a message: it is gone then. One command, whose cost grows with what is held since then.
+
+        In the thread that fetches, its reply is read with the next fetch. Never raises for what happens to the server
+        or the network; the watchdog sends it again then.
+
+        Returns:
+            False if the message is not held.
+        """
+        held = self.held.get(tag)
+        if held is None:
+            return False
+        try:
+            if self._is_fetching_thread:
+                assert self._connection is not None
+                self._connection.ack(self._in_flight(held), held.message, tag)
+            else:
+                self._on_answered({tag: self._remove(held) > 0})
+        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+            if self._is_fetching_thread:
+                self._give_up_connection()
+            self.owed.add(tag)
+            self._log_owed(exc)
+        return True
+
+    def _in_flight(self, held: Held) -> str:
+        queue_keys = self.joined.get(held.name) or keys.QueueKeys.of(held.name, self.db)
+        return queue_keys.in_flight(self.id)
+
+    def _remove(self, held: Held, client: redis.Redis | None = None) -> int:
+        return int((client or self.client).lrem(self._in_flight(held), -1, held.message))  # type: ignore[arg-type]
+
+    def settle(self, client: redis.Redis | None = None) -> None:
+        """Send the acknowledgements that are owed."""
+        for tag in list(self.owed):
+            held = self.held.get(tag)
+            if held is not None:
+                self._remove(held, client)
+            self.owed.discard(tag)
+            self.held.pop(tag, None)
+
+    def requeue(self, tag: str) -> bool:
+        """Put a message to the back of its list, marked as redelivered. Returns False if it is not held."""
+        held = self.held.get(tag)
+        if held is None:
+            return False
+        moved = scripts.put_back(
+            self.client,
+            self.joined[held.name],
+            consumer=self.id,
+            messages=[(held.message, self.redelivery.put_back(held.message))],
+            to_front=False,
+        )
+        self.held.pop(tag, None)
+        return bool(moved)
+
+    def set_aside(self, name: str, message: bytes, record: bytes) -> None:
+        """Move a message that was fetched to the dead list, as `record`."""
+        scripts.put_back(self.client, self.joined[name], consumer=self.id, messages=[(message, record)], dead=True)
+
+    def give_back(self, name: str, messages: Sequence[bytes]) -> int:
+        """Put messages that were fetched and not delivered back to the front, as they are; the oldest comes first."""
+        return self._to_front(name, [(message, message) for message in reversed(messages)])
+
+    def put_back(self, tags: Sequence[str]) -> None:
+        """Put messages that are held back to the front, marked as redelivered; the oldest comes first.
+
+        Never raises for a lost connection; they are put back once it is there again, if the consumer is closed.
+
+        Args:
+            tags: in the order of delivery.
+        """
+        self.read_answers()
+        back: dict[str, list[tuple[bytes, bytes]]] = {}
+        for tag in reversed(tags):
+            held = self.held.pop(tag, None) if tag not in self.owed else None
+            if held is not None:
+                back.setdefault(held.name, []).append((held.message, self.redelivery.put_back(held.message)))
+        try:
+            for name, messages in back.items():
+                self._to_front(name, messages)
+        except CONNECTION_ERRORS as exc:
+            self.haunt()
+            logger.warning("Messages are put back when Redis is there again: %s", str(exc).rstrip("."))
+
+    def _to_front(self, name: str, messages: Sequence[tuple[bytes, bytes]], client: redis.Redis | None = None) -> int:
+        queue_keys = self.joined.get(name) or keys.QueueKeys.of(name, self.db)
+        return sum(
+            scripts.put_back(
+                client or self.client, queue_keys, consumer=self.id, messages=messages[at : at + MAX_PUT_BACK]
+            )
+            for at in range(0, len(messages), MAX_PUT_BACK)
+        )
+
+    def reconcile(self, client: redis.Redis | None = None) -> bool:
+        """Put back whatever is in flight and not held.
+
+        Not for a consumer that is in use, which would lose what it waits for.
+
+        Returns:
+            Whether nothing is in flight any more.
+        """
+        empty = True
+        for name, queue_keys in list(self.joined.items()):
+            # In this order: what is acknowledged meanwhile is in neither.
+            held = Counter(held.message for held in list(self.held.values()) if held.name == name)
+            in_flight: list[bytes] = (client or self.client).execute_command(
+                "LRANGE", queue_keys.in_flight(self.id), 0, -1, **{NEVER_DECODE: True}
+            )
+            unknown = Counter(in_flight) - held
+            back = []
+            for message in in_flight:
+                if unknown[message] > 0:
+                    unknown[message] -= 1
+                    back.append((message, self.redelivery.put_back(message)))
+            self._to_front(name, back, client)
+            empty = empty and len(back) == len(in_flight)
+        return empty
+
+    # -- the end
+
+    def haunt(self) -> None:
+        """Take note that the server may still move a message for a blocking command that nobody listens to."""
+        self.haunted_until = time.monotonic() + BLOCK_S
+
+    def close(self, keep: Collection[str] = ()) -> bool:
+        """Stop consuming: put everything back but the messages of some tags, which may still be acknowledged.
+
+        Never raises for what happens to the server or the network.
+
+        Returns:
+            Whether all is done; if not, the watchdog has to go on.
+        """
+        self.read_answers()
+        if self.closed_at is None:
+            self.closed_at = time.monotonic()
+            self.names.clear()
+        kept = {*keep, *self.owed}
+        for tag in list(self.held):
+            if tag not in kept:
+                del self.held[tag]
+        try:
+            return self.finish()
+        except (*CONNECTION_ERRORS, exceptions.ResponseError):
+            self.haunt()
+            return False
+
+    def finish(self, client: redis.Redis | None = None) -> bool:
+        """Do what is left to do of a closed consumer; returns whether that was all."""
+        if self.is_lost:
+            return True
+        self.settle(client)
+        done = self.reconcile(client) and time.monotonic() >= self.haunted_until
+        return self.leave_all(client) if done else False
+
+    def leave_all(self, client: redis.Redis | None = None) -> bool:
+        """Give up the leases on all lists of which nothing is held, and from which it does not consume."""
+        for name, queue_keys in list(self.joined.items()):
+            held = any(held.name == name for held in list(self.held.values()))
+            if name in self.names or held:
+                continue
+            if scripts.leave(client or self.client, queue_keys, consumer=self.id):
+                del self.joined[name]
+        return not self.joined
+
+    def after_fork(self) -> None:
+        """Close what a forked child inherited, without a word to the server: it would keep the parent's alive."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+        self.held.clear()
+        self.joined.clear()
+
+    def disconnect(self) -> None:
+        """Close its connections; an acknowledgement that comes later makes a new one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()
+        self._stack.close()

@@ -1,0 +1,127 @@
+"""Dead letters: messages of a broker list that were set aside, with the reason; knows Redis only.
+
+A dead list holds two kinds of elements:
+
+    b'{"reason": ..., "at_ms": ..., "deliveries": ...}' + newline + message    written by consumers
+    anything else                                                             entries that `transfer.lua` set aside
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.client import NEVER_DECODE
+
+from celery_delayq import keys, scripts
+
+#: Reasons.
+DELIVERY_LIMIT = "delivery-limit"
+NOT_A_MESSAGE = "not-a-message"
+NOT_AN_ENTRY = "not-an-entry"
+
+#: Of a dead list, so much is read at a time.
+_PAGE = 100
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A message that was set aside.
+
+    Attributes:
+        id: names it in its list; a hash of what is stored.
+        reason: `delivery-limit`, `not-a-message` (of kombu), or `not-an-entry` (of a delayed queue).
+        at_ms: when it was set aside, unix time in ms; None where that is not known.
+        deliveries: how often it was delivered without an acknowledgement; None where that is not known.
+        message: its bytes.
+        raw: what is stored.
+    """
+
+    id: str
+    reason: str
+    at_ms: int | None
+    deliveries: int | None
+    message: bytes
+    raw: bytes
+
+
+def pack(message: bytes, *, reason: str, at_ms: int, deliveries: int | None = None) -> bytes:
+    """Return what to store for a message."""
+    head = {"reason": reason, "at_ms": at_ms, "deliveries": deliveries}
+    return json.dumps(head).encode() + b"\n" + message
+
+
+def unpack(raw: bytes) -> DeadLetter:
+    """Return the letter that is stored as `raw`."""
+    letter_id = hashlib.blake2b(raw, digest_size=8).hexdigest()
+    first, newline, message = raw.partition(b"\n")
+    try:
+        head: Any = json.loads(first) if newline else None
+        return DeadLetter(letter_id, head["reason"], head["at_ms"], head["deliveries"], message, raw)
+    except (ValueError, TypeError, KeyError):
+        return DeadLetter(letter_id, NOT_AN_ENTRY, None, None, raw, raw)
+
+
+class DeadLetters:
+    """The dead list of a broker list. Safe to share between threads if the client is.
+
+    Every method raises `redis.RedisError` when the server is away or refuses.
+
+    Args:
+        client: any `redis.Redis`.
+        name: full name of the broker list.
+    """
+
+    def __init__(self, client: redis.Redis, name: str) -> None:
+        self.client = client
+        self.name = name
+        self.keys = keys.QueueKeys.of(name)
+
+    def __len__(self) -> int:
+        return int(self.client.llen(self.keys.dead))
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        """Yield the letters, the oldest first."""
+        start = 0
+        while True:
+            page: list[bytes] = self.client.execute_command(
+                "LRANGE", self.keys.dead, start, start + _PAGE - 1, **{NEVER_DECODE: True}
+            )
+            yield from map(unpack, page)
+            if len(page) < _PAGE:
+                return
+            start += len(page)
+
+    def find(self, letter_id: str) -> DeadLetter | None:
+        """Return a letter by its id, or None."""
+        return next((letter for letter in self if letter.id == letter_id), None)
+
+    def requeue(self, letter: DeadLetter, message: bytes | None = None) -> bool:
+        """Put a message to the back of its broker list. One atomic script.
+
+        Args:
+            letter: which.
+            message: what to put there instead of the letter's message.
+
+        Returns:
+            False if it is not in the dead list any more.
+
+        Raises:
+            ValueError: it is not a message, so no worker could take it.
+        """
+        if letter.reason == NOT_AN_ENTRY:
+            raise ValueError(f"dead letter {letter.id} is no message: it can be purged, but not be requeued")
+        return scripts.revive(self.client, self.keys, raw=letter.raw, message=message or letter.message)
+
+    def purge(self, letter: DeadLetter | None = None) -> int:
+        """Remove one letter, or all; returns how many there were. Atomic."""
+        if letter is not None:
+            return int(self.client.lrem(self.keys.dead, 1, letter.raw))  # type: ignore[arg-type]
+        with self.client.pipeline(transaction=True) as pipe:
+            pipe.llen(self.keys.dead)
+            pipe.unlink(self.keys.dead)
+            return int(pipe.execute()[0])

@@ -1,0 +1,71 @@
+"""FetchConnection: sends acknowledgements without waiting for the replies, which it reads with the next fetch.
+
+So a task costs one round trip at most, where several wait in the broker list a fraction of one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+from redis import exceptions
+
+from celery_delayq import scripts
+from celery_delayq.keys import QueueKeys
+
+
+class FetchConnection:
+    """One connection, for one thread at a time.
+
+    Args:
+        pool: gives the parameters of the connection, and its class; the connection is not one of the pool.
+
+    Every method raises `redis.ConnectionError` when the connection is lost. It is of no use then: what `unanswered`
+    holds may have reached the server or not.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        #: The thread to which it belongs.
+        self.thread = threading.get_ident()
+        self._connection = pool.make_connection()
+        self._connection.connect()
+        #: Tags of acknowledgements whose replies were not read yet.
+        self.unanswered: deque[str] = deque()
+
+    def ack(self, in_flight: str, message: bytes, tag: str) -> None:
+        """Remove a message from an in-flight list; `read` tells what became of it."""
+        self._connection.send_command("LREM", in_flight, -1, message)
+        self.unanswered.append(tag)
+
+    def read(self) -> dict[str, bool]:
+        """Wait for the replies to all acknowledgements: tag -> whether the message was in flight.
+
+        Raises:
+            redis.ResponseError: the server refused one; those behind it are still unanswered.
+        """
+        found = {}
+        while self.unanswered:
+            reply = self._read()
+            found[self.unanswered[0]] = bool(reply)
+            self.unanswered.popleft()
+        return found
+
+    def fetch(self, keys: QueueKeys, *, consumer: str, limit: int) -> tuple[dict[str, bool], list[bytes] | None]:
+        """Fetch, see `scripts.fetch`, and read the replies to all acknowledgements on the way."""
+        script = scripts.load("fetch")
+        rest = (3, keys.queue, keys.in_flight(consumer), keys.consumers, consumer, limit)
+        self._connection.send_command("EVALSHA", script.sha, *rest)
+        found = self.read()
+        try:
+            return found, self._read()
+        except exceptions.NoScriptError:
+            self._connection.send_command("EVAL", script.text, *rest)
+            return found, self._read()
+
+    def _read(self) -> Any:
+        return self._connection.read_response(disable_decoding=True)
+
+    def disconnect(self) -> None:
+        """Close the connection."""
+        self._connection.disconnect()

@@ -1,0 +1,36 @@
+--[[
+renew: begin or prolong the lease of a consumer on one broker list.
+
+Guarantee: a consumer that was given up (recover.lua) learns of it, and gets no new lease under the same id.
+
+KEYS[1] consumers  ZSET, consumer id -> end of its lease (ms), or minus the time at which it was given up
+ARGV[1] consumer
+ARGV[2] lease      ms
+ARGV[3] join       '1' to begin the lease if there is none
+
+Returns {renewed, now, consumer, score, ...}: 1 or 0, the server's time (ms), and up to 10 other consumers whose leases
+have ended, or which were given up, with their scores as text.
+]]
+local consumers, consumer, lease, join = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local score = tonumber(redis.call('ZSCORE', consumers, consumer) or (join and 1 or -1))
+local renewed = 0
+if score > 0 then
+    -- A server whose memory is full lets a script add only after it has removed something, be it nothing.
+    redis.call('ZREM', consumers, '')
+    redis.call('ZADD', consumers, string.format('%.0f', now + lease), consumer)
+    renewed = 1
+end
+
+local result = {renewed, string.format('%.0f', now)}
+local ended = redis.call('ZRANGEBYSCORE', consumers, '-inf', string.format('%.0f', now), 'WITHSCORES', 'LIMIT', 0, 11)
+for at = 1, #ended, 2 do
+    if ended[at] ~= consumer and #result < 22 then
+        result[#result + 1] = ended[at]
+        result[#result + 1] = ended[at + 1]
+    end
+end
+return result

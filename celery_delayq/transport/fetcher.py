@@ -1,0 +1,319 @@
+"""Fetcher: gets the messages of a channel's queues, as many as its prefetch limit allows.
+
+Where there is a backlog, a script fetches several messages at once. Where there is none, one connection a broker list
+waits on the server, so an idle worker neither polls nor lags. What waits and is not wanted any more, because the
+prefetch limit is reached or the consumer was cancelled, is unblocked; what arrives nevertheless goes back at once, so
+that other workers can take it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from logging import getLogger
+from typing import Any
+
+from kombu.utils.scheduling import cycle_by_name
+from redis import exceptions
+
+from celery_delayq.consumer import Consumer
+from celery_delayq.errors import LeaseLost
+from celery_delayq.transport import redelivery
+from celery_delayq.transport.slots import Slot
+
+logger = getLogger(__name__)
+
+#: Messages fetched at once where there is no prefetch limit.
+_UNLIMITED = 20
+
+#: A list that the server refuses (its memory is full, for example) is tried again after so many seconds.
+_REFUSED_S = 1.0
+
+
+class Fetcher:
+    """Fetches for one channel. It belongs to the thread that consumes.
+
+    Args:
+        channel: a `DelayedChannel`.
+        consumer: returns the consumer of the channel's connection; called when there is something to fetch.
+    """
+
+    def __init__(self, channel: Any, consumer: Callable[[], Consumer]) -> None:
+        self._channel = channel
+        self._consumer_of = consumer
+        self._consumer: Consumer | None = None
+        self._cycle = cycle_by_name(channel.queue_order_strategy)()
+        self._slots: dict[str, Slot] = {}
+        #: Fetched and not yet delivered: kombu's name of the queue, that of the list, the message.
+        self._fetched: deque[tuple[str, str, bytes]] = deque()
+        #: List -> when to try it again (monotonic), and what the server said.
+        self._refused: dict[str, tuple[float, str]] = {}
+        self._can_unblock = True
+        #: Whether the last fetch ended for want of credit.
+        self.is_starved = False
+
+    # -- which queues
+
+    def on_queues_changed(self) -> None:
+        """Take note of `channel.task_queues`; hand back what came from queues that are no longer among them."""
+        queues = list(dict.fromkeys(self._channel.task_queues.values()))
+        self._cycle.update(queues)
+        gone = [slot for slot in self._slots.values() if slot.queue not in queues]
+        if gone:
+            self._disarm(gone)
+            for slot in gone:
+                self._drop(slot)
+        self._give_back(lambda queue: queue not in queues)
+        if self._consumer is not None:
+            for name in self._consumer.names - {name for _, name in self._lists(queues)}:
+                self._consumer.part(name)
+
+    def _lists(self, queues: list[str]) -> Iterator[tuple[str, str]]:
+        """Yield queues and their lists in the order in which kombu takes from them."""
+        for priority in self._channel.priority_steps:
+            for queue in queues:
+                yield queue, self._channel.broker_list(queue, priority)
+
+    @property
+    def has_queues(self) -> bool:
+        """Whether there is anything to fetch from."""
+        return bool(self._channel.task_queues) and bool(self._channel.ack_emulation)
+
+    # -- fetching
+
+    def credit(self) -> int:
+        """Return how many messages may be fetched now."""
+        qos = self._channel.qos
+        if not qos.can_consume():
+            return 0
+        if "can_consume" in vars(qos):  # Celery's worker_disable_prefetch: one by one
+            return 1
+        limit = qos.can_consume_max_estimate()
+        return _UNLIMITED if limit is None else max(limit, 1)
+
+    def fill(self) -> bool:
+        """Fetch, or wait on the server where there is nothing to fetch. Returns whether there is something to deliver.
+
+        Raises:
+            LeaseLost: others have taken over; the connection is to be made anew.
+            redis.ConnectionError: the connection is lost.
+        """
+        if self._fetched:
+            return True
+        if not self.has_queues:
+            return False
+        credit = self.credit()
+        self.is_starved = credit == 0
+        if not credit:
+            self._disarm(self._slots.values())
+            return False
+        consumer = self._consumer = self._consumer or self._consumer_of()
+        consumer.check()
+        queues = self._cycle.consume(len(set(self._channel.task_queues.values())))
+        # Each queue its share, so that the order strategy keeps its meaning with several messages at once.
+        share = max(1, credit // len(queues)) if self._is_fair() else credit
+        idle = []
+        for queue, name in self._lists(queues):
+            slot = self._slots.get(name)
+            if slot is not None and slot.is_armed:
+                if slot.is_overdue():
+                    self._on_connection_lost()
+                    raise exceptions.ConnectionError(f"Redis does not answer for {name!r}")
+                continue  # the server would have told
+            if self._is_refused(name):
+                continue
+            consumer.join(name)
+            messages = self._fetch(consumer, name, share)
+            if messages is None:
+                continue
+            if messages:
+                self._cycle.rotate(queue)
+                self._fetched.extend((queue, name, message) for message in messages)
+                if len(messages) >= credit:
+                    # While these are worked on, nobody else's message must wait here.
+                    self._disarm(self._slots.values())
+                return True
+            idle.append((queue, name))
+        consumer.read_answers()
+        for queue, name in idle:
+            self._arm(consumer, queue, name)
+        return False
+
+    def _is_fair(self) -> bool:
+        return str(self._channel.queue_order_strategy) == "round_robin"
+
+    def _fetch(self, consumer: Consumer, name: str, limit: int) -> list[bytes] | None:
+        try:
+            messages = consumer.fetch(name, limit)
+        except exceptions.ReadOnlyError as exc:
+            raise exceptions.ConnectionError(str(exc)) from exc
+        except exceptions.ResponseError as exc:
+            self._on_refused(name, exc)
+            return None
+        self._refused.pop(name, None)
+        return messages
+
+    def _arm(self, consumer: Consumer, queue: str, name: str) -> None:
+        slot = self._slots.get(name)
+        if slot is None:
+            in_flight = consumer.joined[name].in_flight(consumer.id)
+            slot = self._slots[name] = Slot(consumer.client.connection_pool, queue, name, in_flight)
+            self._channel.connection.cycle.add_slot(slot, self)
+        slot.arm()
+
+    def on_readable(self, slot: Slot) -> None:
+        """Take what a slot has waited for.
+
+        Raises:
+            redis.ConnectionError: the connection is lost.
+        """
+        if not slot.is_armed:  # nothing is expected: the server closed the connection
+            self._on_connection_lost()
+            raise exceptions.ConnectionError(f"Redis closed the connection that waits for {slot.name!r}")
+        message = self._read(slot)
+        if message is not None:
+            self._cycle.rotate(slot.queue)
+            self._fetched.append((slot.queue, slot.name, message))
+            if self.credit() <= 1:
+                self._disarm(self._slots.values())
+        elif slot.name not in self._refused and self.credit():
+            slot.arm()
+
+    def _read(self, slot: Slot) -> bytes | None:
+        try:
+            return slot.read()
+        except exceptions.ResponseError as exc:
+            self._on_refused(slot.name, exc)
+            return None
+        except Exception:
+            self._on_connection_lost()
+            raise
+
+    def _is_refused(self, name: str) -> bool:
+        refused = self._refused.get(name)
+        return refused is not None and time.monotonic() < refused[0]
+
+    def _on_refused(self, name: str, exc: Exception) -> None:
+        known = self._refused.get(name)
+        if known is None or known[1] != str(exc):
+            logger.error("Cannot fetch messages of %r, trying again every second: %s", name, exc)
+        self._refused[name] = (time.monotonic() + _REFUSED_S, str(exc))
+
+    def _on_connection_lost(self) -> None:
+        """A reply may be lost, and with it a message that is in flight: the consumer is not used any more."""
+        if self._consumer is not None:
+            self._consumer.haunt()
+
+    # -- not waiting any more
+
+    def _disarm(self, slots: Any) -> None:
+        """Unblock slots that wait; what arrives nevertheless goes back at once."""
+        armed = [slot for slot in slots if slot.is_armed]
+        if not armed or self._consumer is None or not self._can_unblock:
+            return
+        client = self._consumer.client
+        try:
+            for slot in armed:
+                client.execute_command("CLIENT UNBLOCK", slot.client_id)
+        except exceptions.ResponseError as exc:
+            logger.info("Redis does not let this user unblock its own connections: %s", exc)
+            self._can_unblock = False
+            return
+        for slot in armed:
+            message = self._read(slot)
+            if message is not None:
+                self._consumer.give_back(slot.name, [message])
+
+    def _give_back(self, unwanted: Callable[[str], bool]) -> None:
+        """Put messages that were fetched and not delivered back."""
+        back: dict[str, list[bytes]] = {}
+        keep: deque[tuple[str, str, bytes]] = deque()
+        while self._fetched:
+            queue, name, message = self._fetched.popleft()
+            if unwanted(queue):
+                back.setdefault(name, []).append(message)
+            else:
+                keep.append((queue, name, message))
+        self._fetched = keep
+        for name, messages in back.items():
+            assert self._consumer is not None
+            self._consumer.give_back(name, messages)
+
+    # -- delivering
+
+    @property
+    def has_fetched(self) -> bool:
+        """Whether there is something to deliver."""
+        return bool(self._fetched)
+
+    def deliver(self) -> bool:
+        """Deliver one message that was fetched to its kombu consumer; returns whether there was one."""
+        if not self._fetched:
+            return False
+        consumer = self._consumer
+        assert consumer is not None
+        consumer.check()
+        if not self._channel.qos.can_consume():
+            self._give_back(lambda queue: True)
+            return False
+        queue, name, raw = self._fetched.popleft()
+        message = redelivery.decode(raw)
+        if message is None:
+            logger.error("Set aside what is no message in %r, in the list %r", name, consumer.joined[name].dead)
+            consumer.set_aside(name, raw, redelivery.not_a_message(raw))
+            return True
+        # The producer's tag may occur twice.
+        message["properties"]["delivery_tag"] = consumer.hold(name, raw)
+        self._channel.connection._deliver(message, queue)
+        return True
+
+    def get(self, queue: str) -> dict[str, Any] | None:
+        """Fetch one message of a queue, whoever consumes it; None if there is none."""
+        consumer = self._consumer = self._consumer or self._consumer_of()
+        consumer.check()
+        for _, name in self._lists([queue]):
+            if name not in consumer.joined:
+                consumer.join(name)
+            for raw in consumer.fetch(name, 1):
+                message = redelivery.decode(raw)
+                if message is None:
+                    consumer.set_aside(name, raw, redelivery.not_a_message(raw))
+                    return self.get(queue)
+                message["properties"]["delivery_tag"] = consumer.hold(name, raw)
+                return message
+        return None
+
+    # -- the end
+
+    def close(self) -> None:
+        """Wait for nothing any more, and put back what was not delivered. Never raises for a lost connection."""
+        with suppress(LeaseLost, OSError, exceptions.RedisError):
+            self._disarm(self._slots.values())
+            self._give_back(lambda queue: True)
+        if self._consumer is not None and any(slot.is_armed for slot in self._slots.values()):
+            self._consumer.haunt()
+        self.disconnect()
+
+    def after_fork(self) -> None:
+        """Close what the child inherited, without a word to the server."""
+        for slot in self._slots.values():
+            slot.disconnect()
+        self._slots.clear()
+        self._fetched.clear()
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.after_fork()
+
+    def disconnect(self) -> None:
+        """Close all connections."""
+        for slot in list(self._slots.values()):
+            self._drop(slot)
+        self._fetched.clear()
+
+    def _drop(self, slot: Slot) -> None:
+        del self._slots[slot.name]
+        if self._channel.connection is not None:
+            self._channel.connection.cycle.remove_slot(slot)
+        slot.disconnect()

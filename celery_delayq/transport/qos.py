@@ -1,0 +1,46 @@
+"""FetchingQoS: acknowledges messages in the consumer's in-flight list, and keeps kombu's prefetch count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
+
+
+class FetchingQoS(virtual.QoS):
+    """What kombu's `QoS` for Redis does with `unacked`, a visibility timeout and three commands a message.
+
+    Overrides of `kombu.transport.virtual.QoS` (5.6 and 5.7): `ack`, `reject`, `restore_unacked`, `restore_visible`.
+    """
+
+    def ack(self, delivery_tag: str) -> None:
+        """Acknowledge a message; never raises for a lost connection, see `Consumer.ack`."""
+        self.channel.ack(delivery_tag)
+        super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Drop a message, or put it to the back of its queue, where kombu's Redis transport puts it."""
+        if requeue:
+            self.channel.requeue(delivery_tag)
+        else:
+            self.channel.ack(delivery_tag)
+        super().ack(delivery_tag)
+
+    def restore_unacked(self) -> list[Any]:
+        """Put back all messages that are not being worked on, in their old order, to the front of their queues."""
+        self._flush()
+        self.channel.put_back(list(self._delivered))
+        self._delivered.clear()
+        return []
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        """Restore messages that workers with kombu's own transport left in `unacked`, as those would."""
+        kombu_redis.QoS.restore_visible(self._kombus, *args, **kwargs)
+
+    @property
+    def _kombus(self) -> Any:
+        if self.__dict__.get("_kombu_qos") is None:
+            self._kombu_qos = kombu_redis.QoS(self.channel)
+            self._kombu_qos._on_collect.cancel()  # it holds nothing to restore
+        return self._kombu_qos

@@ -1,0 +1,78 @@
+"""Slot: one connection that waits for one broker list on the server."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+from redis import exceptions
+
+from celery_delayq.consumer import BLOCK_S
+
+#: A reply is overdue after so many seconds more than the command may block: the connection is half open then.
+_OVERDUE_S = 25.0
+
+
+class Slot:
+    """Waits with BLMOVE, which moves a message to the consumer's in-flight list in the moment in which it arrives.
+
+    Args:
+        pool: gives the parameters of the connection, and its class; the connection is not one of the pool.
+        queue: kombu's name of the queue.
+        name: full name of the broker list.
+        in_flight: the consumer's in-flight list.
+
+    Every method raises `redis.ConnectionError` when the connection is lost.
+    """
+
+    def __init__(self, pool: Any, queue: str, name: str, in_flight: str) -> None:
+        self.queue = queue
+        self.name = name
+        self._in_flight = in_flight
+        #: Whether the command was sent, and its reply not read.
+        self.is_armed = False
+        self._armed_at = 0.0
+        self.connection = pool.make_connection()
+        self.connection.connect()
+        #: What `CLIENT UNBLOCK` takes.
+        self.client_id = int(self._call("CLIENT", "ID"))
+
+    def _call(self, *command: str) -> Any:
+        self.connection.send_command(*command)
+        return self.connection.read_response()
+
+    def fileno(self) -> int:
+        """Return what the event loop polls; -1 once the connection is lost."""
+        sock = getattr(self.connection, "_sock", None)
+        return -1 if sock is None else int(sock.fileno())
+
+    def arm(self) -> None:
+        """Begin to wait."""
+        self.connection.send_command("BLMOVE", self.name, self._in_flight, "RIGHT", "LEFT", BLOCK_S)
+        self.is_armed = True
+        self._armed_at = time.monotonic()
+
+    def read(self) -> bytes | None:
+        """Return the message that has arrived, or None if the wait is over without one.
+
+        Raises:
+            redis.ResponseError: the server refused the command.
+        """
+        try:
+            reply = self.connection.read_response(disable_decoding=True)
+        except exceptions.ReadOnlyError as exc:
+            raise exceptions.ConnectionError(str(exc)) from exc
+        finally:
+            self.is_armed = False
+        return bytes(reply) if reply is not None else None
+
+    def is_overdue(self) -> bool:
+        """Return whether the server should have answered long ago."""
+        return self.is_armed and time.monotonic() - self._armed_at > BLOCK_S + _OVERDUE_S
+
+    def disconnect(self) -> None:
+        """Close the connection."""
+        self.is_armed = False
+        with suppress(Exception):
+            self.connection.disconnect()
