@@ -23,7 +23,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from logging import getLogger
@@ -35,7 +35,7 @@ from redis.client import NEVER_DECODE
 from celery_delayq import keys, scripts
 from celery_delayq.delayed_queue import database_of
 from celery_delayq.errors import LeaseLost
-from celery_delayq.fetch_connection import FetchConnection
+from celery_delayq.fetch_connection import FetchConnection, Identity
 from celery_delayq.scripts import MAX_FETCH, MAX_PUT_BACK, Renewed
 from celery_delayq.transfer import CONNECTION_ERRORS
 
@@ -108,6 +108,7 @@ class Consumer:
         self.closed_at: float | None = None
         #: Until when a blocking command that nobody listens to may still move a message, on the monotonic clock.
         self.haunted_until = 0.0
+        self._ghosts: set[Identity | None] = set()
         self._valid_until = 0.0
         self._tags = itertools.count(1)
         self._connection: FetchConnection | None = None
@@ -225,7 +226,7 @@ class Consumer:
         if connection is not None:
             self.owed.update(connection.unanswered)
             connection.disconnect()
-            self.haunt()
+            self.haunt([connection.identity])
 
     def _on_answered(self, answered: dict[str, bool]) -> None:
         # Only now: what is in flight and not held is put back by `reconcile`.
@@ -364,9 +365,33 @@ class Consumer:
 
     # -- the end
 
-    def haunt(self) -> None:
-        """Take note that the server may still move a message for a blocking command that nobody listens to."""
+    def haunt(self, identities: Iterable[Identity | None] = ()) -> None:
+        """Take note that the server may still move a message for a command whose reply nobody reads.
+
+        Args:
+            identities: the connections on which it was sent; None for one that is not known.
+        """
         self.haunted_until = time.monotonic() + BLOCK_S
+        self._ghosts.update(identities)
+
+    def _is_haunted(self, client: redis.Redis) -> bool:
+        """Return whether that may be so yet; not once the server has closed those connections."""
+        if time.monotonic() >= self.haunted_until:
+            return False
+        if None in self._ghosts:
+            return True
+        try:
+            for ghost in list(self._ghosts):
+                assert ghost is not None
+                client.execute_command("CLIENT KILL", "ID", ghost.client_id, "ADDR", ghost.address)
+                self._ghosts.discard(ghost)
+        except CONNECTION_ERRORS:
+            raise
+        except exceptions.ResponseError as exc:
+            logger.info("Redis does not let this user close its own connections: %s", exc)
+            self._ghosts.add(None)
+            return True
+        return False
 
     def close(self, keep: Collection[str] = ()) -> bool:
         """Stop consuming: put everything back but the messages of some tags, which may still be acknowledged.
@@ -395,7 +420,8 @@ class Consumer:
         if self.is_lost:
             return True
         self.settle(client)
-        done = self.reconcile(client) and time.monotonic() >= self.haunted_until
+        is_haunted = self._is_haunted(client or self.client)
+        done = self.reconcile(client) and not is_haunted
         return self.leave_all(client) if done else False
 
     def leave_all(self, client: redis.Redis | None = None) -> bool:

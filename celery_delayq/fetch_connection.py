@@ -7,12 +7,31 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import exceptions
 
 from celery_delayq import scripts
 from celery_delayq.keys import QueueKeys
+
+
+class Identity(NamedTuple):
+    """What the server calls a connection: ids begin anew when it restarts, so the address belongs to it."""
+
+    client_id: str
+    address: str
+
+
+def identify(connection: Any) -> Identity | None:
+    """Ask the server what it calls a connection that is idle; None if it does not tell."""
+    connection.send_command("CLIENT", "INFO")
+    try:
+        reply = connection.read_response()
+    except exceptions.ResponseError:
+        return None
+    text = reply.decode() if isinstance(reply, bytes) else str(reply)
+    fields = dict(field.partition("=")[::2] for field in text.split())
+    return Identity(fields["id"], fields["addr"])
 
 
 class FetchConnection:
@@ -30,6 +49,7 @@ class FetchConnection:
         self.thread = threading.get_ident()
         self._connection = pool.make_connection()
         self._connection.connect()
+        self.identity = identify(self._connection)
         #: Tags of acknowledgements whose replies were not read yet.
         self.unanswered: deque[str] = deque()
 

@@ -204,7 +204,7 @@ class Fetcher:
     def _on_connection_lost(self) -> None:
         """A reply may be lost, and with it a message that is in flight: the consumer is not used any more."""
         if self._consumer is not None:
-            self._consumer.haunt()
+            self._consumer.haunt([slot.identity for slot in self._slots.values()])
 
     # -- not waiting any more
 
@@ -216,7 +216,9 @@ class Fetcher:
         client = self._consumer.client
         try:
             for slot in armed:
-                client.execute_command("CLIENT UNBLOCK", slot.client_id)
+                if slot.identity is None:
+                    raise exceptions.ResponseError("CLIENT INFO is not allowed")
+                client.execute_command("CLIENT UNBLOCK", slot.identity.client_id)
         except exceptions.ResponseError as exc:
             logger.info("Redis does not let this user unblock its own connections: %s", exc)
             self._can_unblock = False
@@ -292,8 +294,8 @@ class Fetcher:
         with suppress(LeaseLost, OSError, exceptions.RedisError):
             self._disarm(self._slots.values())
             self._give_back(lambda queue: True)
-        if self._consumer is not None and any(slot.is_armed for slot in self._slots.values()):
-            self._consumer.haunt()
+        if any(slot.is_armed for slot in self._slots.values()):
+            self._on_connection_lost()
         self.disconnect()
 
     def after_fork(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from redis import exceptions
 
 from celery_delayq.consumer import BLOCK_S
+from celery_delayq.fetch_connection import identify
 
 #: A reply is overdue after so many seconds more than the command may block: the connection is half open then.
 _OVERDUE_S = 25.0
@@ -35,12 +36,7 @@ class Slot:
         self._armed_at = 0.0
         self.connection = pool.make_connection()
         self.connection.connect()
-        #: What `CLIENT UNBLOCK` takes.
-        self.client_id = int(self._call("CLIENT", "ID"))
-
-    def _call(self, *command: str) -> Any:
-        self.connection.send_command(*command)
-        return self.connection.read_response()
+        self.identity = identify(self.connection)
 
     def fileno(self) -> int:
         """Return what the event loop polls; -1 once the connection is lost."""
