@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from logging import getLogger
+from typing import NoReturn
 
 import redis
 from redis import exceptions
@@ -104,6 +105,7 @@ class Consumer:
         #: Tags whose acknowledgement did not reach the server.
         self.owed: set[str] = set()
         self.is_lost = False
+        self._lost = ""
         #: When it was closed, on the monotonic clock; None while it is in use.
         self.closed_at: float | None = None
         #: Until when a blocking command that nobody listens to may still move a message, on the monotonic clock.
@@ -176,14 +178,15 @@ class Consumer:
         if self.joined and time.monotonic() > self._valid_until:
             self.renew()
 
-    def _lose(self) -> None:
-        held = len(self.held)
-        self.is_lost = True
-        self.held.clear()
-        raise LeaseLost(
-            f"consumer {self.id} was silent for longer than its lease of {self.lease_s:g} s, so others took over its "
-            f"messages ({held} held here are not acknowledged any more)"
-        )
+    def _lose(self) -> NoReturn:
+        if not self.is_lost:
+            self._lost = (
+                f"consumer {self.id} was silent for longer than its lease of {self.lease_s:g} s, so others took over "
+                f"its messages ({len(self.held)} held here are not acknowledged any more)"
+            )
+            self.is_lost = True
+            self.held.clear()
+        raise LeaseLost(self._lost)
 
     # -- messages
 

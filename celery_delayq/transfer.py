@@ -6,7 +6,7 @@ How it stays on time
 
 Why nothing is forgotten
     Notifications are hints. The loop looks at a queue when its subscription is confirmed, and at all of them every
-    `interval_s` (5 s) in case a notification was lost.
+    `interval_s` (5 s) in case a notification was lost; every third time it also reads which queues there are.
 
 One is punctual, the others back it up
     Every worker runs a loop, but `transfer.lua` records who moved messages last. That loop wakes when a message is
@@ -53,6 +53,9 @@ CONNECTION_ERRORS = (
 
 #: Unanswered health checks of the subscription after which its connection counts as dead.
 _MAX_MISSED_HEALTH_CHECKS = 2
+
+#: Queues that were registered are announced, too; this is for lost announcements.
+_LOOKS_A_REGISTRY = 3
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
@@ -152,6 +155,9 @@ class TransferLoop:
         self._client: redis.Redis | None = None
         self._pubsub: Any = None
         self._next_look = 0.0
+        #: The registered queues, and how often the loop looked since it connected.
+        self._known: set[str] = set()
+        self._looks = 0
         self._registry_error = ""
         self._stopping = False
         self._woken = False
@@ -246,6 +252,7 @@ class TransferLoop:
     def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
         self._client, self._pubsub = client, pubsub
         self._looked = False
+        self._looks = 0
         self._watched.clear()
         self._by_channel.clear()
         self._by_transferrer_channel.clear()
@@ -301,6 +308,7 @@ class TransferLoop:
         elif message["type"] == "message":
             data = _text(message["data"])
             if channel == self._registry:
+                self._known.add(data)
                 self._watch({data})
             elif channel in self._by_channel:
                 self._on_head(self._by_channel[channel], data)
@@ -338,7 +346,10 @@ class TransferLoop:
         if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
             raise exceptions.ConnectionError("the subscription does not answer")
         consumed = set(self._queues())
-        names = self._registered(client) | consumed
+        if self._looks % _LOOKS_A_REGISTRY == 0:
+            self._known = self._registered(client)
+        self._looks += 1
+        names = self._known | consumed
         self._unwatch(self._watched.keys() - names)
         self._watch(names - self._watched.keys())
         for name, watched in self._watched.items():

@@ -104,8 +104,7 @@ class Watchdog:
                         self._client = client
                         if self._serve(pubsub):
                             return
-                except LeaseLost as exc:
-                    logger.warning("%s", exc)
+                except LeaseLost:  # the thread that consumes says so
                     self._on_lost()
                 except Exception as exc:
                     self._on_interrupted(exc)

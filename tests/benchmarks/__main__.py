@@ -15,7 +15,7 @@ from tests.benchmarks.report import Report, environment
 from tests.benchmarks.scale import FULL, QUICK
 
 #: The scenarios, a module each, in the order in which they run.
-SCENARIOS = ("publish", "lateness", "transfer", "memory", "fleet")
+SCENARIOS = ("publish", "throughput", "lateness", "transfer", "memory", "fleet", "idle")
 
 
 #: Columns of the output where it goes into a file.

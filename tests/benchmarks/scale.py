@@ -25,6 +25,8 @@ class Scale:
         stock_pending: tasks that a stock worker has to hold.
         loops: size of the fleet.
         fleet_messages: numbers of messages that the fleet transfers in 20 s.
+        backlog: immediate tasks that a worker finds.
+        idle_s: how long idle workers are watched, in seconds.
     """
 
     rounds: int
@@ -38,6 +40,8 @@ class Scale:
     stock_pending: int
     loops: int
     fleet_messages: tuple[int, ...]
+    backlog: int
+    idle_s: float
 
 
 FULL = Scale(
@@ -52,6 +56,8 @@ FULL = Scale(
     stock_pending=10_000,
     loops=20,
     fleet_messages=(20, 200, 2_000),
+    backlog=20_000,
+    idle_s=30.0,
 )
 
 QUICK = Scale(
@@ -66,4 +72,6 @@ QUICK = Scale(
     stock_pending=1_000,
     loops=5,
     fleet_messages=(200,),
+    backlog=2_000,
+    idle_s=10.0,
 )

@@ -39,6 +39,10 @@ def make_app(broker: str, ledger: str | None = None) -> Celery:
         now = time.time()
         os.write(descriptor, f"{number} {now:.6f} {self.request.eta or '-'}\n".encode())
 
+    @app.task(name="empty", lazy=False, shared=False)
+    def empty() -> None:
+        """Do nothing."""
+
     return app
 
 

@@ -1,0 +1,68 @@
+"""Idle: how many commands a worker with nothing to do sends to Redis."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+from examples.private_redis import PrivateRedis
+from tests.benchmarks.figures import OURS, STOCK, Target
+from tests.benchmarks.report import Report
+from tests.benchmarks.scale import Scale
+from tests.benchmarks.shop import broker_url
+from tests.workers import Worker
+
+#: After so many seconds a worker has begun everything that it does periodically.
+_SETTLED_S = 3.0
+
+
+def run(scale: Scale) -> Report:
+    report = Report(f"idle: what workers with one queue send to Redis in {scale.idle_s:g} s")
+    for workers in (1, 4):
+        rate = report.figure(
+            f"{workers} workers: commands of each" if workers > 1 else "a worker alone: commands",
+            "commands/s",
+            target=Target(1.5) if workers == 1 else None,
+        )
+        for variant in (STOCK, OURS):
+            sent = _sent(variant, workers, scale.idle_s)
+            rate.add(variant, sum(sent.values()) / workers / scale.idle_s)
+            names = ", ".join(f"{name} {count}" for name, count in sent.most_common(6))
+            report.notes.append(f"{variant}, {workers}: {names}")
+    return report
+
+
+def _sent(variant: str, workers: int, seconds: float) -> Counter[str]:
+    """Return how often which command came from a client."""
+    with PrivateRedis() as server:
+        broker = broker_url(variant, server.port)
+        running = [
+            Worker(broker=broker, ledger="/dev/null", app="tests.benchmarks.shop", pool="prefork")
+            for _ in range(workers)
+        ]
+        try:
+            for worker in running:
+                worker.start()
+            for worker in running:
+                worker.wait_until_ready()
+            time.sleep(_SETTLED_S)
+            return _monitor(server, seconds)
+        finally:
+            for worker in running:
+                worker.__exit__()
+
+
+def _monitor(server: PrivateRedis, seconds: float) -> Counter[str]:
+    sent: Counter[str] = Counter()
+    with server.client() as client, client.monitor() as monitor:
+        stop = threading.Timer(seconds, lambda: server.client().set("stop", 1))
+        stop.start()
+        for command in monitor.listen():
+            name = command["command"].split()[0].upper()
+            if name == "SET":
+                break
+            if command["client_type"] != "lua" and name not in ("HELLO", "CLIENT"):  # the monitor's own
+                sent[name] += 1
+        stop.join()
+    return sent
