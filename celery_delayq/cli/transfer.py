@@ -1,33 +1,27 @@
-"""`celery -A app delayq ...`: the command line."""
+"""`celery -A app delayq transfer`: the transfer loop without a worker."""
 
 from __future__ import annotations
 
 import logging
 import signal
-from typing import Any
 
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
-from kombu.exceptions import OperationalError
 
+from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.config import settings_of
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.errors import DelayqError
 from celery_delayq.scripts import Transferred
 from celery_delayq.server import check_server
 from celery_delayq.transfer import TransferLoop
-from celery_delayq.transport import Connector, Transport
+from celery_delayq.transport import Connector
 
 #: The package's logger, whose level the option sets.
-logger = logging.getLogger(__package__)
+logger = logging.getLogger("celery_delayq")
 
 
-@click.group(name="delayq")
-def delayq() -> None:
-    """Delayed tasks that wait in Redis."""
-
-
-@delayq.command(cls=CeleryCommand)
+@click.command(cls=CeleryCommand)
 @click.option(
     "-l",
     "--loglevel",
@@ -55,17 +49,14 @@ def transfer(ctx: click.Context, loglevel: str) -> None:
 
     try:
         settings = settings_of(app).transfer
-        with app.connection_for_write() as connection:
-            channel = _delayq_channel(connection)
-            for finding in check_server(channel.plain_client):
-                logger.log(finding.level, finding.message)
-            lists = [name for queue in app.amqp.queues for name in channel.broker_lists(queue)]
-            connector = Connector(connection, failover=True)
-            keyprefix = channel.global_keyprefix
     except DelayqError as exc:
         raise click.ClickException(str(exc)) from exc
-    except OperationalError as exc:
-        raise click.ClickException(f"cannot connect to {connection.as_uri()}: {exc}") from exc
+    with delayq_channel(app) as (connection, channel):
+        for finding in check_server(channel.plain_client):
+            logger.log(finding.level, finding.message)
+        lists = [name for queue in app.amqp.queues for name in channel.broker_lists(queue)]
+        connector = Connector(connection, failover=True)
+        keyprefix = channel.global_keyprefix
 
     loop = TransferLoop(connector, lambda: lists, keyprefix=keyprefix, settings=settings, on_pass=count)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -73,17 +64,3 @@ def transfer(ctx: click.Context, loglevel: str) -> None:
     click.echo(f"Transferring the delayed tasks of {connection.as_uri()}, Ctrl-C ends it.", err=True)
     loop.run()
     click.echo(f"{moved} tasks transferred.", err=True)
-
-
-def _delayq_channel(connection: Any) -> Any:
-    """Return a channel of a `delayq://` connection.
-
-    Raises:
-        click.ClickException: another transport.
-    """
-    if not isinstance(connection.transport, Transport):
-        raise click.ClickException(
-            f"the broker is {connection.as_uri()}: begin the URL with delayq:// instead of redis://"
-        )
-    connection.ensure_connection(max_retries=1)
-    return connection.default_channel
