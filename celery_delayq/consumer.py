@@ -182,7 +182,7 @@ class Consumer:
         if not self.is_lost:
             self._lost = (
                 f"consumer {self.id} was silent for longer than its lease of {self.lease_s:g} s, so others took over "
-                f"its messages ({len(self.held)} held here are not acknowledged any more)"
+                f"its messages, or Redis has lost its data ({len(self.held)} held here are not acknowledged any more)"
             )
             self.is_lost = True
             self.held.clear()

@@ -63,10 +63,15 @@ def waiting(queue: DelayedQueue) -> list[bytes]:
     return [codec.unpack(entry)[1] for entry in raw]
 
 
+def oldest_first(client: redis.Redis, key: str) -> list[bytes]:
+    """Return the messages in a broker list or an in-flight list, the oldest first."""
+    messages: list[bytes] = client.lrange(key, 0, -1)
+    return messages[::-1]
+
+
 def delivered(queue: DelayedQueue) -> list[bytes]:
     """Return the payloads in the broker list, the first to be consumed first."""
-    payloads: list[bytes] = queue.client.lrange(queue.name, 0, -1)
-    return payloads[::-1]
+    return oldest_first(queue.client, queue.name)
 
 
 @contextmanager
@@ -79,7 +84,8 @@ def nothing_changes(client: redis.Redis) -> Iterator[None]:
 
 @contextmanager
 def out_of_memory(client: redis.Redis) -> Iterator[None]:
-    """Let the server refuse whatever needs memory."""
+    """Let the server refuse whatever needs memory; it knows no script then."""
+    client.script_flush()
     client.config_set("maxmemory", 1)
     try:
         yield
@@ -98,9 +104,32 @@ def wrong_type(queue: DelayedQueue, key: str, call: Callable[[], object]) -> Non
     """Give a key another type; the call must fail then, and change nothing."""
     client = queue.client
     client.delete(key)
-    if key == queue.keys.queue or key == queue.keys.dead or key == queue.keys.delay_list:
+    lists = (queue.keys.queue, queue.keys.dead, queue.keys.delay_list)
+    if key in lists or key.startswith(queue.keys.in_flight("")):
         client.set(key, "no list")
     else:
         client.rpush(key, "no ZSET, HASH or STRING")
     with nothing_changes(client), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         call()
+
+
+def lease(queue: DelayedQueue, consumer: str, ms_left: int = 3_600_000) -> bytes:
+    """Give a consumer a lease, by default of an hour; return its score as the scripts see it."""
+    end = now_ms(queue.client) + ms_left
+    queue.client.zadd(queue.keys.consumers, {consumer: end})
+    return b"%d" % end
+
+
+def publish(queue: DelayedQueue, *messages: bytes) -> None:
+    """Put messages to the back of the broker list, the first comes first."""
+    queue.client.lpush(queue.name, *messages)
+
+
+def give(queue: DelayedQueue, consumer: str, *messages: bytes) -> None:
+    """Let a consumer hold messages as if it had fetched them, the first came first."""
+    queue.client.lpush(queue.keys.in_flight(consumer), *messages)
+
+
+def held(queue: DelayedQueue, consumer: str) -> list[bytes]:
+    """Return what a consumer holds, the oldest first."""
+    return oldest_first(queue.client, queue.keys.in_flight(consumer))

@@ -35,12 +35,8 @@ class DelayedChannel(kombu_redis.Channel):
 
     #: Write Redisson's delay list too, see `DelayedQueue`.
     mirror_list: bool = bool(TRANSPORT_OPTIONS["mirror_list"].default)
-    #: How long a consumer may be silent before others take its messages, in seconds.
-    lease: float = TRANSPORT_OPTIONS["lease"].default
-    #: A message that was delivered so often without an acknowledgement is set aside; 0 for no limit.
-    delivery_limit: int = int(TRANSPORT_OPTIONS["delivery_limit"].default)
 
-    from_transport_options = (*kombu_redis.Channel.from_transport_options, *TRANSPORT_OPTIONS)
+    from_transport_options = (*kombu_redis.Channel.from_transport_options, "mirror_list")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         #: Consumer tag -> queue, of those who consume tasks: with acknowledgement, and not from a fanout exchange.
@@ -206,7 +202,4 @@ class DelayedChannel(kombu_redis.Channel):
 class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):
     """A channel to the master that Redis Sentinel names."""
 
-    from_transport_options = (
-        *kombu_redis.SentinelChannel.from_transport_options,
-        *TRANSPORT_OPTIONS,
-    )
+    from_transport_options = (*kombu_redis.SentinelChannel.from_transport_options, "mirror_list")

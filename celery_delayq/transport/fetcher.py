@@ -169,9 +169,12 @@ class Fetcher:
         Raises:
             redis.ConnectionError: the connection is lost.
         """
-        if not slot.is_armed:  # nothing is expected: the server closed the connection
+        try:
+            if not slot.has_reply():
+                return
+        except Exception:
             self._on_connection_lost()
-            raise exceptions.ConnectionError(f"Redis closed the connection that waits for {slot.name!r}")
+            raise
         message = self._read(slot)
         if message is not None:
             self._cycle.rotate(slot.queue)

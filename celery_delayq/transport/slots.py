@@ -49,6 +49,10 @@ class Slot:
         self.is_armed = True
         self._armed_at = time.monotonic()
 
+    def has_reply(self) -> bool:
+        """Return whether something was received; TLS, for one, makes sockets readable for nothing."""
+        return bool(self.connection.can_read(timeout=0))
+
     def read(self) -> bytes | None:
         """Return the message that has arrived, or None if the wait is over without one.
 

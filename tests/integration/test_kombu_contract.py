@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from kombu import Connection, Consumer, Exchange, Queue
 from kombu.message import Message
+from kombu.transport import redis as kombu_redis
+from kombu.transport import virtual
 from kombu.transport.redis import Transport as StockTransport
+from kombu.utils import scheduling
 
-from celery_delayq.transport import Transport
+from celery_delayq.transport import SentinelTransport, Transport
+from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
+from celery_delayq.transport.poller import Poller
+from celery_delayq.transport.qos import FetchingQoS
 from examples.private_redis import PrivateRedis
 from tests.integration.publishing import DIRECT, LATER, Broker, broker
 
@@ -163,3 +171,121 @@ def test_a_connection_that_was_collected_can_be_used_again(redis_server: Private
         headers = {"task": "note", "id": "i", "eta": LATER.isoformat()}
         producer.publish("body", headers=headers, routing_key="tasks", exchange=DIRECT.exchange)
         assert connection.default_channel.delayed_queue("tasks").cancel("i") == 1
+
+
+#: Methods of kombu that ours override, and how kombu calls them: the same in all supported versions.
+OVERRIDDEN: dict[tuple[type, type], dict[str, str]] = {
+    (Transport, kombu_redis.Transport): {
+        "__init__": "(self, *args, **kwargs)",
+        "register_with_event_loop": "(self, connection, loop)",
+        "drain_events": "(self, connection, timeout=None)",
+        "close_connection": "(self, connection)",
+    },
+    (SentinelTransport, kombu_redis.Transport): {},
+    (DelayedChannel, kombu_redis.Channel): {
+        "__init__": "(self, *args, **kwargs)",
+        "_put": "(self, queue, message, **kwargs)",
+        "_create_client": "(self, asynchronous=False)",
+        "basic_consume": "(self, queue, *args, **kwargs)",
+        "_basic_cancel": "(self, consumer_tag)",
+        "basic_get": "(self, queue, no_ack=False, **kwargs)",
+        "active_queues": "property",
+        "close": "(self)",
+        "_after_fork": "(self)",
+    },
+    (DelayedSentinelChannel, kombu_redis.SentinelChannel): {},
+    (Poller, kombu_redis.MultiChannelPoller): {
+        "__init__": "(self)",
+        "fds": "property",
+        "on_poll_start": "(self)",
+        "on_readable": "(self, fileno)",
+        "handle_event": "(self, fileno, event)",
+        "get": "(self, callback, timeout=None)",
+        "maybe_restore_messages": "(self)",
+        "close": "(self)",
+    },
+    (FetchingQoS, virtual.QoS): {
+        "ack": "(self, delivery_tag)",
+        "reject": "(self, delivery_tag, requeue=False)",
+        "restore_unacked": "(self)",
+        "restore_visible": "(self, *args, **kwargs)",
+    },
+}
+
+#: Methods of kombu that ours call although they are private, or that decide what ours mean.
+CALLED: dict[Any, dict[str, str]] = {
+    kombu_redis.Transport: {
+        "_deliver": "(self, message, queue)",
+        "_reject_inbound_message": "(self, raw_message)",
+        "close_channel": "(self, channel)",
+    },
+    kombu_redis.Channel: {
+        "_q_for_pri": "(self, queue, pri)",
+        "_get_message_priority": "(self, message, reverse=False)",
+        "decode_body": "(self, body, encoding=None)",
+        "pool": "property",
+    },
+    kombu_redis.QoS: {
+        "__init__": "(self, *args, **kwargs)",
+        "restore_visible": "(self, start=0, num=10, interval=10)",
+    },
+    virtual.QoS: {
+        "__init__": "(self, channel, prefetch_count=0)",
+        "_flush": "(self)",
+        "append": "(self, message, delivery_tag)",
+        "can_consume": "(self)",
+        "can_consume_max_estimate": "(self)",
+        "restore_unacked_once": "(self, stderr=None)",
+    },
+    scheduling: {"cycle_by_name": "(name)"},
+    scheduling.round_robin_cycle: {
+        "update": "(self, it)",
+        "consume": "(self, n)",
+        "rotate": "(self, last_used)",
+    },
+}
+
+
+def signature(owner: Any, name: str) -> str:
+    """How a method is called."""
+    found = inspect.getattr_static(owner, name)
+    return "property" if isinstance(found, property) else str(inspect.signature(found))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "expected"),
+    [
+        pytest.param(owner, name, expected, id=f"{owner.__name__}.{name}")
+        for owner, methods in [*((base, methods) for (_, base), methods in OVERRIDDEN.items()), *CALLED.items()]
+        for name, expected in methods.items()
+    ],
+)
+def test_kombu_has_the_methods_that_we_rely_on(owner: Any, name: str, expected: str) -> None:
+    assert signature(owner, name) == expected
+
+
+@pytest.mark.parametrize(("derived", "base"), OVERRIDDEN.keys())
+def test_every_method_that_we_override_is_among_them(derived: type, base: type) -> None:
+    ours = {name for name, value in vars(derived).items() if inspect.isfunction(value) or isinstance(value, property)}
+    of_kombu = {name for name in dir(base) if not hasattr(object, name)} | {"__init__"}
+    assert ours & of_kombu == OVERRIDDEN[derived, base].keys()
+
+
+def test_kombu_has_the_attributes_that_we_rely_on(ours: Broker) -> None:
+    with ours.connection.clone() as connection:
+        transport, channel = connection.transport, connection.default_channel
+        assert channel in transport.channels
+        assert transport.client is connection
+        assert isinstance(transport.cycle, Poller)
+        assert channel in transport.cycle._channels
+        assert transport.cycle.eventflags
+        assert hasattr(transport.cycle.poller, "register")
+        assert isinstance(channel._fanout_queues, dict)
+        assert channel.ack_emulation is True
+        assert channel.priority_steps == [0, 3, 6, 9]
+        assert channel.unacked_restore_limit is None
+        assert channel.qos._delivered == {}
+        assert hasattr(channel.qos._on_collect, "cancel")
+        slot_connection = channel.pool.make_connection()
+        assert all(hasattr(slot_connection, name) for name in ("connect", "send_command", "read_response"))
+    assert kombu_redis.SentinelTransport.default_port == 26379
