@@ -146,7 +146,7 @@ class Consumer:
         self.joined[name] = queue_keys
 
     def part(self, name: str) -> None:
-        """Stop consuming from a broker list; its watchdog gives the lease up once nothing of it is held."""
+        """Stop consuming from a broker list; `leave_all` gives the lease up once nothing of it is held."""
         self.names.discard(name)
 
     def renew(self, client: redis.Redis | None = None) -> list[tuple[str, Renewed]]:
@@ -199,15 +199,21 @@ class Consumer:
         if self._connection is None:
             self._connection = FetchConnection(self.client.connection_pool)
         self._connection.thread = threading.get_ident()
+        connection = self._connection
         try:
-            answered, found = self._connection.fetch(self.joined[name], consumer=self.id, limit=min(limit, MAX_FETCH))
+            connection.send_fetch(self.joined[name], consumer=self.id, limit=min(limit, MAX_FETCH))
+            self._on_answered(connection.read())
         except Exception:
             self._give_up_connection()
             raise
-        self._on_answered(answered)
+        try:
+            found = connection.read_fetched()
+        except CONNECTION_ERRORS:
+            self._give_up_connection()
+            raise
         if found is None:
             self._lose()
-        return found or []
+        return found
 
     def read_answers(self) -> None:
         """Make sure that all acknowledgements have arrived. Never raises; the watchdog sends again what has not."""
@@ -405,6 +411,7 @@ class Consumer:
             Whether all is done; if not, the watchdog has to go on.
         """
         self.read_answers()
+        self._close_connection()  # what is acknowledged from now on, nobody would read the reply of
         if self.closed_at is None:
             self.closed_at = time.monotonic()
             self.names.clear()
@@ -439,15 +446,16 @@ class Consumer:
 
     def after_fork(self) -> None:
         """Close what a forked child inherited, without a word to the server: it would keep the parent's alive."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.disconnect()
+        self._close_connection()
         self.held.clear()
         self.joined.clear()
 
     def disconnect(self) -> None:
         """Close its connections; an acknowledgement that comes later makes a new one."""
+        self._close_connection()
+        self._stack.close()
+
+    def _close_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
-        self._stack.close()

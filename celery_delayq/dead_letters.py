@@ -62,7 +62,7 @@ def unpack(raw: bytes) -> DeadLetter:
     try:
         head: Any = json.loads(first) if newline else None
         return DeadLetter(letter_id, head["reason"], head["at_ms"], head["deliveries"], message, raw)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return DeadLetter(letter_id, NOT_AN_ENTRY, None, None, raw, raw)
 
 

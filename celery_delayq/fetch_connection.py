@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from redis import exceptions
 
@@ -52,6 +52,7 @@ class FetchConnection:
         self.identity = identify(self._connection)
         #: Tags of acknowledgements whose replies were not read yet.
         self.unanswered: deque[str] = deque()
+        self._fetch: tuple[Any, ...] = ()
 
     def ack(self, in_flight: str, message: bytes, tag: str) -> None:
         """Remove a message from an in-flight list; `read` tells what became of it."""
@@ -71,17 +72,23 @@ class FetchConnection:
             self.unanswered.popleft()
         return found
 
-    def fetch(self, keys: QueueKeys, *, consumer: str, limit: int) -> tuple[dict[str, bool], list[bytes] | None]:
-        """Fetch, see `scripts.fetch`, and read the replies to all acknowledgements on the way."""
-        script = scripts.load("fetch")
-        rest = (3, keys.queue, keys.in_flight(consumer), keys.consumers, consumer, limit)
-        self._connection.send_command("EVALSHA", script.sha, *rest)
-        found = self.read()
+    def send_fetch(self, keys: QueueKeys, *, consumer: str, limit: int) -> None:
+        """Ask for messages, see `scripts.fetch`; `read`, and then `read_fetched`, tell what came of it."""
+        self._fetch = (3, keys.queue, keys.in_flight(consumer), keys.consumers, consumer, limit)
+        self._connection.send_command("EVALSHA", scripts.load("fetch").sha, *self._fetch)
+
+    def read_fetched(self) -> list[bytes] | None:
+        """Return the messages, or None if the consumer has no lease.
+
+        Raises:
+            redis.ResponseError: the server refused the script; the connection is as good as before.
+        """
         try:
-            return found, self._read()
+            found = self._read()
         except exceptions.NoScriptError:
-            self._connection.send_command("EVAL", script.text, *rest)
-            return found, self._read()
+            self._connection.send_command("EVAL", scripts.load("fetch").text, *self._fetch)
+            found = self._read()
+        return cast("list[bytes] | None", found)
 
     def _read(self) -> Any:
         return self._connection.read_response(disable_decoding=True)

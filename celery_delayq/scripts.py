@@ -199,13 +199,13 @@ class Recovered:
 
     Attributes:
         given_up: whether the consumer was given up, by this call or before; False if it is alive.
-        moved: messages moved.
+        moved: for each message, whether it was moved.
         left: messages that it still holds.
         score: its new score; empty once it is forgotten.
     """
 
     given_up: bool
-    moved: int
+    moved: list[bool]
     left: int
     score: bytes
 
@@ -230,7 +230,7 @@ def recover(
         (keys.consumers, keys.in_flight(consumer), keys.queue, keys.dead),
         (consumer, score, int(gone), alive_channel, *args),
     )
-    return Recovered(bool(given_up), moved, left, new_score)
+    return Recovered(bool(given_up), [bool(one) for one in moved], left, new_score)
 
 
 def leave(client: redis.Redis, keys: QueueKeys, *, consumer: str) -> bool:

@@ -41,7 +41,7 @@ logger = getLogger(__name__)
 _RENEWALS_A_LEASE = 2.5
 
 #: Consumers take turns in looking for missing ones: so many seconds a turn. One who is alone looks now and then.
-_TURN_S, _LONE_LOOK_S = 0.9, 10.0
+_TURN_S, _LONE_LOOK_S = 0.8, 10.0
 
 #: A missing consumer is looked for again after so many seconds.
 _LOOK_AGAIN_S = 1.0
@@ -130,7 +130,7 @@ class Watchdog:
         """Returns True once there is nothing left to do."""
         consumer = self.consumer
         pubsub.subscribe(keys.alive_channel(consumer.id, consumer.db), keys.hello_channel(consumer.db))
-        self._connected_at = self._look_at = time.monotonic()
+        self._connected_at = self._look_at = self._renew_at = time.monotonic()
         self._seen.clear()
         self._missing.clear()
         while not self._stopping:
@@ -138,8 +138,6 @@ class Watchdog:
             if consumer.closed_at is None:
                 if consumer.owed:
                     consumer.settle(self._client)
-                if consumer.joined.keys() - consumer.names:
-                    consumer.leave_all(self._client)
             elif now >= self._finish_at:
                 self._finish_at = now + _FINISH_S
                 if consumer.finish(self._client):
@@ -210,7 +208,7 @@ class Watchdog:
             return _LONE_LOOK_S if len(alive) < 2 else _TURN_S
         round_s = len(alive) * _TURN_S
         until_s = (alive.index(self.consumer.id) * _TURN_S - since_epoch_s) % round_s
-        return until_s if until_s > _TURN_S / 2 else until_s + round_s
+        return until_s if until_s > _TURN_S / 8 else until_s + round_s
 
     def _scores(self, other: str) -> dict[str, bytes]:
         """Return the scores of another consumer on the lists of this one."""
@@ -241,26 +239,32 @@ class Watchdog:
                 alive_channel=keys.alive_channel(other, consumer.db),
                 messages=messages,
             )
-            moved += done.moved
-            if done.moved == len(messages):  # else another one was faster, and tells
-                self._tell_dead(name, [raw for raw, _, dead in messages if dead])
+            moved += sum(done.moved)
+            dead = [
+                raw for (raw, _, is_dead), was_moved in zip(messages, done.moved, strict=False) if is_dead and was_moved
+            ]
+            if dead:
+                self._tell_dead(name, dead)
             score = done.score
-            if not done.moved or not done.left:
+            if not any(done.moved) or not done.left:
                 break
         if moved:
             logger.warning("Put back %d messages of %r, whose consumer %s is gone", moved, name, other)
 
     def _tell_dead(self, name: str, dead: list[bytes]) -> None:
-        for raw in dead:
-            self.consumer.redelivery.on_dead(name, raw)
-        if dead:
-            logger.error(
-                "Set aside %d messages of %r in the list %r: they were delivered too often without an acknowledgement, "
-                "or are none",
-                len(dead),
-                name,
-                self.consumer.joined[name].dead,
-            )
+        logger.error(
+            "Set aside %d messages of %r in the list %r: they were delivered too often without an acknowledgement, "
+            "or are none",
+            len(dead),
+            name,
+            keys.QueueKeys.of(name).dead,
+        )
+
+        def tell() -> None:
+            for raw in dead:
+                self.consumer.redelivery.on_dead(name, raw)
+
+        start_native_thread(tell)  # it may take long, and the lease must not wait
 
 
 def _text(score: Any) -> bytes:

@@ -15,11 +15,11 @@ ARGV[3] gone         '1' if the caller saw that its connections are closed, '0' 
 ARGV[4] channel      to which the consumer is subscribed while it lives
 ARGV[5..] message, what to write instead of it, and 'Q' (broker list) or 'D' (dead list), in turns, the newest first
 
-Returns {recovered, moved, left, score}: 1, or 0 if it is alive; how many messages were moved and are left; its new
-score, '' once it is forgotten.
+Returns {recovered, moved, left, score}: 1, or 0 if it is alive; for each message 1 if it was moved, else 0; how many
+messages are left; its new score, '' once it is forgotten.
 
-A consumer that was given up is remembered for a minute, or until its connections are closed: a blocking command that
-it sent before may still give it a message, which is then put back by the next call.
+A consumer that was given up is remembered for a minute, unless its connections are closed: a blocking command that it
+sent before may still give it a message, which is then put back by the next call.
 
 Limits: at most 100 messages a call.
 ]]
@@ -32,7 +32,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local score = redis.call('ZSCORE', consumers, consumer)
 if score ~= seen or (not gone and tonumber(score) > now) then
-    return {0, 0, 0, score or ''}
+    return {0, {}, 0, score or ''}
 end
 
 -- Keys of another type fail here, before anything is changed.
@@ -44,17 +44,17 @@ if tonumber(score) > 0 then
     redis.call('ZREM', consumers, '') -- see renew.lua
     redis.call('ZADD', consumers, score, consumer)
 end
-local moved = 0
+local moved = {}
 for at = 5, #ARGV, 3 do
-    if redis.call('LREM', in_flight, 1, ARGV[at]) == 1 then
+    moved[#moved + 1] = redis.call('LREM', in_flight, 1, ARGV[at])
+    if moved[#moved] == 1 then
         redis.call('RPUSH', ARGV[at + 2] == 'D' and dead_list or queue, ARGV[at + 1])
-        moved = moved + 1
     end
 end
 local left = redis.call('LLEN', in_flight)
 if left == 0 then
-    local subscribed = redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
-    if subscribed == 0 or now + tonumber(score) > REMEMBER_MS then
+    local closed = gone and redis.pcall('PUBSUB', 'NUMSUB', channel)[2] == 0
+    if closed or now + tonumber(score) > REMEMBER_MS then
         redis.call('ZREM', consumers, consumer)
         score = ''
     end

@@ -31,6 +31,9 @@ _UNLIMITED = 20
 #: A list that the server refuses (its memory is full, for example) is tried again after so many seconds.
 _REFUSED_S = 1.0
 
+#: Between two attempts to give leases up, in seconds.
+_TIDY_S = 1.0
+
 
 class Fetcher:
     """Fetches for one channel. It belongs to the thread that consumes.
@@ -51,6 +54,7 @@ class Fetcher:
         #: List -> when to try it again (monotonic), and what the server said.
         self._refused: dict[str, tuple[float, str]] = {}
         self._can_unblock = True
+        self._tidy_at = 0.0
         #: Whether the last fetch ended for want of credit.
         self.is_starved = False
 
@@ -69,6 +73,14 @@ class Fetcher:
         if self._consumer is not None:
             for name in self._consumer.names - {name for _, name in self._lists(queues)}:
                 self._consumer.part(name)
+
+    def tidy(self) -> None:
+        """Give up the leases on lists from which nothing is fetched any more, once nothing of them is held."""
+        consumer = self._consumer
+        if consumer is None or consumer.joined.keys() == consumer.names or time.monotonic() < self._tidy_at:
+            return
+        self._tidy_at = time.monotonic() + _TIDY_S
+        consumer.leave_all()
 
     def _lists(self, queues: list[str]) -> Iterator[tuple[str, str]]:
         """Yield queues and their lists in the order in which kombu takes from them."""

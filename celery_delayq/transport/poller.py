@@ -113,6 +113,8 @@ class Poller(kombu_redis.MultiChannelPoller):
         super().on_poll_start()
 
     def _fill(self) -> None:
+        for channel in list(self._channels):
+            channel.fetcher.tidy()
         for fetcher in self._fetchers():
             if self._waker is None:
                 self._waker = Waker()

@@ -17,7 +17,7 @@ def decode(raw: bytes) -> dict[str, Any] | None:
     """Return a message as kombu stores it, or None if it is none."""
     try:
         message = loads(raw.decode())
-    except ValueError:
+    except Exception:  # not only ValueError: kombu makes objects of what says that it is one
         return None
     if isinstance(message, dict) and isinstance(message.get("properties"), dict):
         return message

@@ -33,7 +33,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "put_back": ({"consumer": "me", "messages": []}, 0),
     "recover": (
         {"consumer": "you", "score": b"1", "gone": True, "alive_channel": "here", "messages": []},
-        [1, 0, 0, b""],
+        [1, [], 0, b""],
     ),
     "leave": ({"consumer": "me"}, 1),
 }

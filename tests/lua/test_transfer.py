@@ -343,9 +343,10 @@ class TestAllOrNothing:
     def test_a_full_server_does_not_stop_it(self, queue: DelayedQueue, transferrer: str) -> None:
         """What is moved needs no more memory than before, so messages that fill the memory can leave it."""
         self.seed_everything(queue)
+        seed(queue, {b"garbage first": -1})
         with out_of_memory(queue.client):
             done = queue.transfer(transferrer=transferrer, grace_ms=250)
-        assert (done.moved, done.dead, done.head_due_ms) == (60, 1, None)
+        assert (done.moved, done.dead, done.head_due_ms) == (60, 2, None)
         assert delivered(queue) == [b"ready before", *(b"%d" % (number // 2) for number in range(60))]
         assert state(queue.client).keys() == {"q", DEAD, TRANSFERRER}
-        assert queue.client.lrange(DEAD, 0, -1) == [b"dead before", b"garbage"]
+        assert queue.client.lrange(DEAD, 0, -1) == [b"dead before", b"garbage first", b"garbage"]

@@ -1,0 +1,37 @@
+"""A consumer in a process of its own, for tests that kill or suspend it.
+
+`python -m tests.consumer.lone_consumer PORT LEASE COUNT` fetches COUNT messages of the list "q", writes its id, and
+looks after its lease from then on; once it has lost that, it writes "lost" and ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import redis
+
+from celery_delayq.consumer import Consumer
+from celery_delayq.errors import LeaseLost
+from celery_delayq.watchdog import Watchdog
+
+
+def main() -> None:
+    """Consume until the process is killed or has lost its lease."""
+    port, lease, count = sys.argv[1:]
+    consumer = Consumer(lambda: redis.Redis(port=int(port)), lease_s=float(lease))
+    consumer.join("q")
+    for message in consumer.fetch("q", int(count)):
+        consumer.hold("q", message)
+    lost = threading.Event()
+    Watchdog(consumer, on_lost=lost.set).start()
+    print(consumer.id, flush=True)
+    lost.wait()
+    try:
+        consumer.check()
+    except LeaseLost:
+        print("lost", len(consumer.held), flush=True)
+
+
+if __name__ == "__main__":
+    main()

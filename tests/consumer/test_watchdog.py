@@ -1,0 +1,475 @@
+"""Watchdog: leases last as long as their processes, and what a dead process held comes back once, soon, in order."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import redis
+from kombu.utils.json import dumps, loads
+
+from celery_delayq import consumer as consumer_module
+from celery_delayq import dead_letters, keys
+from celery_delayq.consumer import Consumer, Redelivery
+from celery_delayq.errors import LeaseLost
+from celery_delayq.transport import redelivery
+from celery_delayq.watchdog import Watchdog
+from tests.consumer.conftest import Consumers, in_another_thread
+from tests.state import calls, now_ms, oldest_first
+from tests.support import wait_until
+
+REPOSITORY = Path(__file__).parents[2]
+
+#: So long that no test lasts until it ends: what is recovered meanwhile was seen to be gone.
+LONG_S = 300.0
+
+
+class Lone:
+    """A consumer in another process, see `lone_consumer`."""
+
+    def __init__(self, port: int, lease_s: float, count: int) -> None:
+        command = [sys.executable, "-m", "tests.consumer.lone_consumer", str(port), str(lease_s), str(count)]
+        self.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.output = self.process.stdout
+        self.id = self.output.readline().strip()
+        assert self.id
+
+    def kill(self) -> None:
+        """End it without a chance to do anything."""
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def lone(consumers: Consumers, *messages: bytes, lease_s: float = LONG_S) -> Iterator[Lone]:
+    """Publish messages, and give them to a consumer in another process, which others can see."""
+    consumers.publish(*messages)
+    process = Lone(consumers.server.port, lease_s, len(messages))
+    try:
+        consumers.wait_until_seen(process.id)
+        assert consumers.waiting() == []
+        yield process
+    finally:
+        process.kill()
+        process.output.close()
+
+
+def known(consumers: Consumers) -> list[str]:
+    """Return the ids of all consumers that have a lease or were given up."""
+    return [name.decode() for name in consumers.client.zrange("delayq:consumers:{q}", 0, -1)]
+
+
+def looks(consumers: Consumers) -> int:
+    """Return how often watchdogs have looked for missing consumers."""
+    name = "pubsub|channels" if calls(consumers.client, "pubsub|channels") else "pubsub"  # Redis 7, Redis 6
+    return calls(consumers.client, name)
+
+
+def wait_for_looks(consumers: Consumers, more: int) -> None:
+    """Wait until watchdogs have looked so many times more; one after the other does, at least once a second."""
+    until = looks(consumers) + more
+    wait_until(lambda: looks(consumers) >= until, "watchdogs look", 30)
+
+
+def recovered(*messages: bytes) -> list[bytes]:
+    """Return messages as another consumer puts them back."""
+    return [message + b" recovered" for message in messages]
+
+
+def wait_for_end_of_lease(consumers: Consumers, *leases: Consumer) -> None:
+    ends = [consumers.score(consumer) for consumer in leases]
+    wait_until(lambda: time.time() * 1000 > max(ends), "their leases have ended", 20)
+
+
+class TestOwnLease:
+    def test_lasts_whatever_the_main_thread_does(self, consumers: Consumers) -> None:
+        consumer = consumers.start(lease_s=0.6)
+        (tag,) = consumers.take(consumer, b"1")
+        first_end = consumers.score(consumer)
+        for _ in range(3):
+            wait_for_end_of_lease(consumers, consumer)
+            wait_until(lambda: consumers.score(consumer) > now_ms(consumers.client), "it is renewed")
+        assert consumers.score(consumer) > first_end
+        assert consumers.in_flight(consumer) == [b"1"]
+        assert consumer.ack(tag)
+
+    def test_runs_in_a_thread_of_its_own_until_it_is_stopped(self, consumers: Consumers) -> None:
+        consumer = consumers.make()
+        watchdog = Watchdog(consumer)
+        watchdog.start()
+        wait_until(lambda: consumers.is_visible(consumer), "it runs")
+        watchdog.stop()
+        wait_until(lambda: not consumers.is_visible(consumer), "it has ended")
+
+    def test_survives_a_lost_connection_and_says_so_once(
+        self, consumers: Consumers, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        consumer = consumers.start(lease_s=1)
+        end = consumers.score(consumer)
+        consumers.client.client_kill_filter(_type="pubsub", skipme=True)
+        consumers.cut_connections()
+        wait_until(lambda: consumers.is_visible(consumer), "it is connected again")
+        wait_until(lambda: consumers.score(consumer) > end + 1000, "it renews")
+        assert caplog.text.count("cannot be renewed") == 1
+        assert not consumer.is_lost
+
+    def test_settles_acknowledgements_that_are_owed(self, lasting: Consumers) -> None:
+        consumer = lasting.start()
+        tags = lasting.take(consumer, b"1", b"2")
+        lasting.server.kill()
+        assert consumer.ack(tags[0])
+        assert in_another_thread(consumer.ack, tags[1])
+        consumer.read_answers()
+        lasting.server.start()
+        wait_until(lambda: not consumer.owed and not consumer.held, "they are settled", 20)
+        assert lasting.in_flight(consumer) == []
+        assert lasting.waiting() == []
+
+    def test_that_was_lost_is_told_once(self, consumers: Consumers) -> None:
+        consumer = consumers.make(lease_s=0.5)
+        told: list[None] = []
+        consumers.watch(consumer, lambda: told.append(None))
+        consumers.take(consumer, b"1")
+        consumers.client.zadd("delayq:consumers:{q}", {consumer.id: -1})
+        wait_until(lambda: not consumers.is_watched(consumer), "its watchdog has ended")
+        assert len(told) == 1
+        with pytest.raises(LeaseLost, match=r"\(1 .*held"):
+            consumer.check()
+
+
+class TestKilled:
+    def test_process_has_its_messages_back_within_three_seconds(self, consumers: Consumers) -> None:
+        consumers.start(lease_s=LONG_S)
+        with lone(consumers, b"1", b"2", b"3") as process:
+            consumers.publish(b"waiting")
+            process.kill()
+            killed_at = time.monotonic()
+            wait_until(lambda: len(consumers.waiting()) == 4, "they are put back", 10)
+            took_s = time.monotonic() - killed_at
+        assert consumers.waiting() == [*recovered(b"1", b"2", b"3"), b"waiting"]
+        assert took_s < 3.5  # 3 as promised, and a slow machine
+
+    def test_one_of_many(self, consumers: Consumers) -> None:
+        """More than a script call takes; whoever of the others it is, each message comes back once."""
+        others = [consumers.start(lease_s=LONG_S) for _ in range(3)]
+        messages = [b"%d" % number for number in range(250)]
+        with lone(consumers, *messages) as process:
+            process.kill()
+            wait_until(lambda: len(consumers.waiting()) == 250, "they are put back", 10)
+        assert consumers.waiting() == recovered(*messages)
+        wait_until(lambda: set(known(consumers)) == {other.id for other in others}, "it is forgotten")
+
+    def test_process_that_consumed_from_other_lists_too(self, consumers: Consumers) -> None:
+        """Whoever consumes from a list recovers it."""
+        gone = consumers.start("q", "r", lease_s=LONG_S)
+        consumers.take(gone, b"1")
+        consumers.take(gone, b"2", name="r")
+        consumers.start("q", lease_s=LONG_S)
+        consumers.start("r", lease_s=LONG_S)
+        consumers.wait_until_seen(gone.id)
+        consumers.unwatch(gone)
+        wait_until(lambda: consumers.waiting() and consumers.waiting("r"), "they are put back", 10)
+        assert (consumers.waiting(), consumers.waiting("r")) == (recovered(b"1"), recovered(b"2"))
+
+    def test_nobody_who_has_left_in_order(self, consumers: Consumers, caplog: pytest.LogCaptureFixture) -> None:
+        others = {consumers.start(lease_s=LONG_S).id for _ in range(2)}
+        leaver = consumers.start(lease_s=LONG_S)
+        consumers.wait_until_seen(leaver.id)
+        assert leaver.close()
+        consumers.unwatch(leaver)
+        wait_for_looks(consumers, 6)
+        assert set(known(consumers)) == others
+        assert "Put back" not in caplog.text
+
+
+class TestAlive:
+    def test_consumer_whose_subscription_was_cut_is_not_recovered(self, consumers: Consumers) -> None:
+        """Not even if others look several times just then, and have done so before."""
+        other = consumers.start(lease_s=LONG_S)
+        here = consumers.start(lease_s=LONG_S, client_name="here")
+        consumers.take(here, b"1")
+        consumers.wait_until_seen(here.id)
+        for _ in range(2):
+            (subscription,) = [c for c in consumers.client.client_list(_type="pubsub") if c["name"] == "here"]
+            consumers.client.client_kill_filter(_id=subscription["id"])
+            for _ in range(2):
+                before = looks(consumers)
+                consumers.client.publish(keys.hello_channel(), "somebody")
+                wait_until(lambda: looks(consumers) > before, "the other one looks")  # noqa: B023
+            wait_until(lambda: consumers.is_visible(here), "it is visible again")
+            wait_for_looks(consumers, 6)
+        assert consumers.in_flight(here) == [b"1"]
+        assert min(consumers.score(here), consumers.score(other)) > now_ms(consumers.client)
+
+    def test_consumer_that_renews_is_not_recovered_though_its_channel_is_missing(self, consumers: Consumers) -> None:
+        for _ in range(2):
+            consumers.start(lease_s=LONG_S)
+        here = consumers.start(lease_s=LONG_S)
+        consumers.take(here, b"1")
+        consumers.wait_until_seen(here.id)
+        consumers.unwatch(here)
+        until = looks(consumers) + 6
+        wait_until(lambda: here.renew() and looks(consumers) >= until, "watchdogs look while it renews", 30)
+        assert consumers.in_flight(here) == [b"1"]
+
+    def test_nobody_is_recovered_after_a_restart_of_the_server(
+        self, lasting: Consumers, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """All leases look ended then, and all channels are missing."""
+        both = [lasting.start(lease_s=2), lasting.start(lease_s=2)]
+        for consumer in both:
+            lasting.take(consumer, consumer.id.encode())
+            lasting.wait_until_seen(consumer.id)
+        ends = [lasting.score(consumer) for consumer in both]
+        early, late = both
+        may_connect, connect = threading.Event(), late.connect
+
+        def connect_late() -> AbstractContextManager[redis.Redis]:
+            may_connect.wait(20)
+            return connect()
+
+        late.connect = connect_late
+        lasting.server.kill()
+        wait_until(lambda: time.time() * 1000 > max(ends) + 500, "their leases look ended", 20)
+        lasting.server.start()
+        wait_until(lambda: lasting.score(early) > max(ends), "one is there before the other", 20)
+        may_connect.set()
+        wait_until(lambda: all(map(lasting.is_visible, both)), "they are connected again", 20)
+        wait_for_looks(lasting, 6)
+        for consumer in both:
+            assert lasting.score(consumer) > max(ends)
+            assert lasting.in_flight(consumer) == [consumer.id.encode()]
+            assert not consumer.is_lost
+        assert "Put back" not in caplog.text
+
+
+class TestSuspended:
+    def test_process_loses_its_messages_and_learns_of_it(self, consumers: Consumers) -> None:
+        other = consumers.start(lease_s=2)
+        with lone(consumers, b"1", b"2", lease_s=2) as process:
+            process.process.send_signal(signal.SIGSTOP)
+            wait_until(lambda: len(consumers.waiting()) == 2, "they are put back", 20)
+            assert consumers.waiting() == recovered(b"1", b"2")
+            # It is still connected: a blocking command may give it a message.
+            assert consumers.client.zscore("delayq:consumers:{q}", process.id) < 0
+            consumers.client.lpush(f"delayq:inflight:{{q}}:{process.id}", b"late")
+            wait_until(lambda: len(consumers.waiting()) == 3, "this is put back, too", 20)
+            process.process.send_signal(signal.SIGCONT)
+            assert process.output.readline() == "lost 0\n"
+            assert process.process.wait(20) == 0
+        wait_until(lambda: known(consumers) == [other.id], "it is forgotten", 20)
+        consumers.client.delete("q")
+        assert other.close()
+        assert consumers.names_of_keys() == set()
+
+    def test_process_keeps_its_messages_for_as_long_as_its_lease_lasts(self, consumers: Consumers) -> None:
+        consumers.start(lease_s=0.5)
+        with lone(consumers, b"1", lease_s=3) as process:
+            process.process.send_signal(signal.SIGSTOP)
+            end = consumers.client.zscore("delayq:consumers:{q}", process.id)
+            wait_until(consumers.waiting, "it is put back", 20)
+            assert now_ms(consumers.client) >= end
+
+
+class TestWhereNobodyMayLook:
+    @pytest.fixture
+    def blind(self, consumers: Consumers) -> Iterator[dict[str, str]]:
+        """Options of a user who may not ask for channels."""
+        consumers.client.acl_setuser(
+            "blind", enabled=True, nopass=True, commands=["+@all", "-pubsub"], keys=["*"], channels=["*"]
+        )
+        yield {"username": "blind", "password": "any"}
+        consumers.client.acl_deluser("blind")
+
+    def test_leases_decide(self, consumers: Consumers, blind: dict[str, str]) -> None:
+        gone = consumers.start(lease_s=3, **blind)
+        consumers.take(gone, b"1")
+        consumers.start(lease_s=0.5, **blind)
+        consumers.unwatch(gone)
+        end = consumers.score(gone)
+        wait_until(consumers.waiting, "it is put back", 20)
+        assert now_ms(consumers.client) >= end
+        assert consumers.waiting() == recovered(b"1")
+
+
+class TestDeadLetters:
+    LIMIT = 3
+
+    def message(self, number: int, deliveries: int = 0) -> bytes:
+        headers = {"id": str(number), "task": "note", redelivery.DELIVERY_COUNT: deliveries}
+        return str(dumps({"body": "", "headers": headers, "properties": {"delivery_tag": str(number)}})).encode()
+
+    def limited(self, told: list[tuple[str, bytes]]) -> Redelivery:
+        return Redelivery(
+            recover=partial(redelivery.recover, delivery_limit=self.LIMIT),
+            on_dead=lambda name, message: told.append((name, message)),
+        )
+
+    def test_are_what_was_delivered_too_often_and_what_is_no_message(
+        self, consumers: Consumers, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        messages = [self.message(0), self.message(1, self.LIMIT - 1), b"garbage", self.message(2, self.LIMIT - 2)]
+        told: list[tuple[str, bytes]] = []
+        with caplog.at_level(logging.ERROR):
+            for _ in range(2):
+                consumers.start(lease_s=LONG_S, redelivery=self.limited(told))
+            with lone(consumers, *messages) as process:
+                process.kill()
+                wait_until(lambda: len(told) == 2, "they are dead", 10)
+        wait_until(lambda: len(known(consumers)) == 2, "it is forgotten")
+        counts = {loads(m.decode())["headers"]["id"]: redelivery.deliveries(loads(m)) for m in consumers.waiting()}
+        assert counts == {"0": 1, "2": self.LIMIT - 1}
+        assert sorted(told) == sorted([("q", messages[1]), ("q", b"garbage")])
+        letters = list(dead_letters.DeadLetters(consumers.client, "q"))
+        assert {(letter.reason, letter.deliveries, letter.message) for letter in letters} == {
+            (dead_letters.DELIVERY_LIMIT, self.LIMIT, messages[1]),
+            (dead_letters.NOT_A_MESSAGE, None, b"garbage"),
+        }
+        assert "delayq:dead:{q}" in caplog.text
+
+    def test_after_as_many_deaths_as_the_limit(self, consumers: Consumers) -> None:
+        told: list[tuple[str, bytes]] = []
+        consumers.publish(self.message(1))
+        for deaths in range(1, self.LIMIT + 1):
+            gone = consumers.make(lease_s=0.5)
+            assert len(gone.fetch("q", 1)) == 1
+            rescuer = consumers.start(lease_s=0.5, redelivery=self.limited(told))
+            wait_until(lambda: not consumers.in_flight(gone), "it is recovered", 20)  # noqa: B023
+            assert len(consumers.waiting()) == (deaths < self.LIMIT)
+            wait_until(lambda: len(told) == (deaths == self.LIMIT), "it is told when it is dead")  # noqa: B023
+            consumers.unwatch(rescuer)
+            rescuer.close()
+        assert len(dead_letters.DeadLetters(consumers.client, "q")) == 1
+
+    def test_are_told_although_their_neighbour_was_acknowledged_just_then(self, consumers: Consumers) -> None:
+        """The consumer was suspended, and goes on while it is recovered."""
+        told: list[tuple[str, bytes]] = []
+        gone = consumers.make(lease_s=0.5)
+        dead, neighbour = self.message(1, self.LIMIT - 1), self.message(2)
+        _, tag = consumers.take(gone, dead, neighbour)
+        limited = self.limited(told)
+
+        def recover(raw: bytes) -> tuple[bytes, bool]:
+            in_another_thread(gone.ack, tag)
+            return limited.recover(raw)
+
+        consumers.start(lease_s=0.5, redelivery=Redelivery(recover=recover, on_dead=limited.on_dead))
+        wait_until(lambda: len(dead_letters.DeadLetters(consumers.client, "q")) == 1, "it is dead", 20)
+        wait_until(lambda: told == [("q", dead)], "it is told", 5)
+
+    def test_that_take_long_to_be_told_do_not_cost_the_lease(self, consumers: Consumers) -> None:
+        """For example because the result backend is away."""
+        is_told, may_end = threading.Event(), threading.Event()
+
+        def on_dead(name: str, message: bytes) -> None:
+            is_told.set()
+            may_end.wait(20)
+
+        gone = consumers.make(lease_s=0.5)
+        consumers.take(gone, b"garbage")
+        limited = self.limited([])
+        slow = consumers.start(lease_s=0.5, redelivery=Redelivery(recover=limited.recover, on_dead=on_dead))
+        try:
+            assert is_told.wait(20)
+            for _ in range(2):
+                wait_for_end_of_lease(consumers, slow)
+                wait_until(lambda: consumers.score(slow) > now_ms(consumers.client), "it is renewed", 3)
+        finally:
+            may_end.set()
+
+
+class TestTwoAtOnce:
+    def test_put_each_message_back_once(self, consumers: Consumers) -> None:
+        """Both have read what the consumer holds before either acts on it."""
+        barrier = threading.Barrier(2)
+
+        class Meeting(threading.local):
+            """Waits for the other thread before the first message."""
+
+            met = False
+
+            def recover(self, message: bytes) -> tuple[bytes, bool]:
+                if not self.met:
+                    self.met = True
+                    barrier.wait(20)
+                return message + b" recovered", False
+
+        gone = consumers.make(lease_s=0.5)
+        messages = [b"%d" % (number % 200) for number in range(250)]
+        consumers.take(gone, *messages)
+        meeting = Meeting()
+        both = [consumers.start(lease_s=2, redelivery=Redelivery(recover=meeting.recover)) for _ in range(2)]
+        wait_until(lambda: not consumers.in_flight(gone), "they are recovered", 20)
+        assert consumers.score(gone) < 0
+        assert consumers.waiting() == recovered(*messages)
+        assert barrier.broken is False
+        for consumer in both:
+            assert not consumer.is_lost
+
+
+class TestClosed:
+    @pytest.fixture(autouse=True)
+    def short_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(consumer_module, "BLOCK_S", 1.0)
+
+    @pytest.mark.parametrize("thread", ["own", "another"])
+    def test_while_the_server_is_away(self, lasting: Consumers, thread: str) -> None:
+        """Whatever is not worked on comes back with the server, the rest can still be acknowledged."""
+        consumer = lasting.start(lease_s=2)
+        running, _, also_running = lasting.take(consumer, b"running", b"held", b"also running")
+        lasting.publish(b"not held", b"waiting")
+        consumer.fetch("q", 1)
+        lasting.server.kill()
+        assert consumer.close(keep=[running, also_running]) is False
+        ack = consumer.ack if thread == "own" else partial(in_another_thread, consumer.ack)
+        assert ack(also_running)
+        lasting.server.start()
+        wait_until(lambda: len(lasting.waiting()) == 3, "they are put back", 20)
+        assert lasting.waiting() == [b"held again", b"not held again", b"waiting"]
+        wait_until(lambda: lasting.in_flight(consumer) == [b"running"], "the acknowledgement is made up for")
+        assert ack(running)
+        wait_until(lambda: not lasting.is_watched(consumer), "its watchdog is done", 20)
+        assert lasting.names_of_keys() == {"q"}
+
+    def test_while_a_task_runs_keeps_its_lease(self, consumers: Consumers) -> None:
+        consumer = consumers.start(lease_s=0.5)
+        (running,) = consumers.take(consumer, b"running")
+        assert consumer.close(keep=[running]) is False
+        for _ in range(3):
+            wait_for_end_of_lease(consumers, consumer)
+            wait_until(lambda: consumers.score(consumer) > now_ms(consumers.client), "it is renewed")
+        assert in_another_thread(consumer.ack, running)
+        wait_until(lambda: not consumers.is_watched(consumer), "its watchdog is done", 20)
+        assert consumers.names_of_keys() == set()
+
+    def test_and_the_process_killed(self, consumers: Consumers) -> None:
+        """Before its task was done: others put it back."""
+        consumers.start(lease_s=LONG_S)
+        gone = consumers.start(lease_s=LONG_S)
+        (running,) = consumers.take(gone, b"running")
+        consumers.wait_until_seen(gone.id)
+        gone.close(keep=[running])
+        consumers.unwatch(gone)
+        wait_until(lambda: consumers.waiting() == recovered(b"running"), "it is put back", 10)
+
+    def test_consumers_leave_no_key(self, consumers: Consumers) -> None:
+        all_of_them = [consumers.start("q", "r") for _ in range(5)]
+        for consumer in all_of_them:
+            consumers.take(consumer, b"1")
+        consumers.wait_until_seen(all_of_them[0].id)
+        consumers.unwatch(all_of_them[0])
+        wait_until(lambda: len(consumers.waiting()) == 1, "the first is recovered", 20)
+        for consumer in all_of_them[1:]:
+            assert consumer.close() is True
+        assert oldest_first(consumers.client, "q").count(b"1 again") == 4
+        assert consumers.names_of_keys() == {"q"}
