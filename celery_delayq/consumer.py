@@ -309,8 +309,12 @@ class Consumer:
         self.held.pop(tag, None)
         return bool(moved)
 
-    def set_aside(self, name: str, message: bytes, record: bytes) -> None:
-        """Move a message that was fetched to the dead list, as `record`."""
+    def set_aside(self, tag: str, record: bytes) -> None:
+        """Move a message to the dead list, as `record`."""
+        held = self.held.pop(tag, None)
+        if held is None:
+            return
+        name, message = held.name, held.message
         scripts.put_back(self.client, self.joined[name], consumer=self.id, messages=[(message, record)], dead=True)
 
     def give_back(self, name: str, messages: Sequence[bytes]) -> int:
@@ -441,7 +445,7 @@ class Consumer:
             if name in self.names or held:
                 continue
             if scripts.leave(client or self.client, queue_keys, consumer=self.id):
-                del self.joined[name]
+                self.joined.pop(name, None)
         return not self.joined
 
     def after_fork(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from celery.app.task import Context
 from kombu.message import Message
+from kombu.serialization import prepare_accept_content
 
 from celery_delayq.errors import DeliveryLimitReached
 from celery_delayq.transport.redelivery import decode, deliveries
@@ -53,7 +54,7 @@ def _body(app: Any, message: dict[str, Any]) -> dict[str, Any]:
             content_encoding=message.get("content-encoding"),
             headers=message["headers"],
             properties=message["properties"],
-            accept=app.conf.accept_content,
+            accept=prepare_accept_content(app.conf.accept_content),
         ).payload
     except Exception:
         logger.warning(

@@ -5,13 +5,14 @@ It has connections of its own and needs nothing of the process's main loop, so a
 How it sees that another consumer is gone
     Each watchdog is subscribed to a channel named after its consumer. A killed process loses its connections at once,
     and the channel its subscriber: a consumer whose channel was there before, and is missing in two looks a second
-    apart, without a renewal in between, is gone. Where nobody can see that (the host vanished, the process is
-    suspended, no permission to look), the end of its lease decides.
+    apart, without a renewal in between, is gone. One that was gone before anybody looked is given half a lease. Where
+    nobody can see that it is gone (its host vanished, it is suspended, no permission to look), the end of its lease
+    decides.
 
 What an outage of Redis must not do
     After it, all leases look ended and all channels are missing. So a watchdog believes in a missing channel only
-    where it saw the channel on the same connection, and in the end of a lease only once it has been connected for as
-    long as a lease lasts.
+    where it saw the channel on the same connection, or once it has been connected for half a lease, and in the end of
+    a lease only once it has been connected for as long as a lease lasts.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ _TURN_S, _LONE_LOOK_S = 0.8, 10.0
 #: A missing consumer is looked for again after so many seconds.
 _LOOK_AGAIN_S = 1.0
 
+#: Most consumers of one list that are taken notice of.
+_MOST_STRANGERS = 1000
+
 #: A closed consumer that is not done yet tries again after so many seconds.
 _FINISH_S = 1.0
 
@@ -79,6 +83,9 @@ class Watchdog:
         self._clock = ServerClock()
         self._seen: set[str] = set()
         self._missing: dict[str, _Missing] = {}
+        #: Whether it has looked for consumers that were gone before it came, and when it does, in seconds.
+        self._knows_all = False
+        self._patience_s = consumer.lease_s / 2
         self._is_interrupted = False
 
     def start(self) -> None:
@@ -131,6 +138,7 @@ class Watchdog:
         consumer = self.consumer
         pubsub.subscribe(keys.alive_channel(consumer.id, consumer.db), keys.hello_channel(consumer.db))
         self._connected_at = self._look_at = self._renew_at = time.monotonic()
+        self._knows_all = False
         self._seen.clear()
         self._missing.clear()
         while not self._stopping:
@@ -153,13 +161,15 @@ class Watchdog:
             wait_s = min(max(0.01, until - time.monotonic()), _LONGEST_WAIT_S)
             message = pubsub.get_message(timeout=wait_s)
             if message is not None:
-                self._handle(message["type"])
+                self._handle(message)
         return True
 
-    def _handle(self, kind: str) -> None:
-        if kind == "subscribe":  # now the others can see this one
+    def _handle(self, message: dict[str, Any]) -> None:
+        if message["type"] == "subscribe":  # now the others can see this one
             self._client.publish(keys.hello_channel(self.consumer.db), self.consumer.id)
-        elif kind == "message":  # a new one, who may be missing soon
+        elif message["type"] == "message":  # a new one, who may be missing soon
+            data = message["data"]
+            self._seen.add(data.decode("utf-8", "replace") if isinstance(data, bytes) else data)
             self._look_at = min(self._look_at, time.monotonic())
 
     def _renew(self) -> None:
@@ -187,7 +197,10 @@ class Watchdog:
             self._look_at = float("inf")
             return
         alive = {channel.decode("utf-8", "replace").removeprefix(prefix) for channel in channels}
-        for other in self._seen - alive:
+        if not self._knows_all and now - self._connected_at >= self._patience_s:
+            self._knows_all = True
+            self._missing.update({other: _Missing(now, scores) for other, scores in self._strangers(alive).items()})
+        for other in (self._seen | self._missing.keys()) - alive:
             missing = self._missing.get(other)
             if missing is None:
                 self._missing[other] = _Missing(now, self._scores(other))
@@ -200,6 +213,23 @@ class Watchdog:
             self._missing.pop(other, None)
         self._seen |= alive
         self._look_at = now + (_LOOK_AGAIN_S if self._missing else self._seconds_until_turn(sorted(alive)))
+        if not self._knows_all:
+            self._look_at = min(self._look_at, self._connected_at + self._patience_s)
+
+    def _strangers(self, alive: set[str]) -> dict[str, dict[str, bytes]]:
+        """Return consumers that this watchdog never saw, and that are silent: they were gone before it came.
+
+        Their scores, by list. Who is alive has had the time to connect, and to renew its lease.
+        """
+        found: dict[str, dict[str, bytes]] = {}
+        renewed_before_ms = -self._clock.seconds_until(0) * 1000 + self.consumer.lease_ms - self._patience_s * 1000
+        for name, queue_keys in list(self.consumer.joined.items()):
+            known = self._client.zrange(queue_keys.consumers, 0, _MOST_STRANGERS - 1, withscores=True)
+            for other, score in known:
+                stranger = other.decode("utf-8", "replace") if isinstance(other, bytes) else other
+                if 0 < score <= renewed_before_ms and stranger not in alive | self._seen:
+                    found.setdefault(stranger, {})[name] = _text(score)
+        return found
 
     def _seconds_until_turn(self, alive: list[str]) -> float:
         """Return when it is this one's turn to look: all have one in turn, by the server's clock."""

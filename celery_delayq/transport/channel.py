@@ -149,11 +149,12 @@ class DelayedChannel(kombu_redis.Channel):
         """Return one message of `queue`, or None, see kombu."""
         if no_ack or not self.ack_emulation:
             return super().basic_get(queue, no_ack=no_ack, **kwargs)
-        payload = self.fetcher.get(queue)
-        if payload is None:
-            return None
-        message = self.Message(payload, channel=self)
-        self.qos.append(message, message.delivery_tag)
+        message = self.fetcher.get(queue)
+        if message is not None:
+            self.qos.append(message, message.delivery_tag)
+        if self._expires and hasattr(self, "_maybe_update_queues_expire"):  # kombu 5.7
+            with self.conn_or_acquire() as client:
+                self._maybe_update_queues_expire(client, queue)
         return message
 
     def _get_consumer(self) -> Consumer:

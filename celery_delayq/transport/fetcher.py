@@ -275,32 +275,65 @@ class Fetcher:
         if not self._channel.qos.can_consume():
             self._give_back(lambda queue: True)
             return False
-        queue, name, raw = self._fetched.popleft()
-        message = redelivery.decode(raw)
-        if message is None:
-            logger.error("Set aside what is no message in %r, in the list %r", name, consumer.joined[name].dead)
-            consumer.set_aside(name, raw, redelivery.not_a_message(raw))
+        while self._fetched:
+            queue, name, raw = self._fetched.popleft()
+            tag = consumer.hold(name, raw)
+            payload = self._payload(raw, tag)
+            if payload is None:
+                self._set_aside(tag, name, raw)
+                continue
+            try:
+                self._channel.connection._deliver(payload, queue)
+            except Exception:
+                if self._to_message(payload) is not None:
+                    raise
+                self._set_aside(tag, name, raw)
+                continue
             return True
-        # The producer's tag may occur twice.
-        message["properties"]["delivery_tag"] = consumer.hold(name, raw)
-        self._channel.connection._deliver(message, queue)
-        return True
+        return False
 
-    def get(self, queue: str) -> dict[str, Any] | None:
-        """Fetch one message of a queue, whoever consumes it; None if there is none."""
+    def get(self, queue: str) -> Any:
+        """Return one message of a queue as kombu's, whoever consumes it; None if there is none."""
         consumer = self._consumer = self._consumer or self._consumer_of()
         consumer.check()
+        for name, raw in self._messages(consumer, queue):
+            tag = consumer.hold(name, raw)
+            payload = self._payload(raw, tag)
+            message = None if payload is None else self._to_message(payload)
+            if message is not None:
+                return message
+            self._set_aside(tag, name, raw)
+        return None
+
+    def _messages(self, consumer: Consumer, queue: str) -> Iterator[tuple[str, bytes]]:
+        """Yield messages of a queue, one by one: those that were fetched for its consumer first."""
+        for entry in [entry for entry in self._fetched if entry[0] == queue]:
+            self._fetched.remove(entry)
+            yield entry[1:]
         for _, name in self._lists([queue]):
             if name not in consumer.joined:
                 consumer.join(name)
-            for raw in consumer.fetch(name, 1):
-                message = redelivery.decode(raw)
-                if message is None:
-                    consumer.set_aside(name, raw, redelivery.not_a_message(raw))
-                    return self.get(queue)
-                message["properties"]["delivery_tag"] = consumer.hold(name, raw)
-                return message
-        return None
+            while messages := consumer.fetch(name, 1):
+                yield name, messages[0]
+
+    def _payload(self, raw: bytes, tag: str) -> dict[str, Any] | None:
+        """Return a message as kombu takes it from Redis, or None if it is none."""
+        payload = redelivery.decode(raw)
+        if payload is not None:
+            payload["properties"]["delivery_tag"] = tag  # the producer's may occur twice
+        return payload
+
+    def _to_message(self, payload: dict[str, Any]) -> Any:
+        """Return kombu's message, or None if its body is not encoded as it says."""
+        try:
+            return self._channel.Message(payload, channel=self._channel)
+        except Exception:
+            return None
+
+    def _set_aside(self, tag: str, name: str, raw: bytes) -> None:
+        assert self._consumer is not None
+        logger.error("Set aside what is no message in %r, in the list %r", name, self._consumer.joined[name].dead)
+        self._consumer.set_aside(tag, redelivery.not_a_message(raw))
 
     # -- the end
 

@@ -329,9 +329,8 @@ class TestGivingBack:
 
     def test_to_the_dead_list(self, consumers: Consumers) -> None:
         consumer = consumers.make()
-        consumers.publish(b"garbage", b"2")
-        consumer.fetch("q", 2)
-        consumer.set_aside("q", b"garbage", b"record of it")
+        garbage, _ = consumers.take(consumer, b"garbage", b"2")
+        consumer.set_aside(garbage, b"record of it")
         assert consumers.client.lrange("delayq:dead:{q}", 0, -1) == [b"record of it"]
         assert consumers.in_flight(consumer) == [b"2"]
 

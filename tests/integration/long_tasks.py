@@ -1,0 +1,74 @@
+"""An app whose tasks take as long as a test wants, or end their worker; and the facts that tests wait for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import redis
+from celery import Celery
+
+from tests.ledger import Ledger
+from tests.support import wait_until
+from tests.worker_app import make_app
+from tests.workers import Worker
+
+APP = "tests.integration.long_tasks"
+
+_GATE = "gate"
+
+
+def add_long_tasks(app: Celery, ledger: Ledger) -> Celery:
+    """Give the app its further tasks."""
+
+    @app.task(bind=True, name="gated", lazy=False, shared=False)
+    def gated(self: Any) -> None:
+        """Run until `open_gate`."""
+        ledger.record(self.request.id, os.getpid())
+        wait_until(lambda: ledger.client.exists(_GATE), "the gate is open", 60)
+
+    @app.task(bind=True, name="nap", acks_late=True, lazy=False, shared=False)
+    def nap(self: Any, seconds: float) -> None:
+        ledger.record(self.request.id)
+        time.sleep(seconds)
+
+    @app.task(bind=True, name="kill_worker", acks_late=True, lazy=False, shared=False)
+    def kill_worker(self: Any) -> None:
+        """Kill the process in which it runs: with the solo pool, the worker."""
+        ledger.record(self.request.id, os.getpid())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return app
+
+
+def open_gate(ledger: Ledger) -> None:
+    """Let all `gated` tasks end, now and later."""
+    ledger.client.set(_GATE, 1)
+
+
+def long_worker(*options: str, broker: str, ledger: Ledger, **kwargs: Any) -> Worker:
+    """A worker with this app. The options of the transport may be given as `transport`."""
+    conf = dict(kwargs.pop("conf", {}))
+    if "transport" in kwargs:
+        conf["broker_transport_options"] = kwargs.pop("transport")
+    return Worker(*options, broker=broker, ledger=ledger.url, app=APP, conf=conf, **kwargs)
+
+
+def in_flight(client: redis.Redis) -> int:
+    """How many messages all consumers hold."""
+    return sum(client.llen(key) for key in client.scan_iter("*delayq:inflight:*"))
+
+
+def task_ids(client: redis.Redis, name: str = "celery") -> list[str]:
+    """The ids of all tasks on a broker list, the first to be run first."""
+    return [json.loads(message)["headers"]["id"] for message in reversed(client.lrange(name, 0, -1))]
+
+
+if "LEDGER" in os.environ:
+    app = add_long_tasks(
+        make_app(os.environ["BROKER"], os.environ["LEDGER"], **json.loads(os.environ["CONF"])),
+        Ledger(os.environ["LEDGER"]),
+    )
