@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
 _KEY = "ledger"
+_STARTS, _ENDS = "starts", "ends"
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,23 @@ class Run:
     task_id: str
     at_ms: float
     note: Any
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One execution of a task that writes down its start and its end; by the clock of the machine, unix time.
+
+    Attributes:
+        task_id: the id of the task.
+        pid: in which process.
+        started_s: when it began.
+        ended_s: when it ended; None if it did not.
+    """
+
+    task_id: str
+    pid: int
+    started_s: float
+    ended_s: float | None
 
 
 @dataclass(frozen=True)
@@ -60,6 +82,23 @@ class Ledger:
     def runs(self) -> list[Run]:
         """Return all executions, in the order in which they began."""
         return [Run(*json.loads(line)) for line in self.client.lrange(_KEY, 0, -1)]
+
+    @contextmanager
+    def execution(self, task_id: str) -> Iterator[None]:
+        """Write down that a task runs, and that it has come to its end."""
+        key = uuid.uuid4().hex
+        self.client.hset(_STARTS, key, json.dumps([task_id, os.getpid(), time.time()]))
+        yield
+        self.client.hset(_ENDS, key, time.time())
+
+    def executions(self) -> list[Execution]:
+        """Return what `execution` wrote down."""
+        ends: dict[bytes, bytes] = self.client.hgetall(_ENDS)  # first: every end has its start then
+        starts: dict[bytes, bytes] = self.client.hgetall(_STARTS)
+        return [
+            Execution(*json.loads(start), ended_s=float(ends[key]) if key in ends else None)
+            for key, start in starts.items()
+        ]
 
     def has(self, task_ids: Iterable[str]) -> bool:
         """Return whether all of these tasks ran at least once."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -115,6 +116,14 @@ def add_tasks(app: Celery, ledger: Ledger) -> None:
     def late_ack(self: Any) -> bool:
         ledger.record(self.request.id)
         return True
+
+    def work(self: Any, seconds: float) -> None:
+        """Take a while, and write down the start and the end."""
+        with ledger.execution(self.request.id):
+            time.sleep(seconds)
+
+    task(name="work", acks_late=False, ignore_result=True)(work)
+    task(name="work_late", acks_late=True, ignore_result=True)(work)
 
 
 if "LEDGER" in os.environ:
