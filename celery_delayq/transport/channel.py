@@ -152,7 +152,7 @@ class DelayedChannel(kombu_redis.Channel):
         message = self.fetcher.get(queue)
         if message is not None:
             self.qos.append(message, message.delivery_tag)
-        if self._expires and hasattr(self, "_maybe_update_queues_expire"):  # kombu 5.7
+        if getattr(self, "_expires", None):  # kombu 5.7
             with self.conn_or_acquire() as client:
                 self._maybe_update_queues_expire(client, queue)
         return message
