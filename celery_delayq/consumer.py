@@ -45,6 +45,9 @@ logger = getLogger(__name__)
 #: Longest single wait of a blocking command on the server, in seconds.
 BLOCK_S = 30.0
 
+#: Of the whole process: a task that runs is known by its tag alone, also after its consumer was closed.
+_TAGS = itertools.count(1)
+
 #: How a message is written when it is delivered again: by its consumer, or because its consumer is gone. The latter
 #: also tells whether it belongs in the dead list now.
 PutBack = Callable[[bytes], bytes]
@@ -112,7 +115,6 @@ class Consumer:
         self.haunted_until = 0.0
         self._ghosts: set[Identity | None] = set()
         self._valid_until = 0.0
-        self._tags = itertools.count(1)
         self._connection: FetchConnection | None = None
         self.connect = connect
         self._stack = ExitStack()
@@ -249,7 +251,7 @@ class Consumer:
 
     def hold(self, name: str, message: bytes) -> str:
         """Remember a message that was fetched; returns the tag by which it is acknowledged."""
-        tag = str(next(self._tags))
+        tag = str(next(_TAGS))
         self.held[tag] = Held(name, message)
         return tag
 

@@ -539,3 +539,9 @@ class TestClosing:
         consumer.close()
         consumer.disconnect()
         wait_until(lambda: len(consumers.client.client_list()) == before, "its connections are closed")
+
+
+def test_tags_are_those_of_one_consumer_only(consumers: Consumers) -> None:
+    """A task that still runs when its consumer is closed must not be mistaken for one of the next consumer."""
+    (first,), (second,) = (consumers.take(consumers.make(), b"1") for _ in range(2))
+    assert first != second

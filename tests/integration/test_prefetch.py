@@ -196,9 +196,9 @@ def test_consumers_come_and_go_under_load(app: Celery, ledger: Ledger, start: An
     ids = []
     for _ in range(6):
         ids += [*publish(app, 30, queue="extra"), *publish(app, 10)]
-        assert app.control.add_consumer("extra", reply=True)
+        assert app.control.add_consumer("extra", reply=True, limit=1, timeout=20)
         ids += publish(app, 30, queue="extra")
-        assert app.control.cancel_consumer("extra", reply=True)
+        assert app.control.cancel_consumer("extra", reply=True, limit=1, timeout=20)
         wait_until(lambda: in_flight(broker_client) == 0, "nothing stays in flight")
     ids += publish(app, 10, queue="extra")
     assert len(ask(app, "active_queues")) == 1

@@ -32,7 +32,7 @@ def eta_of_worker(eta: object, timezone_name: str = "UTC") -> datetime:
     app = Celery(set_as_current=False)
     app.conf.timezone = timezone_name
 
-    @app.task(name="shop.cancel")
+    @app.task(name="shop.cancel", shared=False)
     def cancel() -> None: ...
 
     headers = {"id": "1", "task": "shop.cancel", "eta": eta}

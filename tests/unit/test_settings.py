@@ -94,16 +94,24 @@ class TestTransferSettings:
             app_settings({"transfer_grace": "soon"})
 
 
+#: Of the transport options.
+DEFAULTS = {"mirror_list": False, "lease": 30.0, "delivery_limit": 20}
+
+
 class TestTransportOptions:
     def test_have_defaults(self) -> None:
-        assert check_transport_options({}) == {"mirror_list": False, "lease": 30.0, "delivery_limit": 20}
+        assert check_transport_options({}) == DEFAULTS
 
     def test_ours_are_returned(self) -> None:
-        assert check_transport_options({"mirror_list": True}) == {"mirror_list": True}
+        assert check_transport_options({"mirror_list": True, "lease": 5}) == {
+            **DEFAULTS,
+            "mirror_list": True,
+            "lease": 5.0,
+        }
 
     def test_those_of_kombu_pass(self) -> None:
         kombus = dict.fromkeys(SentinelChannel.from_transport_options, "anything")
-        assert check_transport_options(kombus) == {"mirror_list": False}
+        assert check_transport_options(kombus) == DEFAULTS
 
     @pytest.mark.parametrize(
         "name",
@@ -114,7 +122,7 @@ class TestTransportOptions:
         ],
     )
     def test_those_of_redis_py_and_celery_pass(self, name: str) -> None:
-        assert check_transport_options({name: object()}) == {"mirror_list": False}
+        assert check_transport_options({name: object()}) == DEFAULTS
 
     @pytest.mark.parametrize("name", ["mirrorlist", "mirror_lists", "miror_list", "MIRROR_LIST"])
     def test_a_misspelt_one_is_recognised(self, name: str) -> None:
