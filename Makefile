@@ -40,6 +40,10 @@ types: $(VENV)/.dev ## check the types
 bench: $(VENV)/.dev ## run the benchmarks
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
+.PHONY: soak
+soak: $(VENV)/.dev ## break things under load, and count what is lost
+	$(BIN)/python -m tests.soak $(ARGS)
+
 .PHONY: check
 check: lint types test ## run all that must pass
 

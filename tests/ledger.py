@@ -93,12 +93,9 @@ class Ledger:
 
     def executions(self) -> list[Execution]:
         """Return what `execution` wrote down."""
-        ends: dict[bytes, bytes] = self.client.hgetall(_ENDS)  # first: every end has its start then
-        starts: dict[bytes, bytes] = self.client.hgetall(_STARTS)
-        return [
-            Execution(*json.loads(start), ended_s=float(ends[key]) if key in ends else None)
-            for key, start in starts.items()
-        ]
+        ends = {key: float(end) for key, end in self.client.hgetall(_ENDS).items()}  # first: each has its start then
+        starts = {key: json.loads(start) for key, start in self.client.hgetall(_STARTS).items()}
+        return [Execution(task_id, pid, at_s, ends.get(key)) for key, (task_id, pid, at_s) in starts.items()]
 
     def has(self, task_ids: Iterable[str]) -> bool:
         """Return whether all of these tasks ran at least once."""

@@ -158,8 +158,10 @@ class Transport(kombu_redis.Transport):
     def close_connection(self, connection: Any) -> None:
         """Close all channels, and end the transfer loop and the leases."""
         self.stop_transfer()
-        super().close_connection(connection)
-        self._close_consumer()
+        try:
+            super().close_connection(connection)  # it raises where the server is away
+        finally:
+            self._close_consumer()
 
 
 class SentinelTransport(Transport):

@@ -1,0 +1,189 @@
+"""The faults: what is done to a running scene, again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.soak.publisher import CLIENT_NAME
+from tests.soak.scene import Scene, Setting
+from tests.state import out_of_memory
+
+#: A lease that is short enough to see its end.
+SHORT_LEASE_S = 3.0
+
+#: Longer than that, by more than anybody needs to notice.
+_TOO_LONG_S = 5.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault.
+
+    Attributes:
+        name: how to call it.
+        sentence: what happens.
+        strike: does it to the scene, once; takes the number of the strike. Returns when the scene is whole again.
+        setting: the scene that it needs.
+        every_s: from a strike to the next one, if it takes no longer.
+        seconds: how long it always runs; None for as long as one likes.
+    """
+
+    name: str
+    sentence: str
+    strike: Callable[[Scene, int], None]
+    setting: Setting = field(default_factory=Setting)
+    every_s: float = 4.0
+    seconds: float | None = None
+
+
+def kill_worker(scene: Scene, number: int) -> None:
+    victim = scene.workers[number % 2]
+    scene.kill([victim])
+    scene.start([victim])
+
+
+def suspend_worker(scene: Scene, number: int) -> None:
+    with scene.suspended(scene.workers[number % 2]):
+        time.sleep(_TOO_LONG_S)
+
+
+def kill_clients(wanted: Callable[[dict[str, Any]], bool]) -> Callable[[Scene, int], None]:
+    """Close those connections of workers that a predicate picks by their line in CLIENT LIST."""
+
+    def strike(scene: Scene, number: int) -> None:
+        with scene.client() as client:
+            own_id = client.client_id()
+            for line in client.client_list():
+                if line["name"] != CLIENT_NAME and int(line["id"]) != own_id and wanted(line):
+                    client.client_kill_filter(_id=line["id"])
+
+    return strike
+
+
+def waits(line: dict[str, Any]) -> bool:
+    return line["cmd"] in ("blmove", "brpop")
+
+
+def fetches(line: dict[str, Any]) -> bool:
+    return line["cmd"] in ("evalsha", "eval", "lrem") and not listens(line)
+
+
+def listens(line: dict[str, Any]) -> bool:
+    return "P" in line["flags"]
+
+
+def is_normal(line: dict[str, Any]) -> bool:
+    return not listens(line)
+
+
+def crash_server(scene: Scene, number: int) -> None:
+    scene.broker.kill()
+    time.sleep(0.5)
+    scene.broker.start()
+
+
+def restart_server(scene: Scene, number: int) -> None:
+    scene.broker.stop()  # SIGTERM is SHUTDOWN
+    time.sleep(0.5)
+    scene.broker.start()
+
+
+def flush_scripts(scene: Scene, number: int) -> None:
+    with scene.client() as client:
+        client.script_flush()
+
+
+def slow_network(scene: Scene, number: int) -> None:
+    scene.proxy.delay(0.1)
+    time.sleep(3)
+    scene.proxy.delay(0)
+
+
+def cut_network(scene: Scene, number: int) -> None:
+    scene.proxy.cut()
+
+
+def silent_network(scene: Scene, number: int) -> None:
+    """Longer than the lease: the others take over what the worker holds."""
+    with scene.cut_off(scene.workers[0]):
+        scene.proxy.silence()
+        time.sleep(_TOO_LONG_S)
+    scene.proxy.flow()
+
+
+def short_silence(scene: Scene, number: int) -> None:
+    scene.proxy.silence()
+    time.sleep(2)
+    scene.proxy.flow()
+
+
+def fail_over(scene: Scene, number: int) -> None:
+    scene.fail_over()
+
+
+def fill_memory(scene: Scene, number: int) -> None:
+    with scene.client() as client, out_of_memory(client):
+        time.sleep(2)
+
+
+def stop_everything(scene: Scene, number: int) -> None:
+    scene.broker.kill()
+    scene.kill(scene.workers)
+    scene.broker.start()
+    scene.start(scene.workers)
+
+
+_SHORT = Setting(lease_s=SHORT_LEASE_S)
+_PROXY = Setting(has_proxy=True)
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault("kill-prefork", "a prefork worker is killed (SIGKILL)", kill_worker),
+        Fault("kill-threads", "a worker with threads is killed", kill_worker, Setting(pool="threads")),
+        Fault("kill-solo", "a solo worker is killed", kill_worker, Setting(pool="solo", rate=60)),
+        Fault(
+            "suspend",
+            "a worker is suspended for longer than its lease (SIGSTOP, SIGCONT)",
+            suspend_worker,
+            _SHORT,
+            every_s=10,
+        ),
+        Fault("client-waiting", "CLIENT KILL of connections that wait for messages", kill_clients(waits), every_s=0.5),
+        Fault("client-fetching", "CLIENT KILL of connections that fetch", kill_clients(fetches), every_s=0.5),
+        Fault("client-pubsub", "CLIENT KILL of subscribed connections", kill_clients(listens), every_s=1.5),
+        Fault("client-normal", "CLIENT KILL of all normal connections", kill_clients(is_normal), every_s=1.5),
+        Fault(
+            "client-threads",
+            "CLIENT KILL of all normal connections of workers with threads",
+            kill_clients(is_normal),
+            Setting(pool="threads"),
+            every_s=1.5,
+        ),
+        Fault("redis-killed", "Redis is killed and started again (AOF, fsync always)", crash_server),
+        Fault("redis-restarted", "Redis is shut down and started again", restart_server),
+        Fault("script-flush", "SCRIPT FLUSH", flush_scripts, every_s=0.2),
+        Fault("network-slow", "a worker's network is slow: 100 ms each way", slow_network, _PROXY),
+        Fault("network-cut", "a worker's connections are cut", cut_network, _PROXY, every_s=1.5),
+        Fault("network-silent", "a worker's network delivers nothing for 2 s", short_silence, _PROXY),
+        Fault(
+            "network-lost",
+            "a worker's network delivers nothing for longer than its lease",
+            silent_network,
+            Setting(has_proxy=True, lease_s=SHORT_LEASE_S),
+            every_s=10,
+        ),
+        Fault("failover", "Sentinel promotes the replica", fail_over, Setting(has_sentinel=True), every_s=20),
+        Fault("out-of-memory", "Redis is out of memory for 2 s", fill_memory),
+        Fault("full-stop", "all workers and Redis are killed, and started again", stop_everything, _SHORT),
+        Fault(
+            "recovery",
+            "15 SIGKILLs in 60 s of two prefork workers at 150 tasks/s",
+            kill_worker,
+            seconds=60.0,
+        ),
+    )
+}

@@ -1,0 +1,256 @@
+"""The scene: a broker, two workers, a publisher, a ledger with a Redis of its own, and who was hurt when."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from examples.private_redis import PrivateRedis
+from tests.ledger import Ledger
+from tests.sentinel import MASTER_NAME, Replicated, replicated
+from tests.soak.logs import strange_tracebacks
+from tests.soak.proxy import Proxy
+from tests.soak.publisher import CLIENT_NAME, Publisher
+from tests.soak.verdict import Harm, Verdict, judge
+from tests.support import lasting_keys, wait_until
+from tests.worker_app import publisher as publishing_app
+from tests.workers import Worker
+
+#: What stays in a broker for good: the registry of delayed queues, and kombu's bindings.
+_DOCUMENTED = ("delayq:queues", "_kombu.")
+
+_CONSUMERS = "delayq:consumers:"
+
+#: Tasks a second.
+RATE = 150.0
+
+#: Stock's visibility timeout, in seconds: longer than any task is held, and small enough to see its end.
+_STOCK_TIMEOUT_S = 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a scene is like.
+
+    Attributes:
+        pool: of the workers.
+        lease_s: of the consumers.
+        is_stock: stock Celery on kombu's own transport.
+        has_proxy: the first worker reaches Redis through a proxy.
+        has_sentinel: the broker has a replica and Redis Sentinel.
+        rate: tasks a second.
+    """
+
+    pool: str = "prefork"
+    lease_s: float = 30.0
+    is_stock: bool = False
+    has_proxy: bool = False
+    has_sentinel: bool = False
+    rate: float = RATE
+
+
+class Scene:
+    """All of it, running for as long as the `with` block lasts.
+
+    Attributes:
+        broker: the server in use.
+        workers: two of them, which share the load.
+        harms: who was hurt, and when.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.harms: list[Harm] = []
+        self._has_failed_over = False
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Scene:
+        with ExitStack() as stack:
+            ledger_server = stack.enter_context(PrivateRedis())
+            self.ledger = Ledger(ledger_server.url)
+            stack.callback(self.ledger.client.close)
+            self._replicated = stack.enter_context(self._servers()) if self.setting.has_sentinel else None
+            self.broker = self._replicated.master if self._replicated else stack.enter_context(_durable_redis())
+            self.proxy = Proxy(self.broker.port)
+            stack.callback(self.proxy.close)
+            first_port = self.proxy.port if self.setting.has_proxy else self.broker.port
+            self.workers = [self._worker(first_port), self._worker(self.broker.port)]
+            for worker in self.workers:
+                stack.callback(worker.__exit__)
+                worker.start()
+            for worker in self.workers:
+                worker.wait_until_ready()
+            app = stack.enter_context(
+                publishing_app(self._url(self.broker.port), self.ledger.url, **self._conf(client_name=CLIENT_NAME))
+            )
+            self.publisher = stack.enter_context(Publisher(app, self.setting.rate))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def _servers(self) -> Iterator[Replicated]:
+        with tempfile.TemporaryDirectory(prefix="delayq-sentinel-") as folder, replicated(Path(folder)) as servers:
+            yield servers
+
+    def _url(self, port: int) -> str:
+        scheme = "redis" if self.setting.is_stock else "delayq"
+        if self._replicated is None:
+            return f"{scheme}://127.0.0.1:{port}/0"
+        return self._replicated.url.replace(
+            "delayq+sentinel", "sentinel" if self.setting.is_stock else "delayq+sentinel"
+        )
+
+    def _conf(self, **options: Any) -> dict[str, Any]:
+        if self.setting.is_stock:
+            options["visibility_timeout"] = _STOCK_TIMEOUT_S
+        else:
+            options["lease"] = self.setting.lease_s
+        if self._replicated is not None:
+            options["master_name"] = MASTER_NAME
+        return {"delayqs": int(not self.setting.is_stock), "broker_transport_options": options}
+
+    def _worker(self, port: int) -> Worker:
+        return Worker(pool=self.setting.pool, broker=self._url(port), ledger=self.ledger.url, conf=self._conf())
+
+    # -- what faults do
+
+    @contextmanager
+    def client(self) -> Iterator[redis.Redis]:
+        """A client of the broker."""
+        with self.broker.client() as client:
+            yield client
+
+    def kill(self, workers: Sequence[Worker]) -> None:
+        """Kill all processes of some workers."""
+        with self._harming(workers):
+            for worker in workers:
+                os.killpg(worker.pid, signal.SIGKILL)
+                worker.kill()
+
+    def start(self, workers: Sequence[Worker]) -> None:
+        """Start workers that were killed; returns when they consume."""
+        counts = [worker.log.count(" ready.") for worker in workers]
+        for worker in workers:
+            worker.start()
+        for worker, count in zip(workers, counts, strict=True):
+            worker.wait_for_log(" ready.", times=count + 1)
+
+    @contextmanager
+    def suspended(self, worker: Worker) -> Iterator[None]:
+        """Suspend all processes of a worker."""
+        with self._harming([worker]):
+            os.killpg(worker.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._go_on()
+            os.killpg(worker.pid, signal.SIGCONT)
+
+    @contextmanager
+    def cut_off(self, worker: Worker) -> Iterator[None]:
+        """Take down that a worker is cut off now, for longer than its lease."""
+        with self._harming([worker]):
+            pass
+        yield
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self.harms[-1] = replace(self.harms[-1], goes_on_s=time.time())
+
+    @contextmanager
+    def _harming(self, workers: Sequence[Worker]) -> Iterator[None]:
+        pids = frozenset(pid for worker in workers for pid in worker.session())
+        begin_s = time.time()
+        yield
+        self.harms.append(Harm(pids, begin_s, time.time()))
+
+    def fail_over(self) -> None:
+        """Let Sentinel promote the replica, which lacks nothing; the old master is started again by the next call."""
+        assert self._replicated is not None
+        servers = [self._replicated.master, self._replicated.replica]
+        (other,) = [server for server in servers if server is not self.broker]
+        with self.client() as client, self._replicated.sentinel.client() as sentinel:
+            if self._has_failed_over:
+                other.start()
+            wait_until(lambda: client.role()[2], "the other one follows", 30)
+            # Nothing is written between the last word of the replica and the end of the master.
+            client.client_pause(10_000, all=False)
+            wait_until(lambda: _is_replicated(client), "the replica has everything")
+            self.broker.kill()
+            # Not before: an old master that is back while Sentinel still names it takes what is lost later.
+            wait_until(lambda: _master_port(sentinel) == other.port, "Sentinel names the new master", 30)
+        self.broker = other
+        self._has_failed_over = True
+
+    # -- the end
+
+    def verdict(self) -> Verdict:
+        """Return what became of the tasks so far."""
+        return judge(self.publisher.bookings, self.ledger.executions(), self.harms)
+
+    def drain(self, timeout_s: float) -> None:
+        """Publish nothing more, and wait until all tasks have run, and the broker holds no message."""
+        self.publisher.stop()
+        with suppress(AssertionError):  # the verdict tells
+            wait_until(lambda: self._is_drained(), "all have run", timeout_s)
+
+    def _is_drained(self) -> bool:
+        time.sleep(0.2)  # the ledger is long
+        return not self.verdict().lost and self._is_settled()
+
+    def _is_settled(self) -> bool:
+        with self.client() as client:
+            if client.exists("celery", "unacked") or any(client.scan_iter("delayq:inflight:*", count=1000)):
+                return False
+            return self.setting.is_stock or len(_leases(client, f"{_CONSUMERS}{{celery}}")) == len(self.workers)
+
+    def stop_workers(self) -> list[str]:
+        """Stop the workers as an administrator would; return the tracebacks that they should not have written."""
+        for worker in self.workers:
+            worker.send_signal(signal.SIGTERM)
+        for worker in self.workers:
+            worker.wait()
+        return [traceback for worker in self.workers for traceback in strange_tracebacks(worker.log)]
+
+    def leftovers(self) -> set[str]:
+        """Return the names of all keys in the broker that should not be there once everything has stopped.
+
+        That a consumer was given up may be remembered for a minute.
+        """
+        with self.client() as client:
+            return {
+                key
+                for key in lasting_keys(client)
+                if not key.startswith(_DOCUMENTED) and (not key.startswith(_CONSUMERS) or _leases(client, key))
+            }
+
+
+def _durable_redis() -> PrivateRedis:
+    return PrivateRedis("--appendonly", "yes", "--appendfsync", "always")
+
+
+def _master_port(sentinel: redis.Redis) -> int:
+    address: Any = sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", MASTER_NAME)
+    return int(address[1])
+
+
+def _leases(client: redis.Redis, key: str) -> Any:
+    """Return the consumers that were not given up."""
+    return client.zrangebyscore(key, 0, "+inf")
+
+
+def _is_replicated(client: redis.Redis) -> bool:
+    found = client.info("replication")
+    return "slave0" in found and bool(found["slave0"]["offset"] >= found["master_repl_offset"])

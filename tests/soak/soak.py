@@ -1,0 +1,81 @@
+"""One run: a fault strikes a scene again and again; then everything is brought to an end, and judged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tests.soak.faults import Fault
+from tests.soak.scene import Scene
+from tests.soak.verdict import Verdict
+
+#: What is not there after so long, in seconds, is lost. Stock restores every 10 s what is older than its timeout.
+_DRAIN_S, _STOCK_DRAIN_S = 60.0, 90.0
+
+#: It runs so long before the first strike, and after the last one.
+_CALM_S = 1.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run.
+
+    Attributes:
+        fault: what was done.
+        strikes: how often.
+        verdict: what became of the tasks.
+        errors: what publishers were told: the first of each kind.
+        tracebacks: what workers should not have logged.
+        leftovers: keys that should not be there after the end.
+    """
+
+    fault: Fault
+    strikes: int
+    verdict: Verdict
+    errors: list[str]
+    tracebacks: list[str]
+    leftovers: set[str]
+
+
+def run(
+    fault: Fault,
+    seconds: float,
+    *,
+    is_stock: bool = False,
+    pool: str | None = None,
+    on_strike: Callable[[int], None] = lambda number: None,
+) -> Result:
+    """Let a fault strike for some seconds, at least once.
+
+    Args:
+        fault: which.
+        seconds: how long to publish.
+        is_stock: with stock Celery.
+        pool: another pool than the fault's.
+        on_strike: called with the number of the strike, from 0 on.
+    """
+    setting = replace(fault.setting, is_stock=is_stock, pool=pool or fault.setting.pool)
+    with Scene(setting) as scene:
+        end = time.monotonic() + (fault.seconds or seconds)
+        strikes = 0
+        time.sleep(_CALM_S)
+        next_s = time.monotonic()
+        while not strikes or next_s + _CALM_S < end:
+            time.sleep(max(0.0, next_s - time.monotonic()))
+            on_strike(strikes)
+            fault.strike(scene, strikes)
+            strikes += 1
+            next_s = max(next_s + fault.every_s, time.monotonic())
+        time.sleep(max(_CALM_S, end - time.monotonic()))
+        scene.drain(_STOCK_DRAIN_S if is_stock else _DRAIN_S)
+        tracebacks = scene.stop_workers()
+        errors = {booking.error.partition(":")[0]: booking.error for booking in scene.publisher.bookings}
+        return Result(
+            fault,
+            strikes,
+            scene.verdict(),
+            [error for error in errors.values() if error],
+            tracebacks,
+            scene.leftovers(),
+        )

@@ -1,0 +1,91 @@
+"""The judge itself: what it calls lost, cut off, twice, unexplained, early and late, and which tracebacks it minds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ledger import Execution
+from tests.soak.logs import strange_tracebacks
+from tests.soak.publisher import Booking, Outcome
+from tests.soak.verdict import Harm, Verdict, judge
+
+#: A process that is killed at 10, and one that lives.
+VICTIM, SURVIVOR = 1, 2
+HARM = Harm(frozenset({VICTIM}), begin_s=10.0, end_s=10.1)
+
+INTERRUPTED = Execution("t", VICTIM, 9.9, None)
+AGAIN = Execution("t", SURVIVOR, 12.0, 12.1)
+
+
+def verdict_on(*executions: Execution, acks_late: bool = True, outcome: Outcome = "sure") -> Verdict:
+    """The verdict on one task, which is due at 9."""
+    return judge([Booking("t", 9.0, acks_late, outcome)], executions, [HARM])
+
+
+def test_a_task_that_never_ran_is_lost() -> None:
+    assert verdict_on().lost == {"t"}
+
+
+def test_a_task_whose_publishing_failed_is_not_lost() -> None:
+    assert verdict_on(outcome="in doubt") == Verdict(in_doubt={"t"})
+
+
+def test_a_task_that_was_refused_must_not_run() -> None:
+    assert verdict_on(outcome="refused") == Verdict(refused={"t"})
+    assert verdict_on(AGAIN, outcome="refused").unexplained == {"t"}
+
+
+def test_a_task_that_was_interrupted_is_lost_unless_it_was_acknowledged_early() -> None:
+    assert verdict_on(INTERRUPTED).lost == {"t"}
+    assert verdict_on(INTERRUPTED, acks_late=False) == Verdict(sure={"t"}, cut_off={"t"})
+
+
+def test_a_task_that_ends_in_nothing_for_no_reason_is_lost() -> None:
+    assert verdict_on(Execution("t", SURVIVOR, 9.9, None), acks_late=False).lost == {"t"}
+
+
+def test_a_task_that_was_interrupted_runs_again() -> None:
+    assert verdict_on(INTERRUPTED, AGAIN) == Verdict(sure={"t"}, twice={"t"}, late_s=[3.0])
+
+
+def test_a_suspended_task_may_end_twice() -> None:
+    verdict = verdict_on(Execution("t", VICTIM, 9.9, 15.0), AGAIN)
+    assert (verdict.twice, verdict.unexplained) == ({"t"}, set())
+
+
+@pytest.mark.parametrize(
+    "first",
+    [Execution("t", SURVIVOR, 9.9, 10.2), Execution("t", VICTIM, 9.1, 9.2), Execution("t", VICTIM, 10.2, 10.3)],
+    ids=["elsewhere", "ended before", "begun after"],
+)
+def test_a_task_that_was_not_running_there_then_must_not_run_twice(first: Execution) -> None:
+    assert verdict_on(first, AGAIN).unexplained == {"t"}
+
+
+def test_what_a_suspended_process_had_fetched_may_begin_at_once_when_it_goes_on() -> None:
+    harm = Harm(HARM.pids, HARM.begin_s, HARM.end_s, goes_on_s=15.0)
+    for started_s, unexplained in ((15.1, set()), (14.9, {"t"}), (16.0, {"t"})):
+        begun = Execution("t", VICTIM, started_s, 17.0)
+        assert judge([Booking("t", 9.0, True, "sure")], [begun, AGAIN], [harm]).unexplained == unexplained
+
+
+def test_a_third_execution_is_not_explained_by_one_interruption() -> None:
+    assert verdict_on(INTERRUPTED, AGAIN, AGAIN).unexplained == {"t"}
+
+
+def test_a_task_that_begins_before_it_is_due_is_early() -> None:
+    assert verdict_on(Execution("t", SURVIVOR, 8.9, 9.5)).early == {"t"}
+
+
+def test_only_tracebacks_of_lost_connections_are_to_be_expected() -> None:
+    lost = 'Traceback (most recent call last):\n  File "x", line 1\nredis.exceptions.ConnectionError: gone\n'
+    bug = 'Traceback (most recent call last):\n  File "y", line 2\nKeyError: 5\n'
+    assert strange_tracebacks(f"{lost}[INFO] a line\n{bug}[INFO] another\n{lost}") == [
+        'Traceback (most recent call last):\n  File "y", line 2\nKeyError: 5'
+    ]
+
+
+def test_a_traceback_after_a_lost_connection_is_found() -> None:
+    lost = "Traceback (most recent call last):\n  x\nConnectionError: gone\n"
+    during = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    assert len(strange_tracebacks(f"{lost}{during}Traceback (most recent call last):\n  y\nTypeError\n")) == 1

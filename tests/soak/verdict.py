@@ -1,0 +1,118 @@
+"""The verdict: compares what was booked with what the ledger says, and with what was done to which process."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from tests.ledger import Execution
+from tests.soak.publisher import Booking
+
+#: After a task, so long may pass before its acknowledgement has left the worker: until then it still counts as running.
+ACK_S = 0.3
+
+#: A process that was suspended may take so long to learn that others took over; until then it may begin what it had
+#: fetched before.
+NOTICE_S = 0.3
+
+
+@dataclass(frozen=True)
+class Harm:
+    """Processes that were killed or suspended, or cut off for longer than their lease.
+
+    Attributes:
+        pids: which.
+        begin_s: when it began, unix time.
+        end_s: when all of them were hurt.
+        goes_on_s: when they went on; None if they are dead.
+    """
+
+    pids: frozenset[int]
+    begin_s: float
+    end_s: float
+    goes_on_s: float | None = None
+
+    def struck(self, execution: Execution) -> bool:
+        """Return whether a task was running in one of these processes then."""
+        if execution.pid not in self.pids:
+            return False
+        if execution.started_s <= self.end_s:
+            return execution.ended_s is None or execution.ended_s >= self.begin_s - ACK_S
+        return self.goes_on_s is not None and 0 <= execution.started_s - self.goes_on_s <= NOTICE_S
+
+
+@dataclass
+class Verdict:
+    """What became of the tasks.
+
+    Attributes:
+        sure: submitted for sure; all other sets but `in_doubt` are parts of this one.
+        in_doubt: publishing failed, so they may run or not.
+        refused: the server refused them.
+        lost: did not run to their end.
+        cut_off: did not either, but that is what acknowledging early means: their process was killed.
+        twice: ran more than once.
+        unexplained: of these, those that did not run in a killed or suspended process then.
+        early: began before they were due.
+        late_s: how much later than due each began, in the execution that came to its end.
+    """
+
+    sure: set[str] = field(default_factory=set)
+    in_doubt: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    cut_off: set[str] = field(default_factory=set)
+    twice: set[str] = field(default_factory=set)
+    unexplained: set[str] = field(default_factory=set)
+    early: set[str] = field(default_factory=set)
+    late_s: list[float] = field(default_factory=list)
+
+    @property
+    def median_late_s(self) -> float:
+        """How late half of them were at most."""
+        return median(self.late_s) if self.late_s else 0.0
+
+    @property
+    def most_late_s(self) -> float:
+        """How late the latest was."""
+        return max(self.late_s, default=0.0)
+
+
+def judge(bookings: Iterable[Booking], executions: Iterable[Execution], harms: Sequence[Harm]) -> Verdict:
+    """Return what became of the tasks that were booked."""
+    by_task: dict[str, list[Execution]] = defaultdict(list)
+    for execution in executions:
+        by_task[execution.task_id].append(execution)
+    verdict = Verdict()
+    for booking in bookings:
+        task_id = booking.task_id
+        if booking.outcome == "sure":
+            verdict.sure.add(task_id)
+            _judge_one(verdict, booking, by_task[task_id], harms)
+        elif booking.outcome == "in doubt":
+            verdict.in_doubt.add(task_id)
+        else:
+            verdict.refused.add(task_id)
+            if by_task[task_id]:
+                verdict.unexplained.add(task_id)
+    return verdict
+
+
+def _judge_one(verdict: Verdict, booking: Booking, executions: list[Execution], harms: Sequence[Harm]) -> None:
+    task_id = booking.task_id
+    struck = [execution for execution in executions if any(harm.struck(execution) for harm in harms)]
+    finished = [execution.started_s for execution in executions if execution.ended_s is not None]
+    if finished:
+        verdict.late_s.append(min(finished) - booking.due_s)
+    elif struck and not booking.acks_late:
+        verdict.cut_off.add(task_id)
+    else:
+        verdict.lost.add(task_id)
+    if len(executions) > 1:
+        verdict.twice.add(task_id)
+        if len(executions) - len(struck) > 1:
+            verdict.unexplained.add(task_id)
+    if any(execution.started_s < booking.due_s for execution in executions):
+        verdict.early.add(task_id)
