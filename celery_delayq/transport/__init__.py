@@ -23,6 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import kombu
 from kombu.transport import redis as kombu_redis
 
 from celery_delayq.consumer import Consumer, Redelivery
@@ -146,6 +147,8 @@ class Transport(kombu_redis.Transport):
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Deliver messages from an event loop, see kombu."""
         self.cycle.unregister = loop.remove
+        if kombu.VERSION < (5, 7):
+            loop.call_soon = partial(_call_soon, loop, self.cycle)
         super().register_with_event_loop(connection, loop)
         # When the event loop runs: a worker registers before it consumes, and before its bootsteps start.
         loop.call_soon(self._ensure_transfer)
@@ -162,6 +165,16 @@ class Transport(kombu_redis.Transport):
             super().close_connection(connection)  # it raises where the server is away
         finally:
             self._close_consumer()
+
+
+def _call_soon(loop: Any, cycle: Poller, callback: Any, *args: Any) -> Any:
+    """Call `Hub.call_soon`, and wake the event loop, which that of kombu 5.6 does not do by itself.
+
+    Celery acknowledges so from the threads of its pool; the worker would wait for credit that it has.
+    """
+    promise = type(loop).call_soon(loop, callback, *args)
+    cycle.wake()
+    return promise
 
 
 class SentinelTransport(Transport):

@@ -23,7 +23,7 @@ _TOO_LONG = {"recovery"}
 
 #: Workers live on and lose their connections. What is not solved yet is an expected failure below.
 _CONNECTION_LOST = {
-    *("client-waiting", "client-fetching", "client-normal", "client-threads"),
+    *("client-waiting", "client-fetching", "client-pubsub", "client-normal", "client-threads"),
     *("redis-killed", "redis-restarted", "network-cut", "failover"),
 }
 
