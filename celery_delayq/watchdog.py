@@ -54,7 +54,7 @@ _MOST_STRANGERS = 1000
 _FINISH_S = 1.0
 
 #: Between two attempts to connect, and at most between two looks at what its consumer is doing, in seconds.
-_PAUSE_S, _LONGEST_WAIT_S = 0.5, 2.0
+_PAUSE_S, _LONGEST_WAIT_S, _GREENLET_WAIT_S = 0.5, 2.0, 0.2
 
 
 @dataclass
@@ -77,6 +77,7 @@ class Watchdog:
         self.consumer = consumer
         self._on_lost = on_lost
         self._client: Any = None
+        self._has_ended = False
         self._stopping = False
         self._connected_at = 0.0
         self._renew_at = self._look_at = self._finish_at = 0.0
@@ -96,8 +97,14 @@ class Watchdog:
         start_native_thread(self.run)
 
     def stop(self) -> None:
-        """End the thread within some seconds, whatever is left to do. Safe in any thread."""
+        """End the thread within some seconds, whatever is left to do. Safe in any thread.
+
+        With greenlets, it waits for that: a thread of the system that uses them must not outlive the interpreter.
+        """
         self._stopping = True
+        until = time.monotonic() + _LONGEST_WAIT_S
+        while _has_greenlets() and not self._has_ended and time.monotonic() < until:
+            time.sleep(0.01)
 
     # -- its own thread
 
@@ -117,6 +124,7 @@ class Watchdog:
                     self._on_interrupted(exc)
         finally:
             self._client = None
+            self._has_ended = True
 
     def _on_interrupted(self, exc: Exception) -> None:
         if self._stopping:
@@ -158,7 +166,8 @@ class Watchdog:
             until = min(self._renew_at, self._look_at)
             if consumer.closed_at is not None:
                 until = min(until, self._finish_at)
-            wait_s = min(max(0.01, until - time.monotonic()), _LONGEST_WAIT_S)
+            longest_s = _GREENLET_WAIT_S if _has_greenlets() else _LONGEST_WAIT_S
+            wait_s = min(max(0.01, until - time.monotonic()), longest_s)
             message = pubsub.get_message(timeout=wait_s)
             if message is not None:
                 self._handle(message)
@@ -300,6 +309,11 @@ class Watchdog:
 def _text(score: Any) -> bytes:
     """Return a score as Lua sees it; redis-py may have made a float of it."""
     return score if isinstance(score, bytes) else b"%d" % score
+
+
+def _has_greenlets() -> bool:
+    """Return whether gevent or eventlet may have replaced Python's threads."""
+    return "gevent.monkey" in sys.modules or "eventlet.patcher" in sys.modules
 
 
 def start_native_thread(target: Callable[[], None]) -> None:
