@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
@@ -19,7 +19,12 @@ from celery_delayq.transport.redelivery import decode, revived
 #: Columns of the output where it goes into a file.
 _WIDTH = 120
 
-_all = click.option("--all", "everything", is_flag=True, help="All of the queue.")
+
+def _choosing(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the arguments by which messages are chosen; see `_chosen`."""
+    command = click.option("--all", "everything", is_flag=True, help="All of the queue.")(command)
+    command = click.argument("ids", nargs=-1)(command)
+    return click.argument("queue")(command)
 
 
 @click.group()
@@ -66,9 +71,7 @@ def _row(name: str, letter: DeadLetter) -> dict[str, Any]:
 
 
 @dead.command(cls=CeleryCommand)
-@click.argument("queue")
-@click.argument("ids", nargs=-1)
-@_all
+@_choosing
 @click.pass_context
 @handle_preload_options  # type: ignore[untyped-decorator]
 def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool) -> None:
@@ -83,9 +86,7 @@ def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bo
 
 
 @dead.command(cls=CeleryCommand)
-@click.argument("queue")
-@click.argument("ids", nargs=-1)
-@_all
+@_choosing
 @click.pass_context
 @handle_preload_options  # type: ignore[untyped-decorator]
 def purge(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool) -> None:
