@@ -11,10 +11,10 @@ from typing import Any
 
 from celery import bootsteps, signals
 from celery.utils.log import get_logger
-from celery.worker import state
 
 from celery_delayq.config import settings_of
 from celery_delayq.failures import fail_task
+from celery_delayq.handover import Handover
 from celery_delayq.server import check_server
 from celery_delayq.settings import LONGEST_LEAD_S
 from celery_delayq.transport import Transport
@@ -35,6 +35,9 @@ class Transfer(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         self.settings = settings_of(consumer.app)
         self._server_checked = False
+        self._handover = Handover(
+            consumer.pool, cancels_late=consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss
+        )
         signals.task_received.connect(run_when_due, dispatch_uid="celery_delayq.run_when_due")
         super().__init__(consumer, **kwargs)
 
@@ -56,7 +59,7 @@ class Transfer(bootsteps.StartStopStep):
             for finding in check_server(consumer.connection.default_channel.plain_client):
                 logger.log(finding.level, finding.message)
             self._server_checked = True
-        transport.running_tags = running_tags
+        transport.running_tags = self._handover.delivery_tags
         if self.settings.fail_dead_letters:
             transport.on_dead_letter = partial(fail_task, consumer.app)
         if "visibility_timeout" in consumer.connection.transport_options:
@@ -72,13 +75,6 @@ class Transfer(bootsteps.StartStopStep):
         transport = getattr(consumer.connection, "transport", None)
         if isinstance(transport, Transport):
             transport.stop_transfer()
-
-
-def running_tags() -> set[str]:
-    """Return the delivery tags of tasks that go on when the worker loses its connection; none if the worker stops."""
-    if state.should_stop not in (None, False) or state.should_terminate not in (None, False):
-        return set()
-    return {request.message.delivery_tag for request in tuple(state.active_requests)}
 
 
 def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:

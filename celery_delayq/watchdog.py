@@ -17,6 +17,7 @@ What an outage of Redis must not do
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 import time
@@ -106,6 +107,22 @@ class Watchdog:
         while _has_greenlets() and not self._has_ended and time.monotonic() < until:
             time.sleep(0.01)
 
+    def finish_at_exit(self) -> None:
+        """Go on until the closed consumer is done; when the process ends, do what is left to do then."""
+        atexit.register(self._finish_now)
+        if self._has_ended:
+            atexit.unregister(self._finish_now)
+
+    def _finish_now(self) -> None:
+        self.stop()
+        consumer = self.consumer
+        consumer.held.clear()  # nothing runs any more that could acknowledge it
+        try:
+            with consumer.connect() as client:
+                consumer.finish(client)
+        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+            logger.info("Other consumers will put back what %s holds: %s", consumer.id, exc)
+
     # -- its own thread
 
     def run(self) -> None:
@@ -125,6 +142,7 @@ class Watchdog:
         finally:
             self._client = None
             self._has_ended = True
+            atexit.unregister(self._finish_now)
 
     def _on_interrupted(self, exc: Exception) -> None:
         if self._stopping:

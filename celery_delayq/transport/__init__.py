@@ -101,6 +101,8 @@ class Transport(kombu_redis.Transport):
             return
         if consumer.close(keep=self.running_tags()):
             watchdog.stop()
+        else:
+            watchdog.finish_at_exit()
         consumer.disconnect()
 
     # -- the transfer loop of this connection

@@ -5,7 +5,6 @@ The long form is `python -m tests.soak`.
 
 from __future__ import annotations
 
-import celery
 import pytest
 
 from tests.soak.faults import FAULTS
@@ -21,12 +20,6 @@ _RECOVERED_S, _NOISE_S = 3.0, 5.0
 #: Measured only by the long form: the same as `kill-prefork`, for longer.
 _TOO_LONG = {"recovery"}
 
-#: Workers live on and lose their connections. What is not solved yet is an expected failure below.
-_CONNECTION_LOST = {
-    *("client-waiting", "client-fetching", "client-pubsub", "client-normal", "client-threads"),
-    *("redis-killed", "redis-restarted", "network-cut", "failover"),
-}
-
 
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in _TOO_LONG])
 def test_fault(name: str) -> None:
@@ -37,11 +30,7 @@ def test_fault(name: str) -> None:
     assert verdict.lost == set()
     assert verdict.early == set()
     assert result.tracebacks == []
-    if result.leftovers and celery.VERSION < (5, 7) and name in _CONNECTION_LOST:
-        pytest.xfail("Celery 5.6 forgets results of tasks that were running: they stay in flight until the worker ends")
     assert result.leftovers == set()
-    if verdict.unexplained and name in _CONNECTION_LOST:
-        pytest.xfail("a task that was handed to the pool at that very moment may run twice")
     assert verdict.unexplained == set()
     if name.startswith("kill-"):
         assert verdict.most_late_s < _RECOVERED_S + _NOISE_S

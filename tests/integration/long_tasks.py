@@ -24,11 +24,13 @@ _GATE = "gate"
 def add_long_tasks(app: Celery, ledger: Ledger) -> Celery:
     """Give the app its further tasks."""
 
-    @app.task(bind=True, name="gated", lazy=False, shared=False)
     def gated(self: Any) -> None:
         """Run until `open_gate`."""
         ledger.record(self.request.id, os.getpid())
         wait_until(lambda: ledger.client.exists(_GATE), "the gate is open", 60)
+
+    app.task(bind=True, name="gated", lazy=False, shared=False)(gated)
+    app.task(bind=True, name="gated_late", acks_late=True, lazy=False, shared=False)(gated)
 
     @app.task(bind=True, name="nap", acks_late=True, lazy=False, shared=False)
     def nap(self: Any, seconds: float) -> None:

@@ -25,7 +25,7 @@ LAYERS = [
     {"watchdog"},
     {"settings", "server"},
     {"transport"},
-    {"config", "failures"},
+    {"config", "failures", "handover"},
     {"bootsteps", "cli"},
     {"app"},
     {"__init__"},
@@ -37,7 +37,7 @@ BASE = 0
 
 MAY_IMPORT = {
     "kombu": {"transport", "failures", "bootsteps", "cli", "app"},
-    "celery": {"bootsteps", "config", "failures", "cli", "app"},
+    "celery": {"bootsteps", "config", "failures", "handover", "cli", "app"},
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))

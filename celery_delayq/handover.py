@@ -1,0 +1,84 @@
+"""What a worker has handed over to its pool, and goes on there although the worker has lost its connection.
+
+Stock Celery leaves such tasks to the visibility timeout, and runs them twice. Here each message is either put back or
+left to the pool: those that the pool has taken up stay in flight until they are acknowledged, over the next connection.
+
+Private of Celery (5.6 and 5.7), all in this module
+    `pool.apply_async`: a request calls it with `accept_callback=request.on_accepted`; the only place at which all pools
+        take a task up.
+    `AsynPool._cache`, `ApplyResult._write_to`, `_accept_callback`: the prefork pool keeps tasks for which no child
+        process has room, and drops them when the connection is lost.
+    `AsynPool.flush`: forgets tasks that were written to a child (5.7: and not yet begun; 5.6: all of them, if nothing
+        is being written), so that nobody would acknowledge them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+from celery.concurrency.asynpool import AsynPool
+from celery.worker import state
+
+
+class Handover:
+    """Keeps book of what a worker hands over to its pool. Belongs to the worker's main thread.
+
+    Args:
+        pool: a Celery `TaskPool`, before its worker makes the tasks' strategies, which take `apply_async` from it.
+        cancels_late: whether Celery cancels late-acknowledged tasks that run when the connection is lost
+            (`worker_cancel_long_running_tasks_on_connection_loss`), so that they have to run again.
+    """
+
+    def __init__(self, pool: Any, *, cancels_late: bool) -> None:
+        self._pool = pool
+        self._cancels_late = cancels_late
+        #: A message lives for as long as somebody may still acknowledge it.
+        self._messages: WeakSet[Any] = WeakSet()
+        self._apply_async = pool.apply_async
+        pool.apply_async = self._hand_over
+
+    def _hand_over(self, *args: Any, **options: Any) -> Any:
+        message = _message_of(options.get("accept_callback"))
+        if message is not None:
+            self._messages.add(message)
+        return self._apply_async(*args, **options)
+
+    def delivery_tags(self) -> set[str]:
+        """Return the tags of messages that are to be left to the pool; none if the worker stops."""
+        if state.should_stop not in (None, False) or state.should_terminate not in (None, False):
+            return set()
+        self._keep_what_is_written()
+        left = {message.delivery_tag for message in self._messages if not message.acknowledged}
+        return left - self._unwritten() - self._cancelled()
+
+    def _keep_what_is_written(self) -> None:
+        # Here, because a pool that was restarted has another `flush`, and this comes before Celery calls it.
+        processes = getattr(self._pool, "_pool", None)
+        if isinstance(processes, AsynPool):
+            self._pool.flush = partial(_flush, processes)
+
+    def _unwritten(self) -> set[str]:
+        """Return the tags of messages for which no child process had room."""
+        jobs = tuple(getattr(getattr(self._pool, "_pool", None), "_cache", {}).values())
+        messages = (_message_of(job._accept_callback) for job in jobs if job._write_to is None)
+        return {message.delivery_tag for message in messages if message is not None}
+
+    def _cancelled(self) -> set[str]:
+        if not self._cancels_late:
+            return set()
+        running = tuple(state.active_requests)
+        return {it.message.delivery_tag for it in running if it.task.acks_late and not it.acknowledged}
+
+
+def _message_of(accept_callback: Any) -> Any:
+    """Return the message of the request whose method this is, or None."""
+    return getattr(getattr(accept_callback, "__self__", None), "message", None)
+
+
+def _flush(processes: AsynPool) -> None:
+    """Drop what is not written to a child process, and nothing else."""
+    written = {number: job for number, job in processes._cache.items() if job._write_to is not None}
+    processes.flush()
+    processes._cache.update({number: job for number, job in written.items() if not job.ready()})

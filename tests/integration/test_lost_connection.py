@@ -1,0 +1,92 @@
+"""A worker that loses its connection and lives on: what its pool has taken up runs on, all else is put back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+import pytest
+import redis
+from celery import Celery
+
+from tests.integration.long_tasks import in_flight, long_worker, open_gate, task_ids
+from tests.ledger import Ledger
+from tests.support import lasting_keys, wait_until
+
+#: So many messages the worker holds at least: Celery's prefetch multiplier; gevent's main greenlet waits for room.
+_HELD = {"prefork": 4, "threads": 4, "gevent": 1}
+
+
+def cut(client: redis.Redis) -> None:
+    """Cut all connections but that of `client`."""
+    own = client.client_id()
+    for connection in client.client_list():
+        if int(connection["id"]) != own:
+            client.client_kill_filter(_id=connection["id"])
+
+
+def send(app: Celery, count: int, *, late: bool) -> list[str]:
+    return [app.send_task("gated_late" if late else "gated").id for _ in range(count)]
+
+
+def taken_up(ledger: Ledger, ids: Sequence[str]) -> list[str]:
+    """The ids of those that have begun, once for each time."""
+    return [run.task_id for run in ledger.runs() if run.task_id in ids]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("pool", _HELD)
+def test_every_task_runs_once_although_the_connection_was_lost_meanwhile(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, pool: str, late: bool
+) -> None:
+    with long_worker(broker=broker_url, ledger=ledger, pool=pool, concurrency=1) as worker:
+        ids = send(app, 8, late=late)
+        wait_until(lambda: taken_up(ledger, ids), "the first runs")
+        wait_until(lambda: in_flight(broker_client) >= _HELD[pool], "there are more than the pool can run")
+        cut(broker_client)
+        if pool != "gevent":  # whose main greenlet waits
+            worker.wait_for_log("Connected to", times=2)
+        open_gate(ledger)
+        wait_until(lambda: set(taken_up(ledger, ids)) == set(ids), "all have run")
+        wait_until(lambda: in_flight(broker_client) == 0, "all are acknowledged")
+        assert sorted(taken_up(ledger, ids)) == sorted(ids)
+        assert task_ids(broker_client) == []
+    assert [key for key in lasting_keys(broker_client) if key.startswith("delayq:")] == []
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+def test_a_task_that_its_child_process_has_not_read_yet_runs_once(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, late: bool
+) -> None:
+    open_gate(ledger)
+    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1) as worker:
+        (child,) = worker.session() - {worker.pid}
+        os.kill(child, signal.SIGSTOP)
+        try:
+            ids = send(app, 1, late=late)
+            worker.wait_for_log(f"[{ids[0]}] received")
+            with app.connection() as connection:
+                answers = app.control.ping(timeout=10, limit=1, connection=connection)
+            assert answers, "the event loop has turned, so the task is written to the child"
+            cut(broker_client)
+            worker.wait_for_log("Connected to", times=2)
+            assert task_ids(broker_client) == []
+        finally:
+            os.kill(child, signal.SIGCONT)
+        wait_until(lambda: in_flight(broker_client) == 0, "it is acknowledged")
+        assert taken_up(ledger, ids) == ids
+
+
+def test_late_tasks_that_celery_cancels_run_again(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger
+) -> None:
+    conf = {"worker_cancel_long_running_tasks_on_connection_loss": True}
+    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1, conf=conf):
+        ids = send(app, 1, late=True)
+        wait_until(lambda: taken_up(ledger, ids), "it runs")
+        cut(broker_client)
+        wait_until(lambda: len(taken_up(ledger, ids)) == 2, "it runs again", 30)
+        open_gate(ledger)
+        wait_until(lambda: in_flight(broker_client) == 0, "it is acknowledged")
+        assert taken_up(ledger, ids) == ids * 2
