@@ -90,10 +90,10 @@ def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     if DUE_PROPERTY not in (request.message.properties or {}) or request.eta is None:
         return
     loop = getattr(sender.connection.transport, "transfer_loop", None)
-    early_s = loop.seconds_until(request.eta.timestamp() * 1000) if loop else -math.inf
+    early_s = loop.seconds_until_past(request.eta.timestamp() * 1000) if loop else -math.inf
     if early_s == -math.inf:  # this process does not know the server's time yet: its own is the best it has
         early_s = request.eta.timestamp() - time.time()
-    if 0 < early_s <= LONGEST_LEAD_S:
+    if 0 < early_s <= 2 * LONGEST_LEAD_S:
         refresh_timers()
         request._eta = datetime.now(timezone.utc) + timedelta(seconds=early_s)
     else:

@@ -41,3 +41,7 @@ class ServerClock:
         Minus infinity before the first sample: whoever waits for that time has a look instead.
         """
         return server_ms / 1000 - self._offset_s - self.monotonic()
+
+    def seconds_until_past(self, server_ms: float, most_s: float) -> float:
+        """Return the same, and longer by what a slow reply leaves in doubt, `most_s` seconds at most."""
+        return self.seconds_until(server_ms) + min(self._error_s, most_s)

@@ -24,7 +24,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from logging import getLogger
 from typing import NoReturn
@@ -254,6 +254,18 @@ class Consumer:
         tag = str(next(_TAGS))
         self.held[tag] = Held(name, message)
         return tag
+
+    def is_held(self, tag: str) -> bool:
+        """Return whether a message may be worked on: others have not taken it over, and it was not put back.
+
+        Never raises. Asks the server only if the lease should have ended; what it cannot ask, it believes. True for
+        kombu's tags of messages that need no acknowledgement, which are no numbers.
+        """
+        if not tag.isdecimal():
+            return True
+        with suppress(LeaseLost, *CONNECTION_ERRORS, exceptions.ResponseError):
+            self.check()
+        return tag in self.held
 
     def ack(self, tag: str) -> bool:
         """Acknowledge a message: it is gone then. One command, whose cost grows with what is held since then.

@@ -21,6 +21,9 @@ from weakref import WeakSet
 from celery.concurrency.asynpool import AsynPool
 from celery.worker import state
 
+from celery_delayq.errors import LeaseLost
+from celery_delayq.transport.channel import DelayedChannel
+
 
 class Handover:
     """Keeps book of what a worker hands over to its pool. Belongs to the worker's main thread.
@@ -42,7 +45,11 @@ class Handover:
     def _hand_over(self, *args: Any, **options: Any) -> Any:
         message = _message_of(options.get("accept_callback"))
         if message is not None:
+            if not _is_held(message):
+                return None
             self._messages.add(message)
+            if not isinstance(getattr(self._pool, "_pool", None), AsynPool):
+                options["accept_callback"] = _Begin(options["accept_callback"])
         return self._apply_async(*args, **options)
 
     def delivery_tags(self) -> set[str]:
@@ -70,6 +77,33 @@ class Handover:
             return set()
         running = tuple(state.active_requests)
         return {it.message.delivery_tag for it in running if it.task.acks_late and not it.acknowledged}
+
+
+class _Begin:
+    """`Request.on_accepted`, which refuses to begin what others have taken over since it was handed over.
+
+    Pools that run tasks in this process call it just before the task; that of prefork, when a child has begun.
+    """
+
+    def __init__(self, on_accepted: Any) -> None:
+        self._on_accepted = on_accepted
+
+    def __call__(self, pid: int, time_accepted: float) -> None:
+        """Accept the task.
+
+        Raises:
+            LeaseLost: the pool drops the task.
+        """
+        message = self._on_accepted.__self__.message
+        if not _is_held(message):
+            raise LeaseLost(f"task {message.headers.get('id')} is not begun: others took over its message")
+        self._on_accepted(pid, time_accepted)
+
+
+def _is_held(message: Any) -> bool:
+    """Return whether a message is still this worker's; asks the server only after a silence as long as the lease."""
+    channel = message.channel
+    return not isinstance(channel, DelayedChannel) or channel.is_held(message.delivery_tag)
 
 
 def _message_of(accept_callback: Any) -> Any:

@@ -62,7 +62,7 @@ TRANSPORT_OPTIONS: Mapping[str, Option] = {
     "delivery_limit": Option(20, 0, 1_000_000),
 }
 
-#: A worker never holds a message longer than that for its eta, whatever the clocks say.
+#: A worker never holds a message longer than twice that for its eta, whatever the clocks say.
 LONGEST_LEAD_S = 0.1
 
 #: The app's settings, without their prefix.

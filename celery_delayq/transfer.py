@@ -195,9 +195,12 @@ class TransferLoop:
             self._woken = True
             interrupt(sock)
 
-    def seconds_until(self, server_ms: float) -> float:
-        """Return in how many seconds the server's clock shows `server_ms`; negative if it has, or was never seen."""
-        return self._clock.seconds_until(server_ms)
+    def seconds_until_past(self, server_ms: float) -> float:
+        """Return when the server's clock surely shows the due time of a message that was transferred, in seconds.
+
+        Negative if it does now; minus infinity if it was never seen. What was transferred is early by the lead at most.
+        """
+        return self._clock.seconds_until_past(server_ms, self.settings.lead_s)
 
     def is_alive(self) -> bool:
         """Return whether the loop's thread runs."""

@@ -171,6 +171,10 @@ class DelayedChannel(kombu_redis.Channel):
         if self.connection is not None:
             self.connection.cycle.on_acknowledged()
 
+    def is_held(self, delivery_tag: str) -> bool:
+        """Return whether a message that was fetched is still this consumer's, see `Consumer.is_held`."""
+        return self._consumer is None or self._consumer.is_held(delivery_tag)
+
     def requeue(self, delivery_tag: str) -> None:
         """Put a message that was fetched to the back of its list."""
         if self._consumer is not None:

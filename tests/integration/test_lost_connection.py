@@ -1,4 +1,4 @@
-"""A worker that loses its connection and lives on: what its pool has taken up runs on, all else is put back."""
+"""A worker that lives on without its connection or lease: what its pool has taken up runs on, nothing else begins."""
 
 from __future__ import annotations
 
@@ -90,3 +90,24 @@ def test_late_tasks_that_celery_cancels_run_again(
         open_gate(ledger)
         wait_until(lambda: in_flight(broker_client) == 0, "it is acknowledged")
         assert taken_up(ledger, ids) == ids * 2
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_what_others_took_over_does_not_begin(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, pool: str
+) -> None:
+    transport = {"lease": 2}
+    with long_worker(broker=broker_url, ledger=ledger, pool=pool, concurrency=1, transport=transport) as worker:
+        ids = send(app, 4, late=False)
+        wait_until(lambda: taken_up(ledger, ids) and in_flight(broker_client) == 3, "one runs, three are fetched")
+        with long_worker(broker=broker_url, ledger=ledger, transport=transport):
+            for pid in worker.session():
+                os.kill(pid, signal.SIGSTOP)
+            open_gate(ledger)
+            wait_until(lambda: len(taken_up(ledger, ids)) == 4, "the other worker has run what was fetched", 30)
+            for pid in sorted(worker.session(), reverse=True):  # a child first, so that its result is there
+                os.kill(pid, signal.SIGCONT)
+            worker.wait_for_log("Connected to", times=2)
+        worker.send_signal(signal.SIGTERM)
+        worker.wait()
+    assert sorted(taken_up(ledger, ids)) == sorted(ids)

@@ -82,11 +82,11 @@ def test_a_worker_holds_a_transferred_message_for_the_rest_of_the_lead_at_most(
     )
     asked = []
 
-    def seconds_until(server_ms: float) -> float | None:
+    def seconds_until_past(server_ms: float) -> float | None:
         asked.append(server_ms)
         return due_in_s
 
-    loop = SimpleNamespace(seconds_until=seconds_until) if due_in_s is not None else None
+    loop = SimpleNamespace(seconds_until_past=seconds_until_past) if due_in_s is not None else None
     consumer = SimpleNamespace(connection=SimpleNamespace(transport=SimpleNamespace(transfer_loop=loop)))
     request = Request(message, app=app, hostname=os.uname().nodename)
     before = datetime.now(timezone.utc)

@@ -108,9 +108,9 @@ def cut_network(scene: Scene, number: int) -> None:
 
 def silent_network(scene: Scene, number: int) -> None:
     """Longer than the lease: the others take over what the worker holds."""
-    with scene.cut_off(scene.workers[0]):
-        scene.proxy.silence()
-        time.sleep(_TOO_LONG_S)
+    scene.cut_off(scene.workers[0])
+    scene.proxy.silence()
+    time.sleep(_TOO_LONG_S)
     scene.proxy.flow()
 
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -155,19 +155,12 @@ class Scene:
         try:
             yield
         finally:
-            self._go_on()
             os.killpg(worker.pid, signal.SIGCONT)
 
-    @contextmanager
-    def cut_off(self, worker: Worker) -> Iterator[None]:
-        """Take down that a worker is cut off now, for longer than its lease."""
+    def cut_off(self, worker: Worker) -> None:
+        """Take down that a worker is cut off from now on, for longer than its lease."""
         with self._harming([worker]):
             pass
-        yield
-        self._go_on()
-
-    def _go_on(self) -> None:
-        self.harms[-1] = replace(self.harms[-1], goes_on_s=time.time())
 
     @contextmanager
     def _harming(self, workers: Sequence[Worker]) -> Iterator[None]:

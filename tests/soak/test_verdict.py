@@ -62,13 +62,6 @@ def test_a_task_that_was_not_running_there_then_must_not_run_twice(first: Execut
     assert verdict_on(first, AGAIN).unexplained == {"t"}
 
 
-def test_what_a_suspended_process_had_fetched_may_begin_at_once_when_it_goes_on() -> None:
-    harm = Harm(HARM.pids, HARM.begin_s, HARM.end_s, goes_on_s=15.0)
-    for started_s, unexplained in ((15.1, set()), (14.9, {"t"}), (16.0, {"t"})):
-        begun = Execution("t", VICTIM, started_s, 17.0)
-        assert judge([Booking("t", 9.0, True, "sure")], [begun, AGAIN], [harm]).unexplained == unexplained
-
-
 def test_a_third_execution_is_not_explained_by_one_interruption() -> None:
     assert verdict_on(INTERRUPTED, AGAIN, AGAIN).unexplained == {"t"}
 

@@ -13,10 +13,6 @@ from tests.soak.publisher import Booking
 #: After a task, so long may pass before its acknowledgement has left the worker: until then it still counts as running.
 ACK_S = 0.3
 
-#: A process that was suspended may take so long to learn that others took over; until then it may begin what it had
-#: fetched before.
-NOTICE_S = 0.3
-
 
 @dataclass(frozen=True)
 class Harm:
@@ -26,21 +22,19 @@ class Harm:
         pids: which.
         begin_s: when it began, unix time.
         end_s: when all of them were hurt.
-        goes_on_s: when they went on; None if they are dead.
     """
 
     pids: frozenset[int]
     begin_s: float
     end_s: float
-    goes_on_s: float | None = None
 
     def struck(self, execution: Execution) -> bool:
         """Return whether a task was running in one of these processes then."""
         if execution.pid not in self.pids:
             return False
-        if execution.started_s <= self.end_s:
-            return execution.ended_s is None or execution.ended_s >= self.begin_s - ACK_S
-        return self.goes_on_s is not None and 0 <= execution.started_s - self.goes_on_s <= NOTICE_S
+        if execution.started_s > self.end_s:
+            return False
+        return execution.ended_s is None or execution.ended_s >= self.begin_s - ACK_S
 
 
 @dataclass

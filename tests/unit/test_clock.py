@@ -48,6 +48,20 @@ def test_a_quick_reply_tells_the_time(clock: ServerClock, monotonic: ManualClock
     assert clock.seconds_until(ms(11)) == pytest.approx(-1.0, abs=1e-6)
 
 
+def test_what_must_not_be_early_waits_as_long_as_a_slow_reply_leaves_in_doubt(
+    clock: ServerClock, monotonic: ManualClock
+) -> None:
+    clock.observe(server_us(10.0), sent=10.0, received=10.5)  # all of it on the way back
+    monotonic.now = 11.0
+    assert clock.seconds_until_past(ms(12), 0.6) >= 1.0
+    clock.observe(server_us(11.0), sent=11.0, received=11.001)
+    assert clock.seconds_until_past(ms(12), 0.6) == pytest.approx(1.0, abs=0.002)
+
+
+def test_before_the_first_sample_nobody_knows(clock: ServerClock) -> None:
+    assert clock.seconds_until_past(ms(12), 0.6) == float("-inf")
+
+
 def test_a_slow_reply_does_not_spoil_what_is_known(clock: ServerClock, monotonic: ManualClock) -> None:
     clock.observe(server_us(10.001), sent=10.0, received=10.002)
     clock.observe(server_us(11.0), sent=11.0, received=13.0)  # all of it on the way back
