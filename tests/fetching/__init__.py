@@ -1,0 +1,1 @@
+"""What kombu promises of consuming holds for messages that are fetched."""

@@ -1,0 +1,111 @@
+"""A consumer of any queues without an event loop, and what is around it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from kombu import Consumer, Exchange, Queue
+from kombu.message import Message
+from kombu.serialization import loads
+
+from celery_delayq.dead_letters import NOT_A_MESSAGE, DeadLetters
+from examples.private_redis import PrivateRedis
+from tests.integration.long_tasks import in_flight
+from tests.integration.publishing import Broker, broker
+from tests.support import wait_until
+
+#: The database of all these tests.
+DB = 4
+
+
+class Reader:
+    """A consumer without an event loop, and what it received."""
+
+    def __init__(self, channel: Any, *names: str, prefetch: int = 0, ack: bool = True, no_ack: bool = False) -> None:
+        self.channel = channel
+        self.messages: list[Message] = []
+        self._ack = ack and not no_ack
+        self.consumer = Consumer(channel, [queue(name) for name in names], no_ack=no_ack, on_message=self._on_message)
+        self.consumer.qos(prefetch_count=prefetch)
+        self.consumer.consume()
+
+    def _on_message(self, message: Message) -> None:
+        self.messages.append(message)
+        if self._ack:
+            message.ack()
+
+    @property
+    def bodies(self) -> list[Any]:
+        """Everything received so far."""
+        return [message.payload for message in self.messages]
+
+    def drain(self, count: int, timeout: float = 10) -> list[Any]:
+        """Receive so many messages in all, and return them."""
+
+        def received() -> bool:
+            if len(self.messages) < count:
+                self.wait(0.1)
+            return len(self.messages) >= count
+
+        wait_until(received, f"{count} messages, has {self.bodies}", timeout)
+        return self.bodies
+
+    def acknowledge_all(self) -> None:
+        """Acknowledge what was neither acknowledged, rejected nor requeued yet."""
+        for message in self.messages:
+            if not message.acknowledged:
+                message.ack()
+
+    def wait(self, timeout: float = 0.3) -> list[Any]:
+        """Receive until nothing comes for so many seconds, and return everything received so far."""
+        try:
+            while True:
+                self.channel.connection.client.drain_events(timeout=timeout)
+        except TimeoutError:
+            return self.bodies
+
+
+def queue(name: str, **options: Any) -> Queue:
+    return Queue(name, Exchange(name, "direct"), routing_key=name, **options)
+
+
+def publish(ours: Broker, name: str, *bodies: Any, **options: Any) -> None:
+    for body in bodies:
+        ours.publish(body, to=queue(name), **options)
+
+
+@contextmanager
+def reader(ours: Broker, *names: str, **options: Any) -> Iterator[Reader]:
+    """A reader on a connection of its own."""
+    with ours.connection.clone() as connection:
+        yield Reader(connection.default_channel, *names, **options)
+
+
+def bodies_on(client: redis.Redis, name: str = "q") -> list[Any]:
+    """What is on a broker list, the first to be delivered first."""
+    messages = [json.loads(raw) for raw in reversed(client.lrange(name, 0, -1))]
+    return [loads(base64.b64decode(m["body"]), m["content-type"], m["content-encoding"]) for m in messages]
+
+
+def redelivered(message: Message) -> bool:
+    return bool(message.delivery_info.get("redelivered"))
+
+
+@contextmanager
+def with_options(redis_server: PrivateRedis, **options: Any) -> Iterator[Broker]:
+    with broker(redis_server, "delayq", DB, **options) as ours:
+        yield ours
+
+
+def is_set_aside(ours: Broker, raw: bytes, name: str = "q") -> None:
+    (letter,) = DeadLetters(ours.client, name)
+    assert (letter.reason, letter.message) == (NOT_A_MESSAGE, raw)
+    assert letter.at_ms is not None
+    assert abs(letter.at_ms - time.time() * 1000) < 60_000
+    assert in_flight(ours.client) == 0

@@ -1,0 +1,133 @@
+"""Several channels and connections; messages that are got one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fetching.reading import Reader, bodies_on, publish, queue, reader, redelivered
+from tests.integration.long_tasks import in_flight
+from tests.integration.publishing import Broker
+from tests.support import wait_until
+
+# -- channels and connections
+
+
+def test_each_channel_has_a_prefetch_count_of_its_own(ours: Broker) -> None:
+    publish(ours, "a", *["a"] * 5)
+    publish(ours, "b", *["b"] * 5)
+    with ours.connection.clone() as connection:
+        one = Reader(connection.channel(), "a", prefetch=1, ack=False)
+        other = Reader(connection.channel(), "b", prefetch=3, ack=False)
+        one.wait()
+        assert (one.bodies, other.bodies) == (["a"], ["b"] * 3)
+        one.channel.close()
+        assert bodies_on(ours.client, "a") == ["a"] * 5
+        assert ours.channel._size("b") == 2
+        other.messages[0].ack()
+        assert other.wait() == ["b"] * 4
+
+
+def test_two_channels_that_consume_the_same_queue_acknowledge_all(ours: Broker) -> None:
+    with ours.connection.clone() as connection:
+        one = Reader(connection.channel(), "q", prefetch=2)
+        other = Reader(connection.channel(), "q", prefetch=2)
+        publish(ours, "q", *range(20))
+        one.wait()
+        assert sorted([*one.bodies, *other.bodies]) == list(range(20))
+        wait_until(lambda: in_flight(ours.client) == 0, "all are acknowledged")
+
+
+def test_many_connections_share_a_backlog(ours: Broker) -> None:
+    publish(ours, "q", *range(100))
+    with reader(ours, "q", prefetch=3) as one, reader(ours, "q", prefetch=3) as other:
+        wait_until(lambda: len(one.wait(0.05)) + len(other.wait(0.05)) >= 100, "all are delivered")
+        assert sorted(one.bodies + other.bodies) == list(range(100))
+    assert in_flight(ours.client) == 0
+
+
+def test_a_consumer_without_acknowledgements_holds_nothing(ours: Broker) -> None:
+    publish(ours, "q", *range(10))
+    with reader(ours, "q", no_ack=True, prefetch=1) as it:
+        assert it.drain(10) == list(range(10))
+        assert in_flight(ours.client) == 0
+        assert ours.client.exists("q", "unacked", "unacked_index") == 0
+
+
+def test_consumers_with_and_without_acknowledgements_on_one_channel(ours: Broker) -> None:
+    with ours.connection.clone() as connection:
+        channel = connection.default_channel
+        certain = Reader(channel, "certain", prefetch=1, ack=False)
+        loose = Reader(channel, "loose", no_ack=True, prefetch=1)
+        publish(ours, "loose", "before")
+        assert loose.drain(1) == ["before"]
+        publish(ours, "certain", "first", "second")
+        assert certain.drain(1) == ["first"]
+        certain.messages[0].ack()
+        assert certain.drain(2) == ["first", "second"]
+
+
+# -- basic_get
+
+
+def test_a_message_got_is_in_flight_until_it_is_acknowledged(ours: Broker) -> None:
+    publish(ours, "q", "low", priority=9)
+    publish(ours, "q", "high")
+    message = queue("q")(ours.channel).get()
+    assert message.payload == "high"
+    assert (in_flight(ours.client), ours.channel._size("q")) == (1, 1)
+    message.ack()
+    wait_until(lambda: in_flight(ours.client) == 0, "it is acknowledged")
+
+
+def test_a_message_got_without_acknowledgement_is_nobodys(ours: Broker) -> None:
+    publish(ours, "q", "body")
+    assert queue("q")(ours.channel).get(no_ack=True).payload == "body"
+    assert in_flight(ours.client) == 0
+    assert ours.channel._size("q") == 0
+
+
+def test_a_message_got_and_not_acknowledged_comes_back(ours: Broker) -> None:
+    publish(ours, "q", 1, 2, 3)
+    with ours.connection.clone() as other:
+        got = [queue("q")(other.default_channel).get().payload for _ in range(2)]
+        assert got == [1, 2]
+    assert bodies_on(ours.client) == [1, 2, 3]
+
+
+def test_get_while_a_consumer_of_the_same_channel_waits(ours: Broker) -> None:
+    with reader(ours, "q", prefetch=2, ack=False) as it:
+        it.wait(0.1)
+        publish(ours, "other", "other")
+        assert queue("other")(it.channel).get().payload == "other"
+        publish(ours, "q", "body", "too many")
+        assert it.drain(1) == ["body"]
+        assert it.wait() == ["body"], "the message that was got counts"
+
+
+def test_simple_queue(ours: Broker) -> None:
+    with ours.connection.clone() as connection, connection.SimpleQueue("simple") as simple:
+        for number in range(3):
+            simple.put(number)
+        assert simple.qsize() == 3
+        first = simple.get(timeout=5)
+        assert first.payload == 0
+        first.requeue()
+        for number in (1, 2):
+            message = simple.get(timeout=5)
+            assert message.payload == number
+            message.ack()
+        again = simple.get(timeout=5)
+        assert (again.payload, redelivered(again)) == (0, True)
+        again.ack()
+        with pytest.raises(simple.Empty):
+            simple.get(timeout=0.2)
+        with pytest.raises(simple.Empty):
+            simple.get_nowait()
+
+
+def test_simple_queue_gets_without_waiting_after_it_has_waited(ours: Broker) -> None:
+    with ours.connection.clone() as connection, connection.SimpleQueue("simple", no_ack=False) as simple:
+        for number in range(3):
+            simple.put(number)
+        received = [simple.get(timeout=5), simple.get_nowait(), simple.get_nowait()]
+        assert [message.payload for message in received] == [0, 1, 2]
