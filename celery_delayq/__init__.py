@@ -6,16 +6,19 @@ Importing the package connects nothing and registers nothing; `DelayQ(app)` does
 from celery_delayq._version import __version__
 from celery_delayq.app import DelayQ
 from celery_delayq.dead_letters import DeadLetter, DeadLetters
-from celery_delayq.delayed_queue import DelayedQueue, Entry
+from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.entry import Entry
 from celery_delayq.errors import (
     ConfigurationError,
     DelayqError,
     DeliveryLimitReached,
     InvalidEntry,
     InvalidEta,
+    InvalidExport,
     LeaseLost,
     UnsupportedServer,
 )
+from celery_delayq.task import ScheduledTask
 
 __all__ = [
     "ConfigurationError",
@@ -28,7 +31,9 @@ __all__ = [
     "Entry",
     "InvalidEntry",
     "InvalidEta",
+    "InvalidExport",
     "LeaseLost",
+    "ScheduledTask",
     "UnsupportedServer",
     "__version__",
 ]

@@ -2,39 +2,41 @@
 page: return the entries that are due next after a given one, which need not exist any more; changes nothing.
 
 KEYS[1] timeout set  ZSET
-ARGV[1] due          ms: entries due then or later
-ARGV[2] after        if not '', of those due at that very time only the ones behind this entry
-ARGV[3] last due     ms, or '+inf': no entry due later
-ARGV[4] limit        entries, at most 1000
+ARGV[1] due          ms, or '-inf': entries due then or later
+ARGV[2] last due     ms: no entry due later; or '(+inf' for all but those that are never due
+ARGV[3] limit        entries, at most 1000
+ARGV[4] skip         of those due at ARGV[1] itself, which to leave out: '' none, 'entry' those up to ARGV[5], 'start'
+                     those up to the ones that begin with ARGV[5]
+ARGV[5] after        an entry, or the start of one
 
 Returns {entry, score, entry, score, ...} in due order.
 
-Limits: ARGV[4] entries, and about 1 MiB: there is no further one once so much has been read.
+Limits: ARGV[3] entries, and about 1 MiB: there is no further one once so much has been read.
 ]]
-local timeout_set, due, after, last_due, limit = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local timeout_set, due, last_due, limit, skip, after = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local MAX_BYTES, SLICE = 1048576, 20
 
--- Whether an entry comes before another. By numbers: Lua's `<` for strings depends on the locale.
-local function is_before(entry, other)
-    for at = 1, math.min(#entry, #other) do
-        local left, right = string.byte(entry, at), string.byte(other, at)
-        if left ~= right then
-            return left < right
+-- Whether to leave an entry out. By numbers: Lua's `<` for strings depends on the locale.
+local function is_passed(entry)
+    for at = 1, math.min(#entry, #after) do
+        local byte, limiting = string.byte(entry, at), string.byte(after, at)
+        if byte ~= limiting then
+            return byte < limiting
         end
     end
-    return #entry < #other
+    return #entry <= #after or skip == 'start'
 end
 
 local rank = redis.call('ZCOUNT', timeout_set, '-inf', '(' .. due)
 local stop = redis.call('ZCOUNT', timeout_set, '-inf', last_due)
-if after ~= '' then
+if skip ~= '' then
     local high = rank + redis.call('ZCOUNT', timeout_set, due, due)
     while rank < high do
         local middle = math.floor((rank + high) / 2)
-        if is_before(after, redis.call('ZRANGE', timeout_set, middle, middle)[1]) then
-            high = middle
-        else
+        if is_passed(redis.call('ZRANGE', timeout_set, middle, middle)[1]) then
             rank = middle + 1
+        else
+            high = middle
         end
     end
 end

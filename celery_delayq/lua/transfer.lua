@@ -36,7 +36,6 @@ local OUR_PAYLOAD = 34
 
 local MAX_SLICE = 50
 local MAX_BYTES = 262144
-local LREM_STEPS = 20000
 local REMEMBER_TRANSFERRER_MS = 86400000
 
 local time = redis.call('TIME')
@@ -85,15 +84,14 @@ local function payload_start(entry)
 end
 
 -- include: forget_place
+-- include: most_entries
 
 -- Keys of another type fail here, before anything is changed.
 redis.call('LLEN', queue)
 redis.call('HLEN', index)
 redis.call('LLEN', dead_list)
 local to_walk = redis.call('LLEN', delay_list)
-if to_walk > 0 then
-    limit = math.min(limit, math.max(1, math.floor(LREM_STEPS / to_walk)))
-end
+limit = most_entries(to_walk, limit)
 
 local moved, dead, bytes, slice = 0, 0, 0, 1
 while moved + dead < limit and bytes < MAX_BYTES do
