@@ -85,13 +85,14 @@ class ScheduledTask:
 
     @property
     def stamps(self) -> Mapping[str, Any]:
-        """Its stamps (`stamped_headers`), by name."""
-        names = self.headers.get("stamped_headers")
-        return {
-            name: self.headers[name]
-            for name in (names if isinstance(names, list) else ())
-            if isinstance(name, str) and name in self.headers
-        }
+        """Its stamps, by name.
+
+        Source: Celery 5.7 `celery.worker.request.Request.stamps`.
+        """
+        names, stamps = self.headers.get("stamped_headers"), self.headers.get("stamps")
+        if not isinstance(names, list) or not isinstance(stamps, dict):
+            return {}
+        return {name: stamps.get(name) for name in names if isinstance(name, str)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it but the message itself, as JSON can have it: times in ISO 8601, `time_left` in seconds."""
