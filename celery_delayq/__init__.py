@@ -5,6 +5,8 @@ Importing the package connects nothing and registers nothing; `DelayQ(app)` does
 
 from celery_delayq._version import __version__
 from celery_delayq.app import DelayQ
+from celery_delayq.backup import Imported, Released
+from celery_delayq.counts import Counts
 from celery_delayq.dead_letters import DeadLetter, DeadLetters
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.entry import Entry
@@ -18,10 +20,12 @@ from celery_delayq.errors import (
     LeaseLost,
     UnsupportedServer,
 )
+from celery_delayq.pages import Page
 from celery_delayq.task import ScheduledTask
 
 __all__ = [
     "ConfigurationError",
+    "Counts",
     "DeadLetter",
     "DeadLetters",
     "DelayQ",
@@ -29,10 +33,13 @@ __all__ = [
     "DelayqError",
     "DeliveryLimitReached",
     "Entry",
+    "Imported",
     "InvalidEntry",
     "InvalidEta",
     "InvalidExport",
     "LeaseLost",
+    "Page",
+    "Released",
     "ScheduledTask",
     "UnsupportedServer",
     "__version__",

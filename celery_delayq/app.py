@@ -101,13 +101,22 @@ class DelayQ:
         with self._inspector("cannot tell what waits") as inspector:
             return inspector.scheduled(criteria, limit=limit, cursor=cursor)
 
-    def iter_scheduled(self, **criteria: Any) -> Iterator[ScheduledTask]:
+    def iter_scheduled(
+        self,
+        queue: str | None = None,
+        task: str | None = None,
+        due_after: Time | None = None,
+        due_before: Time | None = None,
+        *,
+        limit: int = 1000,
+        cursor: str | None = None,
+    ) -> Iterator[ScheduledTask]:
         """Yield all that waits, page after page, see `scheduled`; holds no connection in between."""
-        page = self.scheduled(**criteria)
-        yield from page
-        while page.cursor is not None:
-            page = self.scheduled(**{**criteria, "cursor": page.cursor})
+        while True:
+            page = self.scheduled(queue, task, due_after, due_before, limit, cursor)
             yield from page
+            if (cursor := page.cursor) is None:
+                return
 
     @overload
     def cancel(self, task_id: TaskId) -> bool: ...

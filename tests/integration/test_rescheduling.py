@@ -178,6 +178,8 @@ class TestNow:
         assert app.delayq.reschedule(past, countdown=-1)
         with Worker(broker=broker_url.replace("delayq", scheme), ledger=ledger.url):
             wait_until(lambda: ledger.has([result.id, past.id]), "both ran", 20)
+        for change in (app.delayq.cancel, app.delayq.run_now):
+            assert change([result, past]) == {result.id: False, past.id: False}, "they ran"
 
     def test_one_that_is_rescheduled_beyond_its_expiry_is_discarded(
         self, app: Celery, waiting: DelayedQueue, broker_url: str, ledger: Ledger
