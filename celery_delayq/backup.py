@@ -99,7 +99,8 @@ def import_(lists: BrokerLists, file: File, on_progress: OnProgress | None = Non
 
     It may be repeated, also after it was interrupted or failed, and several may run at once: a task that waits with the
     same id, due time and content is not stored a second time. A task that has run or was rescheduled since the export
-    does not wait so, and is stored. What Redisson offered comes back as an entry of ours, also where the original waits.
+    does not wait so, and is stored. What Redisson offered comes back as an entry of ours, also where the original
+    waits.
 
     Raises:
         InvalidExport: a line is not what it must be, or the last one is missing. What comes before was imported.
