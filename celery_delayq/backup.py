@@ -7,13 +7,13 @@ A file of exported tasks is JSON lines in UTF-8:
     {"end": ...}                                                                    how many there are
 
 `key` is the message key in hex, by which a task is found, since not every message has an `id`. A payload that is not
-UTF-8 is in `payload_base64` instead. The last line tells a whole file from one that was cut off.
+UTF-8 is in `payload_base64` instead; what another program offered has `entry_base64` instead of key and payload, its
+whole entry. The last line tells a whole file from one that was cut off.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import json
 import os
@@ -27,7 +27,7 @@ from typing import IO, Any
 from celery_delayq import message as messages
 from celery_delayq import scripts
 from celery_delayq.broker_lists import BrokerList, BrokerLists
-from celery_delayq.codec import MESSAGE_KEY_SIZE, OfferId
+from celery_delayq.codec import MESSAGE_KEY_SIZE, OfferId, unpack
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.errors import InvalidExport
 from celery_delayq.pages import Criteria, OnProgress, walk
@@ -99,8 +99,7 @@ def import_(lists: BrokerLists, file: File, on_progress: OnProgress | None = Non
 
     It may be repeated, also after it was interrupted or failed, and several may run at once: a task that waits with the
     same id, due time and content is not stored a second time. A task that has run or was rescheduled since the export
-    does not wait so, and is stored. What Redisson offered comes back as an entry of ours, also where the original
-    waits.
+    does not wait so, and is stored.
 
     Raises:
         InvalidExport: a line is not what it must be, or the last one is missing. What comes before was imported.
@@ -204,15 +203,15 @@ def _writing(file: File) -> Iterator[Any]:
 def _line(broker_list: BrokerList, task: ScheduledTask) -> dict[str, Any]:
     entry = task.entry
     offer = OfferId.from_bytes(entry.id)
-    # What Redisson offered has no message key: one that is the same each time.
-    key = offer.message_key if offer else hashlib.blake2b(entry.raw, digest_size=MESSAGE_KEY_SIZE).digest()
     line = {
         "queue": broker_list.queue,
         "priority": broker_list.priority,
         "due_ms": entry.due_ms,
         "id": task.id,
-        "key": key.hex(),
     }
+    if offer is None:
+        return {**line, "entry_base64": base64.b64encode(entry.raw).decode()}
+    line["key"] = offer.message_key.hex()
     try:
         return {**line, "payload": entry.payload.decode()}
     except UnicodeDecodeError:
@@ -224,6 +223,8 @@ def _line(broker_list: BrokerList, task: ScheduledTask) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Line:
+    """A task, or an entry of another program, which has no key."""
+
     queue: str
     priority: int
     due_ms: int
@@ -284,21 +285,26 @@ class _Reader:
 
     def _task(self, line: dict[str, Any]) -> _Line:
         try:
-            queue, priority, due_ms, key = (line[name] for name in ("queue", "priority", "due_ms", "key"))
-            if not (isinstance(queue, str) and queue and type(priority) is type(due_ms) is int and 0 <= due_ms < 2**52):
+            queue, priority, due_ms = (line[name] for name in ("queue", "priority", "due_ms"))
+            if not (isinstance(queue, str) and queue and type(priority) is type(due_ms) is int):
                 raise ValueError("queue, priority or due_ms is wrong")
-            raw_key = bytes.fromhex(key)
-            if len(raw_key) != MESSAGE_KEY_SIZE:
-                raise ValueError("key is wrong")
-            if "payload" in line:
-                payload = line["payload"].encode()
-            else:
-                payload = base64.b64decode(line["payload_base64"], validate=True)
+            if "entry_base64" in line:
+                entry = _bytes(line["entry_base64"])
+                unpack(entry)
+                return _Line(queue, priority, due_ms, b"", entry)
+            key = bytes.fromhex(line["key"])
+            if len(key) != MESSAGE_KEY_SIZE or not 0 <= due_ms < 2**52:
+                raise ValueError("key or due_ms is wrong")
+            payload = line["payload"].encode() if "payload" in line else _bytes(line["payload_base64"])
+            return _Line(queue, priority, due_ms, key, payload)
         except KeyError as exc:
             raise self._error(f"{exc} is missing") from exc
         except (ValueError, TypeError, AttributeError) as exc:
             raise self._error(str(exc)) from exc
-        return _Line(queue, priority, due_ms, raw_key, payload)
 
     def _error(self, what: str) -> InvalidExport:
         return InvalidExport(f"{self._name}, line {self._number}: {what}")
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)

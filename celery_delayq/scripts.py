@@ -324,7 +324,7 @@ def amend(client: redis.Redis, keys: QueueKeys, *, entry: bytes, due_ms: int | N
 def restore_command(
     keys: QueueKeys, *, due_ms: int, message_key: bytes, payload: bytes, mirrored: bool
 ) -> tuple[tuple[str, ...], tuple[bytes | str | int, ...]]:
-    """Return keys and arguments of `restore.lua`."""
+    """Return keys and arguments of `restore.lua`; no message key for an entry of another program, as the payload."""
     return (
         (keys.timeout_set, keys.index, keys.delay_list),
         (due_ms, message_key, payload, int(mirrored), keys.channel),

@@ -1,14 +1,16 @@
 --[[
 restore: store a message in a delayed queue, unless it waits there already: same message id, due time and payload.
 
+What another program offered has no message id of ours: it is stored as the very entry that it was, and in the delay list.
+
 Guarantee: all or nothing; several callers at once store it once.
 
 KEYS[1] timeout set   ZSET
 KEYS[2] index         HASH, see offer.lua
 KEYS[3] delay list    LIST
 ARGV[1] due           unix time in ms
-ARGV[2] message key   16 bytes
-ARGV[3] payload       any bytes
+ARGV[2] message key   16 bytes, or '' for an entry of another program
+ARGV[3] payload       any bytes; that entry
 ARGV[4] mirrored      '1' to write the delay list too
 ARGV[5] channel       of Redisson
 
@@ -27,6 +29,16 @@ local MOST = 100
 -- Keys of another type fail here, before anything is changed.
 redis.call('ZCARD', timeout_set)
 redis.call('LLEN', delay_list)
+if message_key == '' then
+    local entry = payload
+    if redis.call('ZSCORE', timeout_set, entry) then
+        return 0
+    end
+    redis.call('RPUSH', delay_list, entry)
+    redis.call('ZADD', timeout_set, due, entry)
+    announce_head(timeout_set, channel, entry, due)
+    return 1
+end
 local places = (redis.call('HGET', index, message_key) or '') .. (redis.call('HGET', index, message_key .. '+') or '')
 local looks = 0
 for at = 1, #places - PLACE_SIZE + 1, PLACE_SIZE do

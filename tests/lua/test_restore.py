@@ -86,6 +86,39 @@ def test_others_are_no_obstacle(queue: DelayedQueue) -> None:
     assert not restore(queue, "a")
 
 
+def restore_entry(queue: DelayedQueue, entry: bytes, due_ms: int = FAR) -> bool:
+    return scripts.restore(queue.client, queue.keys, due_ms=due_ms, message_key=b"", payload=entry, mirrored=False)
+
+
+def test_an_entry_of_redisson_is_stored_as_it_was(queue: DelayedQueue) -> None:
+    entry = codec.pack(bytes(8), b"java")
+    assert restore_entry(queue, entry)
+    assert state(queue.client) == {
+        queue.keys.timeout_set: [(entry, FAR)],
+        queue.keys.delay_list: [entry],
+    }
+    with nothing_changes(queue.client):
+        assert not restore_entry(queue, entry)
+        assert not restore_entry(queue, entry, FAR + 1)
+    assert restore_entry(queue, codec.pack(bytes(7) + b"1", b"java"))
+    assert queue.size() == 2
+
+
+@pytest.mark.parametrize("redissons", [True, False])
+def test_loops_hear_of_a_new_head(queue: DelayedQueue, redissons: bool) -> None:
+    restore(queue, "later")
+    with queue.client.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.subscribe(queue.keys.channel)
+        pubsub.get_message(timeout=5)
+        if redissons:
+            restore_entry(queue, codec.pack(bytes(8), b"java"), FAR - 1)
+        else:
+            restore(queue, "sooner", FAR - 1)
+        message = pubsub.get_message(timeout=5)
+    assert message is not None
+    assert message["data"] == b"%d" % (FAR - 1)
+
+
 class TestAPipeline:
     def calls(self, queue: DelayedQueue, *numbers: int) -> list[scripts.Call]:
         return [

@@ -1,3 +1,5 @@
+-- include: announce_head
+
 -- Write an entry and its place in the index; Redisson's listeners hear of a new head. Returns its due time.
 local function write_entry(timeout_set, index, delay_list, due, message_key, payload, mirrored, channel, now_us)
     local ID_SIZE, KIND, MIRRORED, REPEATED = 24, 208, 1, 2
@@ -40,9 +42,5 @@ local function write_entry(timeout_set, index, delay_list, due, message_key, pay
         redis.call('HSET', index, message_key, place)
     end
     redis.call('ZADD', timeout_set, due, entry)
-
-    if redis.call('ZRANGE', timeout_set, 0, 0)[1] == entry then
-        -- Notifications are a hint: one that the ACL forbids must not fail the offer.
-        redis.pcall('PUBLISH', channel, due)
-    end
+    announce_head(timeout_set, channel, entry, due)
 end
