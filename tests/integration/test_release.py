@@ -5,25 +5,19 @@ from __future__ import annotations
 import json
 import random
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue, codec
 from celery_delayq.backup import Released
+from tests.integration.publishing import ready
 from tests.ledger import Ledger, Verdict
 from tests.state import FAR, calls, now_ms, offer
 from tests.support import wait_until
 from tests.workers import Worker
 
 LATER = datetime(2040, 1, 1, tzinfo=timezone.utc)
-
-
-def ready(client: redis.Redis, name: str = "celery") -> list[dict[str, Any]]:
-    """The messages on a broker list, the next one first."""
-    return [json.loads(message) for message in client.lrange(name, 0, -1)][::-1]
 
 
 def test_everything_is_on_its_broker_list_in_due_order_with_its_eta(app: Celery, waiting: DelayedQueue) -> None:

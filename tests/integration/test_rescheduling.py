@@ -12,10 +12,10 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from tests.integration.publishing import ready
 from tests.ledger import Ledger
 from tests.state import now_ms, offer
 from tests.support import wait_until
@@ -24,11 +24,6 @@ from tests.workers import Worker
 
 LATER = datetime(2040, 1, 1, 12, 0, 0, 250_000, tzinfo=timezone(timedelta(hours=9)))
 MS = timedelta(milliseconds=1)
-
-
-def ready(client: redis.Redis, name: str = "celery") -> list[dict[str, Any]]:
-    """The messages on a broker list, the next one first."""
-    return [json.loads(message) for message in client.lrange(name, 0, -1)][::-1]
 
 
 def without_eta(message: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,7 @@ import random
 import pytest
 
 from celery_delayq.delayed_queue import DelayedQueue
-from tests.lua.test_cancel import fill
-from tests.state import FAR, calls, nothing_changes, offer, seed, wrong_type
+from tests.state import FAR, calls, fill, nothing_changes, offer, seed, wrong_type
 
 
 def found(queue: DelayedQueue, message_id: str) -> list[tuple[int, bytes]]:
