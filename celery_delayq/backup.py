@@ -73,8 +73,9 @@ class Released:
 def export(lists: BrokerLists, file: File, on_progress: OnProgress | None = None) -> int:
     """Write everything that waits; returns how many tasks.
 
-    A path gets its file as the last step, by renaming: it is whole, or the one that was there before. Only its owner
-    may read it, since it holds arguments of tasks.
+    A path gets its file as the last step, by renaming: it is whole, or the one that was there before. A process that is
+    killed leaves an unfinished one beside it, with a random ending. Only its owner may read the file, since it holds
+    arguments of tasks.
 
     What waits all the time is in the file. What is moved, offered or rescheduled meanwhile may be in it or not.
 

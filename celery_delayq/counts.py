@@ -25,7 +25,8 @@ class QueueCounts:
         ready: on its broker lists.
         delayed: waiting to be due, overdue ones included.
         overdue: due, and not yet moved to the broker list.
-        in_flight: fetched by workers, and not acknowledged.
+        in_flight: fetched by workers, and not acknowledged; not what workers with kombu's own transport hold, whose
+            `unacked` does not tell queues apart.
         dead: set aside.
         next_due_ms: when the next one is due, unix time in ms; None if none waits.
         punctual: ids of the loops that moved messages last, `<host>:<process id>:<number>`; one a list in use.
