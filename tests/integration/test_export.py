@@ -23,6 +23,7 @@ from kombu.exceptions import OperationalError
 from celery_delayq import DelayedQueue, InvalidExport, codec
 from celery_delayq.backup import Imported
 from examples.private_redis import PrivateRedis
+from tests.integration.publishing import ready
 from tests.state import FAR, nothing_changes, offer, out_of_memory, state
 from tests.worker_app import publisher
 
@@ -125,6 +126,18 @@ class TestThereAndBack:
             done = list(threads.map(app.delayq.import_, [path, path]))
         assert sum(each.stored for each in done) == sum(each.waiting for each in done) == 1_000
         assert waiting.size() == 1_000
+
+    def test_while_tasks_are_transferred_each_is_in_the_file_or_delivered(
+        self, app: Celery, waiting: DelayedQueue
+    ) -> None:
+        ids = {app.tasks["note"].apply_async((number,), eta=LATER).id for number in range(500)}
+        lead_ms = round(LATER.timestamp() * 1000)
+        file = io.BytesIO()
+        assert app.delayq.export(file, on_progress=lambda *_: waiting.transfer(170, lead_ms=lead_ms)) < 500
+        exported = [json.loads(line).get("id") for line in file.getvalue().splitlines()][1:-1]
+        delivered = {message["headers"]["id"] for message in ready(waiting.client)}
+        assert set(exported) | delivered == ids
+        assert len(exported) == len(set(exported))
 
     def test_what_was_rescheduled_since_is_another_task(self, app: Celery, waiting: DelayedQueue, path: Path) -> None:
         app.tasks["note"].apply_async(eta=LATER, task_id="it")
