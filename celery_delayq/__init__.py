@@ -5,20 +5,27 @@ Importing the package connects nothing and registers nothing; `DelayQ(app)` does
 
 from celery_delayq._version import __version__
 from celery_delayq.app import DelayQ
+from celery_delayq.backup import Imported, Released
+from celery_delayq.counts import Counts
 from celery_delayq.dead_letters import DeadLetter, DeadLetters
-from celery_delayq.delayed_queue import DelayedQueue, Entry
+from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.entry import Entry
 from celery_delayq.errors import (
     ConfigurationError,
     DelayqError,
     DeliveryLimitReached,
     InvalidEntry,
     InvalidEta,
+    InvalidExport,
     LeaseLost,
     UnsupportedServer,
 )
+from celery_delayq.pages import Page
+from celery_delayq.task import ScheduledTask
 
 __all__ = [
     "ConfigurationError",
+    "Counts",
     "DeadLetter",
     "DeadLetters",
     "DelayQ",
@@ -26,9 +33,14 @@ __all__ = [
     "DelayqError",
     "DeliveryLimitReached",
     "Entry",
+    "Imported",
     "InvalidEntry",
     "InvalidEta",
+    "InvalidExport",
     "LeaseLost",
+    "Page",
+    "Released",
+    "ScheduledTask",
     "UnsupportedServer",
     "__version__",
 ]

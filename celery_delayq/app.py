@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias, TypeVar, overload
 
 from celery import Celery
 from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError
 
+from celery_delayq import backup
+from celery_delayq.backup import File, Imported, Released
 from celery_delayq.bootsteps import Transfer
 from celery_delayq.config import check_urls
-from celery_delayq.delayed_queue import registered
+from celery_delayq.counts import Counts
 from celery_delayq.errors import ConfigurationError
+from celery_delayq.inspector import Inspector
+from celery_delayq.pages import Criteria, OnProgress, Page
+from celery_delayq.task import ScheduledTask
+from celery_delayq.times import Time
 from celery_delayq.transport import Transport, register_schemes
+
+T = TypeVar("T")
+
+#: A task: its id, or its result.
+TaskId: TypeAlias = str | AsyncResult
 
 
 class DelayQ:
@@ -25,6 +38,20 @@ class DelayQ:
     It registers the `delayq` URL schemes with kombu and a bootstep with the app; it connects to nothing and reads no
     configuration, so it may come before `app.config_from_object`. Making it twice for an app does no harm. It may be
     shared by threads, and used after a fork.
+
+    What sees and changes waiting tasks works with no worker running. A task is named by its id or its result
+    (`result.id`, `result`); several of them at once (a list, a `GroupResult`) get a dict of answers by id. Of a chain,
+    the first task is the one that waits: `result.parent.id` and so on. If an id was scheduled several times, all of
+    these tasks are meant.
+
+    Times are datetimes, or unix time in seconds. A naive datetime is in UTC, as Celery takes a naive eta. What is
+    due, overdue or left is told by the server's clock.
+
+    All these methods raise:
+        TypeError: an argument of a wrong type, a task that is neither an id nor a result.
+        kombu.exceptions.OperationalError: the server cannot be reached, or refuses. If the connection was lost during
+            the call, what it was to do may be done or not; calling again makes sure.
+        ConfigurationError: the app's broker is not a `delayq://` one.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -32,38 +59,233 @@ class DelayQ:
         register_schemes()
         app.steps["consumer"].add(Transfer)
 
-    def cancel(self, task_id: str | AsyncResult) -> bool:
-        """Remove a task that waits, for good: it will not run.
+    @overload
+    def get(self, task_id: TaskId) -> ScheduledTask | None: ...
+    @overload
+    def get(self, task_id: Iterable[TaskId]) -> dict[str, ScheduledTask | None]: ...
+    def get(self, task_id: TaskId | Iterable[TaskId]) -> Any:
+        """Return a task that waits, or None if it does not: it is due, ran, was cancelled, or never was delayed.
 
-        Atomic against the transfer: either this call or the worker gets the task. If the id was scheduled several
-        times, all of them are removed. O(log N) for N waiting tasks, and one round trip a queue.
+        Of an id that was scheduled several times, the task that is due first. O(log N) for N waiting tasks.
+        """
+        return self._each(task_id, lambda inspector, ids: inspector.get(ids))
 
-        The result of a cancelled task stays pending, and nobody tells a chord or chain that counts on it. Of a chain,
-        the waiting task is the first: `result.parent.id` and so on.
+    def scheduled(
+        self,
+        queue: str | None = None,
+        task: str | None = None,
+        due_after: Time | None = None,
+        due_before: Time | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page:
+        """Return a page of what waits, in due order over all queues and priorities.
+
+        No call on the server takes long, whatever waits. A page ends after 10,000 tasks that were examined: where
+        few match, it is short or empty, and its cursor tells whether there is more. What waits all the time is on
+        exactly one of the pages; what is offered or moved meanwhile, on one or none; what is rescheduled, on any
+        number of them.
 
         Args:
-            task_id: the id of the task, `result.id`, or the result itself.
+            queue: only tasks of this queue.
+            task: only tasks of this name.
+            due_after: only tasks due then or later.
+            due_before: only tasks due before.
+            limit: tasks a page at most, 1 to 1,000.
+            cursor: that of the page before.
+
+        Raises:
+            ValueError: `limit` or a time out of range, a cursor that is none.
+        """
+        criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before)
+        with self._inspector("cannot tell what waits") as inspector:
+            return inspector.scheduled(criteria, limit=limit, cursor=cursor)
+
+    def iter_scheduled(
+        self,
+        queue: str | None = None,
+        task: str | None = None,
+        due_after: Time | None = None,
+        due_before: Time | None = None,
+        *,
+        limit: int = 1000,
+        cursor: str | None = None,
+    ) -> Iterator[ScheduledTask]:
+        """Yield all that waits, page after page, see `scheduled`; holds no connection in between."""
+        while True:
+            page = self.scheduled(queue, task, due_after, due_before, limit, cursor)
+            yield from page
+            if (cursor := page.cursor) is None:
+                return
+
+    @overload
+    def cancel(self, task_id: TaskId) -> bool: ...
+    @overload
+    def cancel(self, task_id: Iterable[TaskId]) -> dict[str, bool]: ...
+    def cancel(self, task_id: TaskId | Iterable[TaskId]) -> Any:
+        """Remove a task that waits, for good: it will not run.
+
+        Atomic against the transfer: either this call or the worker gets the task. O(log N) for N waiting tasks.
+
+        The result of a cancelled task stays pending, and nobody tells a chord or chain that counts on it.
 
         Returns:
             True if it was still waiting. False if it was moved to its queue because it is due, was cancelled before,
             or never was delayed.
+        """
+        return self._each(task_id, lambda inspector, ids: inspector.cancel(ids))
+
+    @overload
+    def reschedule(self, task_id: TaskId, *, countdown: float | None = ..., eta: Time | None = ...) -> bool: ...
+    @overload
+    def reschedule(
+        self, task_id: Iterable[TaskId], *, countdown: float | None = ..., eta: Time | None = ...
+    ) -> dict[str, bool]: ...
+    def reschedule(
+        self, task_id: TaskId | Iterable[TaskId], *, countdown: float | None = None, eta: Time | None = None
+    ) -> Any:
+        """Give a task that waits another time. It keeps its id, and its eta header says the new time.
+
+        Atomic against the transfer, and against others who change the task. All but the eta stays as it is, `expires`
+        as well: a task whose new time is after that is discarded by its worker, as an expired one.
+
+        Args:
+            task_id: which.
+            countdown: in seconds from now, by the server's clock; or
+            eta: the time. If it is past, or the countdown negative, the task is moved to its queue at once.
+
+        Returns:
+            True if it was still waiting.
 
         Raises:
-            TypeError: neither a task id nor the result of one task; cancel the members of a group one by one.
-            kombu.exceptions.OperationalError: the server cannot be reached, or refuses a queue in which the task might
-                be. If the connection was lost during the call, the task may be gone or not; calling again makes sure.
-            ConfigurationError: the app's broker is not a `delayq://` one.
+            TypeError: not exactly one of `countdown` and `eta`.
+            ValueError: a time after the year 9999, or that is no number.
         """
-        if isinstance(task_id, AsyncResult):
-            task_id = task_id.id
-        if not isinstance(task_id, str):
-            raise TypeError(f"cancel() takes a task id or the result of a task, not {task_id!r}")
+        return self._each(task_id, lambda inspector, ids: inspector.reschedule(ids, countdown=countdown, eta=eta))
+
+    @overload
+    def run_now(self, task_id: TaskId) -> bool: ...
+    @overload
+    def run_now(self, task_id: Iterable[TaskId]) -> dict[str, bool]: ...
+    def run_now(self, task_id: TaskId | Iterable[TaskId]) -> Any:
+        """Move a task that waits to the back of its queue, as if it had been published without eta.
+
+        Atomic, and done when this returns: no transfer is needed for it.
+
+        Returns:
+            True if it was still waiting.
+        """
+        return self._each(task_id, lambda inspector, ids: inspector.run_now(ids))
+
+    def cancel_all(
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        due_after: Time | None = None,
+        due_before: Time | None = None,
+        everything: bool = False,
+        dry_run: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> int:
+        """Remove all tasks that match, for good; see `scheduled` for what matches, `cancel` for what that means.
+
+        Each is removed in one step or delivered, in bounded calls. What is offered or rescheduled meanwhile may stay.
+
+        Args:
+            queue: only tasks of this queue.
+            task: only tasks of this name.
+            due_after: only tasks due then or later.
+            due_before: only tasks due before.
+            everything: must be True if no criterion is given.
+            dry_run: only count.
+            on_progress: called now and then with how many were examined, and how many there are.
+
+        Returns:
+            How many were removed.
+
+        Raises:
+            ValueError: no criterion, and not `everything`; a time out of range.
+        """
+        criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before)
+        with self._inspector("cannot cancel all of it") as inspector:
+            return inspector.cancel_all(criteria, everything=everything, dry_run=dry_run, on_progress=on_progress)
+
+    def counts(self, *, span: float = 3600, buckets: int = 60) -> Counts:
+        """Count what is ready, delayed, overdue, in flight and dead, a queue; and when the rest is due.
+
+        Cheap for the server: commands of O(log N) at most. Not of one moment: a message that moves meanwhile may be
+        counted twice or not at all.
+
+        Args:
+            span: how far the histogram of due times reaches, in seconds.
+            buckets: into how many parts it is divided, 1 to 1,000.
+
+        Raises:
+            ValueError: out of range.
+        """
+        with self._inspector("cannot count") as inspector:
+            return inspector.counts(span=span, buckets=buckets)
+
+    def export(self, file: File, *, on_progress: OnProgress | None = None) -> int:
+        """Write all that waits to a file of JSON lines; returns how many tasks. See `backup.export`.
+
+        Args:
+            file: a path, which gets the file as the last step; or an open file.
+            on_progress: called now and then with how many were written, and how many there are.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        with self._inspector("cannot export") as inspector:
+            return backup.export(inspector.lists, file, on_progress)
+
+    def import_(self, file: File, *, on_progress: OnProgress | None = None) -> Imported:
+        """Let what was exported wait again, unless it does already. May be repeated; see `backup.import_`.
+
+        Args:
+            file: a path, or an open file.
+            on_progress: called now and then with how many were read, and how many there are.
+
+        Raises:
+            InvalidExport: the file is cut off, of another version, or garbage. What comes before that was imported.
+            OSError: the file cannot be read.
+        """
+        with self._inspector("cannot import") as inspector:
+            return backup.import_(inspector.lists, file, on_progress)
+
+    def release(self, queue: str | None = None, *, on_progress: OnProgress | None = None) -> Released:
+        """Move all that waits to the queues, each task with its eta: the way back to stock Celery.
+
+        Workers hold what they fetch of it in memory until it is due, those with this package as well; so stop them
+        before. Each hundred is moved in one atomic script, in due order within a queue and priority.
+
+        Args:
+            queue: only what waits for this queue.
+            on_progress: called now and then with how many were examined, and how many there are.
+        """
+        Criteria.of(queue=queue)
+        with self._inspector("cannot release") as inspector:
+            return backup.release(inspector.lists, queue, on_progress)
+
+    def _each(self, task_id: Any, ask: Callable[[Inspector, list[str]], dict[str, T]]) -> T | dict[str, T]:
+        if isinstance(task_id, (str, AsyncResult)):
+            one = _id_of(task_id)
+            with self._inspector(f"cannot tell whether task {one} waits") as inspector:
+                return ask(inspector, [one])[one]
+        if isinstance(task_id, bytes) or not isinstance(task_id, Iterable):
+            _id_of(task_id)
+        ids = [_id_of(each) for each in task_id]
+        with self._inspector("cannot tell which of the tasks wait") as inspector:
+            return ask(inspector, ids)
+
+    @contextmanager
+    def _inspector(self, trouble: str) -> Iterator[Inspector]:
         with self.app.connection_or_acquire() as connection:
-            channel = self._channel(connection)
             try:
-                return _cancel(channel, task_id)
-            except (*connection.connection_errors, ResponseError) as exc:
-                raise OperationalError(f"cannot tell whether task {task_id} waits: {exc}") from exc
+                yield Inspector(self._channel(connection), self.app.amqp.queues)
+            except RedisError as exc:
+                raise OperationalError(f"{trouble}: {exc}") from exc
 
     def _channel(self, connection: Any) -> Any:
         check_urls(self.app)
@@ -76,14 +298,8 @@ class DelayQ:
         return connection.default_channel
 
 
-def _cancel(channel: Any, task_id: str) -> bool:
-    """Cancel a task in all queues; one that the server refuses, another app's say, does not shield the others."""
-    found, refused = False, None
-    for name in registered(channel.plain_client, channel.global_keyprefix):
-        try:
-            found = channel.delayed_queue(name).cancel(task_id) > 0 or found
-        except ResponseError as exc:
-            refused = exc
-    if refused is not None and not found:
-        raise refused
-    return found
+def _id_of(task_id: object) -> str:
+    task_id = task_id.id if isinstance(task_id, AsyncResult) else task_id
+    if not isinstance(task_id, str):
+        raise TypeError(f"a task is named by its id or its result, not by {task_id!r}")
+    return task_id

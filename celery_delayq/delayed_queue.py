@@ -9,15 +9,14 @@ from __future__ import annotations
 import operator
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq import codec, keys, scripts
-from celery_delayq.errors import InvalidEntry
+from celery_delayq.entry import Entry, Position, entries_of, in_batches, pairs
 from celery_delayq.scripts import MAX_BATCH_SIZE, Transferred
 
 #: Messages one call of `transfer` moves at most, unless told otherwise.
@@ -31,23 +30,6 @@ _END_OF_TIME_MS = 2**52
 
 #: Longest single wait of `take` on the server, in seconds; then it looks whether the head has changed.
 _TAKE_SLICE_S = 1.0
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A message that waits.
-
-    Attributes:
-        due_ms: when it may run, unix time in ms.
-        payload: the message.
-        id: the entry's id as stored; eight random bytes where Redisson offered it.
-        raw: the entry as stored.
-    """
-
-    due_ms: int
-    payload: bytes
-    id: bytes
-    raw: bytes
 
 
 class DelayedQueue:
@@ -178,7 +160,105 @@ class DelayedQueue:
         found = self.client.execute_command(
             "ZRANGE", self.keys.timeout_set, 0, count - 1, "WITHSCORES", **{NEVER_DECODE: True}
         )
-        return list(_entries(found))
+        return list(entries_of(pairs(found)))
+
+    def find(self, message_id: str) -> list[Entry]:
+        """Return the entries of a message id that wait, in the order of their offers. O(log N) an entry."""
+        found = scripts.find(self.client, self.keys, message_key=codec.message_key(message_id))
+        return list(entries_of((raw, due_ms) for due_ms, raw in found))
+
+    def page(
+        self,
+        after: Entry | Position | None = None,
+        *,
+        due_from_ms: int | None = None,
+        due_to_ms: int | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        """Return what waits in due order, a page at a time; corrupt entries are left out.
+
+        One bounded call; O(log N) to find the place. What is offered or moved meanwhile may be missed, nothing that
+        waits all the time is.
+
+        Args:
+            after: the last entry of the page before, or its position; it need not wait any more.
+            due_from_ms: only what is due then or later, unix time in ms; of no effect with `after`.
+            due_to_ms: only what is due then or earlier.
+            limit: entries at most, 1 to 1,000; large ones count for several. Only an empty page is the last one.
+
+        Raises:
+            ValueError: `limit` out of range.
+        """
+        if not 1 <= limit <= scripts.MAX_PAGE:
+            raise ValueError(f"limit must be 1 to {scripts.MAX_PAGE}, not {limit!r}")
+        begin: dict[str, Any] = {"due_ms": due_from_ms}
+        if after is not None:
+            position = after.position if isinstance(after, Entry) else after
+            begin = {"due_ms": position.due_ms, "skip": "start", "after": position.start}
+        while True:
+            found = scripts.page(self.client, self.keys, last_due_ms=due_to_ms, limit=limit, **begin)
+            entries = list(entries_of(found))
+            if entries or not found:
+                return entries
+            # Nothing but corrupt ones.
+            raw, score = found[-1]
+            begin = {"due_ms": scripts.score_to_ms(score), "skip": "entry", "after": raw}
+
+    def pages(
+        self,
+        after: Entry | Position | None = None,
+        *,
+        due_from_ms: int | None = None,
+        due_to_ms: int | None = None,
+        limit: int = 100,
+    ) -> Iterator[list[Entry]]:
+        """Yield page after page, see `page`."""
+        while entries := self.page(after, due_from_ms=due_from_ms, due_to_ms=due_to_ms, limit=limit):
+            yield entries
+            after = entries[-1]
+
+    def count(self, *, due_from_ms: int | None = None, due_to_ms: int | None = None) -> int:
+        """Return how many entries are due in a span of time, both ends included; corrupt ones as well. O(log N)."""
+        low: int | str = "-inf" if due_from_ms is None else due_from_ms
+        high: int | str = "+inf" if due_to_ms is None else due_to_ms
+        return int(self.client.zcount(self.keys.timeout_set, low, high))
+
+    def amend(self, entry: Entry, payload: bytes, *, due_ms: int | None = None) -> int | None:
+        """Give a message that waits another due time and payload. One atomic script.
+
+        Args:
+            entry: one that this package offered, as it was read.
+            payload: what to store instead.
+            due_ms: unix time in ms; now by default.
+
+        Returns:
+            The due time, or None if the entry does not wait any more as it was read.
+
+        Raises:
+            ValueError: Redisson offered it, so that it has no message id.
+        """
+        if codec.OfferId.from_bytes(entry.id) is None:
+            raise ValueError("only entries that this package offered can be amended")
+        return scripts.amend(self.client, self.keys, entry=entry.raw, due_ms=due_ms, payload=payload)
+
+    def remove(self, entries: Sequence[Entry]) -> list[bool]:
+        """Remove messages, each if it still waits as it was read; returns which were. One atomic script a hundred."""
+        return in_batches(
+            [(entry.raw,) for entry in entries],
+            lambda batch: scripts.remove(self.client, self.keys, entries=[raw for (raw,) in batch]),
+        )
+
+    def release(self, messages: Sequence[tuple[Entry, bytes]]) -> list[bool]:
+        """Move messages to the back of the list before they are due; returns which were. One atomic script a hundred.
+
+        Args:
+            messages: entries as they were read, in the order in which they are to be consumed, each with the message
+                to write. One that does not wait any more as it was read is not moved.
+        """
+        return in_batches(
+            [(entry.raw, message) for entry, message in messages],
+            lambda batch: scripts.release(self.client, self.keys, messages=batch),
+        )
 
     def size(self) -> int:
         """Return how many messages wait, due ones that no one has transferred yet included."""
@@ -264,15 +344,3 @@ def _is_utf8(name: bytes) -> bool:
 def database_of(client: redis.Redis) -> int:
     """Return the number of the database a client works on."""
     return int(client.get_connection_kwargs().get("db") or 0)
-
-
-def _entries(found: list[Any]) -> Iterator[Entry]:
-    # RESP2 answers with a flat list, RESP3 with pairs.
-    flat = not found or isinstance(found[0], bytes)
-    pairs = zip(found[::2], found[1::2], strict=True) if flat else found
-    for raw, score in pairs:
-        try:
-            entry_id, payload = codec.unpack(raw)
-        except InvalidEntry:
-            continue
-        yield Entry(scripts.score_to_ms(score) or 0, payload, entry_id, raw)

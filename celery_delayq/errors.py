@@ -23,6 +23,10 @@ class InvalidEntry(DelayqError, ValueError):
     """The bytes are not an entry in either of Redisson's packings."""
 
 
+class InvalidExport(DelayqError, ValueError):
+    """A file of exported tasks is cut off, of another version, or garbage; the message names the line."""
+
+
 class LeaseLost(DelayqError, ConnectionError):
     """A consumer was silent for longer than its lease, and others took over its messages.
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import redis
 from redis.client import NEVER_DECODE
@@ -21,6 +22,12 @@ from celery_delayq.keys import QueueKeys
 
 #: Most entries one call of `transfer` may move: Lua's `unpack` fails at 8,000 values, a call should take about 1 ms.
 MAX_BATCH_SIZE = 1000
+
+
+_INCLUDE = re.compile(r"^-- include: (\w+)\n", re.MULTILINE)
+
+#: Keys and arguments of a call of a script.
+Call = tuple[Sequence[str], Sequence[bytes | str | int]]
 
 
 @dataclass(frozen=True)
@@ -46,11 +53,34 @@ class Script:
         except NoScriptError:
             return client.execute_command("EVAL", self.text, *rest, **{NEVER_DECODE: True})
 
+    def run_all(self, client: redis.Redis, calls: Sequence[Call]) -> list[Any]:
+        """Run the script several times in one round trip, each time as `run` does; not atomic together.
+
+        All of the calls are made, whatever becomes of others.
+
+        Raises:
+            redis.RedisError: the first error of them.
+        """
+        with client.pipeline(transaction=False) as pipe:
+            for keys, args in calls:
+                pipe.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
+            answers = pipe.execute(raise_on_error=False)
+        for number, answer in enumerate(answers):
+            if isinstance(answer, NoScriptError):
+                answers[number] = self.run(client, *calls[number])
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
 
 @cache
 def load(name: str) -> Script:
-    """Return the script `lua/<name>.lua`."""
-    text = files(__package__).joinpath("lua").joinpath(f"{name}.lua").read_text("utf-8")
+    """Return the script `lua/<name>.lua`, with what it includes from `lua/lib`."""
+    folder = files(__package__).joinpath("lua")
+    text = folder.joinpath(f"{name}.lua").read_text("utf-8")
+    while _INCLUDE.search(text):
+        text = _INCLUDE.sub(lambda line: folder.joinpath("lib").joinpath(f"{line[1]}.lua").read_text("utf-8"), text)
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -236,3 +266,74 @@ def recover(
 def leave(client: redis.Redis, keys: QueueKeys, *, consumer: str) -> bool:
     """End a lease, see `leave.lua`. Returns False if the consumer still holds messages."""
     return bool(load("leave").run(client, (keys.consumers, keys.in_flight(consumer)), (consumer,)))
+
+
+#: Most entries that one call of `page` returns, or of `remove` and `release` takes.
+MAX_PAGE, MAX_REMOVED = 1000, 100
+
+
+def find(client: redis.Redis, keys: QueueKeys, *, message_key: bytes) -> list[tuple[int, bytes]]:
+    """Return the due times (ms) and entries of a message id, see `find.lua`."""
+    found = load("find").run(client, (keys.timeout_set, keys.index), (message_key,))
+    return [(int(due), entry) for due, entry in zip(found[::2], found[1::2], strict=True)]
+
+
+def page(
+    client: redis.Redis,
+    keys: QueueKeys,
+    *,
+    due_ms: int | None,
+    last_due_ms: int | None,
+    limit: int,
+    skip: Literal["", "entry", "start"] = "",
+    after: bytes = b"",
+) -> list[tuple[bytes, bytes]]:
+    """Return entries and scores in due order, see `page.lua`."""
+    first_due: int | str = "-inf" if due_ms is None else due_ms
+    last_due: int | str = "(+inf" if last_due_ms is None else last_due_ms
+    found = load("page").run(client, (keys.timeout_set,), (first_due, last_due, limit, skip, after))
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+def remove(client: redis.Redis, keys: QueueKeys, *, entries: Sequence[bytes]) -> list[bool]:
+    """Remove entries that are still as they were seen, see `remove.lua`. Returns which were, of the first ones."""
+    removed = load("remove").run(client, (keys.timeout_set, keys.index, keys.delay_list), entries)
+    return [bool(one) for one in removed]
+
+
+def release(client: redis.Redis, keys: QueueKeys, *, messages: Sequence[tuple[bytes, bytes]]) -> list[bool]:
+    """Move entries to the broker list, see `release.lua`. Returns which were moved, of the first ones.
+
+    Each is given as it was seen, with the message to write.
+    """
+    args = [part for message in messages for part in message]
+    moved = load("release").run(client, (keys.queue, keys.timeout_set, keys.index, keys.delay_list), args)
+    return [bool(one) for one in moved]
+
+
+def amend(client: redis.Redis, keys: QueueKeys, *, entry: bytes, due_ms: int | None, payload: bytes) -> int | None:
+    """Change an entry that is still as it was seen, see `amend.lua`. Returns its due time, or None if it was not."""
+    due = load("amend").run(
+        client,
+        (keys.timeout_set, keys.index, keys.delay_list),
+        (entry, "" if due_ms is None else due_ms, payload, keys.channel),
+    )
+    return None if due is None else int(due)
+
+
+def restore_command(
+    keys: QueueKeys, *, due_ms: int, message_key: bytes, payload: bytes, mirrored: bool
+) -> tuple[tuple[str, ...], tuple[bytes | str | int, ...]]:
+    """Return keys and arguments of `restore.lua`; no message key for an entry of another program, as the payload."""
+    return (
+        (keys.timeout_set, keys.index, keys.delay_list),
+        (due_ms, message_key, payload, int(mirrored), keys.channel),
+    )
+
+
+def restore(client: redis.Redis, keys: QueueKeys, **message: Any) -> bool:
+    """Store a message unless it waits already, see `restore.lua`; takes what `restore_command` takes.
+
+    Returns whether it was stored.
+    """
+    return bool(load("restore").run(client, *restore_command(keys, **message)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,6 +57,21 @@ def offer(queue: DelayedQueue, message_id: str, due_ms: int | None = FAR, payloa
 def seed(queue: DelayedQueue, entries: dict[bytes, float]) -> None:
     """Put entries as they are into the timeout set."""
     queue.client.zadd(queue.keys.timeout_set, entries)
+
+
+def fill(queue: DelayedQueue, count: int, due_ms: int | None = None) -> None:
+    """Store messages "0", "1", ... as offers would, quickly: of one due time, or of random ones."""
+    for start in range(0, count, 5000):
+        entries: dict[bytes, float] = {}
+        places: dict[bytes, bytes] = {}
+        for number in range(start, min(start + 5000, count)):
+            key, offered_us = codec.message_key(str(number)), 1_000_000 + number
+            entry = codec.pack(codec.OfferId(offered_us, key).to_bytes(), b"%d" % number)
+            due = due_ms if due_ms is not None else FAR + random.randrange(1_000_000)
+            entries[entry] = due
+            places[key] = struct.pack(">QQ", due, offered_us)
+        seed(queue, entries)
+        queue.client.hset(queue.keys.index, mapping=places)
 
 
 def waiting(queue: DelayedQueue) -> list[bytes]:

@@ -15,6 +15,7 @@ from celery_delayq import DelayedQueue
 from celery_delayq.delayed_queue import registered
 from celery_delayq.transport import register_schemes
 from examples.private_redis import PrivateRedis
+from tests.state import oldest_first
 
 register_schemes()
 
@@ -79,6 +80,11 @@ class Broker:
             else:
                 content[key.decode()] = self.client.smembers(key)
         return content
+
+
+def ready(client: redis.Redis, name: str = "celery") -> list[dict[str, Any]]:
+    """The messages on a broker list, the next one first."""
+    return [json.loads(message) for message in oldest_first(client, name)]
 
 
 def anonymous(raw: bytes) -> bytes:

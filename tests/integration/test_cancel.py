@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Iterator
 from datetime import datetime, timezone
 
 import pytest
@@ -19,14 +18,6 @@ from tests.ledger import Ledger, Verdict
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
-
-
-@pytest.fixture
-def waiting(broker_client: redis.Redis) -> Iterator[DelayedQueue]:
-    """The delayed queue of `celery`, empty at first and afterwards."""
-    yield DelayedQueue(broker_client, "celery")
-    # All but the registry, in which pooled connections know their queues to be.
-    broker_client.delete("-", *(key for key in broker_client.scan_iter() if key != b"delayq:queues"))
 
 
 def test_it_says_whether_the_task_was_still_waiting(app: Celery, waiting: DelayedQueue) -> None:

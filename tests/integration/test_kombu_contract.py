@@ -16,6 +16,7 @@ from kombu.transport import virtual
 from kombu.transport.redis import Transport as StockTransport
 from kombu.utils import scheduling
 
+from celery_delayq.broker_lists import BrokerList, BrokerLists
 from celery_delayq.transport import SentinelTransport, Transport
 from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
 from celery_delayq.transport.poller import Poller
@@ -143,6 +144,17 @@ def test_a_consumer_that_is_not_celerys_gets_delayed_messages_when_they_are_due(
             connection.drain_events(timeout=5)
         assert received == ["due"]
     assert not loop.is_alive()
+
+
+@pytest.mark.parametrize("options", [{}, {"global_keyprefix": "shop:"}, {"sep": "::", "priority_steps": [0, 5]}])
+@pytest.mark.parametrize("queue", ["tasks", "tasks.3", "shop:tasks", "a\x06\x16b", "{tasks}"])
+def test_the_name_of_a_broker_list_says_queue_and_priority(
+    redis_server: PrivateRedis, options: dict[str, Any], queue: str
+) -> None:
+    with broker(redis_server, "delayq", 3, **options) as ours:
+        for step in ours.channel.priority_steps:
+            name = ours.channel.broker_list(queue, step)
+            assert BrokerLists(ours.channel).parse(name) == BrokerList(name, queue, step)
 
 
 def test_a_publisher_runs_no_transfer_loop(ours: Broker) -> None:

@@ -20,6 +20,7 @@ from examples.private_redis import PrivateRedis
 from tests.state import (
     FAR,
     calls,
+    fill,
     nothing_changes,
     offer,
     out_of_memory,
@@ -34,21 +35,6 @@ TIMEOUT_SET, INDEX, DELAY_LIST = (
     "delayq:index:{q}",
     "redisson_delay_queue:{q}",
 )
-
-
-def fill(queue: DelayedQueue, count: int, due_ms: int | None = None) -> None:
-    """Store messages "0", "1", ... as offers would, quickly: of one due time, or of random ones."""
-    for start in range(0, count, 5000):
-        entries: dict[bytes, float] = {}
-        places: dict[bytes, bytes] = {}
-        for number in range(start, min(start + 5000, count)):
-            key, offered_us = message_key(str(number)), 1_000_000 + number
-            entry = codec.pack(OfferId(offered_us, key).to_bytes(), b"%d" % number)
-            due = due_ms if due_ms is not None else FAR + random.randrange(1_000_000)
-            entries[entry] = due
-            places[key] = struct.pack(">QQ", due, offered_us)
-        seed(queue, entries)
-        queue.client.hset(INDEX, mapping=places)
 
 
 class TestOneMessage:

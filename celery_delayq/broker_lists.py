@@ -1,0 +1,110 @@
+"""The broker lists of an app: which there are, of which queue and priority, and which ones know a message id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from celery_delayq import codec
+from celery_delayq.delayed_queue import DelayedQueue, registered
+
+#: Message ids that are looked up with one command.
+_IDS_A_COMMAND = 500
+
+
+@dataclass(frozen=True, order=True)
+class BrokerList:
+    """A broker list.
+
+    Attributes:
+        name: its full name.
+        queue: the queue to which it belongs, without `global_keyprefix`.
+        priority: its priority step.
+    """
+
+    name: str
+    queue: str
+    priority: int
+
+
+class BrokerLists:
+    """The broker lists with a delayed queue, and those of an app's queues. As its channel, for one thread at a time.
+
+    Every method raises `redis.RedisError` when the server is away or refuses.
+
+    Args:
+        channel: a channel of our transport.
+        queues: names of the app's queues.
+    """
+
+    def __init__(self, channel: Any, queues: Iterable[str] = ()) -> None:
+        self.channel = channel
+        self.client = channel.plain_client
+        self._queues = tuple(queues)
+
+    def now_ms(self) -> int:
+        """Return the server's time, unix time in ms."""
+        seconds, microseconds = self.client.time()
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    def all(self, queue: str | None = None) -> list[BrokerList]:
+        """Return the lists, of one queue if it is given, by name."""
+        names = registered(self.client, self.channel.global_keyprefix)
+        for known in self._queues:
+            names.update(self.channel.broker_lists(known))
+        return sorted(found for found in map(self.parse, names) if queue in (None, found.queue))
+
+    def waiting(self, queue: str | None = None) -> list[BrokerList]:
+        """Return the lists for which something waits."""
+        lists = self.all(queue)
+        with self.client.pipeline(transaction=False) as pipe:
+            for found in lists:
+                pipe.zcard(self.delayed_queue(found).keys.timeout_set)
+            return [found for found, size in zip(lists, pipe.execute(), strict=True) if size]
+
+    def parse(self, name: str) -> BrokerList:
+        """Return the list of a full name.
+
+        Source: kombu 5.7 `transport.redis.Channel._q_for_pri`.
+        """
+        plain = name.removeprefix(self.channel.global_keyprefix)
+        queue, _, step = plain.rpartition(self.channel.sep)
+        if queue and step.isdecimal():
+            return BrokerList(name, queue, int(step))
+        return BrokerList(name, plain, 0)
+
+    def delayed_queue(self, broker_list: BrokerList) -> DelayedQueue:
+        """Return the delayed queue of a list."""
+        queue: DelayedQueue = self.channel.delayed_queue(broker_list.name)
+        return queue
+
+    def holding(self, message_ids: Sequence[str]) -> tuple[dict[str, list[DelayedQueue]], ResponseError | None]:
+        """Look which lists know messages by their ids: one round trip for 500 ids.
+
+        Returns:
+            For each id the delayed queues whose index has it, and the error of a list that the server refuses.
+        """
+        queues = [self.delayed_queue(found) for found in self.all()]
+        holders: dict[str, list[DelayedQueue]] = {message_id: [] for message_id in message_ids}
+        refused: ResponseError | None = None
+        ids = list(holders)
+        for start in range(0, len(ids), _IDS_A_COMMAND):
+            part = ids[start : start + _IDS_A_COMMAND]
+            keys = [codec.message_key(message_id) for message_id in part]
+            # Those of several entries of an id are behind '+', see offer.lua.
+            fields = [field for key in keys for field in (key, key + b"+")]
+            with self.client.pipeline(transaction=False) as pipe:
+                for queue in queues:
+                    pipe.hmget(queue.keys.index, fields)
+                answers = pipe.execute(raise_on_error=False)
+            for queue, places in zip(queues, answers, strict=True):
+                if isinstance(places, ResponseError):
+                    refused = places
+                    continue
+                for number, message_id in enumerate(part):
+                    if places[2 * number] or places[2 * number + 1]:
+                        holders[message_id].append(queue)
+        return holders, refused

@@ -1,0 +1,173 @@
+"""How much waits where, how late it is, and when the rest is due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby, pairwise
+from typing import Any
+
+from celery_delayq.broker_lists import BrokerList, BrokerLists
+from celery_delayq.scripts import score_to_ms
+from celery_delayq.times import seconds, to_datetime
+
+#: Most buckets of a histogram.
+MAX_BUCKETS = 1000
+
+
+@dataclass(frozen=True)
+class QueueCounts:
+    """Numbers of messages of one queue, all priorities together.
+
+    Attributes:
+        queue: its name.
+        ready: on its broker lists.
+        delayed: waiting to be due, overdue ones included.
+        overdue: due, and not yet moved to the broker list.
+        in_flight: fetched by workers, and not acknowledged; not what workers with kombu's own transport hold, whose
+            `unacked` does not tell queues apart.
+        dead: set aside.
+        next_due_ms: when the next one is due, unix time in ms; None if none waits.
+        punctual: ids of the loops that moved messages last, `<host>:<process id>:<number>`; one a list in use.
+    """
+
+    queue: str
+    ready: int
+    delayed: int
+    overdue: int
+    in_flight: int
+    dead: int
+    next_due_ms: int | None
+    punctual: tuple[str, ...]
+
+    @property
+    def next_due(self) -> datetime | None:
+        """When the next one is due, aware, in UTC."""
+        return None if self.next_due_ms is None else to_datetime(self.next_due_ms)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """How many tasks are due in a span of time: from `start_ms` on, before `end_ms`, both unix time in ms."""
+
+    start_ms: int
+    end_ms: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of messages.
+
+    Attributes:
+        at_ms: when they were counted, unix time in ms by the server's clock.
+        queues: by queue, in the order of their names.
+        histogram: of due times, from then on.
+    """
+
+    at_ms: int
+    queues: tuple[QueueCounts, ...]
+    histogram: tuple[Bucket, ...]
+
+    @property
+    def next_due(self) -> datetime | None:
+        """When the next one of all queues is due, aware, in UTC."""
+        return min((queue.next_due for queue in self.queues if queue.next_due is not None), default=None)
+
+    @property
+    def later(self) -> int:
+        """How many are due after the histogram ends."""
+        return sum(queue.delayed - queue.overdue for queue in self.queues) - sum(b.count for b in self.histogram)
+
+
+def count(lists: BrokerLists, *, span: float, buckets: int) -> Counts:
+    """Count what is where. Commands of O(1) and O(log N) in two pipelines; not one moment for all of them.
+
+    Args:
+        lists: which.
+        span: how far the histogram reaches, in seconds.
+        buckets: into how many parts it is divided, 1 to 1,000.
+
+    Raises:
+        TypeError: `span` is no number, or `buckets` no whole one.
+        ValueError: out of range.
+    """
+    if type(buckets) is not int:
+        raise TypeError(f"buckets must be a whole number, not {buckets!r}")
+    if not 1 <= buckets <= MAX_BUCKETS:
+        raise ValueError(f"buckets must be 1 to {MAX_BUCKETS}, not {buckets!r}")
+    if not 0 < seconds(span, "span") <= _LONGEST_SPAN_S:
+        raise ValueError(f"span must be more than 0 and at most {_LONGEST_SPAN_S} seconds, not {span!r}")
+    now_ms = lists.now_ms()
+    edges = [now_ms + 1 + round(number * span * 1000 / buckets) for number in range(buckets + 1)]
+    found = sorted(lists.all(), key=lambda broker_list: broker_list.queue)
+    answers = _ask(lists, found, now_ms, edges)
+    queues = [
+        _summed(queue, [answers[broker_list.name] for broker_list in group])
+        for queue, group in groupby(found, key=lambda broker_list: broker_list.queue)
+    ]
+    sums = [sum(answer.due[number] for answer in answers.values()) for number in range(buckets)]
+    histogram = (Bucket(*ends, number) for ends, number in zip(pairwise(edges), sums, strict=True))
+    return Counts(now_ms, tuple(queues), tuple(histogram))
+
+
+#: A thousand years.
+_LONGEST_SPAN_S = 31_557_600_000
+
+
+@dataclass
+class _Answer:
+    """Of one broker list."""
+
+    numbers: list[int]
+    next_due_ms: int | None
+    punctual: str
+    due: list[int]
+
+
+def _ask(lists: BrokerLists, found: Sequence[BrokerList], now_ms: int, edges: Sequence[int]) -> dict[str, _Answer]:
+    with lists.client.pipeline(transaction=False) as pipe:
+        for broker_list in found:
+            keys = lists.delayed_queue(broker_list).keys
+            pipe.llen(keys.queue)
+            pipe.zcard(keys.timeout_set)
+            pipe.zcount(keys.timeout_set, "-inf", now_ms)
+            pipe.llen(keys.dead)
+            pipe.zrange(keys.timeout_set, 0, 0, withscores=True)
+            pipe.get(keys.transferrer)
+            pipe.zrange(keys.consumers, 0, -1)
+            for start, end in pairwise(edges):
+                pipe.zcount(keys.timeout_set, start, f"({end}")
+        replies = iter(pipe.execute())
+    answers, holders = {}, {}
+    for broker_list in found:
+        ready, delayed, overdue, dead, head, punctual, consumers = (next(replies) for _ in range(7))
+        answers[broker_list.name] = _Answer(
+            [ready, delayed, overdue, 0, dead],
+            score_to_ms(head[0][1]) if head else None,
+            (punctual or b"").decode(errors="replace").partition(":")[2],
+            [next(replies) for _ in edges[1:]],
+        )
+        holders[broker_list] = [consumer.decode(errors="surrogateescape") for consumer in consumers if consumer]
+    for name, number in _in_flight(lists, holders):
+        answers[name].numbers[3] += number
+    return answers
+
+
+def _in_flight(lists: BrokerLists, holders: dict[BrokerList, list[str]]) -> Iterator[tuple[str, int]]:
+    with lists.client.pipeline(transaction=False) as pipe:
+        for broker_list, consumers in holders.items():
+            for consumer in consumers:
+                pipe.llen(lists.delayed_queue(broker_list).keys.in_flight(consumer))
+        names = [broker_list.name for broker_list, consumers in holders.items() for _ in consumers]
+        yield from zip(names, pipe.execute(), strict=True)
+
+
+def _summed(queue: str, answers: Sequence[_Answer]) -> QueueCounts:
+    ready, delayed, overdue, in_flight, dead = (
+        sum(numbers) for numbers in zip(*(a.numbers for a in answers), strict=True)
+    )
+    dues: list[Any] = [answer.next_due_ms for answer in answers if answer.next_due_ms is not None]
+    punctual = sorted({answer.punctual for answer in answers} - {""})
+    return QueueCounts(queue, ready, delayed, overdue, in_flight, dead, min(dues, default=None), tuple(punctual))

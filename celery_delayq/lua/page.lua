@@ -1,0 +1,54 @@
+--[[
+page: return the entries that are due next after a given one, which need not exist any more; changes nothing.
+
+KEYS[1] timeout set  ZSET
+ARGV[1] due          ms, or '-inf': entries due then or later
+ARGV[2] last due     ms: no entry due later; or '(+inf' for all but those that are never due
+ARGV[3] limit        entries, at most 1000
+ARGV[4] skip         of those due at ARGV[1] itself, which to leave out: '' none, 'entry' those up to ARGV[5], 'start'
+                     those up to the ones that begin with ARGV[5]
+ARGV[5] after        an entry, or the start of one
+
+Returns {entry, score, entry, score, ...} in due order.
+
+Limits: ARGV[3] entries, and about 1 MiB: there is no further one once so much has been read.
+]]
+local timeout_set, due, last_due, limit, skip, after = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local MAX_BYTES, SLICE = 1048576, 20
+
+-- Whether to leave an entry out. By numbers: Lua's `<` for strings depends on the locale.
+local function is_passed(entry)
+    for at = 1, math.min(#entry, #after) do
+        local byte, limiting = string.byte(entry, at), string.byte(after, at)
+        if byte ~= limiting then
+            return byte < limiting
+        end
+    end
+    return #entry <= #after or skip == 'start'
+end
+
+local rank = redis.call('ZCOUNT', timeout_set, '-inf', '(' .. due)
+local stop = redis.call('ZCOUNT', timeout_set, '-inf', last_due)
+if skip ~= '' then
+    local high = rank + redis.call('ZCOUNT', timeout_set, due, due)
+    while rank < high do
+        local middle = math.floor((rank + high) / 2)
+        if is_passed(redis.call('ZRANGE', timeout_set, middle, middle)[1]) then
+            rank = middle + 1
+        else
+            high = middle
+        end
+    end
+end
+
+local found, bytes = {}, 0
+stop = math.min(stop, rank + limit)
+while rank < stop and bytes < MAX_BYTES do
+    local slice = redis.call('ZRANGE', timeout_set, rank, math.min(rank + SLICE, stop) - 1, 'WITHSCORES')
+    for at = 1, #slice do
+        found[#found + 1] = slice[at]
+        bytes = bytes + #slice[at]
+    end
+    rank = rank + SLICE
+end
+return found

@@ -1,0 +1,49 @@
+"""The envelope of a stored message: kombu's JSON around a body, which stays closed.
+
+Only headers and properties are read and written here. The body is a string that is handed on as it is, so neither
+pickle nor anything else of it is ever decoded. Objects that kombu marked in headers (`__type__`) stay as marked.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from celery_delayq.transport.eta import DUE_PROPERTY
+
+
+def read(payload: bytes) -> dict[str, Any] | None:
+    """Return a message as kombu stores it, with dicts for headers and properties; None if it is none."""
+    try:
+        message = json.loads(payload.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(message, dict) or not isinstance(message.get("properties"), dict):
+        return None
+    if not isinstance(message.get("headers"), dict):
+        message["headers"] = {}
+    return message
+
+
+def is_task(message: dict[str, Any] | None) -> bool:
+    """Return whether a message is one of Celery's protocol 2, whose eta is in the headers."""
+    return message is not None and {"task", "id"} <= message["headers"].keys()
+
+
+def with_eta(payload: bytes, eta: str | None, due_ms: int | None) -> bytes:
+    """Return a message with another eta; what is no task message, as it is.
+
+    Args:
+        payload: the message.
+        eta: the new header; None for now.
+        due_ms: when it is due in a delayed queue, unix time in ms; None if it is not to go through one, so that a
+            worker waits for the eta by itself.
+    """
+    message = read(payload)
+    if message is None or not is_task(message):
+        return payload
+    message["headers"]["eta"] = eta
+    message["properties"].pop(DUE_PROPERTY, None)
+    if due_ms is not None:
+        message["properties"][DUE_PROPERTY] = due_ms
+    return json.dumps(message).encode()

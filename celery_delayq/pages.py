@@ -1,0 +1,187 @@
+"""Pages of what waits, in due order over all queues, and the filters by which it is chosen."""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from celery_delayq.broker_lists import BrokerList, BrokerLists
+from celery_delayq.entry import Entry, Position
+from celery_delayq.scripts import MAX_PAGE
+from celery_delayq.task import ScheduledTask, scheduled_task
+from celery_delayq.times import Time, to_ms
+
+#: Tasks that one page examines at most: a filter that nothing matches ends after so many, with a cursor to go on.
+MOST_EXAMINED = 10_000
+
+#: Entries that are read at once: more are no faster, and hold the server up for longer.
+_READ = 100
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """Which tasks are meant; all of them where nothing is given.
+
+    Attributes:
+        queue: only of this queue.
+        task: only with this name.
+        due_from_ms: only due then or later, unix time in ms.
+        due_to_ms: only due then or earlier.
+    """
+
+    queue: str | None = None
+    task: str | None = None
+    due_from_ms: int | None = None
+    due_to_ms: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        due_after: Time | None = None,
+        due_before: Time | None = None,
+    ) -> Criteria:
+        """Return criteria as people give them; a task due at `due_after` is one of them, at `due_before` not.
+
+        Raises:
+            TypeError: a name that is not text, a time that is none.
+            ValueError: a time out of range.
+        """
+        for name, value in (("queue", queue), ("task", task)):
+            if value is not None and not isinstance(value, str):
+                raise TypeError(f"{name} must be a name, not {value!r}")
+        return cls(
+            queue,
+            task,
+            None if due_after is None else to_ms(due_after, "due_after"),
+            None if due_before is None else to_ms(due_before, "due_before") - 1,
+        )
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether nothing is left out."""
+        return self == Criteria()
+
+    def matches(self, task: ScheduledTask) -> bool:
+        """Return whether a task has the name that is wanted."""
+        return self.task in (None, task.name)
+
+
+@dataclass(frozen=True)
+class Page:
+    """Some of what waits, in due order.
+
+    Attributes:
+        tasks: may be fewer than asked for, even none, although there are more: only `cursor` tells.
+        cursor: where the next page begins; None after the last one. It stays valid whatever happens meanwhile.
+    """
+
+    tasks: tuple[ScheduledTask, ...]
+    cursor: str | None
+
+    def __iter__(self) -> Iterator[ScheduledTask]:
+        return iter(self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+
+@dataclass(frozen=True)
+class _Cursor:
+    """The last task that was seen; lists are ordered by name where tasks are due at the same time."""
+
+    broker_list: str
+    position: Position
+
+    def encode(self) -> str:
+        parts = [self.position.due_ms, self.broker_list, self.position.start.hex()]
+        return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
+
+    @classmethod
+    def decode(cls, text: str) -> _Cursor:
+        if not isinstance(text, str):
+            raise TypeError(f"cursor must be the cursor of a page, not {text!r}")
+        try:
+            due_ms, broker_list, start = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+            if type(due_ms) is int and isinstance(broker_list, str):
+                return cls(broker_list, Position(due_ms, bytes.fromhex(start)))
+        except (ValueError, TypeError, RecursionError):
+            pass
+        raise ValueError(f"this is not the cursor of a page: {text!r}")
+
+
+def page(
+    lists: BrokerLists, criteria: Criteria, limit: int, cursor: str | None, most_examined: int = MOST_EXAMINED
+) -> Page:
+    """Return a page of what waits. Bounded calls only: O(log N), and a few hundred entries each.
+
+    Raises:
+        TypeError: `limit` is no whole number, `cursor` no text.
+        ValueError: `limit` out of range, `cursor` not one of a page.
+    """
+    if type(limit) is not int:
+        raise TypeError(f"limit must be a whole number, not {limit!r}")
+    if not 1 <= limit <= MAX_PAGE:
+        raise ValueError(f"limit must be 1 to {MAX_PAGE}, not {limit!r}")
+    last = None if cursor is None else _Cursor.decode(cursor)
+    streams = [_stream(lists, found, criteria, last, limit) for found in lists.waiting(criteria.queue)]
+    now_ms = lists.now_ms()
+    tasks: list[ScheduledTask] = []
+    merged = heapq.merge(*streams, key=lambda found: (found[1].due_ms, found[0].name))
+    for examined, (broker_list, entry) in enumerate(merged):
+        if last is not None and (len(tasks) == limit or examined == most_examined):
+            return Page(tuple(tasks), last.encode())
+        last = _Cursor(broker_list.name, entry.position)
+        task = scheduled_task(entry, broker_list, now_ms)
+        if criteria.matches(task):
+            tasks.append(task)
+    return Page(tuple(tasks), None)
+
+
+def _stream(
+    lists: BrokerLists, broker_list: BrokerList, criteria: Criteria, last: _Cursor | None, limit: int
+) -> Iterator[tuple[BrokerList, Entry]]:
+    """Yield what waits for one list and comes after the last task that was seen."""
+    after: Position | None = None
+    due_from_ms = criteria.due_from_ms
+    if last is not None and last.broker_list == broker_list.name:
+        after = last.position
+    elif last is not None:
+        behind = last.position.due_ms + (broker_list.name < last.broker_list)
+        due_from_ms = max(behind, due_from_ms or 0)
+    read = _READ if criteria.task is not None else min(limit + 1, _READ)
+    spans: dict[str, Any] = {"due_from_ms": due_from_ms, "due_to_ms": criteria.due_to_ms}
+    for entries in lists.delayed_queue(broker_list).pages(after, **spans, limit=read):
+        for entry in entries:
+            yield broker_list, entry
+
+
+#: Called with the numbers of entries that were examined, and of those there are; now and then.
+OnProgress = Callable[[int, int], None]
+
+
+def walk(
+    lists: BrokerLists, criteria: Criteria, on_progress: OnProgress | None = None
+) -> Iterator[tuple[BrokerList, list[ScheduledTask]]]:
+    """Yield all that waits, list by list and each in due order, in bounded pieces; some may be empty.
+
+    What is offered or moved while this goes on may be missed, nothing that waits all the time is.
+    """
+    broker_lists = lists.waiting(criteria.queue)
+    spans: dict[str, Any] = {"due_from_ms": criteria.due_from_ms, "due_to_ms": criteria.due_to_ms}
+    total = sum(lists.delayed_queue(found).count(**spans) for found in broker_lists)
+    now_ms = lists.now_ms()
+    done = 0
+    for found in broker_lists:
+        for entries in lists.delayed_queue(found).pages(**spans):
+            tasks = (scheduled_task(entry, found, now_ms) for entry in entries)
+            yield found, [task for task in tasks if criteria.matches(task)]
+            done += len(entries)
+            if on_progress is not None:
+                on_progress(done, max(done, total))

@@ -1,0 +1,171 @@
+"""ScheduledTask: what can be said of a message that waits, by its headers alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from celery_delayq import message as messages
+from celery_delayq.broker_lists import BrokerList
+from celery_delayq.codec import OfferId
+from celery_delayq.entry import Entry
+from celery_delayq.errors import InvalidEta
+from celery_delayq.times import to_datetime, to_timedelta
+from celery_delayq.transport.eta import parse_eta
+
+
+@dataclass(frozen=True)
+class ScheduledTask:
+    """A task that waits in Redis, as it was read.
+
+    Nothing of its body was decoded: arguments are shown as Celery wrote them into the headers when it was published
+    (`argsrepr`, `kwargsrepr`), shortened. What another program offered, and is no task message, has no id and no
+    name; its due time, queue and size are there nevertheless.
+
+    Attributes:
+        id: the task id.
+        name: the task's name.
+        args: its positional arguments, as text.
+        kwargs: its keyword arguments, as text.
+        due_ms: when it is due, unix time in ms.
+        time_left: until it is due, by the server's clock when it was read; negative if it is overdue.
+        queue: the queue that it waits for.
+        priority: the message's own, or that of its broker list.
+        broker_list: full name of the list on which it will be.
+        retries: how often it was retried.
+        eta: as in the headers; None if there is none, or if that is no time. As all times here, aware, in UTC.
+        expires: after which a worker discards it.
+        root_id: id of the first task of its workflow.
+        parent_id: id of the task that called it.
+        group_id: id of its group.
+        size: of the message, in bytes.
+        content_type: how its body is serialized, `application/json` for example.
+        headers: all headers, stamps included.
+        entry: as it is stored.
+    """
+
+    id: str | None
+    name: str | None
+    args: str | None
+    kwargs: str | None
+    due_ms: int
+    time_left: timedelta = field(compare=False)
+    queue: str
+    priority: int
+    broker_list: str
+    retries: int
+    eta: datetime | None
+    expires: datetime | None
+    root_id: str | None
+    parent_id: str | None
+    group_id: str | None
+    size: int
+    content_type: str | None
+    headers: Mapping[str, Any] = field(hash=False)
+    entry: Entry = field(repr=False)
+
+    @property
+    def due(self) -> datetime:
+        """When it is due, aware, in UTC; `datetime.max` if that is later than dates go."""
+        return to_datetime(self.due_ms)
+
+    @property
+    def is_task(self) -> bool:
+        """Whether it is a message of Celery's protocol 2."""
+        return self.id is not None and self.name is not None
+
+    @property
+    def offered(self) -> datetime | None:
+        """When it was put here, by the server's clock; None if another program did it."""
+        offer = OfferId.from_bytes(self.entry.id)
+        return None if offer is None else to_datetime(offer.offered_us // 1000)
+
+    @property
+    def stamps(self) -> Mapping[str, Any]:
+        """Its stamps, by name.
+
+        Source: Celery 5.7 `celery.worker.request.Request.stamps`.
+        """
+        names, stamps = self.headers.get("stamped_headers"), self.headers.get("stamps")
+        if not isinstance(names, list) or not isinstance(stamps, dict):
+            return {}
+        return {name: stamps.get(name) for name in names if isinstance(name, str)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it but the message itself, as JSON can have it: times in ISO 8601, `time_left` in seconds."""
+
+        def text(when: datetime | None) -> str | None:
+            return None if when is None else when.isoformat()
+
+        return {
+            "id": self.id,
+            "name": self.name,
+            "args": self.args,
+            "kwargs": self.kwargs,
+            "due": text(self.due),
+            "time_left": self.time_left.total_seconds(),
+            "queue": self.queue,
+            "priority": self.priority,
+            "broker_list": self.broker_list,
+            "retries": self.retries,
+            "eta": text(self.eta),
+            "expires": text(self.expires),
+            "root_id": self.root_id,
+            "parent_id": self.parent_id,
+            "group_id": self.group_id,
+            "size": self.size,
+            "content_type": self.content_type,
+            "offered": text(self.offered),
+            "headers": dict(self.headers),
+        }
+
+
+def scheduled_task(entry: Entry, broker_list: BrokerList, now_ms: int) -> ScheduledTask:
+    """Return what is to be said of an entry that waits for a broker list; never raises.
+
+    Args:
+        entry: as it was read.
+        broker_list: for which it waits.
+        now_ms: the server's time then, unix time in ms.
+    """
+    message = messages.read(entry.payload) or {"headers": {}, "properties": {}}
+    headers, properties = message["headers"], message["properties"]
+    priority, retries = properties.get("priority"), headers.get("retries")
+    return ScheduledTask(
+        id=_text(headers.get("id")),
+        name=_text(headers.get("task")),
+        args=_text(headers.get("argsrepr")),
+        kwargs=_text(headers.get("kwargsrepr")),
+        due_ms=entry.due_ms,
+        time_left=to_timedelta(entry.due_ms - now_ms),
+        queue=broker_list.queue,
+        priority=priority if type(priority) is int else broker_list.priority,
+        broker_list=broker_list.name,
+        retries=retries if type(retries) is int else 0,
+        eta=_time(headers.get("eta")),
+        expires=_time(headers.get("expires")),
+        root_id=_text(headers.get("root_id")),
+        parent_id=_text(headers.get("parent_id")),
+        group_id=_text(headers.get("group")),
+        size=len(entry.payload),
+        content_type=_text(message.get("content-type")),
+        headers=headers,
+        entry=entry,
+    )
+
+
+def _text(value: object) -> str | None:
+    """Return a header as text: kombu marks a UUID or bytes, and other clients may write what they like."""
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value)
+
+
+def _time(value: object) -> datetime | None:
+    try:
+        return None if value is None else to_datetime(parse_eta(value, ""))
+    except InvalidEta:
+        return None

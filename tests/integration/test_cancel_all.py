@@ -1,0 +1,194 @@
+"""`delayq.cancel_all` and `delayq.counts`: what matches and nothing else; what is where."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from celery_delayq import DelayedQueue, codec
+from celery_delayq.counts import Bucket
+from tests.state import FAR, calls, give, lease, nothing_changes, now_ms, offer
+from tests.support import wait_until
+from tests.worker_app import publisher
+from tests.workers import Worker
+
+SOON = datetime(2040, 1, 1, tzinfo=timezone.utc)
+SECOND = timedelta(seconds=1)
+
+MATCHING: list[tuple[dict[str, Any], set[str]]] = [
+    ({"task": "note"}, {"a", "c", "d"}),
+    ({"queue": "other"}, {"c", "d"}),
+    ({"queue": "other", "task": "add"}, set()),
+    ({"due_before": SOON + SECOND}, {"a"}),
+    ({"due_after": SOON + SECOND}, {"b", "c", "d"}),
+    ({"due_after": SOON + SECOND, "due_before": SOON + 2 * SECOND}, {"b"}),
+    ({"queue": "never heard of"}, set()),
+    ({"everything": True}, {"a", "b", "c", "d"}),
+]
+
+
+@pytest.fixture
+def four(app: Celery, waiting: DelayedQueue) -> DelayedQueue:
+    """Tasks "a" to "d", in two queues, due a second apart; the queue of the first two."""
+    app.tasks["note"].apply_async(eta=SOON, task_id="a")
+    app.tasks["add"].apply_async((1, 2), eta=SOON + SECOND, task_id="b")
+    app.tasks["note"].apply_async(eta=SOON + 2 * SECOND, task_id="c", queue="other")
+    app.tasks["note"].apply_async(eta=SOON + 3 * SECOND, task_id="d", queue="other", priority=9)
+    return waiting
+
+
+class TestCancelAll:
+    @pytest.mark.parametrize(("criteria", "expected"), MATCHING)
+    def test_what_matches_and_nothing_else(
+        self, app: Celery, four: DelayedQueue, criteria: dict[str, Any], expected: set[str]
+    ) -> None:
+        with nothing_changes(four.client):
+            assert app.delayq.cancel_all(**criteria, dry_run=True) == len(expected)
+        assert app.delayq.cancel_all(**criteria) == len(expected)
+        assert {task.id for task in app.delayq.iter_scheduled()} == set("abcd") - expected
+        assert app.delayq.cancel_all(**criteria) == 0
+
+    @pytest.mark.parametrize("options", [{}, {"dry_run": True}, {"queue": None}, {"everything": False}])
+    def test_not_without_a_criterion(self, app: Celery, four: DelayedQueue, options: dict[str, Any]) -> None:
+        with nothing_changes(four.client), pytest.raises(ValueError, match="name a queue, a task or a time, or say"):
+            app.delayq.cancel_all(**options)
+
+    def test_leaves_no_trace_of_what_it_removes(self, broker_url: str, ledger_url: str, waiting: DelayedQueue) -> None:
+        with publisher(broker_url, ledger_url, broker_transport_options={"mirror_list": True}) as app:
+            for _ in range(5):
+                app.tasks["note"].apply_async(countdown=60, task_id="same")
+            assert app.delayq.cancel_all(task="note") == 5
+        assert waiting.client.exists(waiting.keys.timeout_set, waiting.keys.index, waiting.keys.delay_list) == 0
+
+    def test_what_others_offered_has_no_name_but_a_queue(self, app: Celery, four: DelayedQueue) -> None:
+        four.client.zadd(four.keys.timeout_set, {codec.pack(bytes(8), b"java"): FAR})
+        assert app.delayq.cancel_all(task="java") == 0
+        assert app.delayq.cancel_all(queue="celery") == 3
+
+    def test_tells_how_far_it_is_in_bounded_calls(self, app: Celery, waiting: DelayedQueue) -> None:
+        waiting.register(again=True)
+        for number in range(20_000):
+            waiting.client.zadd(waiting.keys.timeout_set, {codec.pack(number.to_bytes(8, "big"), b"{}"): FAR + number})
+        waiting.client.config_resetstat()
+        told: list[tuple[int, int]] = []
+        assert app.delayq.cancel_all(queue="celery", on_progress=lambda *now: told.append(now)) == 20_000
+        assert told == [(number * 100, 20_000) for number in range(1, 201)]
+        # 200 pages, and an empty one; each removal takes a hundred.
+        assert calls(waiting.client, "evalsha") <= 200 + 201 + 2
+        assert calls(waiting.client, "zrem") == 20_000
+
+    def test_beside_a_transfer_each_is_cancelled_or_delivered(self, app: Celery, waiting: DelayedQueue) -> None:
+        waiting.register(again=True)
+        for number in range(3_000):
+            offer(waiting, str(number), 1 + number)
+        stop = threading.Event()
+
+        def transfer() -> int:
+            moved = 0
+            while not stop.is_set():
+                moved += waiting.transfer(random.randint(1, 3)).moved
+            return moved
+
+        with ThreadPoolExecutor(1) as threads:
+            transferring = threads.submit(transfer)
+            wait_until(lambda: waiting.size() < 2_900, "the transfer began")
+            cancelled = app.delayq.cancel_all(queue="celery")
+            stop.set()
+            moved = transferring.result()
+        assert cancelled + moved + waiting.size() == 3_000
+        assert waiting.client.llen("celery") == moved
+        assert min(cancelled, moved) > 20, "the race did not happen"
+        assert waiting.size() == 0
+
+
+class TestCounts:
+    def test_everything_that_is_somewhere(self, app: Celery, waiting: DelayedQueue) -> None:
+        client = waiting.client
+        now = now_ms(client)
+        offer(waiting, "overdue", 5)
+        for seconds in (150, 160, 450, 100_000):
+            offer(waiting, str(seconds), now + seconds * 1000)
+        high = DelayedQueue(client, "celery\x06\x169")
+        offer(high, "high", now + 30_000)
+        client.lpush("celery", b"ready")
+        client.lpush("celery\x06\x169", b"ready", b"ready")
+        client.rpush(waiting.keys.dead, b"dead")
+        for consumer in ("one", "two"):
+            lease(waiting, consumer)
+            give(waiting, consumer, b"held", b"held")
+        client.zadd(waiting.keys.consumers, {"": 1})
+        client.set(waiting.keys.transferrer, f"{now}:host:1:abc")
+        with nothing_changes(client):
+            counts = app.delayq.counts(span=600, buckets=6)
+        celery = next(queue for queue in counts.queues if queue.queue == "celery")
+        assert (celery.ready, celery.delayed, celery.overdue) == (3, 6, 1)
+        assert (celery.in_flight, celery.dead, celery.next_due_ms) == (4, 1, 5)
+        assert celery.punctual == ("host:1:abc",)
+        assert counts.next_due == celery.next_due == datetime(1970, 1, 1, 0, 0, 0, 5000, tzinfo=timezone.utc)
+        assert now <= counts.at_ms <= now_ms(client)
+        assert [bucket.count for bucket in counts.histogram] == [1, 2, 0, 0, 1, 0]
+        assert counts.later == 1
+        ends = [(bucket.start_ms - counts.at_ms, bucket.end_ms - counts.at_ms) for bucket in counts.histogram]
+        assert ends == [(number * 100_000 + 1, number * 100_000 + 100_001) for number in range(6)]
+
+    def test_of_nothing(self, app: Celery, waiting: DelayedQueue) -> None:
+        counts = app.delayq.counts(span=1, buckets=1)
+        assert all(queue.ready == queue.delayed == queue.dead == 0 for queue in counts.queues)
+        assert counts.next_due is None
+        assert counts.histogram == (Bucket(counts.at_ms + 1, counts.at_ms + 1001, 0),)
+        assert "celery" in [queue.queue for queue in counts.queues]
+
+    def test_commands_do_not_grow_with_what_waits(self, app: Celery, waiting: DelayedQueue) -> None:
+        ran = []
+        for _ in range(2):
+            for number in range(3_000):
+                offer(waiting, str(number), FAR + number)
+            waiting.client.config_resetstat()
+            app.delayq.counts()
+            stats = waiting.client.info("commandstats")
+            ran.append(
+                {name: stat["calls"] for name, stat in stats.items() if name.startswith(("cmdstat_z", "cmdstat_l"))}
+            )
+        assert ran[0] == ran[1]
+
+    def test_the_punctual_worker_and_what_it_holds(
+        self, app: Celery, waiting: DelayedQueue, broker_url: str, ledger_url: str
+    ) -> None:
+        app.tasks["note"].apply_async(countdown=0.1)
+        with Worker(broker=broker_url, ledger=ledger_url) as worker:
+            app.tasks["work_late"].apply_async((60,), countdown=0.1)
+
+            def celery() -> Any:
+                return next(queue for queue in app.delayq.counts().queues if queue.queue == "celery")
+
+            wait_until(lambda: celery().in_flight == 1, "the worker works", 20)
+            (punctual,) = celery().punctual
+            assert int(punctual.split(":")[1]) == worker.pid
+            worker.kill()
+
+    @pytest.mark.parametrize(
+        ("options", "error", "match"),
+        [
+            ({"span": 0}, ValueError, "span must be more than 0"),
+            ({"span": 1e12}, ValueError, "span must be more than 0"),
+            ({"span": "hour"}, TypeError, "span must be a number of seconds"),
+            ({"buckets": 0}, ValueError, "buckets must be 1 to 1000"),
+            ({"buckets": 1001}, ValueError, "buckets must be 1 to 1000"),
+            ({"buckets": 2.5}, TypeError, "buckets must be a whole number"),
+        ],
+    )
+    def test_bad_input(self, app: Celery, options: dict[str, Any], error: type[Exception], match: str) -> None:
+        with pytest.raises(error, match=match):
+            app.delayq.counts(**options)
+
+    def test_a_list_of_another_type(self, app: Celery, waiting: DelayedQueue) -> None:
+        waiting.client.set("celery", "no list")
+        with pytest.raises(OperationalError, match=r"cannot count: .*WRONGTYPE"):
+            app.delayq.counts()

@@ -1,0 +1,263 @@
+"""amend.lua, remove.lua and release.lua: they change an entry only if it still waits as it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from celery_delayq import codec
+from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.entry import Entry
+from tests.state import (
+    FAR,
+    calls,
+    delivered,
+    nothing_changes,
+    now_ms,
+    offer,
+    out_of_memory,
+    seed,
+    state,
+    waiting,
+    wrong_type,
+)
+
+
+def amend(queue: DelayedQueue, entry: Entry) -> bool:
+    return queue.amend(entry, b"new", due_ms=FAR + 5) is not None
+
+
+def remove(queue: DelayedQueue, entry: Entry) -> bool:
+    return queue.remove([entry]) == [True]
+
+
+def release(queue: DelayedQueue, entry: Entry) -> bool:
+    return queue.release([(entry, b"new")]) == [True]
+
+
+Change = Callable[[DelayedQueue, Entry], bool]
+
+
+@pytest.fixture(params=[amend, remove, release], ids=lambda change: change.__name__)
+def change(request: pytest.FixtureRequest) -> Change:
+    """One of the scripts, which says whether it changed the entry."""
+    changing: Change = request.param
+    return changing
+
+
+class TestEach:
+    def test_does_nothing_with_an_entry_that_was_transferred(self, queue: DelayedQueue, change: Change) -> None:
+        offer(queue, "a", 1)
+        offer(queue, "b")
+        (entry,) = queue.peek()
+        queue.transfer()
+        with nothing_changes(queue.client):
+            assert not change(queue, entry)
+
+    def test_does_nothing_with_an_entry_that_was_changed(self, queue: DelayedQueue, change: Change) -> None:
+        offer(queue, "a")
+        (entry,) = queue.find("a")
+        assert amend(queue, entry)
+        with nothing_changes(queue.client):
+            assert not change(queue, entry)
+
+    @pytest.mark.parametrize("number", [0, 1, 2])
+    @pytest.mark.parametrize("mirrored", [False, True])
+    def test_leaves_the_others_of_its_id(
+        self, queue: DelayedQueue, change: Change, number: int, mirrored: bool
+    ) -> None:
+        queue.mirror_list = mirrored
+        for _ in range(3):
+            offer(queue, "a")
+        entries = queue.find("a")
+        assert change(queue, entries.pop(number))
+        assert [entry for entry in queue.find("a") if entry.payload == b"a"] == entries
+        assert queue.client.llen(queue.keys.delay_list) == (queue.size() if mirrored else 0)
+        queue.cancel("a")
+        assert queue.client.exists(queue.keys.index, queue.keys.delay_list, queue.keys.timeout_set) == 0
+
+    @pytest.mark.parametrize("which", ["timeout_set", "index", "delay_list"])
+    def test_changes_nothing_where_a_key_is_of_another_type(
+        self, queue: DelayedQueue, change: Change, which: str
+    ) -> None:
+        queue.mirror_list = True
+        offer(queue, "a")
+        offer(queue, "a")
+        (entry, _) = queue.find("a")
+        wrong_type(queue, getattr(queue.keys, which), lambda: change(queue, entry))
+
+    def test_goes_on_where_memory_is_used_up(self, queue: DelayedQueue, change: Change) -> None:
+        for _ in range(2):
+            offer(queue, "a")
+        for entry in queue.find("a"):
+            with out_of_memory(queue.client):
+                assert change(queue, entry)
+
+    def test_follows_redissons_delay_list(self, queue: DelayedQueue, change: Change) -> None:
+        queue.mirror_list = True
+        for name in "abc":
+            offer(queue, name)
+        (entry,) = queue.find("b")
+        assert change(queue, entry)
+        listed = queue.client.lrange(queue.keys.delay_list, 0, -1)
+        assert sorted(listed) == sorted(queue.client.zrange(queue.keys.timeout_set, 0, -1))
+
+
+class TestAmend:
+    def test_keeps_the_id(self, queue: DelayedQueue) -> None:
+        offer(queue, "a")
+        offer(queue, "b", FAR + 1)
+        (entry,) = queue.find("a")
+        assert queue.amend(entry, b"later", due_ms=FAR + 2) == FAR + 2
+        assert waiting(queue) == [b"b", b"later"]
+        (amended,) = queue.find("a")
+        assert (amended.due_ms, amended.payload) == (FAR + 2, b"later")
+        assert queue.cancel("a") == 1
+
+    def test_now_is_the_servers(self, queue: DelayedQueue) -> None:
+        offer(queue, "a")
+        before = now_ms(queue.client)
+        due_ms = queue.amend(queue.peek()[0], b"now")
+        assert due_ms is not None
+        assert before <= due_ms <= now_ms(queue.client)
+        assert queue.transfer().moved == 1
+
+    def test_tells_the_loops_of_a_new_head(self, queue: DelayedQueue) -> None:
+        offer(queue, "a", FAR + 5)
+        offer(queue, "b", FAR + 6)
+        with queue.client.pubsub(ignore_subscribe_messages=True) as pubsub:
+            pubsub.subscribe(queue.keys.channel)
+            pubsub.get_message(timeout=5)
+            (entry,) = queue.find("b")
+            queue.amend(entry, b"b", due_ms=FAR)
+            message = pubsub.get_message(timeout=5)
+        assert message is not None
+        assert message["data"] == b"%d" % FAR
+
+    def test_refuses_what_redisson_offered(self, one_queue: DelayedQueue) -> None:
+        seed(one_queue, {codec.pack(bytes(8), b"java"): FAR})
+        with nothing_changes(one_queue.client), pytest.raises(ValueError, match="only entries that this package"):
+            one_queue.amend(one_queue.peek()[0], b"new", due_ms=1)
+
+
+class TestRemove:
+    def test_of_any_shape(self, queue: DelayedQueue) -> None:
+        old = bytes(8) + (3).to_bytes(8, "little") + b"old"
+        seed(queue, {codec.pack(bytes(8), b"java"): FAR, old: FAR + 1})
+        queue.client.rpush(queue.keys.delay_list, old, codec.pack(bytes(8), b"java"))
+        offer(queue, "a")
+        assert queue.remove(queue.page()) == [True] * 3
+        assert state(queue.client) == {}
+
+    def test_says_of_each_whether_it_was_there(self, queue: DelayedQueue) -> None:
+        for number in range(250):
+            offer(queue, str(number), FAR + number)
+        entries = queue.page(limit=1000)
+        for number in (0, 7, 249):
+            queue.cancel(str(number))
+        assert queue.remove(entries) == [number not in (0, 7, 249) for number in range(250)]
+        assert state(queue.client) == {}
+        assert queue.remove([]) == []
+
+
+class TestRelease:
+    def test_what_was_given_first_is_consumed_first(self, queue: DelayedQueue) -> None:
+        queue.client.lpush("q", b"ready")
+        for number in range(250):
+            offer(queue, str(number), FAR + number)
+        pairs = [(entry, entry.payload + b"!") for entry in queue.page(limit=1000)]
+        assert queue.release(pairs) == [True] * 250
+        assert delivered(queue) == [b"ready", *(b"%d!" % number for number in range(250))]
+        assert queue.size() == 0
+        assert queue.release(pairs[:3]) == [False] * 3
+
+    def test_a_broker_list_of_another_type(self, queue: DelayedQueue) -> None:
+        offer(queue, "a")
+        (entry,) = queue.find("a")
+        wrong_type(queue, "q", lambda: release(queue, entry))
+
+
+class TestBatches:
+    @pytest.mark.parametrize(
+        "change_all",
+        [
+            lambda queue, entries: queue.remove(entries),
+            lambda queue, entries: queue.release([(entry, b"new") for entry in entries]),
+        ],
+        ids=["remove", "release"],
+    )
+    def test_no_call_walks_far_in_redissons_delay_list(
+        self, one_queue: DelayedQueue, change_all: Callable[[DelayedQueue, list[Entry]], list[bool]]
+    ) -> None:
+        one_queue.mirror_list = True
+        for number in range(2_000):
+            offer(one_queue, str(number), FAR + number)
+        entries = one_queue.page(limit=100)
+        one_queue.client.config_resetstat()
+        assert change_all(one_queue, entries) == [True] * 100
+        scripts_run = calls(one_queue.client, "evalsha")
+        assert 10 <= scripts_run <= 12, "20,000 steps a call, 2,000 an entry"
+        assert one_queue.client.llen(one_queue.keys.delay_list) == 1_900
+
+    def test_large_messages_are_not_sent_together(self, one_queue: DelayedQueue) -> None:
+        for number in range(6):
+            offer(one_queue, str(number), payload=bytes(600_000))
+        entries = one_queue.page(limit=1000)
+        while more := one_queue.page(entries[-1], limit=1000):
+            entries += more
+        one_queue.client.config_resetstat()
+        assert one_queue.remove(entries) == [True] * 6
+        assert calls(one_queue.client, "evalsha") == 6
+
+
+class TestAnything:
+    @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        steps=st.lists(
+            st.tuples(
+                st.sampled_from(["offer", "amend", "remove", "release", "cancel", "transfer"]),
+                st.sampled_from("abc"),
+                st.integers(0, 3),
+            ),
+            max_size=25,
+        ),
+        mirrored=st.booleans(),
+    )
+    def test_the_index_knows_what_waits(
+        self, one_queue: DelayedQueue, steps: list[tuple[str, str, int]], mirrored: bool
+    ) -> None:
+        """After any steps, each entry is found by its id, and nothing is left when all are cancelled."""
+        queue = one_queue
+        queue.client.flushall()
+        queue.mirror_list = mirrored
+        expected: dict[str, list[tuple[int, bytes]]] = {name: [] for name in "abc"}
+        for number, (step, name, extra) in enumerate(steps):
+            payload = b"%d" % number
+            found = queue.find(name)
+            if step == "offer":
+                offer(queue, name, FAR + extra, payload)
+                expected[name].append((FAR + extra, payload))
+            elif step == "cancel":
+                assert queue.cancel(name) == len(expected[name])
+                expected[name] = []
+            elif step == "transfer":
+                assert queue.transfer().moved == 0
+            elif found:
+                entry = found[extra % len(found)]
+                expected[name].remove((entry.due_ms, entry.payload))
+                if step == "amend":
+                    assert queue.amend(entry, payload, due_ms=FAR + extra) == FAR + extra
+                    expected[name].append((FAR + extra, payload))
+                elif step == "remove":
+                    assert queue.remove([entry]) == [True]
+                else:
+                    assert queue.release([(entry, payload)]) == [True]
+            for each, entries in expected.items():
+                assert sorted((e.due_ms, e.payload) for e in queue.find(each)) == sorted(entries)
+        for each in "abc":
+            queue.cancel(each)
+        queue.client.delete("q")
+        assert state(queue.client) == {}

@@ -1,0 +1,169 @@
+"""What is said of a stored message by its headers, and how they get another eta; its body stays closed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_delayq import codec
+from celery_delayq.broker_lists import BrokerList
+from celery_delayq.codec import OfferId
+from celery_delayq.entry import Entry
+from celery_delayq.message import with_eta
+from celery_delayq.task import ScheduledTask, scheduled_task
+
+LIST = BrokerList("shop.celery\x06\x163", "celery", 3)
+
+HEADERS = {
+    "lang": "py",
+    "task": "cancel_unpaid",
+    "id": "the-id",
+    "eta": "2030-01-01T09:00:00+09:00",
+    "expires": "2030-01-02T00:00:00+00:00",
+    "group": "the-group",
+    "retries": 2,
+    "root_id": "the-root",
+    "parent_id": "the-parent",
+    "argsrepr": "(42,)",
+    "kwargsrepr": "{'why': 'unpaid'}",
+    "stamped_headers": ["shop"],
+    "stamps": {"shop": ["eu"]},
+}
+
+
+class Bomb:
+    """Fails whoever unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("it was unpickled",))
+
+
+def stored(headers: Any = HEADERS, **message: Any) -> bytes:
+    body = base64.b64encode(pickle.dumps(Bomb())).decode()
+    properties = {"priority": 5, "delivery_tag": "tag", "body_encoding": "base64", "delayq_due": 1893456000000}
+    content = {"body": body, "content-type": "application/x-python-serialize", "content-encoding": "binary"}
+    return json.dumps({**content, "headers": headers, "properties": properties, **message}).encode()
+
+
+def task_of(payload: bytes, due_ms: int = 1893456000000, now_ms: int = 1893455999000) -> ScheduledTask:
+    entry_id = OfferId(1_000_000, codec.message_key("the-id")).to_bytes()
+    return scheduled_task(Entry(due_ms, payload, entry_id, codec.pack(entry_id, payload)), LIST, now_ms)
+
+
+class TestATask:
+    def test_is_all_that_its_headers_say(self) -> None:
+        payload = stored()
+        task = task_of(payload)
+        assert task.to_dict() == {
+            "id": "the-id",
+            "name": "cancel_unpaid",
+            "args": "(42,)",
+            "kwargs": "{'why': 'unpaid'}",
+            "due": "2030-01-01T00:00:00+00:00",
+            "time_left": 1.0,
+            "queue": "celery",
+            "priority": 5,
+            "broker_list": "shop.celery\x06\x163",
+            "retries": 2,
+            "eta": "2030-01-01T00:00:00+00:00",
+            "expires": "2030-01-02T00:00:00+00:00",
+            "root_id": "the-root",
+            "parent_id": "the-parent",
+            "group_id": "the-group",
+            "size": len(payload),
+            "content_type": "application/x-python-serialize",
+            "offered": "1970-01-01T00:00:01+00:00",
+            "headers": HEADERS,
+        }
+        assert task.is_task
+        assert task.stamps == {"shop": ["eu"]}
+        json.dumps(task.to_dict())
+
+    def test_is_frozen_hashable_and_the_same_when_read_again(self) -> None:
+        task = task_of(stored())
+        with pytest.raises(AttributeError):
+            task.id = "other"  # type: ignore[misc]
+        later = task_of(stored(), now_ms=1893456001000)
+        assert later.time_left == timedelta(seconds=-1)
+        assert {task, later} == {task}
+
+    def test_without_a_priority_has_that_of_its_list(self) -> None:
+        assert task_of(stored(properties={})).priority == 3
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=8), children, max_size=3),
+    max_leaves=8,
+)
+
+
+class TestAnythingElse:
+    @pytest.mark.parametrize(
+        "payload",
+        [b"", b"\xac\xed\x00\x05java", b'"text"', b"[]", b"{}", b"{", b"\xff", b"[" * 100_000, b'{"properties": 1}'],
+    )
+    def test_is_shown_as_what_it_is(self, payload: bytes) -> None:
+        task = task_of(payload)
+        assert not task.is_task
+        assert (task.id, task.name, task.args, task.queue, task.priority) == (None, None, None, "celery", 3)
+        assert (task.size, task.due) == (len(payload), datetime(2030, 1, 1, tzinfo=timezone.utc))
+        assert with_eta(payload, "2031-01-01", 1) == payload
+
+    @given(st.dictionaries(st.sampled_from([*HEADERS, "x"]), JSON, max_size=6), JSON, JSON)
+    def test_never_raises(self, headers: dict[str, Any], other: Any, more: Any) -> None:
+        for payload in (
+            stored(headers),
+            stored(other),
+            stored(headers, properties=other),
+            stored(headers, **{"properties": {"priority": more}, "content-type": other}),
+            json.dumps(other).encode(),
+        ):
+            task = task_of(payload)
+            assert task.size == len(payload)
+            json.dumps(task.to_dict())
+            assert task.stamps is not None
+
+    @given(st.binary(), st.integers(-(2**80), 2**80))
+    def test_of_any_bytes_and_time(self, payload: bytes, due_ms: int) -> None:
+        task = task_of(payload, due_ms)
+        assert task.due.tzinfo is timezone.utc
+        repr(task)
+
+    def test_marked_objects_in_headers_stay_as_they_are(self) -> None:
+        """kombu makes objects of them, and raises on what it does not know."""
+        marked = {"__type__": "never heard of", "__value__": 1}
+        task = task_of(stored({**HEADERS, "id": marked, "more": marked}))
+        assert task.id == json.dumps(marked)
+        assert task.headers["more"] == marked
+
+
+class TestAnotherEta:
+    def test_is_all_that_changes(self) -> None:
+        before = json.loads(stored())
+        after = json.loads(with_eta(stored(), "2031-01-01T00:00:00+00:00", 7))
+        before["headers"]["eta"] = "2031-01-01T00:00:00+00:00"
+        before["properties"]["delayq_due"] = 7
+        assert after == before
+
+    def test_without_a_delayed_queue(self) -> None:
+        """Then no worker must take it for one that has waited already."""
+        after = json.loads(with_eta(stored(), None, None))
+        assert after["headers"]["eta"] is None
+        assert "delayq_due" not in after["properties"]
+
+    @given(st.text(), st.dictionaries(st.text(), JSON, max_size=4))
+    def test_body_and_headers_stay_what_they_are(self, body: str, headers: dict[str, Any]) -> None:
+        payload = stored({**headers, "task": "t", "id": "i"}, body=body)
+        once = with_eta(payload, "2031-01-01", 7)
+        assert json.loads(once)["body"] == body
+        assert with_eta(once, "2031-01-01", 7) == once
+        kept = {key: value for key, value in json.loads(once)["headers"].items() if key != "eta"}
+        assert repr(kept) == repr({k: v for k, v in json.loads(payload)["headers"].items() if k != "eta"})
