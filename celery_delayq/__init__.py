@@ -5,8 +5,6 @@ Importing the package connects nothing and registers nothing; `DelayQ(app)` does
 
 from celery_delayq._version import __version__
 from celery_delayq.app import DelayQ
-from celery_delayq.backup import Imported, Released
-from celery_delayq.counts import Counts
 from celery_delayq.dead_letters import DeadLetter, DeadLetters
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.entry import Entry
@@ -20,8 +18,10 @@ from celery_delayq.errors import (
     LeaseLost,
     UnsupportedServer,
 )
-from celery_delayq.pages import Page
-from celery_delayq.task import ScheduledTask
+from celery_delayq.inspector.backup import Imported, Released
+from celery_delayq.inspector.counts import Counts
+from celery_delayq.inspector.pages import Page
+from celery_delayq.inspector.task import ScheduledTask
 
 __all__ = [
     "ConfigurationError",

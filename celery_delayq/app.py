@@ -11,15 +11,14 @@ from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from celery_delayq import backup
-from celery_delayq.backup import File, Imported, Released
 from celery_delayq.bootsteps import Transfer
 from celery_delayq.config import check_urls
-from celery_delayq.counts import Counts
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.inspector import Inspector
-from celery_delayq.pages import Criteria, OnProgress, Page
-from celery_delayq.task import ScheduledTask
+from celery_delayq.inspector import Inspector, backup
+from celery_delayq.inspector.backup import File, Imported, Released
+from celery_delayq.inspector.counts import Counts
+from celery_delayq.inspector.pages import Criteria, OnProgress, Page
+from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.times import Time
 from celery_delayq.transport import Transport, register_schemes
 

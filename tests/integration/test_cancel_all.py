@@ -13,7 +13,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, codec
-from celery_delayq.counts import Bucket
+from celery_delayq.inspector.counts import Bucket
 from tests.state import FAR, calls, give, lease, nothing_changes, now_ms, offer
 from tests.support import wait_until
 from tests.worker_app import publisher

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, InvalidExport, codec
-from celery_delayq.backup import Imported
+from celery_delayq.inspector.backup import Imported
 from examples.private_redis import PrivateRedis
 from tests.integration.publishing import ready
 from tests.state import FAR, nothing_changes, offer, out_of_memory, state

@@ -16,7 +16,7 @@ from kombu.transport import virtual
 from kombu.transport.redis import Transport as StockTransport
 from kombu.utils import scheduling
 
-from celery_delayq.broker_lists import BrokerList, BrokerLists
+from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.transport import SentinelTransport, Transport
 from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
 from celery_delayq.transport.poller import Poller

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue, codec
-from celery_delayq.backup import Released
+from celery_delayq.inspector.backup import Released
 from tests.integration.publishing import ready
 from tests.ledger import Ledger, Verdict
 from tests.state import FAR, calls, now_ms, offer

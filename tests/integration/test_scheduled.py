@@ -16,8 +16,8 @@ from celery import Celery, chain, group
 from kombu.exceptions import OperationalError
 
 from celery_delayq import ConfigurationError, DelayedQueue, codec
-from celery_delayq.broker_lists import BrokerLists
-from celery_delayq.pages import Criteria, page
+from celery_delayq.inspector.broker_lists import BrokerLists
+from celery_delayq.inspector.pages import Criteria, page
 from examples.private_redis import PrivateRedis
 from tests.state import FAR, calls, nothing_changes, now_ms
 from tests.worker_app import publisher

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_delayq import codec
-from celery_delayq.broker_lists import BrokerList
 from celery_delayq.codec import OfferId
 from celery_delayq.entry import Entry
-from celery_delayq.message import with_eta
-from celery_delayq.task import ScheduledTask, scheduled_task
+from celery_delayq.inspector.broker_lists import BrokerList
+from celery_delayq.inspector.message import with_eta
+from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 
 LIST = BrokerList("shop.celery\x06\x163", "celery", 3)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from celery_delayq import message as messages
-from celery_delayq.broker_lists import BrokerList
 from celery_delayq.codec import OfferId
 from celery_delayq.entry import Entry
 from celery_delayq.errors import InvalidEta
+from celery_delayq.inspector import message as messages
+from celery_delayq.inspector.broker_lists import BrokerList
 from celery_delayq.times import to_datetime, to_timedelta
 from celery_delayq.transport.eta import parse_eta
 

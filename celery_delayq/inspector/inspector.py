@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
-from celery_delayq.broker_lists import BrokerLists
-from celery_delayq.counts import Counts, count
 from celery_delayq.delayed_queue import DelayedQueue
-from celery_delayq.message import with_eta
-from celery_delayq.pages import Criteria, OnProgress, Page, page, walk
-from celery_delayq.task import ScheduledTask, scheduled_task
+from celery_delayq.inspector.broker_lists import BrokerLists
+from celery_delayq.inspector.counts import Counts, count
+from celery_delayq.inspector.message import with_eta
+from celery_delayq.inspector.pages import Criteria, OnProgress, Page, page, walk
+from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.times import Time, due_at, to_ms
 
 T = TypeVar("T")

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from celery_delayq.broker_lists import BrokerList, BrokerLists
 from celery_delayq.entry import Entry, Position
+from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.scripts import MAX_PAGE
-from celery_delayq.task import ScheduledTask, scheduled_task
 from celery_delayq.times import Time, to_ms
 
 #: Tasks that one page examines at most: a filter that nothing matches ends after so many, with a cursor to go on.

@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import groupby, pairwise
 from typing import Any
 
-from celery_delayq.broker_lists import BrokerList, BrokerLists
+from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.scripts import score_to_ms
 from celery_delayq.times import seconds, to_datetime
 

@@ -24,15 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from celery_delayq import message as messages
 from celery_delayq import scripts
-from celery_delayq.broker_lists import BrokerList, BrokerLists
 from celery_delayq.codec import MESSAGE_KEY_SIZE, OfferId, unpack
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.errors import InvalidExport
-from celery_delayq.pages import Criteria, OnProgress, walk
+from celery_delayq.inspector import message as messages
+from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.inspector.pages import Criteria, OnProgress, walk
+from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.scripts import Call
-from celery_delayq.task import ScheduledTask
 from celery_delayq.times import to_datetime
 
 FORMAT, VERSION = "celery_delayq", 1
