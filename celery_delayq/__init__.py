@@ -14,6 +14,7 @@ from celery_delayq.errors import (
     InvalidEntry,
     InvalidEta,
     LeaseLost,
+    NotAllSent,
     UnsupportedServer,
 )
 
@@ -29,6 +30,7 @@ __all__ = [
     "InvalidEntry",
     "InvalidEta",
     "LeaseLost",
+    "NotAllSent",
     "UnsupportedServer",
     "__version__",
 ]

@@ -25,8 +25,10 @@ LAYERS = [
     {"watchdog"},
     {"settings", "server"},
     {"transport"},
-    {"config", "failures"},
-    {"bootsteps", "cli"},
+    {"config", "task_message"},
+    {"failures", "revocation", "bulk"},
+    {"control"},
+    {"bootsteps", "panel", "cli"},
     {"app"},
     {"__init__"},
 ]
@@ -36,8 +38,8 @@ RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 BASE = 0
 
 MAY_IMPORT = {
-    "kombu": {"transport", "failures", "bootsteps", "cli", "app"},
-    "celery": {"bootsteps", "config", "failures", "cli", "app"},
+    "kombu": {"transport", "task_message", "revocation", "bulk", "control", "bootsteps", "cli", "app"},
+    "celery": {"task_message", "revocation", "bulk", "control", "bootsteps", "panel", "cli", "app"},
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))
