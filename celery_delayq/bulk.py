@@ -66,8 +66,8 @@ def _single(app: Any, given: Any) -> Signature:
     Raises:
         TypeError: it is none, or that of several tasks.
     """
-    signature = maybe_signature(given, app=app)
-    if not isinstance(signature, Signature) or isinstance(signature, (_chain, _chord, group)):
+    signature = maybe_signature(given, app=app) if isinstance(given, dict) else None  # a Signature is a dict
+    if signature is None or isinstance(signature, (_chain, _chord, group)):
         raise TypeError(
             f"apply_async_many() takes signatures of single tasks, task.s(...).set(countdown=...), not {given!r}"
         )

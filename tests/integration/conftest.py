@@ -8,6 +8,7 @@ import pytest
 import redis
 from celery import Celery
 
+from celery_delayq import DelayedQueue
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.worker_app import publisher
@@ -53,3 +54,11 @@ def app(broker_url: str, ledger_url: str) -> Iterator[Celery]:
     """An app to publish with."""
     with publisher(broker_url, ledger_url) as app:
         yield app
+
+
+@pytest.fixture
+def waiting(broker_client: redis.Redis) -> Iterator[DelayedQueue]:
+    """The delayed queue of `celery`, empty at first and afterwards."""
+    yield DelayedQueue(broker_client, "celery")
+    # All but the registry, in which pooled connections know their queues to be.
+    broker_client.delete("-", *(key for key in broker_client.scan_iter() if key != b"delayq:queues"))
