@@ -48,6 +48,15 @@ def plain(client: redis.Redis) -> DelayedQueue:
 
 
 class TestWithAnyClient:
+    def test_it_tells_which_of_many_message_ids_have_entries(self, queue: DelayedQueue) -> None:
+        for message_id in ("twice", "once", "twice", "gone"):
+            queue.offer(b"", due_ms=FAR, message_id=message_id)
+        first, *_ = queue.find("twice")
+        queue.remove([first, *queue.find("gone")])
+        unknown = [f"unknown {number}" for number in range(1500)]
+        assert queue.indexed([*unknown, "once", "gone", "twice"]) == ["once", "twice"]
+        assert queue.indexed([]) == []
+
     @pytest.mark.parametrize("payload", [b"", b"pay", bytes(range(256)), b"\xff" * 70_000])
     def test_a_message_comes_out_as_it_went_in(self, queue: DelayedQueue, client: redis.Redis, payload: bytes) -> None:
         queue.offer(payload, due_ms=1)
