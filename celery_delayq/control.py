@@ -8,6 +8,7 @@ from typing import Any
 from celery.app.control import Control
 from kombu.exceptions import OperationalError
 from kombu.utils.imports import symbol_by_name
+from redis.exceptions import ResponseError
 
 from celery_delayq.revocation import revoke_ids, revoke_stamped
 from celery_delayq.transport import Transport
@@ -56,7 +57,7 @@ class DelayqControl(Control):
             try:
                 conn.ensure_connection(max_retries=1)
                 revoke_waiting(self.app, conn.default_channel, command, arguments)
-            except conn.connection_errors as exc:
+            except (*conn.connection_errors, ResponseError) as exc:
                 raise OperationalError(f"cannot tell whether there are waiting tasks to revoke: {exc}") from exc
 
 

@@ -1,8 +1,9 @@
 """Revoke tasks that wait: remove them from Redis, and tell everybody, as a worker does with a task it was sent.
 
-The order: all of them are removed, then recorded as REVOKED, then the `task-revoked` events and the `task_revoked`
-signals follow. A task is removed at most once, and whoever removed it announces it: so a producer and workers that are
-told the same announce it once. What cannot be recorded is logged as an error; the task is revoked all the same.
+The order: they are removed, a thousand at most, then recorded as REVOKED, then the `task-revoked` events and the
+`task_revoked` signals follow. A task is removed at most once, and whoever removed it announces it: so a producer and
+workers that are told the same announce it once. What cannot be recorded is logged as an error; the task is revoked all
+the same.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ logger = getLogger(__name__)
 #: Fields of the event and arguments of the signal, as of a task that a worker was sent and did not begin.
 _NOT_BEGUN = {"terminated": False, "signum": None, "expired": False}
 
+#: So many tasks are removed before they are announced.
+ANNOUNCED_AT_ONCE = 1000
+
 Stamps = Mapping[str, Any]
 
 
-def revoke_ids(app: Any, channel: Any, task_ids: Iterable[str], *, eventer: Any = None) -> list[str]:
+def revoke_ids(app: Any, channel: Any, task_ids: Iterable[str], *, eventer: Any = None) -> int:
     """Revoke the tasks with these ids that wait, in all delayed queues of the server.
 
     Atomic for each task against a transfer: it is removed, or delivered. One round trip a queue, and three a task.
@@ -41,7 +45,7 @@ def revoke_ids(app: Any, channel: Any, task_ids: Iterable[str], *, eventer: Any 
         eventer: the worker's event dispatcher; by default one is made, and whoever listens hears of it.
 
     Returns:
-        The ids of the tasks that were removed.
+        How many tasks were removed.
 
     Raises:
         kombu.exceptions.OperationalError: the server refused a queue; all others were searched.
@@ -51,7 +55,7 @@ def revoke_ids(app: Any, channel: Any, task_ids: Iterable[str], *, eventer: Any 
     return _revoke(app, channel, lambda queue: _take_ids(queue, queue.indexed(ids)), eventer)
 
 
-def revoke_stamped(app: Any, channel: Any, stamps: Stamps, *, eventer: Any = None) -> list[str]:
+def revoke_stamped(app: Any, channel: Any, stamps: Stamps, *, eventer: Any = None) -> int:
     """Revoke the tasks that wait with one of these stamps; all else is as with `revoke_ids`.
 
     Reads everything that waits, a page at a time; no body is decoded but of what is removed.
@@ -61,23 +65,21 @@ def revoke_stamped(app: Any, channel: Any, stamps: Stamps, *, eventer: Any = Non
     return _revoke(app, channel, lambda queue: _take_stamped(queue, stamps), eventer)
 
 
-def _revoke(app: Any, channel: Any, take: Callable[[DelayedQueue], Iterator[Entry]], eventer: Any) -> list[str]:
-    removed: dict[str, dict[str, Any]] = {}
+def _revoke(app: Any, channel: Any, take: Callable[[DelayedQueue], Iterator[Entry]], eventer: Any) -> int:
+    announcer = _Announcer(app, eventer)
     refused: ResponseError | None = None
     try:
         for name in sorted(registered(channel.plain_client, channel.global_keyprefix)):
             try:
                 for entry in take(channel.delayed_queue(name)):
-                    message = task_message(entry.payload)
-                    if message is not None:
-                        removed[str(message["headers"]["id"])] = message
+                    announcer.add(entry)
             except ResponseError as exc:
                 refused = exc
     finally:
-        _announce(app, list(removed.values()), eventer)
+        announcer.flush()
     if refused is not None:
         raise OperationalError(f"cannot tell whether there are tasks to revoke in every queue: {refused}") from refused
-    return list(removed)
+    return announcer.count
 
 
 def _take_ids(queue: DelayedQueue, task_ids: Iterable[str]) -> Iterator[Entry]:
@@ -88,6 +90,7 @@ def _take_ids(queue: DelayedQueue, task_ids: Iterable[str]) -> Iterator[Entry]:
 
 
 def _take(queue: DelayedQueue, entries: Sequence[Entry]) -> Iterator[Entry]:
+    # A hundred at most, so that it is one script: of two, the second could fail.
     for entry, removed in zip(entries, queue.remove(entries), strict=True):
         if removed:
             yield entry
@@ -122,39 +125,59 @@ def _matches(headers: dict[str, Any], stamps: Stamps) -> bool:
     )
 
 
-def _announce(app: Any, messages: Sequence[dict[str, Any]], eventer: Any) -> None:
-    """Do what a worker does with a revoked task. Never raises.
+class _Announcer:
+    """Does with revoked tasks what a worker does. Never raises.
 
     Source: Celery 5.7 `celery.worker.request.Request._announce_revoked`.
+
+    Attributes:
+        count: how many tasks were revoked.
     """
-    if not messages:
-        return
-    revoked = []
-    for message in messages:
-        request = request_of(app, message)
-        revoked.append((app.tasks.get(request.task), request))
-        logger.info("Revoked task %s[%s], which was waiting", request.task, request.id)
-    _record(app, revoked)
-    try:
-        _send_events(app, revoked, eventer)
-    except Exception:
-        logger.exception("Cannot send the task-revoked events of %s", [request.id for _, request in revoked])
-    for task, request in revoked:
-        signals.task_revoked.send(sender=task or request.task, request=request, **_NOT_BEGUN)
 
+    def __init__(self, app: Any, eventer: Any) -> None:
+        self.count = 0
+        self._app = app
+        self._eventer = eventer
+        self._messages: dict[str, dict[str, Any]] = {}
+        #: Backends that failed: each attempt takes as long as their retry policy says.
+        self._away: set[int] = set()
 
-def _record(app: Any, revoked: Sequence[tuple[Any, Any]]) -> None:
-    away: set[int] = set()
-    for task, request in revoked:
-        backend = task.backend if task is not None else app.backend
-        if id(backend) in away:  # each attempt takes as long as the backend's retry policy says
-            logger.error("Task %s was revoked, but that could not be stored either", request.id)
-            continue
+    def add(self, entry: Entry) -> None:
+        """Announce that an entry was removed, at the latest when `flush` is called; what is no task is left out."""
+        message = task_message(entry.payload)
+        if message is not None:
+            self._messages[str(message["headers"]["id"])] = message
+        if len(self._messages) >= ANNOUNCED_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Announce what was not yet."""
+        if not self._messages:
+            return
+        requests = [request_of(self._app, message) for message in self._messages.values()]
+        self._messages.clear()
+        self.count += len(requests)
+        revoked = [(self._app.tasks.get(request.task), request) for request in requests]
+        for task, request in revoked:
+            logger.info("Revoked task %s[%s], which was waiting", request.task, request.id)
+            self._record(task, request)
         try:
-            store = _stores_errors(app, task, request)
+            _send_events(self._app, revoked, self._eventer)
+        except Exception:
+            logger.exception("Cannot send the task-revoked events of %s", [request.id for request in requests])
+        for task, request in revoked:
+            signals.task_revoked.send(sender=task or request.task, request=request, **_NOT_BEGUN)
+
+    def _record(self, task: Any, request: Any) -> None:
+        backend = task.backend if task is not None else self._app.backend
+        if id(backend) in self._away:
+            logger.error("Task %s was revoked, but that could not be stored either", request.id)
+            return
+        try:
+            store = _stores_errors(self._app, task, request)
             backend.mark_as_revoked(request.id, "revoked", request=request, store_result=store)
         except Exception:
-            away.add(id(backend))
+            self._away.add(id(backend))
             logger.exception("Task %s was revoked, but that could not be stored in the result backend", request.id)
 
 

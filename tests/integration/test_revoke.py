@@ -15,7 +15,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
-from celery_delayq import DelayedQueue, DelayQ
+from celery_delayq import DelayedQueue, DelayQ, revocation
 from examples.private_redis import PrivateRedis
 from tests.integration.monitoring import task_events
 from tests.integration.racing import TASKS, take_back_when_due
@@ -212,6 +212,19 @@ def test_a_queue_that_the_server_refuses_does_not_shield_the_others(
     broker_client.srem("delayq:queues", "a", "z")
 
 
+def test_a_registry_that_the_server_refuses_is_an_error_that_celery_knows(
+    app: Celery, waiting: DelayedQueue, broker_client: redis.Redis
+) -> None:
+    broker_client.delete("delayq:queues")
+    broker_client.set("delayq:queues", "of a wrong type")
+    with pytest.raises(OperationalError, match="cannot tell whether there are waiting tasks to revoke"):
+        app.control.revoke("any")
+    broker_client.delete("delayq:queues")
+    result = app.tasks["note"].apply_async(countdown=MONTHS)  # registers its queue anew
+    result.revoke()
+    assert waiting.size() == 0
+
+
 def test_workers_are_told_as_without_delayq(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
 
@@ -274,7 +287,8 @@ class TestStamps:
         assert [result.state for result in others] == ["PENDING"] * 3
         assert waiting.size() == 3
 
-    def test_it_searches_many_pages(self, app: Celery, waiting: DelayedQueue) -> None:
+    def test_it_searches_many_pages(self, app: Celery, waiting: DelayedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(revocation, "ANNOUNCED_AT_ONCE", 50)
         signatures = []
         for number in range(350):
             signatures.append(app.tasks["note"].s().set(countdown=MONTHS))
