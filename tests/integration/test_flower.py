@@ -80,6 +80,7 @@ def scheduled(flower: Flower) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("worker", "ledger")
 def test_the_workers_page_shows_a_waiting_task_with_its_eta_and_can_revoke_it(app: Celery, flower: Flower) -> None:
+    wait_until(lambda: "true" in flower.ask("/api/workers?status=1"), "Flower hears events: the heartbeat", 30)
     result = app.tasks["note"].apply_async(eta=ETA)
     (shown,) = wait_until(lambda: scheduled(flower), "Flower shows it", 30)
     assert shown["request"]["id"] == result.id

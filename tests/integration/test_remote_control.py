@@ -124,7 +124,7 @@ def test_inspect_delayed_counts(app: Celery, worker: Worker, broker_url: str, le
         app.tasks["note"].apply_async(eta=ETA + timedelta(seconds=number), priority=number)
     counted = {"celery": {"delayed": 8, "next_due": ETA.isoformat()}, "other": {"delayed": 0, "next_due": None}}
     assert reply(app, "delayed") == counted
-    shown = output("inspect", "--json", "--timeout=10", "delayed", broker=broker_url, ledger=ledger_url)
+    shown = output("inspect", "--json", "--timeout=3", "delayed", broker=broker_url, ledger=ledger_url)
     assert list(json.loads(shown.splitlines()[-1]).values()) == [counted]
 
 
