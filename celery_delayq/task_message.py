@@ -40,7 +40,9 @@ def request_of(app: Any, message: dict[str, Any]) -> Context:
             message["headers"]["id"],
         )
         body = {}
-    return Context({**message["headers"], **body}, delivery_info=message["properties"].get("delivery_info"))
+    # As `celery.worker.request.Request` has them; the rpc result backend answers to `reply_to`.
+    properties = {name: message["properties"].get(name) for name in ("delivery_info", "reply_to", "correlation_id")}
+    return Context({**message["headers"], **body, **properties})
 
 
 def body_of(message: dict[str, Any], accept: Iterable[str]) -> tuple[Any, Any, dict[str, Any]]:

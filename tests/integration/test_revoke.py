@@ -138,6 +138,17 @@ def test_a_chord_learns_that_one_of_its_tasks_was_revoked(app: Celery, waiting: 
     assert waiting.size() == 0
 
 
+def test_whoever_waits_for_the_reply_of_an_rpc_backend_gets_one(broker_url: str, waiting: DelayedQueue) -> None:
+    app = Celery("rpc", broker=broker_url, backend="rpc://", set_as_current=False)
+    DelayQ(app)
+    result = app.send_task("any", countdown=MONTHS)
+    result.revoke()
+    with pytest.raises(TaskRevokedError, match="revoked"):
+        result.get(timeout=10)
+    assert waiting.size() == 0
+    app.close()
+
+
 def test_the_state_of_a_task_whose_result_is_ignored_is_not_stored(app: Celery, waiting: DelayedQueue) -> None:
     results = [
         app.tasks["note"].apply_async(countdown=MONTHS, ignore_result=True),
