@@ -16,6 +16,7 @@ from celery_delayq.errors import (
     InvalidEta,
     InvalidExport,
     LeaseLost,
+    NotAllSent,
     UnsupportedServer,
 )
 from celery_delayq.inspector.backup import Imported, Released
@@ -38,6 +39,7 @@ __all__ = [
     "InvalidEta",
     "InvalidExport",
     "LeaseLost",
+    "NotAllSent",
     "Page",
     "Released",
     "ScheduledTask",

@@ -7,20 +7,22 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar, overload
 
 from celery import Celery
+from celery.canvas import Signature
 from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from celery_delayq import bulk, panel
 from celery_delayq.bootsteps import Transfer
-from celery_delayq.config import check_urls
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.config import require_transport
+from celery_delayq.control import use_control
 from celery_delayq.inspector import Inspector, backup
 from celery_delayq.inspector.backup import File, Imported, Released
 from celery_delayq.inspector.counts import Counts
 from celery_delayq.inspector.pages import Criteria, OnProgress, Page
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.times import Time
-from celery_delayq.transport import Transport, register_schemes
+from celery_delayq.transport import register_schemes
 
 T = TypeVar("T")
 
@@ -34,9 +36,10 @@ class DelayQ:
         app = Celery("shop", broker="delayq://localhost:6379/0")
         delayq = DelayQ(app)
 
-    It registers the `delayq` URL schemes with kombu and a bootstep with the app; it connects to nothing and reads no
-    configuration, so it may come before `app.config_from_object`. Making it twice for an app does no harm. It may be
-    shared by threads, and used after a fork.
+    It registers the `delayq` URL schemes with kombu, a bootstep and a `control` with the app, and remote control
+    commands with Celery; it connects to nothing and reads no configuration, so it may come before
+    `app.config_from_object`. Making it twice for an app does no harm. It may be shared by threads, and used after a
+    fork.
 
     What sees and changes waiting tasks works with no worker running. A task is named by its id or its result
     (`result.id`, `result`); several of them at once (a list, a `GroupResult`) get a dict of answers by id. Of a chain,
@@ -57,6 +60,8 @@ class DelayQ:
         self.app = app
         register_schemes()
         app.steps["consumer"].add(Transfer)
+        use_control(app)
+        panel.register()
 
     @overload
     def get(self, task_id: TaskId) -> ScheduledTask | None: ...
@@ -267,6 +272,30 @@ class DelayQ:
         with self._inspector("cannot release") as inspector:
             return backup.release(inspector.lists, queue, on_progress)
 
+    def apply_async_many(
+        self, signatures: Iterable[Signature], *, chunk_size: int = bulk.CHUNK_SIZE
+    ) -> list[AsyncResult]:
+        """Send many tasks in a few round trips; each as its signature's `apply_async()` does, delayed or not.
+
+            delayq.apply_async_many(remind.s(user).set(countdown=3600) for user in users)
+
+        `after_task_publish` is sent when a task is in a chunk, just before the chunk is sent.
+
+        Args:
+            signatures: of single tasks; each call makes a new task id for those that have none. Read as they are sent.
+            chunk_size: tasks a round trip; fewer if they are large. What has been sent stays sent.
+
+        Returns:
+            The results in order.
+
+        Raises:
+            NotAllSent: the first error ends it, and says what was sent, and what was not. Signatures behind it were
+                not read. Its cause is that error.
+            ConfigurationError: the app's broker is not a `delayq://` one.
+            kombu.exceptions.OperationalError: the server cannot be reached; nothing was sent.
+        """
+        return bulk.apply_async_many(self.app, signatures, chunk_size)
+
     def _each(self, task_id: Any, ask: Callable[[Inspector, list[str]], dict[str, T]]) -> T | dict[str, T]:
         if isinstance(task_id, (str, AsyncResult)):
             one = _id_of(task_id)
@@ -287,12 +316,7 @@ class DelayQ:
                 raise OperationalError(f"{trouble}: {exc}") from exc
 
     def _channel(self, connection: Any) -> Any:
-        check_urls(self.app)
-        if not isinstance(connection.transport, Transport):
-            raise ConfigurationError(
-                f"the broker of app {self.app.main!r} is {connection.as_uri()}: "
-                "begin the URL with delayq:// instead of redis://"
-            )
+        require_transport(self.app, connection)
         connection.ensure_connection(max_retries=1)
         return connection.default_channel
 

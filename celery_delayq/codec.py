@@ -47,6 +47,12 @@ def message_key(message_id: str) -> bytes:
     return hashlib.blake2b(message_id.encode("utf-8", "surrogatepass"), digest_size=MESSAGE_KEY_SIZE).digest()
 
 
+def index_fields(message_id: str) -> tuple[bytes, bytes]:
+    """Return the fields of the index for a message id: that of one entry, and that of all further ones."""
+    key = message_key(message_id)
+    return key, key + b"+"
+
+
 @dataclass(frozen=True)
 class OfferId:
     """The id of an entry that this package offered.

@@ -6,6 +6,7 @@ from typing import Any
 
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.settings import PREFIX, AppSettings, app_settings
+from celery_delayq.transport import Transport
 
 
 def settings_of(app: Any) -> AppSettings:
@@ -56,3 +57,16 @@ def check_urls(app: Any) -> None:
                 f"kombu forgets broker_transport when it fails over to another {scheme}:// URL: "
                 "write delayq:// (or delayqs://) in each of them"
             )
+
+
+def require_transport(app: Any, connection: Any) -> None:
+    """Refuse a connection that is not to a `delayq://` broker.
+
+    Raises:
+        ConfigurationError: says what to write.
+    """
+    check_urls(app)
+    if not isinstance(connection.transport, Transport):
+        raise ConfigurationError(
+            f"the broker of app {app.main!r} is {connection.as_uri()}: begin the URL with delayq:// instead of redis://"
+        )

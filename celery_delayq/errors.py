@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class DelayqError(Exception):
     """Base of all errors that this package raises by itself."""
@@ -36,3 +39,25 @@ class LeaseLost(DelayqError, ConnectionError):
 
 class DeliveryLimitReached(DelayqError, RuntimeError):
     """A message was delivered too often without an acknowledgement; the result of its task fails with this."""
+
+
+class NotAllSent(DelayqError, RuntimeError):
+    """Of many tasks, some were not sent. To go on: send what is in `failed` (once it can be), and the rest.
+
+    Attributes:
+        results: of the tasks that were sent, in order.
+        failed: signature and error of tasks that were not sent.
+        uncertain: signatures of tasks that were sent or not: the connection was lost, or a message was for several
+            queues. They have their task ids: `cancel(signature.id)` before a delayed one is sent again.
+    """
+
+    def __init__(
+        self, results: Sequence[Any], failed: Sequence[tuple[Any, Exception]] = (), uncertain: Sequence[Any] = ()
+    ) -> None:
+        self.results = list(results)
+        self.failed = list(failed)
+        self.uncertain = list(uncertain)
+        super().__init__(
+            f"{len(self.results)} tasks were sent, {len(self.failed)} were not, "
+            f"and of {len(self.uncertain)} it is not known"
+        )

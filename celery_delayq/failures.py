@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from logging import getLogger
 from typing import Any
 
-from celery.app.task import Context
-from kombu.message import Message
-from kombu.serialization import prepare_accept_content
-
 from celery_delayq.errors import DeliveryLimitReached
-from celery_delayq.transport.redelivery import decode, deliveries
+from celery_delayq.task_message import request_of, task_message
+from celery_delayq.transport.redelivery import deliveries
 
 logger = getLogger(__name__)
 
@@ -26,40 +22,17 @@ def fail_task(app: Any, name: str, raw: bytes) -> None:
         name: the broker list.
         raw: the message as it was delivered last.
     """
-    message = decode(raw)
-    headers = (message or {}).get("headers")
-    if message is None or not isinstance(headers, dict) or not {"id", "task"} <= headers.keys():
+    message = task_message(raw)
+    if message is None:
         return
+    headers = message["headers"]
     task_id, task = headers["id"], headers["task"]
     error = DeliveryLimitReached(
         f"task {task}[{task_id}] was delivered {deliveries(message) + 1} times without an acknowledgement, as if it "
         f"killed its workers; its message is in the dead list of {name!r}"
     )
     try:
-        request = Context({**headers, **_body(app, message)}, delivery_info=message["properties"].get("delivery_info"))
+        request = request_of(app, message)
         app.backend.mark_as_failure(task_id, error, request=request, store_result=not headers.get("ignore_result"))
     except Exception:
         logger.exception("Cannot store the failure of task %s[%s]", task, task_id)
-
-
-def _body(app: Any, message: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments, callbacks, chain and chord of a task; nothing if its body cannot be decoded here."""
-    body = message.get("body")
-    if message["properties"].get("body_encoding") == "base64":
-        body = base64.b64decode(body or b"")
-    try:
-        args, kwargs, embed = Message(
-            body=body,
-            content_type=message.get("content-type"),
-            content_encoding=message.get("content-encoding"),
-            headers=message["headers"],
-            properties=message["properties"],
-            accept=prepare_accept_content(app.conf.accept_content),
-        ).payload
-    except Exception:
-        logger.warning(
-            "Cannot decode the body of task %s: its chord and chain do not learn of its failure",
-            message["headers"]["id"],
-        )
-        return {}
-    return {"args": args, "kwargs": kwargs, **embed}

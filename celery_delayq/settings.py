@@ -72,6 +72,7 @@ APP_SETTINGS: Mapping[str, Option] = {
     "transfer_batch_size": Option(BATCH_SIZE, 1, MAX_BATCH_SIZE),
     "transfer_lead": Option(0.01, 0.0, LONGEST_LEAD_S),
     "fail_dead_letters": Option(True),
+    "inspect_limit": Option(100, 0, 10_000),
 }
 
 
@@ -114,10 +115,12 @@ class AppSettings:
     Attributes:
         transfer: of transfer loops.
         fail_dead_letters: whether the result of a task that reached the delivery limit becomes FAILURE.
+        inspect_limit: waiting tasks that a worker names in its reply to `inspect scheduled`, at most.
     """
 
     transfer: TransferSettings
     fail_dead_letters: bool
+    inspect_limit: int
 
 
 def app_settings(given: Mapping[str, Any]) -> AppSettings:
@@ -144,7 +147,7 @@ def app_settings(given: Mapping[str, Any]) -> AppSettings:
         batch_size=values["transfer_batch_size"],
         lead_s=values["transfer_lead"],
     )
-    return AppSettings(transfer, values["fail_dead_letters"])
+    return AppSettings(transfer, values["fail_dead_letters"], values["inspect_limit"])
 
 
 def _names(options: Iterable[str]) -> str:

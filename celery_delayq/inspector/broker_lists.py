@@ -93,9 +93,7 @@ class BrokerLists:
         ids = list(holders)
         for start in range(0, len(ids), _IDS_A_COMMAND):
             part = ids[start : start + _IDS_A_COMMAND]
-            keys = [codec.message_key(message_id) for message_id in part]
-            # Those of several entries of an id are behind '+', see offer.lua.
-            fields = [field for key in keys for field in (key, key + b"+")]
+            fields = [field for message_id in part for field in codec.index_fields(message_id)]
             with self.client.pipeline(transaction=False) as pipe:
                 for queue in queues:
                     pipe.hmget(queue.keys.index, fields)

@@ -6,8 +6,10 @@ Messages with an eta in the future are offered to a delayed queue; tasks are fet
 from __future__ import annotations
 
 from collections.abc import Sequence
+from logging import getLogger
 from typing import Any
 
+import kombu
 import redis
 from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps
@@ -16,9 +18,15 @@ from celery_delayq import codec, scripts
 from celery_delayq.consumer import Consumer
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.settings import TRANSPORT_OPTIONS
+from celery_delayq.transport.batch import Batch
 from celery_delayq.transport.eta import DUE_PROPERTY, due_ms_of
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.qos import FetchingQoS
+
+#: kombu 5.7 adds what it publishes to a batch itself.
+_KOMBU_HAS_NO_BATCH = kombu.VERSION < (5, 7)
+
+logger = getLogger(__name__)
 
 
 class DelayedChannel(kombu_redis.Channel):
@@ -27,8 +35,8 @@ class DelayedChannel(kombu_redis.Channel):
     What is published and not delayed takes kombu's way unchanged, and so does what is consumed without acknowledgement
     or from a fanout exchange. As any channel, it is for one thread at a time.
 
-    Hooks of kombu (5.6 and 5.7) that it overrides: `_put`, `_create_client`, `basic_consume`, `_basic_cancel`,
-    `basic_get`, `active_queues`, `close`, `_after_fork`.
+    Hooks of kombu (5.6 and 5.7) that it overrides: `_put`, `_put_fanout`, `queue_purge`, `_create_client`,
+    `basic_consume`, `_basic_cancel`, `basic_get`, `active_queues`, `close`, `_after_fork`.
     """
 
     QoS = FetchingQoS
@@ -45,6 +53,8 @@ class DelayedChannel(kombu_redis.Channel):
         self._kombu_client: redis.Redis | None = None
         self._delayed_queues: dict[str, DelayedQueue] = {}
         self._consumer: Consumer | None = None
+        #: What is published goes here instead of to the server, see `collecting`.
+        self.batch: Batch | None = None
         super().__init__(*args, **kwargs)
         self.fetcher = Fetcher(self, self._get_consumer)
 
@@ -53,15 +63,15 @@ class DelayedChannel(kombu_redis.Channel):
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         due_ms = due_ms_of(message)
         if due_ms is None:
-            super()._put(queue, message, **kwargs)
+            self._put_now(queue, message, **kwargs)
             return
         message["properties"][DUE_PROPERTY] = due_ms
         priority = self._get_message_priority(message, reverse=False)
         delayed_queue = self.delayed_queue(self.broker_list(queue, priority))
         payload = dumps(message).encode()
         message_id = str(message["headers"]["id"])
-        batch = kwargs.get("_publish_batch")
-        if batch is None:
+        kombu_batch: Any = kwargs.get("_publish_batch")
+        if self.batch is None and kombu_batch is None:
             delayed_queue.offer(payload, due_ms=due_ms, message_id=message_id)
             return
         keys, args = scripts.offer_command(
@@ -72,8 +82,27 @@ class DelayedChannel(kombu_redis.Channel):
             mirrored=self.mirror_list,
         )
         delayed_queue.register()
-        # EVAL and not EVALSHA: in a pipeline no one could answer NOSCRIPT.
-        batch.add("eval", scripts.load("offer").text, len(keys), *keys, *args)
+        if self.batch is not None:
+            self.batch.offer(delayed_queue, keys, args)
+        else:
+            # EVAL and not EVALSHA: in kombu's pipeline no one could answer NOSCRIPT.
+            kombu_batch.add("eval", scripts.load("offer").text, len(keys), *keys, *args)
+
+    def _put_now(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        if self.batch is not None and _KOMBU_HAS_NO_BATCH:
+            priority = self._get_message_priority(message, reverse=False)
+            self.batch.add("lpush", self._q_for_pri(queue, priority), dumps(message))
+            return
+        super()._put(queue, message, **self._with_batch(kwargs))
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        if self.batch is not None and _KOMBU_HAS_NO_BATCH:
+            self.batch.add("publish", self._get_publish_topic(exchange, routing_key), dumps(message))
+            return
+        super()._put_fanout(exchange, message, routing_key, **self._with_batch(kwargs))
+
+    def _with_batch(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return kwargs if self.batch is None else {**kwargs, "_publish_batch": self.batch}
 
     def broker_list(self, queue: str, priority: int) -> str:
         """Return the full name of the list for messages of a priority, with `global_keyprefix`."""
@@ -91,6 +120,11 @@ class DelayedChannel(kombu_redis.Channel):
                 client, broker_list, mirror_list=self.mirror_list, keyprefix=self.global_keyprefix
             )
         return self._delayed_queues[broker_list]
+
+    @property
+    def batch_client(self) -> Any:
+        """A client for `Batch.send`: kombu's own, which prefixes keys."""
+        return self._create_client()
 
     @property
     def plain_client(self) -> redis.Redis:
@@ -112,6 +146,17 @@ class DelayedChannel(kombu_redis.Channel):
         if self._kombu_client is None or self._kombu_client.connection_pool is not self.pool:
             self._kombu_client = super()._create_client()
         return self._kombu_client
+
+    def queue_purge(self, queue: str, **kwargs: Any) -> Any:
+        """Remove what is ready in `queue`, see kombu; says how much waits in front of it, and stays.
+
+        As a warning, which `celery purge` shows although it sets up no logging.
+        """
+        purged = super().queue_purge(queue, **kwargs)
+        left = sum(self.delayed_queue(name).size() for name in self.broker_lists(queue))
+        if left:
+            logger.warning("%d delayed tasks of queue %s are not purged: they wait until they are due.", left, queue)
+        return purged
 
     # -- consuming
 

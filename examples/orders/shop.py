@@ -18,6 +18,8 @@ delayq = DelayQ(app)  # the second new line
 
 # Only because this is an example: your Redis may serve other apps, whose tasks are theirs.
 app.conf.task_default_queue = "example-orders"
+# `celery inspect scheduled` is to name only what workers hold, which is what the story counts.
+app.conf.delayq_inspect_limit = 0
 
 # Stands for your database. The journal tells what happened to which order.
 database = redis.Redis.from_url(f"redis://{REDIS}", decode_responses=True)

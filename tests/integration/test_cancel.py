@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
-import uuid
-from datetime import datetime, timezone
-
 import pytest
 import redis
 from celery import Celery
@@ -14,6 +9,7 @@ from kombu.exceptions import OperationalError
 
 from celery_delayq import ConfigurationError, DelayedQueue
 from examples.private_redis import PrivateRedis
+from tests.integration.racing import take_back_when_due
 from tests.ledger import Ledger, Verdict
 from tests.support import wait_until
 from tests.worker_app import publisher
@@ -75,20 +71,8 @@ def test_at_the_very_moment_of_the_transfer_either_it_or_the_worker_gets_the_tas
     app: Celery, waiting: DelayedQueue, broker_url: str, ledger: Ledger
 ) -> None:
     with Worker(broker=broker_url, ledger=ledger.url):
-        start = time.time() + 0.3
-        when: dict[str, float] = {}
-        due_ms: dict[str, float] = {}
-        for number in range(300):
-            task_id, due = str(uuid.uuid4()), start + number * 0.008
-            eta = datetime.fromtimestamp(due, timezone.utc)
-            app.tasks["note"].apply_async(eta=eta, task_id=task_id)
-            when[task_id] = due + random.uniform(-0.03, 0.03)
-            due_ms[task_id] = due * 1000
-        cancelled = set()
-        for task_id in sorted(when, key=when.__getitem__):
-            time.sleep(max(0, when[task_id] - time.time()))  # what the test is about
-            if app.delayq.cancel(task_id):
-                cancelled.add(task_id)
+        cancelled: set[str] = set()
+        due_ms = take_back_when_due(app, lambda task_id: app.delayq.cancel(task_id) and cancelled.add(task_id))
         promised = {task_id: due for task_id, due in due_ms.items() if task_id not in cancelled}
         wait_until(lambda: ledger.has(promised), "all that were not cancelled ran", 20)
         last = app.tasks["note"].apply_async(countdown=0.1)
@@ -109,3 +93,11 @@ def test_a_queue_that_the_server_refuses_does_not_shield_the_others(app: Celery,
     with pytest.raises(OperationalError, match="cannot tell whether task"):
         app.delayq.cancel(waiting.id)
     broker_client.srem("delayq:queues", *(f"refused{number}" for number in range(20)))
+
+
+def test_thousands_of_ids_at_once(app: Celery, waiting: DelayedQueue) -> None:
+    ids = [app.tasks["note"].apply_async(countdown=3600).id for _ in range(3)]
+    unknown = [f"unknown {number}" for number in range(1500)]
+    answers = app.delayq.cancel([*ids[:2], *unknown, ids[2]])
+    assert {task_id for task_id, answer in answers.items() if answer} == set(ids)
+    assert len(answers) == 1503

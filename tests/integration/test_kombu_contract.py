@@ -197,6 +197,8 @@ OVERRIDDEN: dict[tuple[type, type], dict[str, str]] = {
     (DelayedChannel, kombu_redis.Channel): {
         "__init__": "(self, *args, **kwargs)",
         "_put": "(self, queue, message, **kwargs)",
+        "_put_fanout": "(self, exchange, message, routing_key, **kwargs)",
+        "queue_purge": "(self, queue, **kwargs)",
         "_create_client": "(self, asynchronous=False)",
         "basic_consume": "(self, queue, *args, **kwargs)",
         "_basic_cancel": "(self, consumer_tag)",
@@ -234,6 +236,7 @@ CALLED: dict[Any, dict[str, str]] = {
     kombu_redis.Channel: {
         "_q_for_pri": "(self, queue, pri)",
         "_get_message_priority": "(self, message, reverse=False)",
+        "_get_publish_topic": "(self, exchange, routing_key)",
         "decode_body": "(self, body, encoding=None)",
         "pool": "property",
     },

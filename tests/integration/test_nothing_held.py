@@ -19,7 +19,8 @@ PENDING = 500
 
 @pytest.fixture(scope="module")
 def worker(broker_url: str, ledger_url: str) -> Iterator[Worker]:
-    with Worker(pool="prefork", broker=broker_url, ledger=ledger_url) as worker:
+    held_only = {"delayq_inspect_limit": 0}  # `inspect scheduled` shows what waits in Redis, too
+    with Worker(pool="prefork", broker=broker_url, ledger=ledger_url, conf=held_only) as worker:
         yield worker
 
 

@@ -26,8 +26,10 @@ LAYERS = [
     {"watchdog"},
     {"settings", "server"},
     {"transport"},
-    {"config", "failures", "handover", "inspector"},
-    {"bootsteps", "cli"},
+    {"config", "inspector", "task_message", "handover"},
+    {"failures", "revocation", "bulk"},
+    {"control"},
+    {"bootsteps", "panel", "cli"},
     {"app"},
     {"__init__"},
 ]
@@ -37,8 +39,8 @@ RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 BASE = 0
 
 MAY_IMPORT = {
-    "kombu": {"transport", "failures", "bootsteps", "cli", "app"},
-    "celery": {"bootsteps", "config", "failures", "handover", "cli", "app"},
+    "kombu": {"transport", "task_message", "revocation", "bulk", "control", "bootsteps", "cli", "app"},
+    "celery": {"task_message", "revocation", "bulk", "control", "handover", "bootsteps", "panel", "cli", "app"},
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -1,0 +1,144 @@
+"""Remote control commands of a worker: Celery's own that concern waiting tasks, and `inspect delayed`.
+
+Celery has one table of commands for a process. An app whose broker is not ours gets Celery's answers from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from functools import wraps
+from heapq import merge
+from itertools import islice
+from typing import Any
+
+from celery.utils.log import get_logger
+from celery.worker.control import Panel
+
+from celery_delayq.config import settings_of
+from celery_delayq.control import BY_ID, revoke_waiting
+from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.entry import Entry
+from celery_delayq.task_message import body_of, task_message
+from celery_delayq.transport import Transport
+
+logger = get_logger(__name__)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_LAST_MS = (datetime.max.replace(tzinfo=timezone.utc) - _EPOCH) // timedelta(milliseconds=1)
+
+
+def register() -> None:
+    """Add the commands to Celery's table, in workers and where `celery inspect` looks them up. Does nothing twice."""
+    if "delayed" in Panel.meta:
+        return
+    for name in BY_ID:
+        Panel.data[name] = _revoking(name, Panel.data[name])
+    Panel.data["scheduled"] = Panel.data["dump_schedule"] = _with_waiting(Panel.data["scheduled"])
+    Panel.register(delayed, type="inspect")
+
+
+def _revoking(name: str, command: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(command)
+    def revoke(state: Any, *args: Any, **arguments: Any) -> Any:
+        # Usually whoever sent the command has removed the task. Not so a producer without DelayQ(app); and a task may
+        # have been scheduled again by its own retry.
+        channel = _channel(state)
+        if channel is not None:
+            try:
+                revoke_waiting(state.app, channel, name, arguments, state.consumer.event_dispatcher)
+            except Exception:
+                logger.exception("Cannot revoke waiting tasks: %s", arguments.get("task_id"))
+        return command(state, *args, **arguments)
+
+    return revoke
+
+
+def _with_waiting(command: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(command)
+    def scheduled(state: Any, *args: Any, **kwargs: Any) -> Any:
+        held = command(state, *args, **kwargs)
+        channel = _channel(state)
+        if channel is None:
+            return held
+        try:
+            queues = [channel.delayed_queue(name) for names in _lists(state, channel).values() for name in names]
+            waiting = merge(*map(_entries, queues), key=lambda entry: entry.due_ms)
+            messages = ((entry, task_message(entry.payload)) for entry in waiting)
+            shown = (_info(state, entry, message) for entry, message in messages if message is not None)
+            return [*held, *islice(shown, settings_of(state.app).inspect_limit)]
+        except Exception:
+            logger.exception("Cannot tell which tasks wait")
+            return held
+
+    return scheduled
+
+
+def delayed(state: Any, **kwargs: Any) -> Any:
+    """How many tasks wait for the worker's queues, and when the next is due."""
+    channel = _channel(state)
+    if channel is None:
+        return {}
+    found = {}
+    for queue, names in _lists(state, channel).items():
+        queues = [channel.delayed_queue(name) for name in names]
+        heads = [entry.due_ms for queue in queues for entry in queue.peek()]
+        found[queue] = {
+            "delayed": sum(queue.size() for queue in queues),
+            "next_due": _iso(min(heads)) if heads else None,
+        }
+    return found
+
+
+def _entries(queue: DelayedQueue) -> Iterator[Entry]:
+    return (entry for page in queue.pages() for entry in page)
+
+
+def _channel(state: Any) -> Any:
+    """Return a channel to the server from which the worker consumes, or None if its transport is not ours."""
+    connection = state.consumer.connection
+    if connection is None or not isinstance(connection.transport, Transport):
+        return None
+    return connection.default_channel
+
+
+def _lists(state: Any, channel: Any) -> dict[str, list[str]]:
+    """Return the queues that the worker consumes, each with its broker lists."""
+    consumer = state.consumer.task_consumer
+    return {queue.name: channel.broker_lists(queue.name) for queue in (consumer.queues if consumer else ())}
+
+
+def _info(state: Any, entry: Entry, message: dict[str, Any]) -> dict[str, Any]:
+    """Return a waiting task in the shape of Celery 5.7 `celery.worker.control.scheduled` and `Request.info`."""
+    headers, properties = message["headers"], message["properties"]
+    try:
+        args, kwargs, _ = body_of(message, {"application/json"})
+    except Exception:  # a pickle for example, which is for workers to read
+        args, kwargs = headers.get("argsrepr"), headers.get("kwargsrepr")
+    delivery_info = properties.get("delivery_info") or {}
+    priority = properties.get("priority")
+    return {
+        "eta": _iso(entry.due_ms),
+        "priority": priority,
+        "request": {
+            "id": headers["id"],
+            "name": headers.get("shadow") or headers["task"],
+            "args": args,
+            "kwargs": kwargs,
+            "type": headers["task"],
+            "hostname": state.hostname,
+            "time_start": None,
+            "acknowledged": False,
+            "delivery_info": {
+                "exchange": delivery_info.get("exchange"),
+                "routing_key": delivery_info.get("routing_key"),
+                "priority": priority,
+                "redelivered": bool(delivery_info.get("redelivered")),
+            },
+            "worker_pid": None,
+        },
+    }
+
+
+def _iso(due_ms: int) -> str:
+    return (_EPOCH + timedelta(milliseconds=min(due_ms, _LAST_MS))).isoformat()

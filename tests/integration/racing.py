@@ -1,0 +1,30 @@
+"""Take tasks back at the very moment at which they are due."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+from celery import Celery
+
+#: So many tasks, 8 ms apart.
+TASKS = 300
+
+
+def take_back_when_due(app: Celery, take_back: Callable[[str], object], latest_s: float = 0.03) -> dict[str, float]:
+    """Call `take_back` for each of many tasks some ms before or after its due time; return these, by task id, in ms."""
+    start = time.time() + 0.3
+    when: dict[str, float] = {}
+    due_ms: dict[str, float] = {}
+    for number in range(TASKS):
+        task_id, due = str(uuid.uuid4()), start + number * 0.008
+        app.tasks["note"].apply_async(eta=datetime.fromtimestamp(due, timezone.utc), task_id=task_id)
+        when[task_id] = due + random.uniform(-0.03, latest_s)
+        due_ms[task_id] = due * 1000
+    for task_id in sorted(when, key=when.__getitem__):
+        time.sleep(max(0, when[task_id] - time.time()))  # what the test is about
+        take_back(task_id)
+    return due_ms

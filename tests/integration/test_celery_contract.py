@@ -1,0 +1,88 @@
+"""What we override of Celery, or rely on although it is private: the same in all supported versions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.control import Control
+from celery.backends.base import Backend
+from celery.events import EventDispatcher
+from celery.worker import control as worker_control
+from celery.worker.request import Request
+from kombu import Producer
+
+from celery_delayq import bulk
+from celery_delayq.control import BY_ID, BY_STAMPS
+
+METHODS: dict[Any, dict[str, str]] = {
+    Control: {
+        "broadcast": "(self, command, arguments=None, destination=None, connection=None, reply=False, timeout=1.0, "
+        "limit=None, callback=None, channel=None, pattern=None, matcher=None, **extra_kwargs)",
+    },
+    worker_control: {
+        "revoke": "(state, task_id, terminate=False, signal=None, **kwargs)",
+        "terminate": "(state, signal, task_id, **kwargs)",
+        "revoke_by_stamped_headers": "(state, headers, terminate=False, signal=None, **kwargs)",
+        "scheduled": "(state, **kwargs)",
+    },
+    Backend: {
+        "mark_as_revoked": "(self, task_id, reason='', request=None, store_result=True, state='REVOKED')",
+    },
+    Request: {"_announce_revoked": "(self, reason, terminated, signum, expired)", "revoked": "(self)"},
+    Producer: {"maybe_declare": "(self, entity, retry=False, **retry_policy)", "revive": "(self, channel)"},
+}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "expected"),
+    [(owner, name, expected) for owner, methods in METHODS.items() for name, expected in methods.items()],
+)
+def test_celery_has_the_methods_that_we_rely_on(owner: Any, name: str, expected: str) -> None:
+    assert str(inspect.signature(getattr(owner, name))) == expected
+
+
+def test_a_worker_announces_a_revoked_task_as_we_do() -> None:
+    source = inspect.getsource(Request._announce_revoked)
+    for step in ("'task-revoked'", "terminated=terminated, signum=signum, expired=expired", "mark_as_revoked("):
+        assert step in source
+    assert list(inspect.signature(EventDispatcher.send).parameters)[1] == "type"
+
+
+REVOKING: dict[str, Callable[[Control], object]] = {
+    "revoke": lambda control: control.revoke("a"),
+    "terminate": lambda control: control.terminate("a"),
+    "revoke_by_stamped_headers": lambda control: control.revoke_by_stamped_headers({"a": "b"}),
+}
+
+
+@pytest.mark.parametrize("call", REVOKING.values(), ids=REVOKING)
+def test_everything_that_revokes_goes_through_broadcast(
+    call: Callable[[Control], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr(Control, "broadcast", lambda self, command, **kwargs: sent.append(command))
+    call(Control(app=Celery(set_as_current=False)))
+    assert set(sent) <= {*BY_ID, BY_STAMPS}
+    assert sent
+
+
+def test_the_app_makes_its_control_as_we_expect() -> None:
+    app = Celery(set_as_current=False, control="celery.app.control:Control")
+    assert app.control_cls == "celery.app.control:Control"
+    control = app.control
+    assert app.__dict__["control"] is control
+
+
+def test_the_commands_that_we_wrap_are_in_the_table_of_all_workers() -> None:
+    panel = worker_control.Panel
+    assert {*BY_ID, "scheduled", "dump_schedule"} <= panel.data.keys()
+    assert panel.meta["scheduled"].alias == "dump_schedule"
+
+
+def test_the_producer_of_batches_overrides_what_kombu_calls() -> None:
+    assert "self.maybe_declare" in inspect.getsource(Producer._publish)
+    assert {"maybe_declare", "revive"} <= vars(bulk._Producer).keys()

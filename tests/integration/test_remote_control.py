@@ -1,0 +1,167 @@
+"""`celery inspect` shows what waits, and `celery purge` says what it leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.worker.control import Panel
+
+from celery_delayq import DelayedQueue, DelayQ
+from celery_delayq.transport.eta import parse_eta
+from examples.private_redis import PrivateRedis
+from tests.state import now_ms
+from tests.support import wait_until
+from tests.worker_app import publisher
+from tests.workers import CeleryCommand, Worker
+
+ETA = datetime(2040, 1, 1, tzinfo=timezone.utc)
+
+pytestmark = pytest.mark.usefixtures("waiting", "ledger")
+
+
+@pytest.fixture
+def worker(broker_url: str, ledger_url: str) -> Iterator[Worker]:
+    """A worker that consumes `celery` and `other`, and names at most five waiting tasks."""
+    conf = {"delayq_inspect_limit": 5}
+    with Worker("-Q", "celery,other", broker=broker_url, ledger=ledger_url, conf=conf) as worker:
+        yield worker
+
+
+def reply(app: Celery, command: str) -> Any:
+    """What the only worker replies to an inspect command."""
+    # A worker may be ready before it listens to remote control.
+    replies = wait_until(lambda: app.control.inspect(timeout=1, limit=1)._request(command), "the reply", 30)
+    (answer,) = replies.values()
+    return answer
+
+
+def output(*arguments: str, broker: str, ledger: str) -> str:
+    """What `celery ...` prints."""
+    with CeleryCommand(*arguments, broker=broker, ledger=ledger) as command:
+        assert command.wait() == 0, command.log
+        return command.log
+
+
+def test_inspect_scheduled_shows_what_waits_in_the_shape_of_celery(app: Celery, worker: Worker) -> None:
+    result = app.tasks["note"].apply_async(([1, "x"],), {}, eta=ETA, priority=3)
+    (shown,) = reply(app, "scheduled")
+    hostname = shown["request"].pop("hostname")
+    assert hostname.startswith("w")
+    assert shown == {
+        "eta": ETA.isoformat(),
+        "priority": 3,
+        "request": {
+            "id": result.id,
+            "name": "note",
+            "type": "note",
+            "args": [[1, "x"]],
+            "kwargs": {},
+            "time_start": None,
+            "acknowledged": False,
+            "delivery_info": {"exchange": "", "routing_key": "celery", "priority": 3, "redelivered": False},
+            "worker_pid": None,
+        },
+    }
+
+
+def test_the_shape_is_that_of_a_task_that_stock_celery_holds(
+    app: Celery, worker: Worker, redis_server: PrivateRedis, ledger_url: str
+) -> None:
+    app.tasks["note"].apply_async(eta=ETA)
+    (ours,) = reply(app, "scheduled")
+    url = f"{redis_server.url.rpartition('/')[0]}/5"
+    with publisher(url, ledger_url) as stock, Worker(broker=url, ledger=ledger_url):
+        stock.tasks["note"].apply_async(eta=ETA)
+        (held,) = wait_until(lambda: reply(stock, "scheduled"), "the worker holds it")
+    assert ours.keys() == held.keys()
+    assert ours["request"].keys() == held["request"].keys()
+    assert ours["request"]["delivery_info"].keys() == held["request"]["delivery_info"].keys()
+    assert ours["eta"] == held["eta"]
+
+
+def test_only_the_first_in_due_order_of_the_workers_queues_are_shown(app: Celery, worker: Worker) -> None:
+    note = app.tasks["note"]
+    note.apply_async(eta=ETA - timedelta(days=1), queue="not consumed")
+    expected = []
+    for number in range(8):
+        queue, priority = ("celery", "other")[number % 2], number % 4 * 3
+        eta = ETA + timedelta(seconds=number)
+        expected.append(note.apply_async(eta=eta, queue=queue, priority=priority).id)
+    assert [shown["request"]["id"] for shown in reply(app, "scheduled")] == expected[:5]
+    assert reply(app, "dump_schedule") == reply(app, "scheduled")
+
+
+def test_a_pickle_is_shown_by_its_headers_and_not_opened(app: Celery, worker: Worker) -> None:
+    app.tasks["note"].apply_async(({1},), eta=ETA, serializer="pickle")
+    (shown,) = reply(app, "scheduled")
+    assert (shown["request"]["args"], shown["request"]["kwargs"]) == ("({1},)", "{}")
+
+
+def test_what_is_no_task_is_left_out(app: Celery, worker: Worker, waiting: DelayedQueue) -> None:
+    for payload in (b"no message", b"{}", b'{"properties": {}, "headers": {}}'):
+        waiting.offer(payload, delay_s=60)
+    waiting.client.zadd(waiting.keys.timeout_set, {b"no entry": now_ms(waiting.client) + 60_000})
+    result = app.tasks["note"].apply_async(eta=ETA)
+    assert [shown["request"]["id"] for shown in reply(app, "scheduled")] == [result.id]
+
+
+def test_a_queue_that_the_server_refuses_leaves_celerys_answer(
+    app: Celery, worker: Worker, broker_client: redis.Redis
+) -> None:
+    broker_client.set("redisson_delay_queue_timeout:{celery}", "of a wrong type")
+    assert reply(app, "scheduled") == []
+    worker.wait_for_log("Cannot tell which tasks wait")
+
+
+def test_inspect_delayed_counts(app: Celery, worker: Worker, broker_url: str, ledger_url: str) -> None:
+    for number in range(8):
+        app.tasks["note"].apply_async(eta=ETA + timedelta(seconds=number), priority=number)
+    counted = {"celery": {"delayed": 8, "next_due": ETA.isoformat()}, "other": {"delayed": 0, "next_due": None}}
+    assert reply(app, "delayed") == counted
+    shown = output("inspect", "--json", "--timeout=3", "delayed", broker=broker_url, ledger=ledger_url)
+    assert list(json.loads(shown.splitlines()[-1]).values()) == [counted]
+
+
+def test_an_app_with_another_broker_gets_celerys_answers(redis_server: PrivateRedis, ledger_url: str) -> None:
+    """The commands are in a table that all apps of a process share."""
+    url = f"{redis_server.url.rpartition('/')[0]}/6"
+    with publisher(url, ledger_url) as stock, Worker(broker=url, ledger=ledger_url) as worker:
+        assert reply(stock, "delayed") == {}
+        result = stock.tasks["note"].apply_async(countdown=3600)
+        (held,) = wait_until(lambda: reply(stock, "scheduled"), "the worker holds it")
+        assert held["request"]["id"] == result.id
+        stock.control.revoke(result.id)
+        worker.wait_for_log(f"Tasks flagged as revoked: {result.id}")
+
+
+def test_commands_are_registered_once() -> None:
+    DelayQ(Celery("one", set_as_current=False))
+    before = dict(Panel.data)
+    DelayQ(Celery("two", set_as_current=False))
+    assert dict(Panel.data) == before
+
+
+def test_purge_says_how_many_delayed_tasks_it_left(
+    app: Celery, waiting: DelayedQueue, broker_url: str, ledger_url: str
+) -> None:
+    note = app.tasks["note"]
+    note.delay()
+    for priority in (0, 9, 9):
+        note.apply_async(eta=ETA, priority=priority)
+    shown = output("purge", "--force", broker=broker_url, ledger=ledger_url)
+    assert "Purged 1 message from 1 known task queue." in shown
+    assert shown.count("3 delayed tasks of queue celery are not purged: they wait until they are due.") == 1
+    assert waiting.size() == 1
+    assert app.delayq.cancel(note.apply_async(eta=ETA)) is True
+
+
+def test_purge_says_nothing_where_nothing_waits(app: Celery, broker_url: str, ledger_url: str) -> None:
+    app.tasks["note"].delay()
+    assert "delayed" not in output("purge", "--force", broker=broker_url, ledger=ledger_url)
+    assert parse_eta(ETA.isoformat(), "note")
