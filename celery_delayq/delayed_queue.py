@@ -178,7 +178,7 @@ class DelayedQueue:
         found = self.client.execute_command(
             "ZRANGE", self.keys.timeout_set, 0, count - 1, "WITHSCORES", **{NEVER_DECODE: True}
         )
-        return list(_entries(found))
+        return [entry for entry in entries_of(found) if entry is not None]
 
     def size(self) -> int:
         """Return how many messages wait, due ones that no one has transferred yet included."""
@@ -266,7 +266,8 @@ def database_of(client: redis.Redis) -> int:
     return int(client.get_connection_kwargs().get("db") or 0)
 
 
-def _entries(found: list[Any]) -> Iterator[Entry]:
+def entries_of(found: list[Any]) -> Iterator[Entry | None]:
+    """Yield the entries of a reply to ZRANGE with scores, of either protocol; None for what is no entry."""
     # RESP2 answers with a flat list, RESP3 with pairs.
     flat = not found or isinstance(found[0], bytes)
     pairs = zip(found[::2], found[1::2], strict=True) if flat else found
@@ -274,5 +275,6 @@ def _entries(found: list[Any]) -> Iterator[Entry]:
         try:
             entry_id, payload = codec.unpack(raw)
         except InvalidEntry:
-            continue
-        yield Entry(scripts.score_to_ms(score) or 0, payload, entry_id, raw)
+            yield None
+        else:
+            yield Entry(scripts.score_to_ms(score) or 0, payload, entry_id, raw)

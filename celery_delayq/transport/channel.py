@@ -55,25 +55,36 @@ class DelayedChannel(kombu_redis.Channel):
         if due_ms is None:
             super()._put(queue, message, **kwargs)
             return
-        message["properties"][DUE_PROPERTY] = due_ms
-        priority = self._get_message_priority(message, reverse=False)
-        delayed_queue = self.delayed_queue(self.broker_list(queue, priority))
-        payload = dumps(message).encode()
-        message_id = str(message["headers"]["id"])
         batch = kwargs.get("_publish_batch")
-        if batch is None:
-            delayed_queue.offer(payload, due_ms=due_ms, message_id=message_id)
+        if batch is not None:
+            batch.add(*self.command_to_publish(queue, message))
             return
+        delayed_queue, payload = self._delayed(queue, message, due_ms)
+        delayed_queue.offer(payload, due_ms=due_ms, message_id=str(message["headers"]["id"]))
+
+    def command_to_publish(self, queue: str, message: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the one Redis command that publishes a message, for a pipeline; a delayed queue is registered."""
+        due_ms = due_ms_of(message)
+        if due_ms is None:
+            priority = self._get_message_priority(message, reverse=False)
+            return "lpush", self.broker_list(queue, priority), dumps(message)
+        delayed_queue, payload = self._delayed(queue, message, due_ms)
         keys, args = scripts.offer_command(
             delayed_queue.keys,
             due_ms=due_ms,
-            message_key=codec.message_key(message_id),
+            message_key=codec.message_key(str(message["headers"]["id"])),
             payload=payload,
             mirrored=self.mirror_list,
         )
         delayed_queue.register()
         # EVAL and not EVALSHA: in a pipeline no one could answer NOSCRIPT.
-        batch.add("eval", scripts.load("offer").text, len(keys), *keys, *args)
+        return "eval", scripts.load("offer").text, len(keys), *keys, *args
+
+    def _delayed(self, queue: str, message: dict[str, Any], due_ms: int) -> tuple[DelayedQueue, bytes]:
+        """Return where a delayed message waits, and how it is stored there."""
+        message["properties"][DUE_PROPERTY] = due_ms
+        priority = self._get_message_priority(message, reverse=False)
+        return self.delayed_queue(self.broker_list(queue, priority)), dumps(message).encode()
 
     def broker_list(self, queue: str, priority: int) -> str:
         """Return the full name of the list for messages of a priority, with `global_keyprefix`."""

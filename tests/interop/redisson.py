@@ -83,7 +83,7 @@ class Redisson:
     def __init__(self, class_path: str, port: int, codec: str = "bytes") -> None:
         # SIGKILL is for tests; a parent that dies closes standard input, and the program ends.
         jvm = ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.net.preferIPv4Stack=true"]
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [*jvm, "-cp", class_path, "RedissonShell", str(port), codec],
             stdin=subprocess.PIPE,

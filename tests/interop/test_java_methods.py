@@ -1,4 +1,4 @@
-"""RDelayedQueue's methods on entries of Celery: all of them work where `mirror_list` is on, and say so where it is off."""
+"""RDelayedQueue's methods on entries of Celery: with `mirror_list` all of them work; without it, what Java sees."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def messages(results: list[AsyncResult], queue: DelayedQueue) -> list[bytes]:
 
 def waiting(queue: DelayedQueue) -> list[bytes]:
     """The messages that wait by the timeout set, in the order of their offers; the delay list says the same."""
-    found = [entry for entry in queue.peek(100)][::-1]
+    found = queue.peek(100)[::-1]
     assert queue.client.lrange(queue.keys.delay_list, 0, -1) == [entry.raw for entry in found]
     return [entry.payload for entry in found]
 

@@ -29,7 +29,9 @@ def worker_urls(broker_url: str, ledger: Ledger) -> dict[str, str]:
     return {"broker": broker_url, "ledger": ledger.url}
 
 
-@pytest.mark.parametrize(("version", "codec"), [(NEWEST, "string"), (NEWEST, "bytes"), (CURRENT, "string"), (OLD, "bytes")])
+@pytest.mark.parametrize(
+    ("version", "codec"), [(NEWEST, "string"), (NEWEST, "bytes"), (CURRENT, "string"), (OLD, "bytes")]
+)
 def test_a_task_of_java_runs_on_time_with_its_arguments(
     start_redisson: StartRedisson,
     broker_client: redis.Redis,

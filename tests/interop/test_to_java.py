@@ -94,4 +94,3 @@ def test_text_of_java_is_utf8_for_python(start_redisson: StartRedisson, jobs: De
     redisson = start_redisson(NEWEST, "string")
     redisson.offer("jobs", "grün".encode(), delay_ms=10)
     assert jobs.take(timeout_s=30) == "grün".encode()
-

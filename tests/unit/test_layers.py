@@ -19,7 +19,7 @@ LAYERS = [
     {"_version", "errors", "clock", "keys", "codec"},
     {"scripts"},
     {"delayed_queue", "dead_letters"},
-    {"transfer"},
+    {"transfer", "orphans"},
     {"fetch_connection"},
     {"consumer"},
     {"watchdog"},
