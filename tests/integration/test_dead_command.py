@@ -117,6 +117,6 @@ def test_one_says_which(command: Command, killer: dict[str, str], verb: str, arg
 
 def test_another_transport_is_refused(ledger_url: str) -> None:
     app = make_app("memory://", ledger_url)
-    result = CliRunner().invoke(cli.delayq, ["dead", "list"], obj=_Context(app))
+    result = delayq(app, "dead", "list")
     assert result.exit_code == 1
     assert "begin the URL with delayq://" in result.output

@@ -88,6 +88,8 @@ public final class RedissonShell {
                 return null;
             case "task":
                 return task(name, JSON.convertValue(args.get(0), Map.class));
+            case "build":
+                return message(JSON.convertValue(args.get(0), Map.class)).toJson(name);
             case "parse":
                 return parse(new String(Base64.getDecoder().decode((String) args.get(0)), StandardCharsets.UTF_8));
             case "take":
@@ -148,8 +150,16 @@ public final class RedissonShell {
     }
 
     /** Offers a Celery task; returns when it is due, unix time in ms, 0 for now. */
-    @SuppressWarnings("unchecked")
     private long task(String queue, Map<String, Object> given) {
+        CeleryMessage message = message(given);
+        String json = message.toJson(queue);
+        Object value = text ? json : json.getBytes(StandardCharsets.UTF_8);
+        delayed(message.listName(queue)).offer(value, message.delayMillis(), TimeUnit.MILLISECONDS);
+        return message.eta() == null ? 0 : message.eta().toEpochMilli();
+    }
+
+    @SuppressWarnings("unchecked")
+    private static CeleryMessage message(Map<String, Object> given) {
         CeleryMessage message = CeleryMessage.of((String) given.get("task"), ((List<?>) given.get("args")).toArray())
                 .withId((String) given.get("id"))
                 .withKwargs((Map<String, ?>) given.getOrDefault("kwargs", Map.of()))
@@ -160,10 +170,7 @@ public final class RedissonShell {
         if (given.containsKey("expires_ms")) {
             message = message.withExpires(Instant.ofEpochMilli(number(given.get("expires_ms"))));
         }
-        String json = message.toJson(queue);
-        Object value = text ? json : json.getBytes(StandardCharsets.UTF_8);
-        delayed(message.listName(queue)).offer(value, message.delayMillis(), TimeUnit.MILLISECONDS);
-        return message.eta() == null ? 0 : message.eta().toEpochMilli();
+        return message;
     }
 
     private static Map<String, Object> parse(String text) {
