@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ import redis
 from celery.bin.base import CeleryCommand, handle_preload_options
 from celery.result import denied_join_result
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -35,6 +37,11 @@ CODECS: dict[str, Callable[[bytes], Any]] = {
 }
 
 
+_codec_option = click.option(
+    "--codec", type=click.Choice(sorted(CODECS)), default="text", show_default=True, help="What a payload is."
+)
+
+
 @click.group()
 def orphans() -> None:
     """Delayed queues that Java applications left behind: what waits in them, and who shall have it."""
@@ -48,28 +55,28 @@ def show(ctx: click.Context, as_json: bool) -> None:
     """Show the delayed queues that nobody on the Python side transfers."""
     _, channel = ctx.with_resource(delayq_channel(ctx.obj.app))
     rows = [_row(orphan) for orphan in orphaned.find(channel.plain_client, channel.global_keyprefix)]
-    if as_json:
-        for row in rows:
-            click.echo(json.dumps(row))
-        return
-    table = Table("list", "waiting", "first due", "last due", "listeners")
-    for row in rows:
-        table.add_row(*("-" if value is None else str(value) for value in row.values()))
-    console = Console()
-    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
+    _print(rows, ("list", "waiting", "first due", "last due", "listeners"), as_json)
+
+
+@orphans.command(cls=CeleryCommand)
+@click.argument("queue")
+@_codec_option
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many, the earliest first.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.pass_context
+@handle_preload_options  # type: ignore[untyped-decorator]
+def entries(ctx: click.Context, queue: str, codec: str, limit: int, as_json: bool) -> None:
+    """Show what waits in the delayed queue of the list QUEUE, and when it is due."""
+    _, channel = ctx.with_resource(delayq_channel(ctx.obj.app))
+    found = islice(Orphan.look(channel.plain_client, queue).entries(channel.plain_client), limit)
+    _print([_entry_row(entry, codec) for entry in found], ("due", "payload", "problem"), as_json)
 
 
 @orphans.command(cls=CeleryCommand)
 @click.argument("queues", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All that `orphans list` shows.")
 @click.option("--task", help="Make each entry a task of this name, with its payload as the argument and its due time.")
-@click.option(
-    "--codec",
-    type=click.Choice(sorted(CODECS)),
-    default="text",
-    show_default=True,
-    help="With --task: what a payload is.",
-)
+@_codec_option
 @click.option("--queue", help="With --task: the queue of the tasks, instead of the one they are routed to.")
 @click.option("--force", is_flag=True, help="Also those on whose channel somebody listens: a Java application runs.")
 @click.option("--dry-run/--no-dry-run", default=True, show_default=True, help="Only say what would be done.")
@@ -224,6 +231,28 @@ def _row(orphan: Orphan) -> dict[str, Any]:
         "last_due": _isoformat(orphan.last_due_ms),
         "listeners": orphan.listeners,
     }
+
+
+def _entry_row(entry: Entry | None, codec: str) -> dict[str, Any]:
+    if entry is None:
+        return {"due": None, "payload": None, "problem": "no entry"}
+    try:
+        payload, problem = CODECS[codec](entry.payload), None
+    except (ValueError, RecursionError):
+        payload, problem = repr(entry.payload), f"not {codec}"
+    return {"due": _isoformat(entry.due_ms), "payload": payload, "problem": problem}
+
+
+def _print(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row))
+        return
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*("-" if value is None else escape(str(value)) for value in row.values()))
+    console = Console()
+    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
 
 
 def _isoformat(due_ms: int | None) -> str | None:

@@ -66,6 +66,16 @@ def test_list_shows_a_due_time_beyond_all_calendars(command: Command, broker_cli
     assert rows(command("list", "--json"))[0]["first_due"] == "4503599627370496 ms"
 
 
+def test_entries_shows_each_with_its_due_time(command: Command, broker_client: redis.Redis) -> None:
+    seed(leave(broker_client, "jobs", b"[bold]", b"\xff"), {b"garbage": FAR + 2})
+    first = {"due": "2096-10-02T07:06:40.000+00:00", "payload": "[bold]", "problem": None}
+    second = {"due": "2096-10-02T07:06:40.001+00:00", "payload": r"b'\xff'", "problem": "not text"}
+    third = {"due": None, "payload": None, "problem": "no entry"}
+    assert rows(command("entries", "jobs", "--json")) == [first, second, third]
+    assert rows(command("entries", "jobs", "--json", "--limit", "1")) == [first]
+    assert "[bold]" in command("entries", "jobs").output
+
+
 @pytest.mark.parametrize("options", [(), ("--task", "note")])
 def test_without_being_told_nothing_is_changed(
     command: Command, broker_client: redis.Redis, options: tuple[str, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -22,6 +23,13 @@ NOT_LATE_MS = 3000
 
 #: Starts a Redisson of a version, the newest by default; it ends with the test.
 StartRedisson = Callable[..., Redisson]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests here more time: the first one of a version waits for Maven."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(600))
 
 
 def without_java(reason: str) -> NoReturn:

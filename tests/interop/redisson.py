@@ -23,6 +23,9 @@ SOURCES = [*sorted((EXAMPLE / "src").rglob("*.java")), *sorted((Path(__file__).p
 #: packing, and one with the packing before 3.21.1.
 NEWEST, CURRENT, OLD = "4.7.0", "3.27.2", "3.20.1"
 
+#: How to start a JVM so that it is there soon.
+JVM = ("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.net.preferIPv4Stack=true")
+
 #: Where builds are kept; `make clean` removes them.
 BUILDS = REPOSITORY / "build" / "redisson"
 
@@ -82,10 +85,9 @@ class Redisson:
 
     def __init__(self, class_path: str, port: int, codec: str = "bytes") -> None:
         # SIGKILL is for tests; a parent that dies closes standard input, and the program ends.
-        jvm = ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.net.preferIPv4Stack=true"]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [*jvm, "-cp", class_path, "RedissonShell", str(port), codec],
+            [*JVM, "-cp", class_path, "RedissonShell", str(port), codec],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

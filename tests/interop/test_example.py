@@ -15,7 +15,7 @@ import redis
 from celery_delayq import DelayedQueue
 from examples.java.celery_message import CeleryMessage
 from examples.private_redis import PrivateRedis
-from tests.interop.redisson import EXAMPLE, NEWEST, Redisson
+from tests.interop.redisson import EXAMPLE, JVM, NEWEST, Redisson
 from tests.ledger import Ledger
 from tests.workers import Worker
 
@@ -43,7 +43,7 @@ def test_java_and_python_build_the_same_message(newest: Redisson) -> None:
 def test_the_story_of_the_readme(
     class_path: Callable[[str], str], broker: PrivateRedis, broker_client: redis.Redis, broker_url: str, ledger: Ledger
 ) -> None:
-    command = ["java", "-cp", class_path(NEWEST), "delayq.Shop", f"redis://127.0.0.1:{broker.port}"]
+    command = [*JVM, "-cp", class_path(NEWEST), "delayq.Shop", f"redis://127.0.0.1:{broker.port}"]
     with Worker(broker=broker_url, ledger=ledger.url, app="examples.java.shop"):
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -18,6 +18,8 @@ __all__ = ["transfer_command"]
 #: Entries that no version of Redisson can read.
 GARBAGE = [b"garbage", b"\x08 too short", b"\xff" * 100, b""]
 
+HOUR_MS = 3_600_000
+
 
 def values(side: str) -> list[bytes]:
     """Twenty values."""
@@ -71,6 +73,19 @@ def test_redisson_itself_stops_at_an_entry_of_its_old_version(
     assert jobs.client.llen("jobs") == 0
     assert jobs.take(timeout_s=10) == b"old"
     assert jobs.take(timeout_s=10) == b"new"
+
+
+def test_redisson_itself_repeats_what_comes_before_an_entry_of_its_old_version(
+    start_redisson: StartRedisson, jobs: DelayedQueue
+) -> None:
+    """Why the manual says: let Python transfer. Its script appends the new entry, and fails; 5 s later, again."""
+    start_redisson(NEWEST).offer("jobs", b"new", delay_ms=HOUR_MS)
+    start_redisson(OLD).offer("jobs", b"old", delay_ms=HOUR_MS)
+    new, old = (entry.raw for entry in jobs.peek(2))
+    seed(jobs, {new: 1, old: 2})
+    start_redisson(NEWEST).call("transfer", "jobs")
+    wait_until(lambda: jobs.client.lrange("jobs", 0, -1) == [b"new", b"new"], "Redisson delivers it twice", 20)
+    assert jobs.size() == 2
 
 
 def test_an_upgrade_with_entries_pending_loses_nothing(
