@@ -23,6 +23,7 @@ from rich.table import Table
 from celery_delayq import orphans as orphaned
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.delayed_queue import Entry, registered
+from celery_delayq.keys import QueueKeys
 from celery_delayq.orphans import Orphan
 from celery_delayq.transport.drafts import Drafts
 
@@ -78,7 +79,7 @@ def entries(ctx: click.Context, queue: str, codec: str, limit: int, as_json: boo
 @click.option("--task", help="Make each entry a task of this name, with its payload as the argument and its due time.")
 @_codec_option
 @click.option("--queue", help="With --task: the queue of the tasks, instead of the one they are routed to.")
-@click.option("--force", is_flag=True, help="Also those on whose channel somebody listens: a Java application runs.")
+@click.option("--force", is_flag=True, help="Also what a Java application that runs, or workers, transfer.")
 @click.option("--dry-run/--no-dry-run", default=True, show_default=True, help="Only say what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a queue.")
 @click.pass_context
@@ -120,7 +121,7 @@ def adopt(
                 orphan.adopt(client, keyprefix)
             row.update(taken=orphan.waiting, left=0)
         else:
-            tasks = _Tasks(app, task, CODECS[codec], queue, drafts)
+            tasks = _Tasks(app, task, CODECS[codec], queue, drafts, orphan.name)
             taken, left = _count(client, orphan, tasks) if dry_run else _hand_over(client, orphan, tasks)
             row.update(taken=taken, left=left)
         click.echo(json.dumps(row) if as_json else _sentence(row, codec))
@@ -129,14 +130,18 @@ def adopt(
 
 
 class _Tasks:
-    """Makes a task of an entry."""
+    """Makes tasks of the entries of one list."""
 
-    def __init__(self, app: Any, task: str, decode: Callable[[bytes], Any], queue: str | None, drafts: Drafts) -> None:
+    def __init__(
+        self, app: Any, task: str, decode: Callable[[bytes], Any], queue: str | None, drafts: Drafts, taken_from: str
+    ) -> None:
         self._app = app
         self._task = task
         self._decode = decode
         self._options = {"queue": queue} if queue else {}
         self._drafts = drafts
+        self._taken_from = taken_from
+        self._own_timeout_set = QueueKeys.of(taken_from).timeout_set
         self._producer = app.amqp.Producer(drafts.channel)
 
     def arguments(self, entry: Entry) -> tuple[Any, datetime] | None:
@@ -160,6 +165,10 @@ class _Tasks:
             )
         if len(commands) != 1:
             raise click.ClickException(f"{self._task} is routed to {len(commands)} queues: name one with --queue")
+        if self._own_timeout_set in commands[0]:  # it would be taken again, and become a task about a task
+            raise click.ClickException(
+                f"{self._task} is routed to {self._taken_from!r}, whose entries are taken: name another with --queue"
+            )
         return commands[0]
 
 

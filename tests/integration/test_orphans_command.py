@@ -170,6 +170,14 @@ def test_mistakes_change_nothing(
     assert message in result.output
 
 
+def test_tasks_cannot_go_where_the_entries_come_from(command: Command, broker_client: redis.Redis) -> None:
+    """They would be taken again, without end."""
+    queue = leave(broker_client, "jobs", b"x")
+    result = command("adopt", "jobs", "--task", "note", "--queue", "jobs", "--no-dry-run")
+    assert "name another with --queue" in result.output
+    assert [entry.payload for entry in queue.peek(10)] == [b"x"]
+
+
 def test_a_queue_that_an_application_serves_is_taken_by_force_only(
     command: Command, broker_client: redis.Redis
 ) -> None:

@@ -15,6 +15,8 @@ from celery_delayq import DelayedQueue
 from examples.private_redis import PrivateRedis
 from tests.integration.conftest import ledger, ledger_url
 from tests.interop.redisson import CURRENT, NEWEST, OLD, JavaMissing, Redisson, build
+from tests.ledger import Ledger
+from tests.workers import CeleryCommand
 
 __all__ = ["ledger", "ledger_url"]
 
@@ -110,3 +112,21 @@ def newest(lasting_redisson: Redisson, broker_client: redis.Redis) -> Redisson:
 def jobs(broker_client: redis.Redis) -> DelayedQueue:
     """The delayed queue in front of the list `jobs`."""
     return DelayedQueue(broker_client, "jobs")
+
+
+class TransferCommand(CeleryCommand):
+    """A `celery delayq transfer` that knows the queue from its registry."""
+
+    def __enter__(self) -> TransferCommand:
+        super().__enter__()
+        return self
+
+    def wait_until_ready(self) -> None:
+        self.wait_for_log("connected.")
+
+
+@pytest.fixture
+def transfer_command(broker_url: str, ledger: Ledger) -> Iterator[TransferCommand]:
+    """The package's loop in a process of its own."""
+    with TransferCommand("delayq", "transfer", broker=broker_url, ledger=ledger.url) as command:
+        yield command

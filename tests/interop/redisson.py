@@ -43,18 +43,23 @@ def build(version: str) -> str:
     Raises:
         JavaMissing: it cannot be built here.
     """
-    missing = [command for command in ("java", "javac", "mvn") if shutil.which(command) is None]
-    if missing:
-        raise JavaMissing(f"no {' and no '.join(missing)} here (apt-get install default-jdk-headless maven)")
+    _require("java")
     inputs = hashlib.sha256(b"".join(path.read_bytes() for path in (EXAMPLE / "pom.xml", *SOURCES))).hexdigest()
     done = BUILDS / f"{version}-{inputs[:16]}"
     if not done.exists():
+        _require("javac", "mvn")
         BUILDS.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=BUILDS) as folder:
             _build_in(Path(folder), version)
             shutil.rmtree(done, ignore_errors=True)
             Path(folder, "build").rename(done)
     return os.pathsep.join((str(done / "classes"), str(done / "lib" / "*")))
+
+
+def _require(*commands: str) -> None:
+    missing = [command for command in commands if shutil.which(command) is None]
+    if missing:
+        raise JavaMissing(f"no {' and no '.join(missing)} here (apt-get install default-jdk-headless maven)")
 
 
 def _build_in(folder: Path, version: str) -> None:

@@ -12,36 +12,16 @@ import redis
 from celery_delayq import DelayedQueue
 from celery_delayq.codec import unpack
 from celery_delayq.scripts import score_to_ms
-from tests.interop.conftest import NOT_LATE_MS, StartRedisson
+from tests.interop.conftest import NOT_LATE_MS, StartRedisson, TransferCommand
 from tests.interop.redisson import CURRENT, NEWEST, Redisson
-from tests.ledger import Ledger
 from tests.state import now_ms
 from tests.support import wait_until
-from tests.workers import CeleryCommand
 
 #: Values from each side.
 COUNT = 2000
 
 #: When they are due: over so many ms, after all of them have been offered.
 FIRST_MS, SPREAD_MS = 6000, 2000
-
-
-class TransferCommand(CeleryCommand):
-    """A `celery delayq transfer` that knows the queue from its registry."""
-
-    def __enter__(self) -> TransferCommand:
-        super().__enter__()
-        return self
-
-    def wait_until_ready(self) -> None:
-        self.wait_for_log("connected.")
-
-
-@pytest.fixture
-def transfer_command(broker_url: str, ledger: Ledger) -> Iterator[TransferCommand]:
-    """The package's loop in a process of its own."""
-    with TransferCommand("delayq", "transfer", broker=broker_url, ledger=ledger.url) as command:
-        yield command
 
 
 def offer_from_both(redisson: Redisson, jobs: DelayedQueue) -> dict[bytes, int]:

@@ -10,15 +10,12 @@ import pytest
 import redis
 
 from celery_delayq import DelayedQueue, orphans
-from tests.interop.conftest import StartRedisson
+from tests.interop.conftest import StartRedisson, TransferCommand
 from tests.interop.redisson import NEWEST, OLD, Redisson
-from tests.interop.test_both_transfer import TransferCommand, transfer_command
 from tests.ledger import Ledger
 from tests.state import FAR, now_ms
 from tests.support import wait_until
 from tests.workers import CeleryCommand
-
-__all__ = ["transfer_command"]
 
 #: Delay of entries that are not due in this test, in ms.
 HOURS = 36_000_000

@@ -14,6 +14,7 @@ from tests.interop.redisson import CURRENT, NEWEST, OLD, Redisson
 from tests.ledger import ALL_WELL, Ledger
 from tests.state import now_ms
 from tests.support import wait_until
+from tests.worker_app import publisher
 from tests.workers import Worker
 
 
@@ -85,3 +86,16 @@ def test_the_result_of_a_task_of_java_is_found_by_its_id(
         task_id, _ = offer_task(newest, "add", 40, 2)
         wait_until(lambda: ledger.client.exists(f"celery-task-meta-{task_id}"), "its result is stored")
     assert b'"result": 42' in ledger.client.get(f"celery-task-meta-{task_id}")
+
+
+def test_java_takes_back_what_java_offered_and_cancel_does_not_find_it(
+    newest: Redisson, broker_client: redis.Redis, broker_url: str, ledger: Ledger
+) -> None:
+    """Redisson writes no index."""
+    task_id, _ = offer_task(newest, "note", eta_ms=now_ms(broker_client) + 3_600_000)
+    queue = DelayedQueue(broker_client, "celery")
+    (entry,) = queue.peek()
+    with publisher(broker_url, ledger.url) as app:
+        assert not app.delayq.cancel(task_id)
+    assert newest.call("remove", "celery", entry.payload)
+    assert queue.size() == 0

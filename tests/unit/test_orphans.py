@@ -68,6 +68,9 @@ def test_a_client_that_decodes_finds_the_same(client: redis.Redis, left_behind: 
     for protocol in (2, 3):
         with redis.Redis(port=options["port"], decode_responses=True, protocol=protocol) as decoding:
             assert orphans.find(decoding) == orphans.find(client)
+            before = len(taken(client))
+            batch = next(Orphan.look(decoding, "jobs").hand_over(decoding, push))
+            assert taken(client)[before:] == EXPECTED[before : before + batch.moved]
 
 
 def test_adopting_registers_the_list_and_touches_no_entry(client: redis.Redis, left_behind: DelayedQueue) -> None:

@@ -76,8 +76,8 @@ public final class RedissonShell {
             case "transfer": // Redisson transfers from when an RDelayedQueue is made
                 delayed(name);
                 return null;
-            case "destroy": // it no longer does
-                delayedQueues.remove(name).destroy();
+            case "destroy": // it no longer does, and can be used all the same
+                delayedQueues.get(name).destroy();
                 return null;
             case "destroy_all":
                 delayedQueues.values().forEach(RDelayedQueue::destroy);
