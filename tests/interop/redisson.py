@@ -66,17 +66,20 @@ def _build_in(folder: Path, version: str) -> None:
     lib, classes = folder / "build" / "lib", folder / "build" / "classes"
     maven = ["mvn", "-q", "-B", "-f", str(EXAMPLE / "pom.xml"), "dependency:copy-dependencies"]
     options = [f"-Dredisson.version={version}", "-DincludeScope=runtime", f"-DoutputDirectory={lib}"]
-    _run([*maven, *options], f"Maven cannot fetch Redisson {version}")
-    _run(
-        ["javac", "-nowarn", "-cp", f"{lib}/*", "-d", str(classes), *map(str, SOURCES)],
-        f"the test program cannot be compiled with Redisson {version}",
+    try:
+        fetched = _run([*maven, *options])
+    except subprocess.TimeoutExpired as error:
+        raise JavaMissing(f"Maven did not fetch Redisson {version} within {error.timeout:g} s") from None
+    if fetched.returncode:
+        raise JavaMissing(f"Maven cannot fetch Redisson {version}:\n{fetched.stdout[-2000:]}")
+    compiled = _run(["javac", "-nowarn", "-cp", f"{lib}/*", "-d", str(classes), *map(str, SOURCES)])
+    assert compiled.returncode == 0, f"with Redisson {version}: {compiled.stdout}"
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_FETCH_S, check=False
     )
-
-
-def _run(command: list[str], failure: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_S, check=False)
-    if done.returncode:
-        raise JavaMissing(f"{failure}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
 class Redisson:
