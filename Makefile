@@ -49,7 +49,7 @@ check: lint types test ## run all that must pass
 
 .PHONY: clean
 clean: ## remove everything that was built
-	rm -rf $(VENV) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info examples/java/target
 	find celery_delayq examples tests -name __pycache__ -prune -exec rm -rf {} +
 
 # What is installed, as stamps: without tools for the demo, with tools for everything else.

@@ -56,14 +56,19 @@ def pairs(found: list[Any]) -> Iterable[tuple[bytes, Any]]:
     return zip(found[::2], found[1::2], strict=True) if flat else found
 
 
+def entry_of(raw: bytes, score: Any) -> Entry | None:
+    """Return the entry that is stored as a member with a score; None if it is corrupt."""
+    try:
+        entry_id, payload = codec.unpack(raw)
+    except InvalidEntry:
+        return None
+    return Entry(scripts.score_to_ms(score) or 0, payload, entry_id, raw)
+
+
 def entries_of(found: Iterable[tuple[bytes, Any]]) -> Iterator[Entry]:
     """Yield the entries among members and scores of a timeout set; corrupt ones are left out."""
-    for raw, score in found:
-        try:
-            entry_id, payload = codec.unpack(raw)
-        except InvalidEntry:
-            continue
-        yield Entry(scripts.score_to_ms(score) or 0, payload, entry_id, raw)
+    entries = (entry_of(raw, score) for raw, score in found)
+    return (entry for entry in entries if entry is not None)
 
 
 def in_batches(items: list[Batched], run: Callable[[list[Batched]], list[bool]]) -> list[bool]:

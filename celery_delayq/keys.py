@@ -19,6 +19,23 @@ def companion(prefix: str, name: str) -> str:
     return f"{prefix}:{{{name}}}"
 
 
+#: Prefix of the names of timeout sets.
+TIMEOUT_SET = "redisson_delay_queue_timeout"
+
+
+def list_of(prefix: str, key: str) -> str | None:
+    """Return the broker list whose companion with this prefix `key` is, or None if it is none.
+
+    The lists `q` and `{q}` share their companions; the answer is `q`.
+    """
+    if not key.startswith(f"{prefix}:"):
+        return None
+    name = key[len(prefix) + 1 :]
+    if name.startswith("{") and name.endswith("}") and "{" not in name[1:]:
+        return name[1:-1] or name
+    return name if "{" in name else None
+
+
 @dataclass(frozen=True)
 class QueueKeys:
     """The keys and channels of one delayed queue.
@@ -50,7 +67,7 @@ class QueueKeys:
         """Return the keys of the delayed queue of broker list `name` in database `db`."""
         return cls(
             queue=name,
-            timeout_set=companion("redisson_delay_queue_timeout", name),
+            timeout_set=companion(TIMEOUT_SET, name),
             delay_list=companion("redisson_delay_queue", name),
             channel=companion("redisson_delay_queue_channel", name),
             index=companion("delayq:index", name),

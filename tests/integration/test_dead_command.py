@@ -8,26 +8,18 @@ from collections.abc import Callable
 import pytest
 import redis
 from celery import Celery
-from click.testing import CliRunner, Result
+from click.testing import Result
 from kombu.utils.json import loads
 
-from celery_delayq import DeadLetters, cli, dead_letters
+from celery_delayq import DeadLetters, dead_letters
 from celery_delayq.transport.redelivery import DELIVERY_COUNT
+from tests.integration.commands import delayq, rows
 from tests.worker_app import make_app
 
 QUEUE = "celery"
 URGENT = "celery\x06\x163"
 
 Command = Callable[..., Result]
-
-
-class _Context:
-    """What Celery gives its commands."""
-
-    no_color = True
-
-    def __init__(self, app: Celery) -> None:
-        self.app = app
 
 
 @pytest.fixture
@@ -37,7 +29,7 @@ def command(broker_url: str, ledger_url: str, broker_client: redis.Redis) -> Com
     app = make_app(broker_url, ledger_url)
 
     def run(*args: str) -> Result:
-        return CliRunner().invoke(cli.delayq, ["dead", *args], obj=_Context(app))
+        return delayq(app, "dead", *args)
 
     return run
 
@@ -57,11 +49,6 @@ def set_aside(client: redis.Redis, name: str, message: bytes) -> str:
     raw = dead_letters.pack(message, reason=dead_letters.DELIVERY_LIMIT, at_ms=1_700_000_000_000, deliveries=3)
     client.rpush(letters.keys.dead, raw)
     return dead_letters.unpack(raw).id
-
-
-def rows(result: Result) -> list[dict[str, object]]:
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.output.splitlines()]
 
 
 def test_list_shows_the_messages_of_all_priorities(
@@ -130,6 +117,6 @@ def test_one_says_which(command: Command, killer: dict[str, str], verb: str, arg
 
 def test_another_transport_is_refused(ledger_url: str) -> None:
     app = make_app("memory://", ledger_url)
-    result = CliRunner().invoke(cli.delayq, ["dead", "list"], obj=_Context(app))
+    result = delayq(app, "dead", "list")
     assert result.exit_code == 1
     assert "begin the URL with delayq://" in result.output

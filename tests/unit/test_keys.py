@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from celery_delayq.keys import QueueKeys, companion, registry
+from celery_delayq.keys import QueueKeys, companion, list_of, registry
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,15 @@ def test_no_two_queues_share_a_key_except_one_that_is_the_other_in_braces(one: s
 def test_the_registry_takes_the_prefix_of_kombu() -> None:
     assert registry() == "delayq:queues"
     assert registry("shop.") == "shop.delayq:queues"
+
+
+@pytest.mark.parametrize(
+    "name", ["celery", "celery\x06\x163", "{slot}jobs", "a{b}c", "{a}b{c}", "a}b", "{", "a{", "{}"]
+)
+def test_the_list_is_found_by_its_companion(name: str) -> None:
+    assert list_of("prefix", companion("prefix", name)) == name
+
+
+@pytest.mark.parametrize("key", ["prefix:plain", "other:{q}", "prefix:", "prefix"])
+def test_what_is_no_companion_has_no_list(key: str) -> None:
+    assert list_of("prefix", key) is None

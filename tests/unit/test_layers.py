@@ -20,7 +20,7 @@ LAYERS = [
     {"scripts"},
     {"entry", "dead_letters"},
     {"delayed_queue"},
-    {"transfer"},
+    {"transfer", "orphans"},
     {"fetch_connection"},
     {"consumer"},
     {"watchdog"},

@@ -1,0 +1,1 @@
+"""Java and Celery share delayed queues."""

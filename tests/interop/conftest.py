@@ -1,0 +1,132 @@
+"""Redisson in each version, beside the workers and the ledger of the integration tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import redis
+
+from celery_delayq import DelayedQueue
+from examples.private_redis import PrivateRedis
+from tests.integration.conftest import ledger, ledger_url
+from tests.interop.redisson import CURRENT, NEWEST, OLD, JavaMissing, Redisson, build
+from tests.ledger import Ledger
+from tests.workers import CeleryCommand
+
+__all__ = ["ledger", "ledger_url"]
+
+#: What comes later than this, in ms, was not woken by a notification: both sides look again after 5 s only.
+NOT_LATE_MS = 3000
+
+#: Starts a Redisson of a version, the newest by default; it ends with the test.
+StartRedisson = Callable[..., Redisson]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests here more time: the first one of a version waits for Maven."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(600))
+
+
+def without_java(reason: str) -> NoReturn:
+    """Skip the test for want of Java, or fail where the environment promises that it is here, as `.ci/run` does."""
+    if os.environ.get("DELAYQ_REQUIRE_JAVA"):
+        pytest.fail(reason)
+    pytest.skip(f"no test with Redisson: {reason}")
+
+
+@pytest.fixture(scope="session")
+def class_path() -> Callable[[str], str]:
+    """Build the test program with a version of Redisson; return its class path."""
+
+    def get(version: str) -> str:
+        try:
+            return build(version)
+        except JavaMissing as error:
+            without_java(str(error))
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[PrivateRedis]:
+    """The Redis that Java and Python share in this module."""
+    with PrivateRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def broker_client(broker: PrivateRedis) -> Iterator[redis.Redis]:
+    """A client of it; it is empty at first."""
+    with broker.client() as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture(scope="module")
+def broker_url(broker: PrivateRedis) -> str:
+    """Its URL, for our transport."""
+    return f"delayq://127.0.0.1:{broker.port}/0"
+
+
+@pytest.fixture
+def start_redisson(
+    class_path: Callable[[str], str], broker: PrivateRedis, broker_client: redis.Redis
+) -> Iterator[StartRedisson]:
+    """Start a Redisson; `start_redisson(version, codec="bytes")`."""
+    with ExitStack() as stack:
+
+        def start(version: str = NEWEST, codec: str = "bytes") -> Redisson:
+            return stack.enter_context(Redisson(class_path(version), broker.port, codec))
+
+        yield start
+
+
+@pytest.fixture(params=[NEWEST, CURRENT, OLD])
+def redisson(request: pytest.FixtureRequest, start_redisson: StartRedisson) -> Redisson:
+    """A Redisson of each version in turn, with ByteArrayCodec."""
+    return start_redisson(request.param)
+
+
+@pytest.fixture(scope="module")
+def lasting_redisson(class_path: Callable[[str], str], broker: PrivateRedis) -> Iterator[Redisson]:
+    """A Redisson for the tests of a module, since a JVM takes a while to start."""
+    with Redisson(class_path(NEWEST), broker.port) as redisson:
+        yield redisson
+
+
+@pytest.fixture
+def newest(lasting_redisson: Redisson, broker_client: redis.Redis) -> Redisson:
+    """A Redisson of the newest version, with ByteArrayCodec, that transfers nothing yet. Not to be killed."""
+    lasting_redisson.call("destroy_all", "")
+    return lasting_redisson
+
+
+@pytest.fixture
+def jobs(broker_client: redis.Redis) -> DelayedQueue:
+    """The delayed queue in front of the list `jobs`."""
+    return DelayedQueue(broker_client, "jobs")
+
+
+class TransferCommand(CeleryCommand):
+    """A `celery delayq transfer` that knows the queue from its registry."""
+
+    def __enter__(self) -> TransferCommand:
+        super().__enter__()
+        return self
+
+    def wait_until_ready(self) -> None:
+        self.wait_for_log("connected.")
+
+
+@pytest.fixture
+def transfer_command(broker_url: str, ledger: Ledger) -> Iterator[TransferCommand]:
+    """The package's loop in a process of its own."""
+    with TransferCommand("delayq", "transfer", broker=broker_url, ledger=ledger.url) as command:
+        yield command
