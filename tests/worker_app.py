@@ -105,7 +105,7 @@ def add_tasks(app: Celery, ledger: Ledger) -> None:
     @task(name="process_id")
     def process_id(self: Any) -> int:
         """Return in which process it runs."""
-        ledger.record(self.request.id)
+        ledger.record(self.request.id, os.getpid())
         return os.getpid()
 
     @task(name="limited", rate_limit="20/s")

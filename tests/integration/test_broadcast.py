@@ -1,0 +1,33 @@
+"""Broadcast queues: kombu's fanout is untouched, and what it delivers is acknowledged like all else."""
+
+from __future__ import annotations
+
+import redis
+
+from tests.integration.broadcast_app import APP, QUEUES, broadcast
+from tests.integration.long_tasks import in_flight
+from tests.ledger import Ledger
+from tests.support import wait_until
+from tests.worker_app import publisher
+from tests.workers import Worker
+
+
+def test_each_worker_runs_each_task_of_a_broadcast_queue_once(
+    broker_url: str, ledger_url: str, broker_client: redis.Redis, ledger: Ledger
+) -> None:
+    stock_url = broker_url.replace("delayq://", "redis://")
+    conf = {"worker_prefetch_multiplier": 1}
+    with (
+        Worker(broker=broker_url, ledger=ledger.url, app=APP, conf=conf),
+        Worker(broker=broker_url, ledger=ledger.url, app=APP, conf={**conf, "task_acks_late": True}),
+        Worker(broker=stock_url, ledger=ledger.url, app=APP, conf=conf),
+        publisher(broker_url, ledger_url, **QUEUES) as app,
+    ):
+        ids = broadcast(app, 20)
+        ids += [app.tasks["process_id"].apply_async().id for _ in range(5)]
+        wait_until(lambda: len(ledger.runs()) >= 3 * 20 + 5, "all run in all workers")
+        runs = ledger.runs()
+        of_each = {task_id: [run.note for run in runs if run.task_id == task_id] for task_id in ids}
+        assert [len(pids) for pids in of_each.values()] == [3] * 20 + [1] * 5
+        assert all(len(set(pids)) == len(pids) for pids in of_each.values())
+        assert in_flight(broker_client) == 0
