@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,7 +178,68 @@ class DelayedQueue:
         found = self.client.execute_command(
             "ZRANGE", self.keys.timeout_set, 0, count - 1, "WITHSCORES", **{NEVER_DECODE: True}
         )
-        return list(_entries(found))
+        return list(_entries(_pairs(found)))
+
+    def find(self, message_id: str) -> list[Entry]:
+        """Return the entries of a message id that wait, in the order of their offers. O(log N) an entry."""
+        found = scripts.find(self.client, self.keys, message_key=codec.message_key(message_id))
+        return list(_entries((raw, due_ms) for due_ms, raw in found))
+
+    def page(
+        self,
+        after: Entry | None = None,
+        *,
+        due_from_ms: int = 0,
+        due_to_ms: int | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        """Return what waits in due order, a page at a time; corrupt entries are left out.
+
+        One bounded call; O(log N) to find the place. What is offered or moved meanwhile may be missed, nothing that
+        waits all the time is.
+
+        Args:
+            after: the last entry of the page before, which need not wait any more.
+            due_from_ms: only what is due then or later, unix time in ms.
+            due_to_ms: only what is due then or earlier.
+            limit: entries at most, 1 to 1,000; large ones count for several. Only an empty page is the last one.
+        """
+        if not 1 <= limit <= scripts.MAX_PAGE:
+            raise ValueError(f"limit must be 1 to {scripts.MAX_PAGE}, not {limit!r}")
+        start_ms, raw = (due_from_ms, b"") if after is None else (after.due_ms, after.raw)
+        while True:
+            found = scripts.page(self.client, self.keys, due_ms=start_ms, after=raw, last_due_ms=due_to_ms, limit=limit)
+            entries = list(_entries(found))
+            if entries or not found:
+                return entries
+            # Nothing but corrupt ones.
+            start_ms, raw = scripts.score_to_ms(found[-1][1]) or 0, found[-1][0]
+
+    def amend(self, entry: Entry, payload: bytes, *, due_ms: int | None = None) -> int | None:
+        """Give a message that waits another due time and payload. One atomic script.
+
+        Args:
+            entry: one that this package offered, as it was read.
+            payload: what to store instead.
+            due_ms: unix time in ms; now by default.
+
+        Returns:
+            The due time, or None if the entry does not wait any more as it was read.
+
+        Raises:
+            ValueError: Redisson offered it, so that it has no message id.
+        """
+        if codec.OfferId.from_bytes(entry.id) is None:
+            raise ValueError("only entries that this package offered can be amended")
+        return scripts.amend(self.client, self.keys, entry=entry.raw, due_ms=due_ms, payload=payload)
+
+    def remove(self, entries: Sequence[Entry]) -> list[bool]:
+        """Remove messages, each if it still waits as it was read; returns which were. One atomic script a hundred."""
+        removed: list[bool] = []
+        for start in range(0, len(entries), scripts.MAX_REMOVED):
+            part = entries[start : start + scripts.MAX_REMOVED]
+            removed += scripts.remove(self.client, self.keys, entries=[entry.raw for entry in part])
+        return removed
 
     def size(self) -> int:
         """Return how many messages wait, due ones that no one has transferred yet included."""
@@ -266,10 +327,13 @@ def database_of(client: redis.Redis) -> int:
     return int(client.get_connection_kwargs().get("db") or 0)
 
 
-def _entries(found: list[Any]) -> Iterator[Entry]:
+def _pairs(found: list[Any]) -> Iterable[tuple[bytes, Any]]:
     # RESP2 answers with a flat list, RESP3 with pairs.
     flat = not found or isinstance(found[0], bytes)
-    pairs = zip(found[::2], found[1::2], strict=True) if flat else found
+    return zip(found[::2], found[1::2], strict=True) if flat else found
+
+
+def _entries(pairs: Iterable[tuple[bytes, Any]]) -> Iterator[Entry]:
     for raw, score in pairs:
         try:
             entry_id, payload = codec.unpack(raw)

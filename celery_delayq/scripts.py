@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,9 @@ from celery_delayq.keys import QueueKeys
 
 #: Most entries one call of `transfer` may move: Lua's `unpack` fails at 8,000 values, a call should take about 1 ms.
 MAX_BATCH_SIZE = 1000
+
+
+_INCLUDE = re.compile(r"^-- include: (\w+)\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,11 @@ class Script:
 
 @cache
 def load(name: str) -> Script:
-    """Return the script `lua/<name>.lua`."""
-    text = files(__package__).joinpath("lua").joinpath(f"{name}.lua").read_text("utf-8")
+    """Return the script `lua/<name>.lua`, with what it includes from `lua/lib`."""
+    folder = files(__package__).joinpath("lua")
+    text = folder.joinpath(f"{name}.lua").read_text("utf-8")
+    while _INCLUDE.search(text):
+        text = _INCLUDE.sub(lambda line: folder.joinpath("lib").joinpath(f"{line[1]}.lua").read_text("utf-8"), text)
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -236,3 +243,38 @@ def recover(
 def leave(client: redis.Redis, keys: QueueKeys, *, consumer: str) -> bool:
     """End a lease, see `leave.lua`. Returns False if the consumer still holds messages."""
     return bool(load("leave").run(client, (keys.consumers, keys.in_flight(consumer)), (consumer,)))
+
+
+#: Most entries that one call of `page` returns, or of `remove` takes.
+MAX_PAGE, MAX_REMOVED = 1000, 100
+
+
+def find(client: redis.Redis, keys: QueueKeys, *, message_key: bytes) -> list[tuple[int, bytes]]:
+    """Return the due times (ms) and entries of a message id, see `find.lua`."""
+    found = load("find").run(client, (keys.timeout_set, keys.index), (message_key,))
+    return [(int(due), entry) for due, entry in zip(found[::2], found[1::2], strict=True)]
+
+
+def page(
+    client: redis.Redis, keys: QueueKeys, *, due_ms: int, after: bytes, last_due_ms: int | None, limit: int
+) -> list[tuple[bytes, bytes]]:
+    """Return entries and scores in due order, see `page.lua`."""
+    last_due = "+inf" if last_due_ms is None else last_due_ms
+    found = load("page").run(client, (keys.timeout_set,), (due_ms, after, last_due, limit))
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+def remove(client: redis.Redis, keys: QueueKeys, *, entries: Sequence[bytes]) -> list[bool]:
+    """Remove entries that are still as they were seen, see `remove.lua`. Returns which were."""
+    removed = load("remove").run(client, (keys.timeout_set, keys.index, keys.delay_list), entries)
+    return [bool(one) for one in removed]
+
+
+def amend(client: redis.Redis, keys: QueueKeys, *, entry: bytes, due_ms: int | None, payload: bytes) -> int | None:
+    """Change an entry that is still as it was seen, see `amend.lua`. Returns its due time, or None if it was not."""
+    due = load("amend").run(
+        client,
+        (keys.timeout_set, keys.index, keys.delay_list),
+        (entry, "" if due_ms is None else due_ms, payload, keys.channel),
+    )
+    return None if due is None else int(due)

@@ -15,52 +15,20 @@ Returns {removed, left}: entries removed, and how many remain for a further call
 local timeout_set, index, delay_list = KEYS[1], KEYS[2], KEYS[3]
 local message_key, limit = ARGV[1], tonumber(ARGV[2])
 
-local ID_SIZE = 24
 local KIND, MIRRORED = 208, 1
 local PLACE_SIZE = 16
 
--- Whether an entry comes before ours of this offer time. By numbers: Lua's `<` for strings depends on the locale.
-local function is_before(entry, offered_us)
-    local id_size = string.byte(entry, 1) or 0
-    if id_size ~= ID_SIZE then
-        return id_size < ID_SIZE
-    end
-    if #entry >= 8 then
-        return struct.unpack('>I7', entry, 2) < offered_us
-    end
-    return struct.unpack('>I7', entry .. string.rep('\0', 7), 2) <= offered_us
-end
-
-local function find(due, offered_us)
-    local score = string.format('%.0f', due)
-    local low = redis.call('ZCOUNT', timeout_set, '-inf', '(' .. score)
-    local stop = low + redis.call('ZCOUNT', timeout_set, score, score)
-    local high = stop
-    while low < high do
-        local middle = math.floor((low + high) / 2)
-        if is_before(redis.call('ZRANGE', timeout_set, middle, middle)[1], offered_us) then
-            low = middle + 1
-        else
-            high = middle
-        end
-    end
-    local start = string.char(ID_SIZE) .. struct.pack('>I7', offered_us)
-    for rank = low, stop - 1 do
-        local entry = redis.call('ZRANGE', timeout_set, rank, rank)[1]
-        if string.sub(entry, 1, 8) ~= start then
-            return nil
-        end
-        if string.sub(entry, 10, 25) == message_key then
-            return entry
-        end
-    end
-end
+-- include: find_entry
 
 redis.call('LLEN', delay_list) -- a key of another type fails here, before anything is changed
 local removed = 0
 
 local function remove(place)
-    local entry = #place == PLACE_SIZE and find(struct.unpack('>I8I8', place))
+    local entry
+    if #place == PLACE_SIZE then
+        local due, offered_us = struct.unpack('>I8I8', place)
+        entry = find_entry(timeout_set, message_key, due, offered_us)
+    end
     if entry then
         redis.call('ZREM', timeout_set, entry)
         if (string.byte(entry, 9) - KIND) % 2 == MIRRORED then

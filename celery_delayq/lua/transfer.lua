@@ -30,10 +30,9 @@ local queue, timeout_set, delay_list, index, dead_list, transferrer =
     KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local limit, caller, grace, channel, lead = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 
--- codec.py: kinds of our entries, where their payload starts, and the size of a place in the index.
+-- codec.py: kinds of our entries, and where their payload starts.
 local KIND, MIRRORED, REPEATED = 208, 1, 2
 local OUR_PAYLOAD = 34
-local PLACE_SIZE = 16
 
 local MAX_SLICE = 50
 local MAX_BYTES = 262144
@@ -85,21 +84,7 @@ local function payload_start(entry)
     end
 end
 
--- Forget one of several entries of a message id (offer.lua: those behind '+').
-local function forget_repeated(message_key, offered)
-    local places = redis.call('HGET', index, message_key .. '+') or ''
-    for at = 1, #places, PLACE_SIZE do
-        if sub(places, at + 9, at + 15) == offered then
-            places = sub(places, 1, at - 1) .. sub(places, at + PLACE_SIZE)
-            break
-        end
-    end
-    if places == '' then
-        redis.call('HDEL', index, message_key .. '+')
-    else
-        redis.call('HSET', index, message_key .. '+', places)
-    end
-end
+-- include: forget_place
 
 -- Keys of another type fail here, before anything is changed.
 redis.call('LLEN', queue)
@@ -151,7 +136,7 @@ while moved + dead < limit and bytes < MAX_BYTES do
         redis.call('HDEL', index, unpack(first))
     end
     for _, entry in ipairs(repeated) do
-        forget_repeated(sub(entry, 10, 25), sub(entry, 2, 8))
+        forget_place(index, entry)
     end
     for _, entry in ipairs(listed) do
         redis.call('LREM', delay_list, 1, entry)

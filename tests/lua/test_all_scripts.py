@@ -15,7 +15,9 @@ from celery_delayq import codec, scripts
 from celery_delayq.keys import QueueKeys
 from celery_delayq.scripts import Script
 
-NAMES = sorted(file.name.removesuffix(".lua") for file in files("celery_delayq").joinpath("lua").iterdir())
+NAMES = sorted(
+    file.name.removesuffix(".lua") for file in files("celery_delayq").joinpath("lua").iterdir() if file.is_file()
+)
 
 KEYS = QueueKeys.of("q")
 
@@ -28,6 +30,10 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "cancel": ({"message_key": bytes(16)}, [0, 0]),
     "resign": ({"transferrer": "me"}, 0),
+    "find": ({"message_key": bytes(16)}, []),
+    "page": ({"due_ms": 0, "after": b"", "last_due_ms": None, "limit": 1}, []),
+    "remove": ({"entries": []}, []),
+    "amend": ({"entry": b"", "due_ms": 1, "payload": b""}, b"1"),
     "renew": ({"consumer": "me", "lease_ms": 1, "join": True}, [1, b"1000"]),
     "fetch": ({"consumer": "me", "limit": 1}, []),
     "put_back": ({"consumer": "me", "messages": []}, 0),

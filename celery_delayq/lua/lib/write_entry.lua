@@ -1,0 +1,48 @@
+-- Write an entry and its place in the index; Redisson's listeners hear of a new head. Returns its due time.
+local function write_entry(timeout_set, index, delay_list, due, message_key, payload, mirrored, channel, now_us)
+    local ID_SIZE, KIND, MIRRORED, REPEATED = 24, 208, 1, 2
+    local MAX_US = 2 ^ 53
+
+    local offered_us = now_us
+    local repeated = redis.call('HEXISTS', index, message_key) == 1
+    local kind = KIND + (mirrored and MIRRORED or 0) + (repeated and REPEATED or 0)
+
+    local function pack()
+        local id = struct.pack('>I7B', offered_us, kind) .. message_key
+        return struct.pack('Bc0Lc0', #id, id, #payload, payload)
+    end
+
+    -- The clock may stand still (in a transaction) or go back (somebody set it): the order of offers is kept all the
+    -- same.
+    local last = redis.call('ZREVRANGEBYSCORE', timeout_set, due, due, 'LIMIT', 0, 1)[1]
+    if last and #last > ID_SIZE and string.byte(last, 1) == ID_SIZE then
+        local last_us, last_kind = struct.unpack('>I7B', last, 2)
+        local ours = last_kind >= KIND and last_kind <= KIND + MIRRORED + REPEATED
+        if ours and last_us >= offered_us and last_us < MAX_US then
+            offered_us = last_us + 1
+        end
+    end
+
+    -- Where the last one is not ours: the same message twice in one microsecond must not become one entry.
+    local entry = pack()
+    while last and redis.call('ZSCORE', timeout_set, entry) do
+        offered_us = offered_us + 1
+        entry = pack()
+    end
+
+    if mirrored then
+        redis.call('RPUSH', delay_list, entry)
+    end
+    local place = struct.pack('>I8I8', tonumber(due), offered_us)
+    if repeated then
+        redis.call('HSET', index, message_key .. '+', (redis.call('HGET', index, message_key .. '+') or '') .. place)
+    else
+        redis.call('HSET', index, message_key, place)
+    end
+    redis.call('ZADD', timeout_set, due, entry)
+
+    if redis.call('ZRANGE', timeout_set, 0, 0)[1] == entry then
+        -- Notifications are a hint: one that the ACL forbids must not fail the offer.
+        redis.pcall('PUBLISH', channel, due)
+    end
+end

@@ -1,0 +1,24 @@
+--[[
+remove: remove entries, if they are still as they were seen.
+
+Guarantee: an entry is either removed here or moved by a transfer, never both.
+
+KEYS[1] timeout set   ZSET
+KEYS[2] index         HASH, see offer.lua
+KEYS[3] delay list    LIST
+ARGV    entries, at most 100
+
+Returns for each entry 1 if it was removed, 0 if it did not wait any more.
+]]
+local timeout_set, index, delay_list = KEYS[1], KEYS[2], KEYS[3]
+
+-- include: take_entry
+
+-- Keys of another type fail here, before anything is changed.
+redis.call('HLEN', index)
+redis.call('LLEN', delay_list)
+local removed = {}
+for at = 1, #ARGV do
+    removed[at] = take_entry(timeout_set, index, delay_list, ARGV[at]) and 1 or 0
+end
+return removed
