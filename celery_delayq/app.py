@@ -9,7 +9,7 @@ from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 from redis.exceptions import ResponseError
 
-from celery_delayq.bootsteps import Transfer
+from celery_delayq.bootsteps import Plan, Transfer
 from celery_delayq.config import check_urls
 from celery_delayq.delayed_queue import registered
 from celery_delayq.errors import ConfigurationError
@@ -30,7 +30,7 @@ class DelayQ:
     def __init__(self, app: Celery) -> None:
         self.app = app
         register_schemes()
-        app.steps["consumer"].add(Transfer)
+        app.steps["consumer"].update((Plan, Transfer))
 
     def cancel(self, task_id: str | AsyncResult) -> bool:
         """Remove a task that waits, for good: it will not run.

@@ -32,3 +32,18 @@ class LeaseLost(DelayqError, ConnectionError):
 
 class DeliveryLimitReached(DelayqError, RuntimeError):
     """A message was delivered too often without an acknowledgement; the result of its task fails with this."""
+
+
+class InvalidSchedule(DelayqError, ValueError):
+    """A periodic task is not defined as it must be; says what is wrong."""
+
+
+class UnknownEntry(DelayqError, KeyError):
+    """There is no periodic task of that name."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class EntryExists(DelayqError, ValueError):
+    """There is a periodic task of that name already, or the configuration has it."""

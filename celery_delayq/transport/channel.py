@@ -16,7 +16,8 @@ from celery_delayq import codec, scripts
 from celery_delayq.consumer import Consumer
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.settings import TRANSPORT_OPTIONS
-from celery_delayq.transport.eta import DUE_PROPERTY, due_ms_of
+from celery_delayq.transport.capture import Caught, Net, net_for
+from celery_delayq.transport.eta import DUE_PROPERTY, due_ms_of, eta_ms_of
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.qos import FetchingQoS
 
@@ -27,8 +28,8 @@ class DelayedChannel(kombu_redis.Channel):
     What is published and not delayed takes kombu's way unchanged, and so does what is consumed without acknowledgement
     or from a fanout exchange. As any channel, it is for one thread at a time.
 
-    Hooks of kombu (5.6 and 5.7) that it overrides: `_put`, `_create_client`, `basic_consume`, `_basic_cancel`,
-    `basic_get`, `active_queues`, `close`, `_after_fork`.
+    Hooks of kombu (5.6 and 5.7) that it overrides: `_put`, `_put_fanout`, `_create_client`, `basic_consume`,
+    `_basic_cancel`, `basic_get`, `active_queues`, `close`, `_after_fork`.
     """
 
     QoS = FetchingQoS
@@ -51,6 +52,10 @@ class DelayedChannel(kombu_redis.Channel):
     # -- publishing
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        net = net_for(message)
+        if net is not None:
+            self._catch(net, queue, message)
+            return
         due_ms = due_ms_of(message)
         if due_ms is None:
             super()._put(queue, message, **kwargs)
@@ -74,6 +79,20 @@ class DelayedChannel(kombu_redis.Channel):
         delayed_queue.register()
         # EVAL and not EVALSHA: in a pipeline no one could answer NOSCRIPT.
         batch.add("eval", scripts.load("offer").text, len(keys), *keys, *args)
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        net = net_for(message)
+        if net is not None:
+            net.broadcast = True
+            return
+        super()._put_fanout(exchange, message, routing_key, **kwargs)
+
+    def _catch(self, net: Net, queue: str, message: dict[str, Any]) -> None:
+        due_ms = eta_ms_of(message)
+        if due_ms is not None:
+            message["properties"][DUE_PROPERTY] = due_ms
+        broker_list = self.broker_list(queue, self._get_message_priority(message, reverse=False))
+        net.messages.append(Caught(broker_list, net.task_id, due_ms, dumps(message).encode()))
 
     def broker_list(self, queue: str, priority: int) -> str:
         """Return the full name of the list for messages of a priority, with `global_keyprefix`."""

@@ -26,6 +26,8 @@ LAYERS = [
     {"settings", "server"},
     {"transport"},
     {"config", "failures"},
+    {"schedule"},
+    {"beat"},
     {"bootsteps", "cli"},
     {"app"},
     {"__init__"},
@@ -37,7 +39,7 @@ BASE = 0
 
 MAY_IMPORT = {
     "kombu": {"transport", "failures", "bootsteps", "cli", "app"},
-    "celery": {"bootsteps", "config", "failures", "cli", "app"},
+    "celery": {"schedule", "beat", "bootsteps", "config", "failures", "cli", "app"},
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -157,6 +159,6 @@ app = Celery("shop", broker="delayq://nowhere.invalid:1/0")
 for _ in range(2):
     DelayQ(app)
 assert {"delayq", "delayqs", "delayq+sentinel"} <= TRANSPORT_ALIASES.keys()
-assert len([step for step in app.steps["consumer"] if "celery_delayq" in step.__module__]) == 1
+assert len([step for step in app.steps["consumer"] if "celery_delayq" in step.__module__]) == 2
 """
     )

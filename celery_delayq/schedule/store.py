@@ -1,0 +1,316 @@
+"""ScheduleStore: records, states and errors of periodic entries in Redis; knows neither Celery nor what they mean.
+
+A record says what an entry is; it is in `delayq:schedule`. A state says which occurrence is planned; it is in
+`delayq:schedule:{Q}`, with the delayed queue to which the occurrence is offered, so that one script can do both.
+Records and states are JSON, and compared as the bytes they are stored as.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import redis
+from redis.client import NEVER_DECODE
+from redis.exceptions import NoScriptError
+
+from celery_delayq import keys
+from celery_delayq.codec import message_key
+from celery_delayq.delayed_queue import DelayedQueue, database_of, registered
+from celery_delayq.schedule import scripts
+from celery_delayq.schedule.scripts import Offer, Planned
+from celery_delayq.scripts import load
+
+#: Fields a page of a HASH has, and scripts a pipeline has.
+_PAGE, _BATCH = 1000, 100
+
+
+@dataclass(frozen=True)
+class Record:
+    """What an entry is.
+
+    Attributes:
+        fingerprint: of the definition; two definitions with the same one are the same.
+        since_ms: when the entry was recorded, unix time in ms: from then on its times count.
+        definition: as data; None if it cannot be data, so that only the configuration has it.
+        app: the name of the app whose configuration has the entry; None if it was added at run time.
+        queue: the broker list of its messages; None until the first planner has found out.
+        paused: whether it is paused.
+    """
+
+    fingerprint: str
+    since_ms: int
+    definition: Mapping[str, Any] | None
+    app: str | None = None
+    queue: str | None = None
+    paused: bool = False
+    #: As stored; empty if it is not.
+    raw: bytes = field(default=b"", compare=False)
+
+    def stored(self) -> Record:
+        """Return the record with the bytes as which it is stored."""
+        fields = {name: value for name, value in asdict(self).items() if name != "raw"}
+        return replace(self, raw=json.dumps(fields, separators=(",", ":"), sort_keys=True).encode())
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Record:
+        """Return the record that is stored as `raw`.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            return cls(**json.loads(raw), raw=raw)
+        except TypeError as exc:
+            raise ValueError(f"no record of a periodic task: {exc}") from exc
+
+
+@dataclass(frozen=True)
+class State:
+    """Where an entry is.
+
+    Attributes:
+        fingerprint: of the definition by which the occurrence was planned.
+        planner: who planned it.
+        at_ms: the occurrence, unix time in ms; None if none is planned.
+        task_id: the id of the message that was offered for it; empty if it is sent when it is due.
+        last_ms: the occurrence before; None if there was none.
+        runs: how many occurrences were sent, without the one that is planned.
+        made_up: how many missed occurrences were made up for since the last one that was not missed.
+    """
+
+    fingerprint: str
+    planner: str
+    at_ms: int | None
+    task_id: str = ""
+    last_ms: int | None = None
+    runs: int = 0
+    made_up: int = 0
+
+    def dump(self) -> bytes:
+        """Return the state as it is stored."""
+        return json.dumps(list(asdict(self).values()), separators=(",", ":")).encode()
+
+    @classmethod
+    def parse(cls, raw: bytes) -> State:
+        """Return the state that is stored as `raw`.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            return cls(*json.loads(raw))
+        except TypeError as exc:
+            raise ValueError(f"no state of a periodic task: {exc}") from exc
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The state of an entry in one queue, as it was read.
+
+    Attributes:
+        raw: as stored; empty if there is none.
+        forgotten: how many states of the queue were forgotten then; see `plan.lua`.
+    """
+
+    raw: bytes = b""
+    forgotten: bytes = b"0"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of `plan.lua`: an entry, where it is, and where it goes to."""
+
+    entry: str
+    queue: str
+    seen: Seen
+    state: bytes
+    withdraw: str = ""
+    must_wait: bool = False
+    offer: Offer | None = None
+
+
+class ScheduleStore:
+    """Reads and writes the schedule of one Redis database.
+
+    It may be shared by threads if the client may. Every method raises `redis.RedisError` when the server is away or
+    refuses.
+
+    Args:
+        client: any `redis.Redis`; what it decodes does not matter.
+        keyprefix: kombu's `global_keyprefix`.
+        mirror_list: write Redisson's delay list too, see `DelayedQueue`.
+    """
+
+    def __init__(self, client: redis.Redis, *, keyprefix: str = "", mirror_list: bool = False) -> None:
+        self.client = client
+        self.keys = keys.ScheduleKeys.of(keyprefix, database_of(client))
+        self._keyprefix = keyprefix
+        self._mirror_list = mirror_list
+        self._queues: dict[str, DelayedQueue] = {}
+
+    def queue(self, name: str) -> DelayedQueue:
+        """Return the delayed queue of a broker list."""
+        if name not in self._queues:
+            self._queues[name] = DelayedQueue(
+                self.client, name, mirror_list=self._mirror_list, keyprefix=self._keyprefix
+            )
+        return self._queues[name]
+
+    def now_ms(self) -> int:
+        """Return the server's time, unix time in ms."""
+        seconds, microseconds = self.client.time()
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    # -- records
+
+    def records(self) -> tuple[dict[str, bytes], int]:
+        """Return all records as stored, and the number of changes there were before they were read."""
+        changes = self.changes()
+        return {name: raw for name, raw in self._hash(self.keys.definitions) if name}, changes
+
+    def record(self, entry: str) -> bytes:
+        """Return the record of an entry as stored; empty if there is none."""
+        return self._get(self.keys.definitions, entry)
+
+    def changes(self) -> int:
+        """Return how many changes of records there were."""
+        return int(self._get(self.keys.definitions, "") or 0)
+
+    def write_record(self, entry: str, seen: bytes, record: Record | None) -> tuple[bool, int]:
+        """Write or remove a record if it is still as it was seen, and tell all planners. One atomic script.
+
+        Returns whether it was, and how many changes there were so far.
+        """
+        raw = record.stored().raw if record else b""
+        return scripts.record(self.client, self.keys, entry=entry, seen=seen, record=raw)
+
+    def write_records(self, changes: Sequence[tuple[str, bytes, Record | None]]) -> list[bool]:
+        """Do what `write_record` does for many; each by itself is atomic. Returns which were written."""
+        commands = [
+            scripts.record_command(self.keys, entry=entry, seen=seen, record=record.stored().raw if record else b"")
+            for entry, seen, record in changes
+        ]
+        replies = self._run_many("record", commands)
+        for reply in replies:
+            if isinstance(reply, redis.ResponseError):
+                raise reply
+        return [bool(done) for done, _ in replies]
+
+    # -- states
+
+    def queues(self) -> set[str]:
+        """Return the names of all broker lists that may have states."""
+        return registered(self.client, self._keyprefix)
+
+    def states(self, queue: str) -> dict[str, Seen]:
+        """Return the states of all entries of a queue; under an empty name, that of those that have none."""
+        schedule = self.queue(queue).keys.schedule
+        forgotten = self._get(schedule, "") or b"0"
+        found = {name: Seen(raw, forgotten) for name, raw in self._hash(schedule) if name}
+        return {**found, "": Seen(b"", forgotten)}
+
+    def seen(self, wanted: Sequence[tuple[str, str]]) -> list[Seen]:
+        """Return the states of entries, given as (entry, queue)."""
+        if not wanted:
+            return []
+        pipeline = self.client.pipeline(transaction=False)
+        for entry, queue in wanted:
+            pipeline.execute_command("HMGET", self.queue(queue).keys.schedule, entry, "", **{NEVER_DECODE: True})
+        return [Seen(raw or b"", forgotten or b"0") for raw, forgotten in pipeline.execute()]
+
+    def waiting(self, wanted: Sequence[tuple[str, str]]) -> list[bool]:
+        """Return which messages, given as (task id, queue), still wait in their delayed queues."""
+        if not wanted:
+            return []
+        pipeline = self.client.pipeline(transaction=False)
+        for task_id, queue in wanted:
+            pipeline.hexists(self.queue(queue).keys.index, message_key(task_id))
+        return [bool(one) for one in pipeline.execute()]
+
+    def plan(self, steps: Sequence[Step]) -> list[Planned | redis.ResponseError]:
+        """Move entries to their next occurrences, see `plan.lua`. Each by itself is atomic.
+
+        Returns for each what happened, or how the server refused it.
+        """
+        for name in {step.queue for step in steps if step.offer}:
+            self.queue(name).register()
+        commands = [
+            scripts.plan_command(
+                self.queue(step.queue).keys,
+                entry=step.entry,
+                seen=step.seen.raw,
+                forgotten=step.seen.forgotten,
+                state=step.state,
+                withdraw=message_key(step.withdraw) if step.withdraw else b"",
+                must_wait=step.must_wait,
+                offer=step.offer,
+                mirrored=self._mirror_list,
+            )
+            for step in steps
+        ]
+        replies = self._run_many("plan", commands)
+        return [reply if isinstance(reply, redis.ResponseError) else Planned.of(reply) for reply in replies]
+
+    # -- who plans, and what went wrong
+
+    def announce(self, app: str, configuration: str, lifetime_s: float) -> tuple[str, int]:
+        """Say that a planner lives. Returns the configuration that counts, and the server's time in ms."""
+        return scripts.announce(
+            self.client, self.keys, app=app, configuration=configuration, lifetime_ms=round(lifetime_s * 1000)
+        )
+
+    def errors(self) -> dict[str, str]:
+        """Return for each entry that could not be planned why."""
+        return {name: raw.decode("utf-8", "replace") for name, raw in self._hash(self.keys.errors)}
+
+    def error(self, entry: str) -> str | None:
+        """Return why an entry could not be planned, None if it could."""
+        return self._get(self.keys.errors, entry).decode("utf-8", "replace") or None
+
+    def set_error(self, entry: str, error: str | None) -> None:
+        """Write down why an entry could not be planned, or that it could."""
+        if error is None:
+            self.client.hdel(self.keys.errors, entry)
+        else:
+            self.client.hset(self.keys.errors, entry, error)
+
+    # -- how
+
+    def _get(self, key: str, entry: str) -> bytes:
+        return self.client.execute_command("HGET", key, entry, **{NEVER_DECODE: True}) or b""
+
+    def _hash(self, key: str) -> Iterator[tuple[str, bytes]]:
+        """Yield the fields of a HASH, page by page; one that changes meanwhile as it was or as it is."""
+        cursor = 0
+        while True:
+            cursor, flat = self.client.execute_command("HSCAN", key, cursor, "COUNT", _PAGE, **{NEVER_DECODE: True})
+            cursor = int(cursor)
+            items: Iterable[tuple[bytes, bytes]]
+            items = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
+            for name, raw in items:
+                yield name.decode("utf-8", "surrogateescape"), raw
+            if cursor == 0:
+                return
+
+    def _run_many(self, name: str, commands: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> list[Any]:
+        replies: list[Any] = []
+        script = load(name)
+        for start in range(0, len(commands), _BATCH):
+            part = commands[start : start + _BATCH]
+            found = self._run_batch(script.sha, part)
+            missing = [at for at, reply in enumerate(found) if isinstance(reply, NoScriptError)]
+            if missing:
+                self.client.script_load(script.text)
+                for at, reply in zip(missing, self._run_batch(script.sha, [part[at] for at in missing]), strict=True):
+                    found[at] = reply
+            replies += found
+        return replies
+
+    def _run_batch(self, sha: str, commands: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> list[Any]:
+        pipeline = self.client.pipeline(transaction=False)
+        for keys_, args in commands:
+            pipeline.execute_command("EVALSHA", sha, len(keys_), *keys_, *args, **{NEVER_DECODE: True})
+        return pipeline.execute(raise_on_error=False)
