@@ -11,11 +11,15 @@ from celery_delayq.errors import (
     ConfigurationError,
     DelayqError,
     DeliveryLimitReached,
+    EntryExists,
     InvalidEntry,
     InvalidEta,
+    InvalidSchedule,
     LeaseLost,
+    UnknownEntry,
     UnsupportedServer,
 )
+from celery_delayq.schedule.api import PeriodicTask, Schedule
 
 __all__ = [
     "ConfigurationError",
@@ -26,9 +30,14 @@ __all__ = [
     "DelayqError",
     "DeliveryLimitReached",
     "Entry",
+    "EntryExists",
     "InvalidEntry",
     "InvalidEta",
+    "InvalidSchedule",
     "LeaseLost",
+    "PeriodicTask",
+    "Schedule",
+    "UnknownEntry",
     "UnsupportedServer",
     "__version__",
 ]

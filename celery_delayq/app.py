@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from celery import Celery
@@ -13,6 +16,7 @@ from celery_delayq.bootsteps import Plan, Transfer
 from celery_delayq.config import check_urls
 from celery_delayq.delayed_queue import registered
 from celery_delayq.errors import ConfigurationError
+from celery_delayq.schedule.api import Schedule
 from celery_delayq.transport import Transport, register_schemes
 
 
@@ -58,22 +62,28 @@ class DelayQ:
             task_id = task_id.id
         if not isinstance(task_id, str):
             raise TypeError(f"cancel() takes a task id or the result of a task, not {task_id!r}")
-        with self.app.connection_or_acquire() as connection:
-            channel = self._channel(connection)
+        with self._channel() as channel:
             try:
                 return _cancel(channel, task_id)
-            except (*connection.connection_errors, ResponseError) as exc:
+            except (*channel.connection.client.connection_errors, ResponseError) as exc:
                 raise OperationalError(f"cannot tell whether task {task_id} waits: {exc}") from exc
 
-    def _channel(self, connection: Any) -> Any:
-        check_urls(self.app)
-        if not isinstance(connection.transport, Transport):
-            raise ConfigurationError(
-                f"the broker of app {self.app.main!r} is {connection.as_uri()}: "
-                "begin the URL with delayq:// instead of redis://"
-            )
-        connection.ensure_connection(max_retries=1)
-        return connection.default_channel
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The periodic tasks of the app, see `Schedule`."""
+        return Schedule(self.app, self._channel)
+
+    @contextmanager
+    def _channel(self) -> Iterator[Any]:
+        with self.app.connection_or_acquire() as connection:
+            check_urls(self.app)
+            if not isinstance(connection.transport, Transport):
+                raise ConfigurationError(
+                    f"the broker of app {self.app.main!r} is {connection.as_uri()}: "
+                    "begin the URL with delayq:// instead of redis://"
+                )
+            connection.ensure_connection(max_retries=1)
+            yield connection.default_channel
 
 
 def _cancel(channel: Any, task_id: str) -> bool:

@@ -259,26 +259,7 @@ class Planner:
         for queue, found in states.items():
             for name, seen in found.items():
                 if name and name not in records:
-                    self._forget(name, queue, seen)
-
-    def _forget(self, name: str, queue: str, seen: Seen) -> State | None:
-        """Forget the state of an entry, and withdraw its message; returns it if this planner was the one who did.
-
-        Its `at_ms` is None if the message was gone, since the occurrence has passed.
-        """
-        try:
-            state = State.parse(seen.raw) if seen.raw else None
-        except ValueError:
-            state = None
-        task_id = state.task_id if state else ""
-        step = Step(name, queue, seen, b"", withdraw=task_id, must_wait=bool(task_id))
-        (done,) = self._store.plan([step])
-        if not isinstance(done, ResponseError) and done.outcome == scripts.GONE and state is not None:
-            (done,) = self._store.plan([replace(step, must_wait=False)])
-            state = replace(state, at_ms=None, last_ms=state.at_ms, runs=state.runs + 1)
-        if isinstance(done, ResponseError):
-            raise done
-        return state if done.outcome == scripts.DONE else None
+                    self._store.forget(name, queue, seen)
 
     # -- changes
 
@@ -314,7 +295,7 @@ class Planner:
         elif not raw:
             self._note_error(name, None)
             if old_queue is not None:
-                self._forget(name, old_queue, self._store.seen([(name, old_queue)])[0])
+                self._store.forget(name, old_queue, self._store.seen([(name, old_queue)])[0])
 
     # -- going on
 
@@ -421,7 +402,7 @@ class Planner:
         """Take an entry out of queues in which it is no more planned. Returns False if somebody else does."""
         while known.strays:
             queue, seen = known.strays.pop()
-            state = self._forget(name, queue, seen)
+            state = self._store.forget(name, queue, seen)
             if state is None and seen.raw:
                 # Who took it plans it elsewhere; if he does not come to it, we do.
                 self._wake(name, known, self._now_ms() + _GRACE_MS[1])

@@ -254,6 +254,46 @@ class ScheduleStore:
         replies = self._run_many("plan", commands)
         return [reply if isinstance(reply, redis.ResponseError) else Planned.of(reply) for reply in replies]
 
+    def forget(self, entry: str, queue: str, seen: Seen) -> State | None:
+        """Forget the state of an entry, and withdraw its message, if it is still as it was seen. One atomic script.
+
+        Returns the state if this call forgot it. If the message was gone, the occurrence has passed: then `at_ms` is
+        None, and the occurrence the last one.
+        """
+        try:
+            state = State.parse(seen.raw) if seen.raw else None
+        except ValueError:
+            state = None
+        task_id = state.task_id if state else ""
+        step = Step(entry, queue, seen, b"", withdraw=task_id, must_wait=bool(task_id))
+        done = self._plan_one(step)
+        if done.outcome == scripts.GONE and state is not None:
+            done = self._plan_one(replace(step, must_wait=False))
+            state = replace(state, at_ms=None, last_ms=state.at_ms, runs=state.runs + 1)
+        return state if done.outcome == scripts.DONE else None
+
+    def _plan_one(self, step: Step) -> Planned:
+        (done,) = self.plan([step])
+        if isinstance(done, redis.ResponseError):
+            raise done
+        return done
+
+    def rest(self, entry: str, queue: str) -> None:
+        """Withdraw the message of an entry that was paused; what was transferred already runs."""
+        while True:
+            (seen,) = self.seen([(entry, queue)])
+            state = State.parse(seen.raw) if seen.raw else None
+            if state is None or state.at_ms is None:
+                return
+            idle = replace(state, at_ms=None, task_id="")
+            step = Step(entry, queue, seen, idle.dump(), withdraw=state.task_id, must_wait=bool(state.task_id))
+            done = self._plan_one(step)
+            if done.outcome == scripts.GONE:
+                idle = replace(idle, last_ms=state.at_ms, runs=state.runs + 1)
+                done = self._plan_one(replace(step, state=idle.dump(), must_wait=False))
+            if done.outcome == scripts.DONE:
+                return
+
     # -- who plans, and what went wrong
 
     def announce(self, app: str, configuration: str, lifetime_s: float) -> tuple[str, int]:
