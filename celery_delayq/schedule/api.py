@@ -327,7 +327,7 @@ def _data_of(definition: Definition) -> dict[str, Any]:
     data = definition.data()
     if data is None:
         raise InvalidSchedule(
-            f"periodic task {definition.name!r} cannot be stored: its schedule must be an interval, a crontab or a solar "
-            "event, and args, kwargs and options of types that JSON knows; others belong in beat_schedule"
+            f"periodic task {definition.name!r} cannot be stored: its schedule must be an interval, a crontab or a "
+            "solar event, and args, kwargs and options of types that JSON knows; others belong in beat_schedule"
         )
     return data

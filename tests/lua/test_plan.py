@@ -103,6 +103,6 @@ def test_keys_of_another_type_change_nothing(queue: DelayedQueue, key: str) -> N
 def test_out_of_memory_changes_nothing(queue: DelayedQueue) -> None:
     plan(queue, b"at 1", offer=message("one"))
     before = state(queue.client)
-    with out_of_memory(queue.client), pytest.raises(Exception, match="OOM|maxmemory"):
+    with out_of_memory(queue.client), pytest.raises(Exception, match=r"OOM|maxmemory"):
         plan(queue, b"at 2", b"at 1", offer=message("two"))
     assert state(queue.client) == before

@@ -38,7 +38,7 @@ RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 BASE = 0
 
 MAY_IMPORT = {
-    "kombu": {"transport", "failures", "bootsteps", "cli", "app"},
+    "kombu": {"transport", "schedule", "failures", "bootsteps", "cli", "app"},
     "celery": {"schedule", "beat", "bootsteps", "config", "failures", "cli", "app"},
 }
 
