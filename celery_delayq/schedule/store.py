@@ -187,8 +187,8 @@ class ScheduleStore:
         raw = record.stored().raw if record else b""
         return scripts.record(self.client, self.keys, entry=entry, seen=seen, record=raw)
 
-    def write_records(self, changes: Sequence[tuple[str, bytes, Record | None]]) -> list[bool]:
-        """Do what `write_record` does for many; each by itself is atomic. Returns which were written."""
+    def write_records(self, changes: Sequence[tuple[str, bytes, Record | None]]) -> list[tuple[bool, int]]:
+        """Do what `write_record` does for many; each by itself is atomic."""
         commands = [
             scripts.record_command(self.keys, entry=entry, seen=seen, record=record.stored().raw if record else b"")
             for entry, seen, record in changes
@@ -197,7 +197,7 @@ class ScheduleStore:
         for reply in replies:
             if isinstance(reply, redis.ResponseError):
                 raise reply
-        return [bool(done) for done, _ in replies]
+        return [(bool(done), int(number)) for done, number in replies]
 
     # -- states
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 from celery_delayq.schedule.planner import Planner
@@ -39,7 +40,7 @@ class TestOneOccurrence:
         run_until(lambda: (stage.state("a") or 0).runs >= 10, "ten runs", *planners)
         times = [int(text.rpartition(" ")[2]) for text in stage.offered()]
         assert set(Counter(times).values()) == {1}
-        assert {later - earlier for earlier, later in zip(times, times[1:], strict=False)} == {50}
+        assert {later - earlier for earlier, later in itertools.pairwise(times)} == {50}
 
     def test_that_has_passed_is_followed_up_by_another_planner_if_the_first_is_gone(self, stage: Stage) -> None:
         started(stage, {"a": 0.2})
@@ -96,7 +97,7 @@ class TestAtRunTime:
         stage.add("a", 60)
         planner = started(stage)
         stage.add("a", {"schedule": 60, "args": [2]})
-        planner.refresh("a")
+        planner.on_change(10**6, "a")
         run(planner)
         assert stage.waiting() == ["a [2]"]
 
@@ -104,7 +105,7 @@ class TestAtRunTime:
         stage.add("a", 60)
         planner = started(stage)
         stage.store.write_record("a", stage.store.record("a"), None)
-        planner.refresh("a")
+        planner.on_change(10**6, "a")
         assert stage.waiting() == []
         assert stage.state("a") is None
 
@@ -126,11 +127,11 @@ class TestAtRunTime:
         stage.add("a", 60)
         planner = started(stage)
         stage.add("a", 60, paused=True, queue="celery")
-        planner.refresh("a")
+        planner.on_change(10**6, "a")
         run(planner)
         assert stage.waiting() == []
         stage.add("a", 60, queue="celery")
-        planner.refresh("a")
+        planner.on_change(10**6, "a")
         run(planner)
         assert stage.waiting() == ["a []"]
 
@@ -189,7 +190,7 @@ class TestDeploy:
         record = stage.record("a")
         assert record is not None
         stage.add("a", 60, paused=True, app="shop", queue="celery")
-        planner.refresh("a")
+        planner.on_change(10**6, "a")
         run(planner)
         started(stage, {"a": {"schedule": 60, "args": ["new"]}})
         assert stage.waiting() == []
