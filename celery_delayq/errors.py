@@ -38,11 +38,8 @@ class InvalidSchedule(DelayqError, ValueError):
     """A periodic task is not defined as it must be; says what is wrong."""
 
 
-class UnknownEntry(DelayqError, KeyError):
+class UnknownEntry(DelayqError, LookupError):
     """There is no periodic task of that name."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 class EntryExists(DelayqError, ValueError):

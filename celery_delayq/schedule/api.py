@@ -14,7 +14,7 @@ from celery.schedules import BaseSchedule
 from kombu.exceptions import OperationalError
 from redis.exceptions import ResponseError
 
-from celery_delayq.errors import EntryExists, InvalidSchedule, UnknownEntry
+from celery_delayq.errors import DelayqError, EntryExists, InvalidSchedule, UnknownEntry
 from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.occurrences import jitter_ms, to_datetime
@@ -252,6 +252,8 @@ class Schedule:
         with self._channel() as channel:
             try:
                 yield store_of(channel)
+            except DelayqError:
+                raise
             except (*channel.connection.client.connection_errors, ResponseError) as exc:
                 raise OperationalError(f"cannot reach the schedule: {exc}") from exc
 
