@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from celery_delayq.cli.dead import dead
+from celery_delayq.cli.schedule import schedule
 from celery_delayq.cli.transfer import transfer
 
 
@@ -15,3 +16,4 @@ def delayq() -> None:
 
 delayq.add_command(transfer)
 delayq.add_command(dead)
+delayq.add_command(schedule)

@@ -116,7 +116,11 @@ class Schedule:
             InvalidSchedule: something is wrong, or cannot be stored; says what.
         """
         given = {"task": _name_of(task), "schedule": schedule, "args": args, "kwargs": kwargs, "options": options}
-        definition = Definition.of(name, {**given, "timing": timing}, self._app)
+        return self.add_definition(Definition.of(name, {**given, "timing": timing}, self._app))
+
+    def add_definition(self, definition: Definition) -> PeriodicTask:
+        """Add an entry whose definition was made elsewhere, see `add`."""
+        name = definition.name
         with self._store() as store:
             record = Record(definition.fingerprint, store.now_ms(), _data_of(definition))
             if not store.write_record(name, b"", record)[0]:

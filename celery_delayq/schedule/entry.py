@@ -102,6 +102,8 @@ class Timing:
         Raises:
             InvalidSchedule: an unknown name, or a wrong value.
         """
+        if not given:
+            return _AS_ALWAYS
         for name in given:
             if name not in _TIMING_DEFAULTS:
                 meant = misspelt(str(name), _TIMING_DEFAULTS)
@@ -109,6 +111,9 @@ class Timing:
                 raise InvalidSchedule(f"unknown option {name!r}: {hint}")
         return cls(**given)
 
+
+#: One for all entries that say nothing: there may be very many.
+_AS_ALWAYS = Timing()
 
 _TIMING_DEFAULTS = {one.name: one.default for one in fields(Timing)}
 

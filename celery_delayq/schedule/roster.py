@@ -33,7 +33,7 @@ class Known:
 
     Attributes:
         definition: what it is.
-        record: as stored.
+        record: as stored, but without the definition, of which there may be very many.
         seen: its state in the queue of the record, as it was read.
         state: what that says; None if there is none.
         strays: states of it in other queues.
@@ -166,7 +166,7 @@ class Roster:
             if own is None or record.app != self._configured.app or record.fingerprint != own.fingerprint:
                 return None
             definition = own
-        return Known(definition, record, error=self._errors.get(name))
+        return Known(definition, replace(record, definition=None), error=self._errors.get(name))
 
     def _place(self, name: str, known: Known, states: Mapping[str, Mapping[str, Seen]]) -> None:
         queue = known.record.queue
@@ -231,7 +231,7 @@ class Roster:
         The others are read again. A state in the queue before is a stray from then on.
         """
         names = list(queues)
-        records = [replace(self.entries[name].record, queue=queues[name]) for name in names]
+        records = [replace(Record.parse(self.entries[name].record.raw), queue=queues[name]) for name in names]
         replies = self._store.write_records(
             [(name, self.entries[name].record.raw, record) for name, record in zip(names, records, strict=True)]
         )
@@ -239,7 +239,7 @@ class Roster:
         for name, record, (done, number) in zip(names, records, replies, strict=True):
             if done:
                 self._changes = number if number == self._changes + 1 else self._changes
-                self.entries[name].record = record.stored()
+                self.entries[name].record = replace(record.stored(), definition=None)
                 written.append(name)
             else:
                 self.refresh(name)
