@@ -112,9 +112,6 @@ class Timing:
         return cls(**given)
 
 
-#: One for all entries that say nothing: there may be very many.
-_AS_ALWAYS = Timing()
-
 _TIMING_DEFAULTS = {one.name: one.default for one in fields(Timing)}
 
 
@@ -137,6 +134,10 @@ def _check_number(name: str, value: Any, least: int, *, whole: bool) -> None:
     if isinstance(value, bool) or not isinstance(value, accepted) or not least <= value < math.inf:
         kind = "a whole number" if whole else "a number of seconds"
         raise InvalidSchedule(f"{name} must be {kind}, at least {least}, not {value!r}")
+
+
+#: One for all entries that say nothing: there may be very many.
+_AS_ALWAYS = Timing()
 
 
 @dataclass(frozen=True)
