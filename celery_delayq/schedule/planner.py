@@ -190,10 +190,10 @@ class Planner:
         self, name: str, known: Known, now_ms: int, *, still_waits: bool = False, gone: bool = False
     ) -> tuple[Move, Step] | None:
         """Return what to do with an entry; None if there is nothing to do, or if it was done at once."""
-        if known.strays and not self._gather(name, known):
-            return None
         entry = self._entry(known)
         try:
+            if known.strays and not self._gather(name, known):
+                return None
             move = next_move(entry, known.state, now_ms, still_waits=still_waits, gone=gone)
             if move is None:
                 self._wake(name, known, self._turn_ms(known.state) if known.state else None)
@@ -258,7 +258,9 @@ class Planner:
                 queues[name] = step.queue
             else:
                 self._wake(name, known, self._roster.now_ms() + _RETRY_MS)
-        written = self._roster.write_queues(queues) if queues else set()
+        written, refused = self._roster.write_queues(queues) if queues else (set(), {})
+        for name, error in refused.items():
+            self._fail(name, self.entries[name], error)
         settled = []
         for name, move, step in steps:
             if name not in before:

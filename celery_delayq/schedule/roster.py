@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from logging import getLogger
 from typing import Any
+
+from redis.exceptions import ReadOnlyError, ResponseError
 
 from celery_delayq.clock import ServerClock
 from celery_delayq.errors import DelayqError
@@ -70,7 +73,7 @@ class Roster:
         self.entries: dict[str, Known] = {}
         self.clock = ServerClock()
         #: Whether the configuration of this process counts.
-        self.counts = False
+        self.counts = True
         self._store = store
         self._configured = configured
         self._parse = parse
@@ -94,13 +97,19 @@ class Roster:
             self._configured.app, self._configured.fingerprint, CONFIGURATION_LIFETIME_S
         )
         self.clock.observe(now_ms * 1000, sent, time.monotonic())
-        self.counts = counts == self._configured.fingerprint
+        counted, self.counts = self.counts, counts == self._configured.fingerprint
+        if counted and not self.counts:
+            logger.warning(
+                "The periodic tasks in the configuration of app %r differ from those of another worker that was "
+                "deployed later: its configuration counts, and only what is the same in both is planned here.",
+                self._configured.app,
+            )
 
     def read(self) -> None:
         """Read all entries, and write those of the configuration, if it counts."""
         self._announce()
         # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
-        states = {queue: self._store.states(queue) for queue in self._store.queues()}
+        states = self._read_states()
         records, self._changes = self._store.records()
         self._errors = self._store.errors()
         if self.counts and self._write_configured(records):
@@ -116,6 +125,17 @@ class Roster:
             self.note_error(name, error)
         for name in self._errors.keys() - records.keys() - self._configured.errors.keys():
             self.note_error(name, None)
+
+    def _read_states(self) -> dict[str, dict[str, Seen]]:
+        states = {}
+        for queue in self._store.queues():
+            try:
+                states[queue] = self._store.states(queue)
+            except ReadOnlyError:
+                raise
+            except ResponseError as exc:  # the server refuses that queue; its entries will say so
+                logger.error("Cannot read the periodic tasks of queue %r: %s", queue, exc)
+        return states
 
     def _write_configured(self, records: Mapping[str, bytes]) -> bool:
         changes: list[tuple[str, bytes, Record | None]] = []
@@ -136,7 +156,10 @@ class Roster:
                 record = self._record_of(name, raw)
                 if record is not None and record.app == self._configured.app:
                     changes.append((name, raw, None))
-        self._store.write_records(changes)
+        replies = self._store.write_records(changes)
+        for (name, _, _), reply in zip(changes, replies, strict=True):
+            if isinstance(reply, ResponseError):
+                self.note_error(name, str(reply))
         return bool(changes)
 
     def _new_record(self, definition: Definition, since_ms: int) -> Record:
@@ -225,18 +248,22 @@ class Roster:
             known.state = None
         self._on_read(name, known)
 
-    def write_queues(self, queues: Mapping[str, str]) -> set[str]:
-        """Write down to which queues entries go; returns those of which the record was as it was known.
+    def write_queues(self, queues: Mapping[str, str]) -> tuple[set[str], dict[str, ResponseError]]:
+        """Write down to which queues entries go; a state in the queue before is a stray from then on.
 
-        The others are read again. A state in the queue before is a stray from then on.
+        Returns those that were written, and those that the server refused. The others have changed, and are read again.
         """
         names = list(queues)
         records = [replace(Record.parse(self.entries[name].record.raw), queue=queues[name]) for name in names]
         replies = self._store.write_records(
             [(name, self.entries[name].record.raw, record) for name, record in zip(names, records, strict=True)]
         )
-        written = []
-        for name, record, (done, number) in zip(names, records, replies, strict=True):
+        written, refused = [], {}
+        for name, record, reply in zip(names, records, replies, strict=True):
+            if isinstance(reply, ResponseError):
+                refused[name] = reply
+                continue
+            done, number = reply
             if done:
                 self._changes = number if number == self._changes + 1 else self._changes
                 self.entries[name].record = replace(record.stored(), definition=None)
@@ -245,7 +272,7 @@ class Roster:
                 self.refresh(name)
         for name, seen in zip(written, self._store.seen([(name, queues[name]) for name in written]), strict=True):
             self.entries[name].seen = seen
-        return set(written)
+        return set(written), refused
 
     def note_error(self, name: str, error: str | None) -> None:
         """Write an error down where people see it, and log it once."""
@@ -256,4 +283,6 @@ class Roster:
         else:
             logger.error("Cannot plan periodic task %r: %s", name, error)
             self._errors[name] = error
-        self._store.set_error(name, error)
+        # A server without memory must not stop what is planned already.
+        with suppress(ResponseError):
+            self._store.set_error(name, error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -62,9 +63,13 @@ class Record:
             ValueError: it is none.
         """
         try:
-            return cls(**json.loads(raw), raw=raw)
+            found = cls(**json.loads(raw), raw=raw)
         except TypeError as exc:
             raise ValueError(f"no record of a periodic task: {exc}") from exc
+        texts = (found.fingerprint, found.app or "", found.queue or "")
+        if not (_are(texts, str) and _are((found.since_ms,), int) and _are((found.definition or {},), dict)):
+            raise ValueError("no record of a periodic task: a field has a wrong type")
+        return found
 
 
 @dataclass(frozen=True)
@@ -101,9 +106,17 @@ class State:
             ValueError: it is none.
         """
         try:
-            return cls(*json.loads(raw))
+            found = cls(*json.loads(raw))
         except TypeError as exc:
             raise ValueError(f"no state of a periodic task: {exc}") from exc
+        numbers = (found.at_ms or 0, found.last_ms or 0, found.runs, found.made_up)
+        if not (_are((found.fingerprint, found.planner, found.task_id), str) and _are(numbers, int)):
+            raise ValueError("no state of a periodic task: a field has a wrong type")
+        return found
+
+
+def _are(values: Iterable[object], kind: type) -> bool:
+    return all(isinstance(value, kind) for value in values)
 
 
 @dataclass(frozen=True)
@@ -187,17 +200,16 @@ class ScheduleStore:
         raw = record.stored().raw if record else b""
         return scripts.record(self.client, self.keys, entry=entry, seen=seen, record=raw)
 
-    def write_records(self, changes: Sequence[tuple[str, bytes, Record | None]]) -> list[tuple[bool, int]]:
-        """Do what `write_record` does for many; each by itself is atomic."""
+    def write_records(
+        self, changes: Sequence[tuple[str, bytes, Record | None]]
+    ) -> list[tuple[bool, int] | redis.ResponseError]:
+        """Do what `write_record` does for many; each by itself is atomic. Returns for each that, or the refusal."""
         commands = [
             scripts.record_command(self.keys, entry=entry, seen=seen, record=record.stored().raw if record else b"")
             for entry, seen, record in changes
         ]
         replies = self._run_many("record", commands)
-        for reply in replies:
-            if isinstance(reply, redis.ResponseError):
-                raise reply
-        return [(bool(done), int(number)) for done, number in replies]
+        return [r if isinstance(r, redis.ResponseError) else (bool(r[0]), int(r[1])) for r in replies]
 
     # -- states
 
@@ -213,13 +225,16 @@ class ScheduleStore:
         return {**found, "": Seen(b"", forgotten)}
 
     def seen(self, wanted: Sequence[tuple[str, str]]) -> list[Seen]:
-        """Return the states of entries, given as (entry, queue)."""
+        """Return the states of entries, given as (entry, queue); none where the server refuses the queue."""
         if not wanted:
             return []
         pipeline = self.client.pipeline(transaction=False)
         for entry, queue in wanted:
             pipeline.execute_command("HMGET", self.queue(queue).keys.schedule, entry, "", **{NEVER_DECODE: True})
-        return [Seen(raw or b"", forgotten or b"0") for raw, forgotten in pipeline.execute()]
+        replies = pipeline.execute(raise_on_error=False)
+        refused = [b"", b"0"]
+        found = (refused if isinstance(reply, redis.ResponseError) else reply for reply in replies)
+        return [Seen(raw or b"", forgotten or b"0") for raw, forgotten in found]
 
     def waiting(self, wanted: Sequence[tuple[str, str]]) -> list[bool]:
         """Return which messages, given as (task id, queue), still wait in their delayed queues."""
@@ -228,7 +243,7 @@ class ScheduleStore:
         pipeline = self.client.pipeline(transaction=False)
         for task_id, queue in wanted:
             pipeline.hexists(self.queue(queue).keys.index, message_key(task_id))
-        return [bool(one) for one in pipeline.execute()]
+        return [one is True or one == 1 for one in pipeline.execute(raise_on_error=False)]
 
     def plan(self, steps: Sequence[Step]) -> list[Planned | redis.ResponseError]:
         """Move entries to their next occurrences, see `plan.lua`. Each by itself is atomic.
@@ -323,7 +338,10 @@ class ScheduleStore:
         return self.client.execute_command("HGET", key, entry, **{NEVER_DECODE: True}) or b""
 
     def _hash(self, key: str) -> Iterator[tuple[str, bytes]]:
-        """Yield the fields of a HASH, page by page; one that changes meanwhile as it was or as it is."""
+        """Yield the fields of a HASH, page by page; one that changes meanwhile as it was or as it is.
+
+        Names that are no UTF-8 are left out: no client of this package could have written or could change them.
+        """
         cursor = 0
         while True:
             cursor, flat = self.client.execute_command("HSCAN", key, cursor, "COUNT", _PAGE, **{NEVER_DECODE: True})
@@ -331,7 +349,8 @@ class ScheduleStore:
             items: Iterable[tuple[bytes, bytes]]
             items = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
             for name, raw in items:
-                yield name.decode("utf-8", "surrogateescape"), raw
+                with suppress(UnicodeDecodeError):
+                    yield name.decode(), raw
             if cursor == 0:
                 return
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 from celery_delayq.schedule.planner import Planner
 from tests.planner.conftest import Stage, run, run_until
-from tests.state import calls
+from tests.state import calls, out_of_memory
 
 
 def started(stage: Stage, *args: object, **kwargs: object) -> Planner:
@@ -263,3 +263,38 @@ def test_ten_thousand_entries_each_have_one_occurrence(stage: Stage) -> None:
     assert len(found) == 1000
     assert stage.queue().size() == 10_000
     assert len(stage.store.states("celery")) == 10_001
+
+
+class TestWhatOthersWrote:
+    """Junk in Redis stops nobody."""
+
+    def test_names_that_are_no_text(self, stage: Stage) -> None:
+        stage.client.hset(stage.store.keys.definitions, b"\xff", b"{}")
+        started(stage, {"good": 60})
+        assert stage.waiting() == ["good []"]
+
+    def test_fields_of_wrong_types(self, stage: Stage) -> None:
+        record = '{"fingerprint": 1, "since_ms": "x", "definition": []}'
+        stage.client.hset(stage.store.keys.definitions, "odd", record)
+        started(stage, {"good": 60})
+        stage.queue().cancel((stage.state("good") or 0).task_id)  # type: ignore[union-attr]
+        stage.client.hset(stage.queue().keys.schedule, "good", '[1, 2, "x"]')
+        started(stage, {"good": 60})
+        assert stage.waiting() == ["good []"]
+        assert "wrong type" in (stage.store.error("odd") or "")
+
+    def test_a_queue_that_the_server_refuses(self, stage: Stage) -> None:
+        stage.client.set(stage.queue("odd").keys.schedule, "no HASH")
+        stage.client.sadd("delayq:queues", "odd")
+        started(stage, {"good": 60, "bad": {"schedule": 60, "task": "u"}}, queues={"u": "odd"})
+        assert stage.waiting() == ["good []"]
+        assert "WRONGTYPE" in (stage.store.error("bad") or "")
+
+    def test_a_full_server(self, stage: Stage) -> None:
+        planner = stage.planner({"a": 60})
+        planner.read()
+        with out_of_memory(stage.client):
+            run(planner)
+        assert stage.waiting() == []
+        started(stage, {"a": 60})
+        assert stage.waiting() == ["a []"]
