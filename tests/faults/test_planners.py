@@ -21,6 +21,7 @@ from dateutil.parser import isoparse
 from celery_delayq.transfer import TransferLoop, TransferSettings
 from examples.private_redis import PrivateRedis
 from tests.support import wait_until
+from tests.worker_app import publisher
 
 #: Name -> interval in ms. Whatever was missed is made up for: so nothing may ever be left out.
 INTERVALS = {f"every {ms} ms, {n}": ms for ms in (150, 200, 350, 1000) for n in range(5)}
@@ -181,3 +182,38 @@ def test_all_planners_down_for_a_while(broker: PrivateRedis, broker_url: str) ->
         running.restart(0)
         wait_for_progress(broker.client)
         check(client)
+
+
+@pytest.mark.timeout(300)
+def test_changes_while_planners_come_and_go(broker: PrivateRedis, broker_url: str) -> None:
+    """An entry is changed, paused and moved to another queue again and again: no occurrence is sent twice."""
+    choose = random.Random(3)
+    conf = {"delayq": {"missed": "all"}}
+    with publisher(broker_url, broker.url) as app, transferring(broker), planners(broker_url) as running:
+        schedule = app.delayq.schedule
+        schedule.add("mine", "note", 0.1, ["first"], options=conf)
+        wait_until(lambda: schedule.get("mine").runs > 3, "it runs", 30)
+        for number in range(60):
+            queue = choose.choice(["mine", "other"])
+            change = choose.choice([schedule.update, schedule.update, schedule.pause, schedule.resume])
+            change("mine", **({"args": [number], "options": {"queue": queue}} if change == schedule.update else {}))
+            if number % 15 == 14:
+                running.restart(choose.randrange(len(CLOCKS)))
+            time.sleep(choose.uniform(0, 0.1))
+        schedule.resume("mine")
+        schedule.update("mine", args=["last"], options={"queue": "other"})
+        with broker.client() as client:
+
+            def arguments(queue: str) -> list[str]:
+                return [json.loads(raw)["headers"]["argsrepr"] for raw in client.lrange(queue, 0, -1)]
+
+            wait_until(lambda: arguments("other")[:3] == ["['last']"] * 3, "it runs as it is now", 30)
+            assert client.zcard("redisson_delay_queue_timeout:{mine}") == 0
+            times = [
+                json.loads(raw)["headers"]["eta"]
+                for queue in ("celery", "mine", "other")
+                for raw in client.lrange(queue, 0, -1)
+                if "every" not in json.loads(raw)["headers"]["argsrepr"]
+            ]
+            assert max(Counter(times).values()) == 1
+        assert schedule.get("mine").error is None
