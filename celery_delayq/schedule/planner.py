@@ -29,7 +29,6 @@ from celery_delayq.schedule.moves import TOLERATED_MS, Entry, Move, Policy, next
 from celery_delayq.schedule.occurrences import jitter_ms
 from celery_delayq.schedule.roster import Known, Roster
 from celery_delayq.schedule.store import ScheduleStore, Seen, State, Step
-from celery_delayq.transfer import CONNECTION_ERRORS
 
 #: Entries that go on in one pass, so that a change is noticed between two of them.
 _BATCH = 200
@@ -190,10 +189,14 @@ class Planner:
         self, name: str, known: Known, now_ms: int, *, still_waits: bool = False, gone: bool = False
     ) -> tuple[Move, Step] | None:
         """Return what to do with an entry; None if there is nothing to do, or if it was done at once."""
-        entry = self._entry(known)
         try:
             if known.strays and not self._gather(name, known):
                 return None
+        except ResponseError as exc:
+            self._fail(name, known, exc)
+            return None
+        entry = self._entry(known)
+        try:
             move = next_move(entry, known.state, now_ms, still_waits=still_waits, gone=gone)
             if move is None:
                 self._wake(name, known, self._turn_ms(known.state) if known.state else None)
@@ -206,9 +209,7 @@ class Planner:
                 occurrence = self._build(known.definition, move.send_ms, jitter, entry.policy.max_lateness_s)
             elif known.record.queue is None:  # a lazy one: where would it go?
                 occurrence = self._build(known.definition, now_ms, 0, 0.0)
-        except CONNECTION_ERRORS:
-            raise
-        except Exception as exc:
+        except Exception as exc:  # whatever a task, a router or a receiver of a signal raises
             self._fail(name, known, exc)
             return None
         queue = occurrence.queue or known.record.queue or ""
@@ -240,8 +241,7 @@ class Planner:
                 self._wake(name, known, self._roster.now_ms() + _GRACE_MS[1])
                 return False
             if state is not None and known.state is None:
-                at_ms = None if state.at_ms is None else state.at_ms
-                known.state = replace(state, at_ms=at_ms, task_id="", fingerprint="")
+                known.state = replace(state, task_id="", fingerprint="")
         return True
 
     def _settle(self, steps: list[tuple[str, Move, Step]]) -> list[tuple[str, Move, Step]]:

@@ -78,7 +78,10 @@ class Roster:
         self._configured = configured
         self._parse = parse
         self._on_read = on_read
-        self._changes = 0
+        #: The number of the last change that is known, and of the last that there was at the last look.
+        self._changes = self._to_hear_of = 0
+        #: Whether an entry of this configuration was changed or removed by a planner with another one.
+        self._overruled = False
         self._errors: dict[str, str] = {}
 
     def now_ms(self) -> int:
@@ -86,10 +89,15 @@ class Roster:
         return int(-self.clock.seconds_until(0) * 1000)
 
     def look(self) -> bool:
-        """Say that this planner lives. Returns whether everything is to be read again, since changes were missed."""
+        """Say that this planner lives. Returns whether everything is to be read again, since changes were missed.
+
+        A change counts as missed only at the look after the next: its notification may be on its way.
+        """
         counted = self.counts
         self._announce()
-        return self.counts != counted or self._store.changes() != self._changes
+        missed = self._changes < self._to_hear_of or (self.counts and self._overruled)
+        self._to_hear_of = self._store.changes()
+        return self.counts != counted or missed or self._to_hear_of < self._changes
 
     def _announce(self) -> None:
         sent = time.monotonic()
@@ -112,6 +120,7 @@ class Roster:
         states = self._read_states()
         records, self._changes = self._store.records()
         self._errors = self._store.errors()
+        self._overruled = False
         if self.counts and self._write_configured(records):
             records, self._changes = self._store.records()
         self.entries.clear()
@@ -186,7 +195,10 @@ class Roster:
                 return None
         else:
             own = self._configured.entries.get(name)
-            if own is None or record.app != self._configured.app or record.fingerprint != own.fingerprint:
+            if own is None or record.app != self._configured.app:
+                return None
+            if record.fingerprint != own.fingerprint:
+                self._overruled = True
                 return None
             definition = own
         return Known(definition, replace(record, definition=None), error=self._errors.get(name))
@@ -235,6 +247,7 @@ class Roster:
                 known.strays = [(old_queue, self._store.seen([(name, old_queue)])[0])]
             self.read_state(name, known)
         elif not raw:
+            self._overruled = self._overruled or name in self._configured.entries
             self.note_error(name, None)
             if old_queue is not None:
                 self._store.forget(name, old_queue, self._store.seen([(name, old_queue)])[0])

@@ -121,6 +121,16 @@ class TestAtRunTime:
         stage.add("a", 60)
         planner.look()
         run(planner)
+        assert stage.waiting() == [], "the notification may be on its way"
+        planner.look()
+        run(planner)
+        assert stage.waiting() == ["a []"]
+
+    def test_data_that_the_server_lost_is_written_again(self, stage: Stage) -> None:
+        planner = started(stage, {"a": 60})
+        stage.client.flushall()
+        planner.look()
+        run(planner)
         assert stage.waiting() == ["a []"]
 
     def test_a_paused_entry_rests(self, stage: Stage) -> None:
@@ -168,7 +178,17 @@ class TestDeploy:
     def test_a_roll_back_counts_when_the_new_one_is_gone(self, stage: Stage) -> None:
         old = started(stage, {"a": 60})
         started(stage, {"a": {"schedule": 60, "args": ["new"]}, "fresh": 60})
+        old.look()
         stage.client.delete(stage.store.keys.configurations)  # as after half a minute
+        old.look()
+        run(old)
+        assert stage.waiting() == ["a []"]
+
+    def test_an_old_one_that_slept_all_the_time_finds_out_as_well(self, stage: Stage) -> None:
+        old = started(stage, {"a": 60})
+        started(stage, {"a": {"schedule": 60, "args": ["new"]}})
+        stage.client.delete(stage.store.keys.configurations)
+        old.on_change(10**6, "a")
         old.look()
         run(old)
         assert stage.waiting() == ["a []"]
