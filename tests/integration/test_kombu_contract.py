@@ -185,6 +185,7 @@ OVERRIDDEN: dict[tuple[type, type], dict[str, str]] = {
     (DelayedChannel, kombu_redis.Channel): {
         "__init__": "(self, *args, **kwargs)",
         "_put": "(self, queue, message, **kwargs)",
+        "_put_fanout": "(self, exchange, message, routing_key, **kwargs)",
         "_create_client": "(self, asynchronous=False)",
         "basic_consume": "(self, queue, *args, **kwargs)",
         "_basic_cancel": "(self, consumer_tag)",
