@@ -173,9 +173,7 @@ class Schedule:
                 record = self._record(store, name, only_added=True)
                 if store.write_record(name, record.raw, None)[0]:
                     break
-            if record.queue is not None:
-                (seen,) = store.seen([(name, record.queue)])
-                store.forget(name, record.queue, seen)
+            store.forget_all(name, record.queues)
             store.set_error(name, None)
 
     def pause(self, name: str) -> PeriodicTask:

@@ -232,16 +232,27 @@ class Planner:
         )
 
     def _gather(self, name: str, known: Known) -> bool:
-        """Take an entry out of queues in which it is no more planned. Returns False if somebody else does."""
-        while known.strays:
-            queue, seen = known.strays.pop()
-            state = self._store.forget(name, queue, seen)
-            if state is None and seen.raw:
-                # Who took it plans it elsewhere; if he does not come to it, we do.
-                self._wake(name, known, self._roster.now_ms() + _GRACE_MS[1])
+        """Take an entry out of queues to which it goes no more. Returns False if somebody else does so, too.
+
+        Its state is parked there until it is planned in its queue: so whoever comes in between goes on with it.
+        """
+        strays, known.strays = known.strays, []
+        for queue, seen in strays:
+            if not seen.raw or (known.state is not None and not known.state.parked):
+                self._store.forget(name, queue, seen)
+                continue
+            try:
+                parked = self._store.park(name, queue, seen)
+            except ValueError:  # it cannot be read
+                self._store.forget(name, queue, seen)
+                continue
+            if parked is None:
+                self._roster.refresh(name)
                 return False
-            if state is not None and known.state is None:
-                known.state = replace(state, task_id="", fingerprint="")
+            state, seen = parked
+            known.parked.append((queue, seen))
+            if known.state is None or (state.runs, state.last_ms or 0) > (known.state.runs, known.state.last_ms or 0):
+                known.state = state
         return True
 
     def _settle(self, steps: list[tuple[str, Move, Step]]) -> list[tuple[str, Move, Step]]:
@@ -306,6 +317,8 @@ class Planner:
         if known.error is not None:
             known.error = None
             self._roster.note_error(name, None)
+        while known.parked:
+            self._store.forget(name, *known.parked.pop())
         if move.passed:
             self._on_sent(known.definition)
         self._wake(name, known, move.at_ms)

@@ -40,6 +40,7 @@ class Known:
         seen: its state in the queue of the record, as it was read.
         state: what that says; None if there is none.
         strays: states of it in other queues.
+        parked: those that were taken out of there, until it is planned in its queue.
         wake_ms: when to look at it, unix time in ms by the server's clock; None if nothing is to come.
         error: why it could not be planned.
     """
@@ -49,6 +50,7 @@ class Known:
     seen: Seen = field(default_factory=Seen)
     state: State | None = None
     strays: list[tuple[str, Seen]] = field(default_factory=list)
+    parked: list[tuple[str, Seen]] = field(default_factory=list)
     wake_ms: int | None = None
     error: str | None = None
 
@@ -229,28 +231,25 @@ class Roster:
         """Read an entry again."""
         before = self.entries.pop(name, None)
         raw = self._store.record(name)
-        known = self._known(name, raw) if raw else None
-        while known is not None:
-            seen = [Seen()]
-            if known.record.queue is not None:
-                seen = self._store.seen([(name, known.record.queue)])
+        while True:
+            known = self._known(name, raw) if raw else None
+            queues = known.record.queues if known else []
+            seen = self._store.seen([(name, queue) for queue in queues])
+            # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
             again = self._store.record(name)
             if again == raw:
                 break
             raw = again
-            known = self._known(name, raw) if raw else None
-        old_queue = before.record.queue if before else None
         if known is not None:
-            known.seen = seen[0]
+            if known.record.queue is not None:
+                known.seen = seen.pop(0)
+            known.strays = list(zip(known.record.earlier, seen, strict=True))
             self.entries[name] = known
-            if old_queue is not None and old_queue != known.record.queue:
-                known.strays = [(old_queue, self._store.seen([(name, old_queue)])[0])]
             self.read_state(name, known)
         elif not raw:
             self._overruled = self._overruled or name in self._configured.entries
             self.note_error(name, None)
-            if old_queue is not None:
-                self._store.forget(name, old_queue, self._store.seen([(name, old_queue)])[0])
+            self._store.forget_all(name, before.record.queues if before else [])
 
     def read_state(self, name: str, known: Known) -> None:
         """Take notice of the state of an entry, as it was seen."""
@@ -267,7 +266,7 @@ class Roster:
         Returns those that were written, and those that the server refused. The others have changed, and are read again.
         """
         names = list(queues)
-        records = [replace(Record.parse(self.entries[name].record.raw), queue=queues[name]) for name in names]
+        records = [Record.parse(self.entries[name].record.raw).to(queues[name]) for name in names]
         replies = self._store.write_records(
             [(name, self.entries[name].record.raw, record) for name, record in zip(names, records, strict=True)]
         )

@@ -38,6 +38,7 @@ class Record:
         definition: as data; None if it cannot be data, so that only the configuration has it.
         app: the name of the app whose configuration has the entry; None if it was added at run time.
         queue: the broker list of its messages; None until the first planner has found out.
+        earlier: those before; a planner that was killed may have left a state there.
         paused: whether it is paused.
     """
 
@@ -46,6 +47,7 @@ class Record:
     definition: Mapping[str, Any] | None
     app: str | None = None
     queue: str | None = None
+    earlier: Sequence[str] = ()
     paused: bool = False
     #: As stored; empty if it is not.
     raw: bytes = field(default=b"", compare=False)
@@ -54,6 +56,16 @@ class Record:
         """Return the record with the bytes as which it is stored."""
         fields = {name: value for name, value in asdict(self).items() if name != "raw"}
         return replace(self, raw=json.dumps(fields, separators=(",", ":"), sort_keys=True).encode())
+
+    def to(self, queue: str) -> Record:
+        """Return the record of an entry that goes to another queue."""
+        earlier = ({*self.earlier} | ({self.queue} if self.queue is not None else set())) - {queue}
+        return replace(self, queue=queue, earlier=sorted(earlier))
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues in which the entry may have a state."""
+        return [*([self.queue] if self.queue is not None else []), *self.earlier]
 
     @classmethod
     def parse(cls, raw: bytes) -> Record:
@@ -66,7 +78,7 @@ class Record:
             found = cls(**json.loads(raw), raw=raw)
         except TypeError as exc:
             raise ValueError(f"no record of a periodic task: {exc}") from exc
-        texts = (found.fingerprint, found.app or "", found.queue or "")
+        texts = (found.fingerprint, found.app or "", found.queue or "", *found.earlier)
         if not (_are(texts, str) and _are((found.since_ms,), int) and _are((found.definition or {},), dict)):
             raise ValueError("no record of a periodic task: a field has a wrong type")
         return found
@@ -84,6 +96,7 @@ class State:
         last_ms: the occurrence before; None if there was none.
         runs: how many occurrences were sent, without the one that is planned.
         made_up: how many missed occurrences were made up for since the last one that was not missed.
+        parked: whether the entry is on its way to another queue; nothing waits for it here.
     """
 
     fingerprint: str
@@ -93,6 +106,7 @@ class State:
     last_ms: int | None = None
     runs: int = 0
     made_up: int = 0
+    parked: bool = False
 
     def dump(self) -> bytes:
         """Return the state as it is stored."""
@@ -269,23 +283,18 @@ class ScheduleStore:
         replies = self._run_many("plan", commands)
         return [reply if isinstance(reply, redis.ResponseError) else Planned.of(reply) for reply in replies]
 
-    def forget(self, entry: str, queue: str, seen: Seen) -> State | None:
-        """Forget the state of an entry, and withdraw its message, if it is still as it was seen. One atomic script.
-
-        Returns the state if this call forgot it. If the message was gone, the occurrence has passed: then `at_ms` is
-        None, and the occurrence the last one.
-        """
+    def forget(self, entry: str, queue: str, seen: Seen) -> None:
+        """Forget the state of an entry, and withdraw its message, if it is still as it was seen. One atomic script."""
         try:
-            state = State.parse(seen.raw) if seen.raw else None
+            task_id = State.parse(seen.raw).task_id if seen.raw else ""
         except ValueError:
-            state = None
-        task_id = state.task_id if state else ""
-        step = Step(entry, queue, seen, b"", withdraw=task_id, must_wait=bool(task_id))
-        done = self._plan_one(step)
-        if done.outcome == scripts.GONE and state is not None:
-            done = self._plan_one(replace(step, must_wait=False))
-            state = replace(state, at_ms=None, last_ms=state.at_ms, runs=state.runs + 1)
-        return state if done.outcome == scripts.DONE else None
+            task_id = ""
+        self._plan_one(Step(entry, queue, seen, b"", withdraw=task_id))
+
+    def forget_all(self, entry: str, queues: Sequence[str]) -> None:
+        """Forget the states of an entry in these queues, see `forget`."""
+        for queue, seen in zip(queues, self.seen([(entry, queue) for queue in queues]), strict=True):
+            self.forget(entry, queue, seen)
 
     def _plan_one(self, step: Step) -> Planned:
         (done,) = self.plan([step])
@@ -301,13 +310,24 @@ class ScheduleStore:
             if state is None or state.at_ms is None:
                 return
             idle = replace(state, at_ms=None, task_id="")
-            step = Step(entry, queue, seen, idle.dump(), withdraw=state.task_id, must_wait=bool(state.task_id))
-            done = self._plan_one(step)
-            if done.outcome == scripts.GONE:
-                idle = replace(idle, last_ms=state.at_ms, runs=state.runs + 1)
-                done = self._plan_one(replace(step, state=idle.dump(), must_wait=False))
-            if done.outcome == scripts.DONE:
+            if self._withdraw(entry, queue, seen, state, idle):
                 return
+
+    def park(self, entry: str, queue: str, seen: Seen) -> tuple[State, Seen] | None:
+        """Withdraw the message of an entry that goes to another queue; its state stays until it is planned there.
+
+        Returns the state as it is then, None if it was not as seen.
+        """
+        state = State.parse(seen.raw)
+        return self._withdraw(entry, queue, seen, state, replace(state, task_id="", fingerprint="", parked=True))
+
+    def _withdraw(self, entry: str, queue: str, seen: Seen, state: State, without: State) -> tuple[State, Seen] | None:
+        step = Step(entry, queue, seen, without.dump(), withdraw=state.task_id, must_wait=bool(state.task_id))
+        done = self._plan_one(step)
+        if done.outcome == scripts.GONE:  # it was transferred: the occurrence has passed
+            without = replace(without, at_ms=None, last_ms=state.at_ms, runs=state.runs + 1)
+            done = self._plan_one(replace(step, state=without.dump(), must_wait=False))
+        return (without, Seen(done.state, done.forgotten)) if done.outcome == scripts.DONE else None
 
     # -- who plans, and what went wrong
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from dateutil.parser import isoparse
 
 from celery_delayq import ConfigurationError, EntryExists, InvalidSchedule, UnknownEntry
 from examples.private_redis import PrivateRedis
@@ -56,6 +57,26 @@ class TestConfigured:
         with Worker(broker=broker_url, ledger=ledger.url, conf=configured):
             wait_until(lambda: len(notes(ledger, "a")) >= 4 and len(notes(ledger, "b")) >= 3, "both ran")
         assert 450 < notes(ledger, "a")[3] - notes(ledger, "a")[2] < 550
+
+    @pytest.mark.parametrize("pool", ["prefork", "gevent", "threads"])
+    def test_with_every_pool(self, broker_url: str, ledger: Ledger, pool: str) -> None:
+        with Worker(broker=broker_url, ledger=ledger.url, pool=pool, conf=conf(a=note(0.5, "a"))):
+            wait_until(lambda: len(notes(ledger, "a")) >= 4, "it runs")
+
+    def test_after_an_outage_of_everything_a_task_runs_once_late(self, broker_url: str, ledger: Ledger) -> None:
+        """The worker plans before it transfers: so it sees what still waits."""
+        entry = {"task": "note_request", "schedule": 1}
+        with Worker(broker=broker_url, ledger=ledger.url, conf=conf(a=entry)) as worker:
+            wait_until(lambda: len(ledger.runs()) >= 2, "it runs")
+            worker.kill()
+        last_run = max(isoparse(run.note["eta"]).timestamp() for run in ledger.runs())
+        time.sleep(5)
+        restarted = time.time()
+        with Worker(broker=broker_url, ledger=ledger.url, conf=conf(a=entry)):
+            wait_until(lambda: max(run.at_ms for run in ledger.runs()) > (restarted + 4) * 1000, "it runs again", 20)
+        etas = [isoparse(run.note["eta"]).timestamp() for run in ledger.runs()]
+        assert len(set(etas)) == len(etas)
+        assert len([eta for eta in etas if last_run < eta < restarted - 1]) == 1
 
     def test_two_workers_and_a_beat_run_each_once(self, broker_url: str, ledger: Ledger) -> None:
         where = {"broker": broker_url, "ledger": ledger.url, "conf": conf(a=note(0.5, "a"))}

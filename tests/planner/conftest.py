@@ -70,10 +70,10 @@ class Stage:
         return Occurrence(queues.get(one.task, "celery"), task_id, offer)
 
     def add(self, name: str, given: Any, **record: Any) -> None:
-        """Add an entry at run time."""
+        """Add an entry at run time, or change it."""
         one = definition(name, given)
         seen = self.store.record(name)
-        since_ms = self.store.now_ms()
+        since_ms = Record.parse(seen).since_ms if seen else self.store.now_ms()
         fresh = Record(one.fingerprint, since_ms, one.data(), **record)
         assert self.store.write_record(name, seen, fresh)[0]
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
+
+import pytest
 
 from celery_delayq.schedule.planner import Planner
+from celery_delayq.schedule.store import State
 from tests.planner.conftest import Stage, run, run_until
 from tests.state import calls, out_of_memory
 
@@ -236,15 +240,54 @@ class TestQueues:
         run(old)
         assert (stage.waiting(), stage.waiting("other")) == ([], ["a []"])
 
-    def test_a_planner_that_is_killed_in_between_leaves_it_to_the_next(self, stage: Stage) -> None:
-        """The record says where it goes, and nothing else has happened."""
+    @pytest.mark.parametrize("parked", [False, True])
+    @pytest.mark.parametrize("restarted", [False, True])
+    def test_a_planner_that_is_killed_in_between_leaves_it_to_another(
+        self, stage: Stage, parked: bool, restarted: bool
+    ) -> None:
+        """The record says where it goes; the old state may be parked already."""
         stage.add("a", 60)
         started(stage)
-        record = stage.record("a")
-        assert record is not None
-        stage.add("a", 60, queue="other")
-        started(stage, queues={"t": "other"})
+        before = stage.state("a")
+        assert before is not None
+        other = started(stage, queues={"t": "other"})
+        stage.add("a", 60, queue="other", earlier=["celery"])
+        if parked:
+            stage.store.park("a", "celery", stage.store.seen([("a", "celery")])[0])
+        if restarted:
+            started(stage, queues={"t": "other"})
+        else:
+            other.on_change(10**6, "a")
+            run(other)
         assert (stage.waiting(), stage.waiting("other")) == ([], ["a []"])
+        after = stage.state("a", "other")
+        assert after is not None
+        assert after.at_ms == before.at_ms
+        assert stage.state("a") is None
+
+    def test_a_state_that_cannot_be_read_is_not_moved(self, stage: Stage) -> None:
+        stage.add("a", 60, queue="other", earlier=["celery"])
+        stage.client.hset(stage.queue().keys.schedule, "a", "junk")
+        stage.client.sadd("delayq:queues", "celery")
+        started(stage, queues={"t": "other"})
+        assert stage.waiting("other") == ["a []"]
+        assert stage.state("a") is None
+
+    def test_a_parked_state_is_not_taken_for_the_present_one(self, stage: Stage) -> None:
+        """The entry has come back to a queue in which a killed planner left its state."""
+        stage.add("a", 60)
+        started(stage)
+        seen = stage.store.seen([("a", "celery")])[0]
+        old = State.parse(seen.raw)
+        stage.store.park("a", "celery", seen)
+        present = replace(old, at_ms=(old.at_ms or 0) + 600_000, last_ms=old.at_ms, runs=9, task_id="")
+        stage.client.hset(stage.queue("other").keys.schedule, "a", present.dump())
+        stage.client.sadd("delayq:queues", "other")
+        started(stage)
+        after = stage.state("a")
+        assert after is not None
+        assert after.runs == 9
+        assert stage.state("a", "other") is None
 
 
 class TestErrors:

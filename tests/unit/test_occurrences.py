@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from celery import Celery
-from celery.schedules import crontab, schedule
+from celery.schedules import crontab, schedule, solar
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,6 +106,15 @@ def test_a_class_that_overrides_is_due_is_asked() -> None:
     assert not occurrences.is_asked(Odd(1, app=APP))
     assert occurrences.ask(Asked(1, app=APP), NOW, NOW + 1000) == (False, 1.5)
     assert occurrences.ask(Asked(1, app=APP), NOW, NOW + 6000) == (True, 1.5)
+
+
+def test_solar_events_follow_each_other() -> None:
+    pytest.importorskip("ephem")
+    sunset = solar("sunset", 52.5, 13.4, app=APP)
+    first = occurrences.next_after(sunset, NOW) or 0
+    second = occurrences.next_after(sunset, first) or 0
+    assert to_datetime(first).strftime("%Y-%m-%d %H") == "2027-06-01 19"
+    assert 23 * HOUR < second - first < 25 * HOUR
 
 
 class TestWindow:
