@@ -76,7 +76,8 @@ class TestConfigured:
             wait_until(lambda: max(run.at_ms for run in ledger.runs()) > (restarted + 4) * 1000, "it runs again", 20)
         etas = [isoparse(run.note["eta"]).timestamp() for run in ledger.runs()]
         assert len(set(etas)) == len(etas)
-        assert len([eta for eta in etas if last_run < eta < restarted - 1]) == 1
+        # What was due in the 2 s before a planner came is merely late.
+        assert len([eta for eta in etas if last_run < eta < restarted - 2]) == 1
 
     def test_two_workers_and_a_beat_run_each_once(self, broker_url: str, ledger: Ledger) -> None:
         where = {"broker": broker_url, "ledger": ledger.url, "conf": conf(a=note(0.5, "a"))}
