@@ -18,8 +18,9 @@ from celery_delayq.errors import DelayqError, EntryExists, InvalidSchedule, Unkn
 from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.occurrences import jitter_ms, to_datetime
+from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.service import store_of
-from celery_delayq.schedule.store import Record, ScheduleStore, Seen, State
+from celery_delayq.schedule.store import ScheduleStore
 
 _UNCHANGED: Any = object()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from celery_delayq.schedule import occurrences
 from celery_delayq.schedule.entry import Definition
-from celery_delayq.schedule.store import State
+from celery_delayq.schedule.records import State
 from celery_delayq.settings import ScheduleSettings
 
 #: An occurrence counts as missed only if its time was so long ago when a planner came; until then it is merely late.

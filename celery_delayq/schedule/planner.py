@@ -27,8 +27,9 @@ from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.message import CannotSend, Occurrence
 from celery_delayq.schedule.moves import TOLERATED_MS, Entry, Move, Policy, next_move
 from celery_delayq.schedule.occurrences import jitter_ms
+from celery_delayq.schedule.records import Seen, State, Step
 from celery_delayq.schedule.roster import Known, Roster
-from celery_delayq.schedule.store import ScheduleStore, Seen, State, Step
+from celery_delayq.schedule.store import ScheduleStore
 
 #: Entries that go on in one pass, so that a change is noticed between two of them.
 _BATCH = 200

@@ -22,7 +22,8 @@ from celery_delayq.clock import ServerClock
 from celery_delayq.errors import DelayqError
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.entry import Definition
-from celery_delayq.schedule.store import Record, ScheduleStore, Seen, State
+from celery_delayq.schedule.records import Record, Seen, State
+from celery_delayq.schedule.store import ScheduleStore
 
 logger = getLogger(__name__)
 

@@ -20,8 +20,9 @@ from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.message import Occurrence
 from celery_delayq.schedule.moves import Policy
 from celery_delayq.schedule.planner import Planner
+from celery_delayq.schedule.records import Record, State
 from celery_delayq.schedule.scripts import Offer
-from celery_delayq.schedule.store import Record, ScheduleStore, State
+from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.settings import ScheduleSettings
 from tests.support import wait_until
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from celery_delayq.schedule.planner import Planner
-from celery_delayq.schedule.store import State
+from celery_delayq.schedule.records import State
 from tests.planner.conftest import Stage, run, run_until
 from tests.state import calls, out_of_memory
 

@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.moves import SKIPPED_AFTER_S, Entry, Move, Policy, next_move
-from celery_delayq.schedule.store import State
+from celery_delayq.schedule.records import State
 from celery_delayq.settings import ScheduleSettings
 
 APP = Celery("shop", set_as_current=False)
