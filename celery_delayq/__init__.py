@@ -12,17 +12,21 @@ from celery_delayq.errors import (
     ConfigurationError,
     DelayqError,
     DeliveryLimitReached,
+    EntryExists,
     InvalidEntry,
     InvalidEta,
     InvalidExport,
+    InvalidSchedule,
     LeaseLost,
     NotAllSent,
+    UnknownEntry,
     UnsupportedServer,
 )
 from celery_delayq.inspector.backup import Imported, Released
 from celery_delayq.inspector.counts import Counts
 from celery_delayq.inspector.pages import Page
 from celery_delayq.inspector.task import ScheduledTask
+from celery_delayq.schedule.api import PeriodicTask, Schedule
 
 __all__ = [
     "ConfigurationError",
@@ -34,15 +38,20 @@ __all__ = [
     "DelayqError",
     "DeliveryLimitReached",
     "Entry",
+    "EntryExists",
     "Imported",
     "InvalidEntry",
     "InvalidEta",
     "InvalidExport",
+    "InvalidSchedule",
     "LeaseLost",
     "NotAllSent",
     "Page",
+    "PeriodicTask",
     "Released",
+    "Schedule",
     "ScheduledTask",
+    "UnknownEntry",
     "UnsupportedServer",
     "__version__",
 ]

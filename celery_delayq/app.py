@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, TypeAlias, TypeVar, overload
 
 from celery import Celery
@@ -13,7 +14,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from celery_delayq import bulk, panel
-from celery_delayq.bootsteps import Transfer
+from celery_delayq.bootsteps import Plan, Transfer
 from celery_delayq.config import require_transport
 from celery_delayq.control import use_control
 from celery_delayq.inspector import Inspector, backup
@@ -21,6 +22,7 @@ from celery_delayq.inspector.backup import File, Imported, Released
 from celery_delayq.inspector.counts import Counts
 from celery_delayq.inspector.pages import Criteria, OnProgress, Page
 from celery_delayq.inspector.task import ScheduledTask
+from celery_delayq.schedule.api import Schedule
 from celery_delayq.times import Time
 from celery_delayq.transport import register_schemes
 
@@ -59,7 +61,7 @@ class DelayQ:
     def __init__(self, app: Celery) -> None:
         self.app = app
         register_schemes()
-        app.steps["consumer"].add(Transfer)
+        app.steps["consumer"].update((Plan, Transfer))
         use_control(app)
         panel.register()
 
@@ -296,6 +298,11 @@ class DelayQ:
         """
         return bulk.apply_async_many(self.app, signatures, chunk_size)
 
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The periodic tasks of the app, see `Schedule`."""
+        return Schedule(self.app, self._channel)
+
     def _each(self, task_id: Any, ask: Callable[[Inspector, list[str]], dict[str, T]]) -> T | dict[str, T]:
         if isinstance(task_id, (str, AsyncResult)):
             one = _id_of(task_id)
@@ -309,16 +316,18 @@ class DelayQ:
 
     @contextmanager
     def _inspector(self, trouble: str) -> Iterator[Inspector]:
-        with self.app.connection_or_acquire() as connection:
+        with self._channel() as channel:
             try:
-                yield Inspector(self._channel(connection), self.app.amqp.queues)
+                yield Inspector(channel, self.app.amqp.queues)
             except RedisError as exc:
                 raise OperationalError(f"{trouble}: {exc}") from exc
 
-    def _channel(self, connection: Any) -> Any:
-        require_transport(self.app, connection)
-        connection.ensure_connection(max_retries=1)
-        return connection.default_channel
+    @contextmanager
+    def _channel(self) -> Iterator[Any]:
+        with self.app.connection_or_acquire() as connection:
+            require_transport(self.app, connection)
+            connection.ensure_connection(max_retries=1)
+            yield connection.default_channel
 
 
 def _id_of(task_id: object) -> str:

@@ -1,4 +1,4 @@
-"""Celery bootsteps: what a worker adds to the transport, and where it starts and stops the transfer loop."""
+"""Celery bootsteps: where a worker starts and stops the transfer loop and the planner, and what else it adds."""
 
 from __future__ import annotations
 
@@ -12,15 +12,54 @@ from typing import Any
 from celery import bootsteps, signals
 from celery.utils.log import get_logger
 
+from celery_delayq.beat import is_ours
 from celery_delayq.config import settings_of
 from celery_delayq.failures import fail_task
 from celery_delayq.handover import Handover
+from celery_delayq.schedule.loop import PlannerLoop
+from celery_delayq.schedule.service import planner_loop
 from celery_delayq.server import check_server
 from celery_delayq.settings import LONGEST_LEAD_S
 from celery_delayq.transport import Transport
 from celery_delayq.transport.eta import DUE_PROPERTY
 
 logger = get_logger(__name__)
+
+
+#: How long a worker waits before it transfers until overdue periodic tasks were planned, in seconds.
+_PLANNED_FIRST_S = 10.0
+
+
+class Plan(bootsteps.StartStopStep):
+    """Plans periodic tasks while the worker consumes, if `beat_scheduler` is ours.
+
+    It comes before the transfer: after all workers were down, a planner has to see what nobody has transferred, so that
+    a missed occurrence runs once and not twice.
+    """
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        self.enabled = is_ours(consumer.app)
+        self.loop: PlannerLoop | None = None
+        super().__init__(consumer, **kwargs)
+
+    def include_if(self, consumer: Any) -> bool:
+        """Return whether the worker plans."""
+        return bool(self.enabled)
+
+    def start(self, consumer: Any) -> None:
+        """Start to plan."""
+        if isinstance(consumer.connection.transport, Transport):
+            self.loop = planner_loop(consumer.app)
+            self.loop.start()
+            self.loop.wait_until_planned(_PLANNED_FIRST_S)
+
+    def stop(self, consumer: Any) -> None:
+        """Stop planning; what is planned runs."""
+        loop, self.loop = self.loop, None
+        if loop is not None:
+            loop.stop()
 
 
 class Transfer(bootsteps.StartStopStep):
@@ -30,7 +69,7 @@ class Transfer(bootsteps.StartStopStep):
     worker consumes, also after a failover to another URL.
     """
 
-    requires = ("celery.worker.consumer.tasks:Tasks",)
+    requires = ("celery.worker.consumer.tasks:Tasks", Plan)
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         self.settings = settings_of(consumer.app)

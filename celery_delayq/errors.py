@@ -61,3 +61,15 @@ class NotAllSent(DelayqError, RuntimeError):
             f"{len(self.results)} tasks were sent, {len(self.failed)} were not, "
             f"and of {len(self.uncertain)} it is not known"
         )
+
+
+class InvalidSchedule(DelayqError, ValueError):
+    """A periodic task is not defined as it must be; says what is wrong."""
+
+
+class UnknownEntry(DelayqError, LookupError):
+    """There is no periodic task of that name."""
+
+
+class EntryExists(DelayqError, ValueError):
+    """There is a periodic task of that name already, or the configuration has it."""

@@ -50,6 +50,7 @@ class QueueKeys:
         transferrer: STRING, which loop transfers this queue punctually.
         transferrer_channel: Pub/Sub, signs of life of that loop. Pub/Sub knows no databases, so it names its own.
         consumers: ZSET, consumer id -> end of its lease (ms); minus the time at which it was given up, if it was.
+        schedule: HASH, periodic entry -> its planned occurrence.
     """
 
     queue: str
@@ -61,6 +62,7 @@ class QueueKeys:
     transferrer: str
     transferrer_channel: str
     consumers: str
+    schedule: str
 
     @classmethod
     def of(cls, name: str, db: int = 0) -> QueueKeys:
@@ -75,6 +77,7 @@ class QueueKeys:
             transferrer=companion("delayq:transfer", name),
             transferrer_channel=companion(f"delayq:transfer_channel:{db}", name),
             consumers=companion("delayq:consumers", name),
+            schedule=companion("delayq:schedule", name),
         )
 
     def in_flight(self, consumer: str) -> str:
@@ -95,3 +98,30 @@ def hello_channel(db: int = 0) -> str:
 def alive_channel(consumer: str, db: int = 0) -> str:
     """Name the channel to which a consumer is subscribed for as long as its process lives; nothing is published."""
     return f"delayq:alive:{db}:{consumer}"
+
+
+@dataclass(frozen=True)
+class ScheduleKeys:
+    """The keys and the channel of the schedule that belong to no queue.
+
+    Attributes:
+        definitions: HASH, periodic entry -> its record; an empty name -> how many changes there were.
+        configurations: HASH, app and fingerprint of its configuration -> when planners with it were seen.
+        errors: HASH, periodic entry -> why it could not be planned.
+        channel: Pub/Sub, the number of a change and the name of the entry.
+    """
+
+    definitions: str
+    configurations: str
+    errors: str
+    channel: str
+
+    @classmethod
+    def of(cls, keyprefix: str = "", db: int = 0) -> ScheduleKeys:
+        """Return the keys with kombu's `global_keyprefix`, and the channel for database `db`."""
+        return cls(
+            definitions=f"{keyprefix}delayq:schedule",
+            configurations=f"{keyprefix}delayq:schedule_configurations",
+            errors=f"{keyprefix}delayq:schedule_errors",
+            channel=f"{keyprefix}delayq:schedule_channel:{db}",
+        )

@@ -29,11 +29,13 @@ class Option:
         default: used where it is not set; its type is the option's.
         least: smallest value.
         most: largest value.
+        choices: of a text, what it may be.
     """
 
-    default: bool | int | float
+    default: bool | int | float | str
     least: float = 0
     most: float = 0
+    choices: tuple[str, ...] = ()
 
     def check(self, name: str, value: object) -> Any:
         """Return the value in the option's type.
@@ -45,6 +47,10 @@ class Option:
         if kind is bool:
             if not isinstance(value, bool):
                 raise ConfigurationError(f"{name} must be True or False, not {value!r}")
+            return value
+        if kind is str:
+            if value not in self.choices:
+                raise ConfigurationError(f"{name} must be one of {', '.join(self.choices)}, not {value!r}")
             return value
         accepted = (int, float) if kind is float else (int,)
         if isinstance(value, bool) or not isinstance(value, accepted):
@@ -65,6 +71,9 @@ TRANSPORT_OPTIONS: Mapping[str, Option] = {
 #: A worker never holds a message longer than twice that for its eta, whatever the clocks say.
 LONGEST_LEAD_S = 0.1
 
+#: What becomes of runs of a periodic task that were missed.
+MISSED_POLICIES = ("skip", "once", "all")
+
 #: The app's settings, without their prefix.
 APP_SETTINGS: Mapping[str, Option] = {
     "transfer_grace": Option(0.25, 0.01, 60.0),
@@ -73,6 +82,9 @@ APP_SETTINGS: Mapping[str, Option] = {
     "transfer_lead": Option(0.01, 0.0, LONGEST_LEAD_S),
     "fail_dead_letters": Option(True),
     "inspect_limit": Option(100, 0, 10_000),
+    "schedule_missed": Option("once", choices=MISSED_POLICIES),
+    "schedule_max_lateness": Option(0.0, 0.0, 366 * 86400.0),
+    "schedule_catch_up": Option(100, 0, 10_000),
 }
 
 
@@ -109,6 +121,21 @@ def check_transport_options(given: Mapping[str, Any], others: Iterable[str] = ()
 
 
 @dataclass(frozen=True)
+class ScheduleSettings:
+    """Defaults of periodic tasks.
+
+    Attributes:
+        missed: what becomes of runs that were missed, one of MISSED_POLICIES.
+        max_lateness_s: a run that would begin later than this is dropped, in seconds; 0: never.
+        catch_up: how many missed runs the policy `all` makes up for.
+    """
+
+    missed: str = "once"
+    max_lateness_s: float = 0.0
+    catch_up: int = 100
+
+
+@dataclass(frozen=True)
 class AppSettings:
     """The app's settings.
 
@@ -116,11 +143,13 @@ class AppSettings:
         transfer: of transfer loops.
         fail_dead_letters: whether the result of a task that reached the delivery limit becomes FAILURE.
         inspect_limit: waiting tasks that a worker names in its reply to `inspect scheduled`, at most.
+        schedule: of periodic tasks.
     """
 
     transfer: TransferSettings
     fail_dead_letters: bool
     inspect_limit: int
+    schedule: ScheduleSettings
 
 
 def app_settings(given: Mapping[str, Any]) -> AppSettings:
@@ -147,7 +176,12 @@ def app_settings(given: Mapping[str, Any]) -> AppSettings:
         batch_size=values["transfer_batch_size"],
         lead_s=values["transfer_lead"],
     )
-    return AppSettings(transfer, values["fail_dead_letters"], values["inspect_limit"])
+    schedule = ScheduleSettings(
+        missed=values["schedule_missed"],
+        max_lateness_s=values["schedule_max_lateness"],
+        catch_up=values["schedule_catch_up"],
+    )
+    return AppSettings(transfer, values["fail_dead_letters"], values["inspect_limit"], schedule)
 
 
 def _names(options: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ import click
 
 from celery_delayq.cli.dead import dead
 from celery_delayq.cli.orphans import orphans
+from celery_delayq.cli.schedule import schedule
 from celery_delayq.cli.transfer import transfer
 
 
@@ -17,3 +18,4 @@ def delayq() -> None:
 delayq.add_command(transfer)
 delayq.add_command(dead)
 delayq.add_command(orphans)
+delayq.add_command(schedule)

@@ -15,6 +15,7 @@ import click
 import redis
 from celery.bin.base import CeleryCommand, handle_preload_options
 from celery.result import denied_join_result
+from celery.utils import uuid
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
@@ -156,11 +157,19 @@ class _Tasks:
         if found is None:
             return None
         argument, eta = found
+        task_id = uuid()
         with denied_join_result():  # nobody will wait for the results here
             commands = drafts(
                 self._channel,
+                task_id,
                 lambda: self._app.send_task(
-                    self._task, (argument,), eta=eta, producer=self._producer, add_to_parent=False, **self._options
+                    self._task,
+                    (argument,),
+                    eta=eta,
+                    task_id=task_id,
+                    producer=self._producer,
+                    add_to_parent=False,
+                    **self._options,
                 ),
             )
         if len(commands) != 1:

@@ -57,16 +57,6 @@ class Batch:
         self._commands.append(command)
         self.bytes += sum(len(arg) for arg in args if isinstance(arg, (bytes, str)))
 
-    def commands(self) -> list[tuple[Any, ...]]:
-        """Return the Redis commands; those of kombu without its `global_keyprefix`."""
-        # EVAL and not EVALSHA: in a transaction no one could answer NOSCRIPT.
-        return [
-            ("eval", _OFFER.text, len(command.keys), *command.keys, *command.args)
-            if isinstance(command, _Offer)
-            else command
-            for command in self._commands
-        ]
-
     def send(self, client: Any) -> list[RedisError | None]:
         """Send everything in one round trip, without a retry; the batch is empty afterwards, whatever happens.
 

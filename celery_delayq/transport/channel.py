@@ -19,7 +19,8 @@ from celery_delayq.consumer import Consumer
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.settings import TRANSPORT_OPTIONS
 from celery_delayq.transport.batch import Batch
-from celery_delayq.transport.eta import DUE_PROPERTY, due_ms_of
+from celery_delayq.transport.capture import Caught, Net, net_for
+from celery_delayq.transport.eta import DUE_PROPERTY, due_ms_of, eta_ms_of
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.qos import FetchingQoS
 
@@ -61,6 +62,10 @@ class DelayedChannel(kombu_redis.Channel):
     # -- publishing
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        net = net_for(message)
+        if net is not None:
+            self._catch(net, queue, message)
+            return
         due_ms = due_ms_of(message)
         if due_ms is None:
             self._put_now(queue, message, **kwargs)
@@ -96,6 +101,10 @@ class DelayedChannel(kombu_redis.Channel):
         super()._put(queue, message, **self._with_batch(kwargs))
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        net = net_for(message)
+        if net is not None:
+            net.broadcast = True
+            return
         if self.batch is not None and _KOMBU_HAS_NO_BATCH:
             self.batch.add("publish", self._get_publish_topic(exchange, routing_key), dumps(message))
             return
@@ -103,6 +112,13 @@ class DelayedChannel(kombu_redis.Channel):
 
     def _with_batch(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         return kwargs if self.batch is None else {**kwargs, "_publish_batch": self.batch}
+
+    def _catch(self, net: Net, queue: str, message: dict[str, Any]) -> None:
+        due_ms = eta_ms_of(message)
+        if due_ms is not None:
+            message["properties"][DUE_PROPERTY] = due_ms
+        broker_list = self.broker_list(queue, self._get_message_priority(message, reverse=False))
+        net.messages.append(Caught(broker_list, net.task_id, due_ms, dumps(message).encode()))
 
     def broker_list(self, queue: str, priority: int) -> str:
         """Return the full name of the list for messages of a priority, with `global_keyprefix`."""

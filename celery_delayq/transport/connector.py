@@ -36,6 +36,12 @@ class Connector:
     @contextmanager
     def __call__(self) -> Iterator[redis.Redis]:
         """Connect; give a plain client whose pool is its own, and close all of it in the end."""
+        with self.channel() as channel:
+            yield channel.plain_client
+
+    @contextmanager
+    def channel(self) -> Iterator[Any]:
+        """Connect; give a channel whose pool is its own, and close all of it in the end."""
         with self._template.clone() as connection:
             connection.cycle = None
             try:
@@ -46,4 +52,4 @@ class Connector:
                 raise
             # Connections that kombu made for consuming.
             channel.client.connection_pool.disconnect()
-            yield channel.plain_client
+            yield channel

@@ -27,12 +27,21 @@ def due_ms_of(message: Mapping[str, Any]) -> int | None:
     Raises:
         InvalidEta: the eta is not a time.
     """
+    due_ms = eta_ms_of(message)
+    return due_ms if due_ms is not None and due_ms > time.time() * 1000 else None
+
+
+def eta_ms_of(message: Mapping[str, Any]) -> int | None:
+    """Return the eta of a message, unix time in ms rounded up, be it past or future; None if it has none.
+
+    Raises:
+        InvalidEta: the eta is not a time.
+    """
     headers = message.get("headers") or {}
     eta = headers.get("eta")
     if not eta or "task" not in headers or "id" not in headers:
         return None
-    due_ms = parse_eta(eta, headers["task"])
-    return due_ms if due_ms > time.time() * 1000 else None
+    return parse_eta(eta, headers["task"])
 
 
 def parse_eta(eta: object, task: str) -> int:

@@ -14,7 +14,7 @@ from celery import Celery
 from kombu import Connection
 
 from celery_delayq import ConfigurationError, DelayedQueue, DelayQ
-from celery_delayq.bootsteps import Transfer
+from celery_delayq.bootsteps import Plan, Transfer
 from celery_delayq.config import settings_of
 from examples.private_redis import PrivateRedis
 from tests.ledger import ALL_WELL, Ledger
@@ -66,11 +66,11 @@ def test_a_worker_whose_broker_is_not_ours_is_told(broker_server: PrivateRedis, 
         worker.wait_for_log("DelayQ(app) has no effect")
 
 
-def test_delayq_twice_is_one_step() -> None:
+def test_delayq_twice_makes_each_step_once() -> None:
     app = Celery("twice", broker="delayq://", set_as_current=False)
     DelayQ(app)
     DelayQ(app)
-    assert app.steps["consumer"] == {Transfer}
+    assert app.steps["consumer"] == {Plan, Transfer}
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -12,14 +12,16 @@ import redis
 from redis.crc import key_slot
 
 from celery_delayq import codec, scripts
-from celery_delayq.keys import QueueKeys
+from celery_delayq.keys import QueueKeys, ScheduleKeys
+from celery_delayq.schedule import scripts as schedule_scripts
 from celery_delayq.scripts import Script
 
 NAMES = sorted(
     file.name.removesuffix(".lua") for file in files("celery_delayq").joinpath("lua").iterdir() if file.is_file()
 )
 
-KEYS = QueueKeys.of("q")
+#: The scripts that work on keys that belong to no queue.
+WITHOUT_QUEUE = {"record", "announce"}
 
 #: How to call each wrapper, and a reply that it understands.
 CALLS: dict[str, tuple[dict[str, Any], Any]] = {
@@ -44,6 +46,9 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
         [1, [], 0, b""],
     ),
     "leave": ({"consumer": "me"}, 1),
+    "plan": ({"entry": "e", "seen": b"", "forgotten": b"0", "state": b"s"}, [1, b"1000", b"s", b"0"]),
+    "record": ({"entry": "e", "seen": b"", "record": b"r"}, [1, 1]),
+    "announce": ({"app": "a", "configuration": "c", "lifetime_ms": 1}, [b"c", b"1000"]),
 }
 
 #: Commands without a key, or with a channel instead.
@@ -83,7 +88,8 @@ def call_wrapper(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Sequen
         return reply
 
     monkeypatch.setattr(Script, "run", run)
-    getattr(scripts, name)(None, KEYS, **arguments)
+    wrapper = getattr(scripts, name, None) or getattr(schedule_scripts, name)
+    wrapper(None, ScheduleKeys.of() if name in WITHOUT_QUEUE else QueueKeys.of("q"), **arguments)
     return passed
 
 

@@ -28,7 +28,8 @@ LAYERS = [
     {"transport"},
     {"config", "inspector", "task_message", "handover"},
     {"failures", "revocation", "bulk"},
-    {"control"},
+    {"control", "schedule"},
+    {"beat"},
     {"bootsteps", "panel", "cli"},
     {"app"},
     {"__init__"},
@@ -39,8 +40,11 @@ RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
 BASE = 0
 
 MAY_IMPORT = {
-    "kombu": {"transport", "task_message", "revocation", "bulk", "control", "bootsteps", "cli", "app"},
-    "celery": {"task_message", "revocation", "bulk", "control", "handover", "bootsteps", "panel", "cli", "app"},
+    "kombu": {"transport", "task_message", "revocation", "bulk", "control", "schedule", "bootsteps", "cli", "app"},
+    "celery": {
+        *("task_message", "revocation", "bulk", "control", "handover", "schedule", "beat"),
+        *("bootsteps", "panel", "cli", "app"),
+    },
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -160,6 +164,6 @@ app = Celery("shop", broker="delayq://nowhere.invalid:1/0")
 for _ in range(2):
     DelayQ(app)
 assert {"delayq", "delayqs", "delayq+sentinel"} <= TRANSPORT_ALIASES.keys()
-assert len([step for step in app.steps["consumer"] if "celery_delayq" in step.__module__]) == 1
+assert len([step for step in app.steps["consumer"] if "celery_delayq" in step.__module__]) == 2
 """
     )

@@ -19,7 +19,7 @@ from celery_delayq.settings import (
 from celery_delayq.transfer import TransferSettings
 
 ALL = {**TRANSPORT_OPTIONS, **APP_SETTINGS}
-NUMBERS = {name: option for name, option in ALL.items() if not isinstance(option.default, bool)}
+NUMBERS = {name: option for name, option in ALL.items() if not isinstance(option.default, (bool, str))}
 
 
 def wrong_values(option: Option) -> list[object]:

@@ -1,0 +1,67 @@
+"""Scheduler: what `celery beat` and `celery worker -B` run, as one more planner; any number of them may run.
+
+With `beat_scheduler = "celery_delayq.beat:Scheduler"` every worker plans, and no beat process is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import beat
+from celery.utils.imports import load_extension_class_names, symbol_by_name
+from celery.utils.log import get_logger
+
+from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.loop import PlannerLoop
+from celery_delayq.schedule.service import planner_loop
+
+logger = get_logger("celery.beat")
+
+
+def is_ours(app: Any) -> bool:
+    """Return whether the `beat_scheduler` of an app is the one of this package, or a subclass of it."""
+    named = app.conf.beat_scheduler
+    if isinstance(named, str):
+        aliases = dict(load_extension_class_names("celery.beat_schedulers"))
+        try:
+            named = symbol_by_name(named, aliases=aliases)
+        except Exception:  # whoever runs beat with it learns why
+            return False
+    return isinstance(named, type) and issubclass(named, Scheduler)
+
+
+def log_sent(definition: Definition) -> None:
+    """Log what was sent, as stock beat does."""
+    logger.info("Scheduler: Sending due task %s (%s)", definition.name, definition.task)
+
+
+class Scheduler(beat.Scheduler):
+    """Plans periodic tasks in a thread, while beat itself sleeps.
+
+    The schedule file (`-s`) is accepted and not used, `--max-interval` says how often beat looks whether the thread
+    still runs.
+    """
+
+    #: The thread; None until the first tick.
+    loop: PlannerLoop | None = None
+
+    def setup_schedule(self) -> None:
+        """Do nothing: the planner reads the configuration."""
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """Make sure that the planner runs. Returns in how many seconds to do so again."""
+        if self.loop is None or not self.loop.is_alive():
+            self.loop = planner_loop(self.app, on_sent=log_sent)
+            self.loop.start()
+        return float(self.max_interval)
+
+    def close(self) -> None:
+        """End the planner."""
+        if self.loop is not None:
+            self.loop.stop()
+        super().close()
+
+    @property
+    def info(self) -> str:
+        """What beat's banner says about the scheduler."""
+        return "    . schedule -> in Redis, delayq:schedule"

@@ -1,0 +1,338 @@
+"""Schedule: the periodic tasks of an app, seen and changed from any process, without a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from celery.beat import BeatLazyFunc
+from celery.result import AsyncResult
+from celery.schedules import BaseSchedule
+from kombu.exceptions import OperationalError
+from redis.exceptions import ResponseError
+
+from celery_delayq.errors import DelayqError, EntryExists, InvalidSchedule, UnknownEntry
+from celery_delayq.schedule.configured import configured
+from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.occurrences import jitter_ms, to_datetime
+from celery_delayq.schedule.records import Record, Seen, State
+from celery_delayq.schedule.service import store_of
+from celery_delayq.schedule.store import ScheduleStore
+
+_UNCHANGED: Any = object()
+
+
+@dataclass(frozen=True)
+class PeriodicTask:
+    """A periodic task as it is.
+
+    Attributes:
+        name: of the entry.
+        task: name of the task.
+        schedule: as data, or its text where only the configuration has it.
+        args: of the task.
+        kwargs: of the task.
+        options: of its `apply_async`.
+        timing: `tz`, `start`, `end`, `jitter`, ...: what is not as by default.
+        app: the app whose configuration has it; None if it was added at run time.
+        queue: the broker list to which it goes; None if no planner has seen it yet.
+        paused: whether it is paused.
+        next_run: when it runs next, aware; None if it does not, or if no planner has seen it yet.
+        last_run: when it was due last, aware; None if it never was.
+        runs: how often it was sent.
+        error: why it cannot be planned; None if it can.
+        is_registered: whether the app that asks has a task of that name; beat sends it even if not.
+    """
+
+    name: str
+    task: str
+    schedule: Any
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    timing: Mapping[str, Any] = field(default_factory=dict)
+    app: str | None = None
+    queue: str | None = None
+    paused: bool = False
+    next_run: datetime | None = None
+    last_run: datetime | None = None
+    runs: int = 0
+    error: str | None = None
+    is_registered: bool = True
+
+
+class Schedule:
+    """The periodic tasks of an app: `delayq.schedule`.
+
+        delayq.schedule.add("report", "shop.report", "0 6 * * mon-fri", tz="Europe/Berlin")
+        delayq.schedule.pause("report")
+        for entry in delayq.schedule:
+            print(entry.name, entry.next_run)
+
+    Changes take effect in all planners at once. It may be shared by threads.
+
+    Every method raises `kombu.exceptions.OperationalError` when the server cannot be reached or refuses, and
+    `ConfigurationError` if the app's broker is not a `delayq://` one.
+
+    Args:
+        app: the Celery app.
+        channel: gives a channel with our transport for as long as a block lasts.
+    """
+
+    def __init__(self, app: Any, channel: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._app = app
+        self._channel = channel
+
+    # -- changing
+
+    def add(
+        self,
+        name: str,
+        task: str | Any,
+        schedule: float | str | Mapping[str, Any] | BaseSchedule | Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        **timing: Any,
+    ) -> PeriodicTask:
+        """Add an entry. One atomic script.
+
+        Args:
+            name: of the entry.
+            task: a task, or its name.
+            schedule: seconds, a timedelta, a `schedule`, `crontab` or `solar`, or a crontab expression such as
+                `"0 6 * * mon-fri"` (minute, hour, day of month, month, day of week).
+            args: of the task; all of them of types that JSON knows.
+            kwargs: of the task.
+            options: of its `apply_async`: `queue`, `priority`, `expires` (counted from when it is due), `headers`, ...
+            timing: `tz`, `start`, `end`, `jitter`, `max_runs`, `enabled`, `missed`, `max_lateness`, `catch_up`,
+                `lazy`, see `Timing`.
+
+        Raises:
+            EntryExists: there is an entry of that name.
+            InvalidSchedule: something is wrong, or cannot be stored; says what.
+        """
+        given = {"task": _name_of(task), "schedule": schedule, "args": args, "kwargs": kwargs, "options": options}
+        return self.add_definition(Definition.of(name, {**given, "timing": timing}, self._app))
+
+    def add_definition(self, definition: Definition) -> PeriodicTask:
+        """Add an entry whose definition was made elsewhere, see `add`."""
+        name = definition.name
+        with self._store() as store:
+            record = Record(definition.fingerprint, store.now_ms(), _data_of(definition))
+            if not store.write_record(name, b"", record)[0]:
+                raise EntryExists(f"there is a periodic task {name!r} already: update() changes it")
+            return self._show(store, name, record)
+
+    def update(
+        self,
+        name: str,
+        *,
+        task: str | Any = _UNCHANGED,
+        schedule: Any = _UNCHANGED,
+        args: Sequence[Any] = _UNCHANGED,
+        kwargs: Mapping[str, Any] = _UNCHANGED,
+        options: Mapping[str, Any] = _UNCHANGED,
+        **timing: Any,
+    ) -> PeriodicTask:
+        """Change what is given of an entry that was added at run time; takes what `add` takes.
+
+        Its pending occurrence is replaced by the next planner that hears of it, in one atomic script. The next time
+        counts from the last run: an interval that is over by then runs now.
+
+        Raises:
+            UnknownEntry: there is no such entry.
+            EntryExists: the entry is one of the configuration, which says what it is.
+            InvalidSchedule: something is wrong, or cannot be stored; says what.
+        """
+        given = {"schedule": schedule, "args": args, "kwargs": kwargs, "options": options}
+        changes = {key: value for key, value in given.items() if value is not _UNCHANGED}
+        if task is not _UNCHANGED:
+            changes["task"] = _name_of(task)
+
+        def change(record: Record) -> Record:
+            before = dict(record.definition or {})
+            data = {**before, **changes, "timing": {**before.get("timing", {}), **timing}}
+            definition = Definition.of(name, data, self._app)
+            return replace(record, fingerprint=definition.fingerprint, definition=_data_of(definition))
+
+        return self._change(name, change, only_added=True)
+
+    def remove(self, name: str) -> None:
+        """Remove an entry that was added at run time, and withdraw its pending occurrence.
+
+        Raises:
+            UnknownEntry: there is no such entry.
+            EntryExists: the entry is one of the configuration: remove it there, or pause it.
+        """
+        with self._store() as store:
+            while True:
+                record = self._record(store, name, only_added=True)
+                if store.write_record(name, record.raw, None)[0]:
+                    break
+            store.forget_all(name, record.queues)
+            store.set_error(name, None)
+
+    def pause(self, name: str) -> PeriodicTask:
+        """Stop an entry until `resume`, and withdraw its pending occurrence; also one of the configuration.
+
+        Raises:
+            UnknownEntry: there is no such entry.
+        """
+        shown = self._change(name, lambda record: replace(record, paused=True))
+        if shown.queue is not None:
+            with self._store() as store:
+                store.rest(name, shown.queue)
+        return self.get(name)
+
+    def resume(self, name: str) -> PeriodicTask:
+        """Let an entry run again; what it missed meanwhile is not made up for.
+
+        Raises:
+            UnknownEntry: there is no such entry.
+        """
+        return self._change(name, lambda record: replace(record, paused=False))
+
+    def run_now(self, name: str) -> AsyncResult:
+        """Send the task of an entry now, besides its schedule; it does not count as one of its runs.
+
+        Raises:
+            UnknownEntry: there is no such entry.
+            InvalidSchedule: the entry lives in the code of a configuration that this process does not have.
+        """
+        with self._store() as store:
+            definition = self._definition(name, self._record(store, name))
+        options = dict(definition.options)
+        options["headers"] = {**(options.get("headers") or {}), "celery_beat_task": True}
+        args = [one() if isinstance(one, BeatLazyFunc) else one for one in definition.args]
+        kwargs = {key: one() if isinstance(one, BeatLazyFunc) else one for key, one in definition.kwargs.items()}
+        task = self._app.tasks.get(definition.task)
+        if task is None:
+            return self._app.send_task(definition.task, args, kwargs, **options)
+        return task.apply_async(args, kwargs, **options)
+
+    # -- reading
+
+    def get(self, name: str) -> PeriodicTask:
+        """Return an entry.
+
+        Raises:
+            UnknownEntry: there is none.
+        """
+        with self._store() as store:
+            return self._show(store, name, self._record(store, name))
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether there is an entry of that name."""
+        with self._store() as store:
+            return bool(store.record(name))
+
+    def __iter__(self) -> Iterator[PeriodicTask]:
+        """Yield all entries by name, those with errors as well."""
+        with self._store() as store:
+            errors = store.errors()
+            records = store.records()[0]
+            states = {queue: store.states(queue) for queue in store.queues()}
+        for name in sorted(records.keys() | errors.keys()):
+            if name not in records:
+                yield PeriodicTask(name, "", None, error=errors[name])
+                continue
+            try:
+                record = Record.parse(records[name])
+                seen = states.get(record.queue or "", {}).get(name, Seen())
+                yield self._task(name, record, seen, errors.get(name))
+            except ValueError as exc:
+                yield PeriodicTask(name, "", None, error=errors.get(name) or str(exc))
+
+    # -- how
+
+    @contextmanager
+    def _store(self) -> Iterator[ScheduleStore]:
+        with self._channel() as channel:
+            try:
+                yield store_of(channel)
+            except DelayqError:
+                raise
+            except (*channel.connection.client.connection_errors, ResponseError) as exc:
+                raise OperationalError(f"cannot reach the schedule: {exc}") from exc
+
+    def _record(self, store: ScheduleStore, name: str, *, only_added: bool = False) -> Record:
+        raw = store.record(name) if name else b""
+        if not raw:
+            raise UnknownEntry(f"there is no periodic task {name!r}")
+        record = Record.parse(raw)
+        if only_added and record.app is not None:
+            raise EntryExists(
+                f"periodic task {name!r} is in the configuration of app {record.app!r}: change it there; "
+                "pause(), resume() and run_now() work here"
+            )
+        return record
+
+    def _change(self, name: str, change: Callable[[Record], Record], *, only_added: bool = False) -> PeriodicTask:
+        with self._store() as store:
+            while True:
+                record = self._record(store, name, only_added=only_added)
+                changed = change(record)
+                if changed == record or store.write_record(name, record.raw, changed)[0]:
+                    return self._show(store, name, changed)
+
+    def _definition(self, name: str, record: Record) -> Definition:
+        own = configured(self._app).entries.get(name) if record.app is not None else None
+        return own or Definition.of(name, record.definition or {}, self._app)
+
+    def _show(self, store: ScheduleStore, name: str, record: Record) -> PeriodicTask:
+        seen = store.seen([(name, record.queue)])[0] if record.queue is not None else Seen()
+        return self._task(name, record, seen, store.error(name))
+
+    def _task(self, name: str, record: Record, seen: Seen, error: str | None) -> PeriodicTask:
+        state = State.parse(seen.raw) if seen.raw else None
+        data = dict(record.definition or {})
+        task = data.get("task", "")
+        return PeriodicTask(
+            name=name,
+            task=task,
+            schedule=data.get("schedule", data.get("text")),
+            args=data.get("args", ()),
+            kwargs=data.get("kwargs", {}),
+            options=data.get("options", {}),
+            timing=data.get("timing", {}),
+            app=record.app,
+            queue=record.queue,
+            paused=record.paused,
+            next_run=_next_run(name, data, state),
+            last_run=to_datetime(state.last_ms) if state and state.last_ms is not None else None,
+            runs=state.runs if state else 0,
+            error=error,
+            is_registered=task in self._app.tasks,
+        )
+
+
+def _next_run(name: str, data: Mapping[str, Any], state: State | None) -> datetime | None:
+    if state is None or state.at_ms is None:
+        return None
+    jitter = jitter_ms(name, state.at_ms, round(data.get("timing", {}).get("jitter", 0) * 1000))
+    countdown = round(float(data.get("options", {}).get("countdown") or 0) * 1000)
+    return to_datetime(state.at_ms + jitter + countdown)
+
+
+def _name_of(task: Any) -> Any:
+    return task if isinstance(task, str) else getattr(task, "name", task)
+
+
+def _data_of(definition: Definition) -> dict[str, Any]:
+    """Return a definition as data.
+
+    Raises:
+        InvalidSchedule: it has values that JSON does not know.
+    """
+    data = definition.data()
+    if data is None:
+        raise InvalidSchedule(
+            f"periodic task {definition.name!r} cannot be stored: its schedule must be an interval, a crontab or a "
+            "solar event, and args, kwargs and options of types that JSON knows; others belong in beat_schedule"
+        )
+    return data

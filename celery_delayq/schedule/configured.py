@@ -1,0 +1,79 @@
+"""The periodic tasks in the configuration of an app."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery.schedules import crontab
+
+from celery_delayq.errors import InvalidSchedule
+from celery_delayq.schedule import encoding
+from celery_delayq.schedule.entry import Definition
+
+
+@dataclass(frozen=True)
+class Configured:
+    """What the configuration of an app says.
+
+    Attributes:
+        app: the name of the app.
+        entries: by name.
+        errors: of entries that are wrong, by name.
+        fingerprint: of all of it; the same in all processes with the same configuration.
+    """
+
+    app: str
+    entries: dict[str, Definition] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    fingerprint: str = ""
+
+
+def configured(app: Any) -> Configured:
+    """Read `beat_schedule`, what `app.add_periodic_task` added, and Celery's default entry.
+
+    A wrong entry does not keep the others from running.
+
+    Source: Celery 5.7 `celery.beat.Scheduler.setup_schedule`, `install_default_entries`.
+    """
+    # Finalizing sends on_after_configure and on_after_finalize, in which apps add theirs.
+    app.finalize()
+    given: dict[str, Any] = dict(app.conf.beat_schedule or {})
+    if app.conf.result_expires and not app.backend.supports_autoexpire:
+        cleanup = {
+            "task": "celery.backend_cleanup",
+            "schedule": crontab("0", "4", "*", app=app),
+            "options": {"expires": 12 * 3600},
+        }
+        given.setdefault("celery.backend_cleanup", cleanup)
+    routing = _routing(app)
+    entries: dict[str, Definition] = {}
+    errors: dict[str, str] = {}
+    for name, one in given.items():
+        try:
+            entries[name] = Definition.of(name, _fields(one), app, routing)
+        except InvalidSchedule as exc:
+            errors[str(name)] = str(exc)
+    together = encoding.fingerprint(sorted((name, one.fingerprint) for name, one in entries.items()))
+    return Configured(app.main or "", entries, errors, together)
+
+
+def _fields(entry: Any) -> dict[str, Any]:
+    """Return the fields of an entry; of a `ScheduleEntry` too, which stock beat takes as well."""
+    if hasattr(entry, "schedule") and hasattr(entry, "task"):
+        return {name: getattr(entry, name) for name in ("task", "schedule", "args", "kwargs", "options")}
+    return dict(entry)
+
+
+def _routing(app: Any) -> str:
+    """Return a fingerprint of the settings that decide to which queues tasks go."""
+    names = (
+        "task_routes",
+        "task_default_queue",
+        "task_default_exchange",
+        "task_default_routing_key",
+        "task_default_priority",
+        "task_queue_max_priority",
+    )
+    queues = {name: (queue.exchange.name, queue.routing_key) for name, queue in app.amqp.queues.items()}
+    return encoding.fingerprint([[app.conf[name] for name in names], queues])

@@ -1,0 +1,130 @@
+"""Schedules as data, and back: what can be stored in Redis, shown, and compared.
+
+    {"every": 30.0}                                        a number, timedelta or `schedule`
+    {"every": 3600.0, "relative": true}
+    {"crontab": "*/5 8-17 * * mon-fri"}                    minute, hour, day of month, month, day of week
+    {"solar": "sunset", "lat": 52.5, "lon": 13.4}
+
+Other classes, and subclasses of these, live only in the code of the configuration; they have no such form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule, solar
+
+from celery_delayq.errors import InvalidSchedule
+
+
+def encode(given: BaseSchedule) -> dict[str, Any] | None:
+    """Return a schedule as data, None for one of another class."""
+    if type(given) is schedule:
+        data: dict[str, Any] = {"every": given.run_every.total_seconds()}
+        return {**data, "relative": True} if given.relative else data
+    if type(given) is crontab:
+        fields = (
+            given._orig_minute,
+            given._orig_hour,
+            given._orig_day_of_month,
+            given._orig_month_of_year,
+            given._orig_day_of_week,
+        )
+        return {"crontab": " ".join(map(_field, fields))}
+    if type(given) is solar:
+        return {"solar": given.event, "lat": given.lat, "lon": given.lon}
+    return None
+
+
+def _field(given: Any) -> str:
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return ",".join(str(number) for number in sorted(given))
+    return str(given).replace(" ", "")
+
+
+def decode(given: Any, app: Any) -> BaseSchedule:
+    """Return the schedule that is meant.
+
+    Args:
+        given: data, see above; a crontab expression of five fields; seconds; a timedelta; or a schedule.
+        app: the Celery app, whose time zone holds.
+
+    Raises:
+        InvalidSchedule: it is none of these; says what is wrong.
+    """
+    try:
+        found = _decode(given, app)
+    except InvalidSchedule:
+        raise
+    except Exception as exc:  # Celery's ParseException is a bare Exception
+        raise InvalidSchedule(f"{given!r} is no schedule: {exc}") from exc
+    if type(found) is schedule and found.run_every <= timedelta(0):
+        raise InvalidSchedule(f"an interval must be more than 0 seconds, not {found.run_every.total_seconds():g}")
+    return found
+
+
+def _decode(given: Any, app: Any) -> BaseSchedule:
+    if isinstance(given, str):
+        given = {"crontab": given}
+    if not isinstance(given, Mapping):
+        if isinstance(given, bool) or not isinstance(given, (int, float, timedelta, BaseSchedule)):
+            raise InvalidSchedule(
+                f"{given!r} is no schedule: give seconds, a timedelta, a crontab, a solar event, "
+                "or a crontab expression such as '*/5 8-17 * * mon-fri'"
+            )
+        return maybe_schedule(given, app=app)
+    fields = dict(given)
+    if fields.keys() <= {"every", "relative"} and "every" in fields:
+        return schedule(timedelta(seconds=fields["every"]), fields.get("relative", False), app=app)
+    if fields.keys() == {"crontab"}:
+        parts = fields["crontab"].split()
+        if len(parts) != 5:
+            raise InvalidSchedule(
+                f"a crontab expression has five fields (minute, hour, day of month, month, day of week), "
+                f"not {len(parts)}: {fields['crontab']!r}"
+            )
+        minute, hour, day_of_month, month_of_year, day_of_week = parts
+        return crontab(minute, hour, day_of_week, day_of_month, month_of_year, app=app)
+    if fields.keys() == {"solar", "lat", "lon"}:
+        return solar(fields["solar"], fields["lat"], fields["lon"], app=app)
+    raise InvalidSchedule(f"{given!r} is no schedule: its fields are none of those that are known")
+
+
+def fingerprint(value: Any) -> str:
+    """Return a short text that is the same for equal values, in every process."""
+    text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return a value in types of JSON; of what has no such form its class and its simple attributes."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (bytes, date, datetime, timedelta)):
+        return [type(value).__name__, repr(value)]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one, depth) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one, depth) for one in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(_plain(one, depth), sort_keys=True) for one in value)
+    if isinstance(value, partial):
+        return ["partial", _plain(value.func, depth), _plain(value.args, depth), _plain(value.keywords, depth)]
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    # Neither repr nor pickle: the one may hold an address, the other the order of a set.
+    attributes = (
+        {}
+        if depth > 2
+        else {
+            name: _plain(one, depth + 1)
+            for name, one in getattr(value, "__dict__", {}).items()
+            if name not in ("_app", "app", "tz", "utc_enabled")
+        }
+    )
+    return [f"{type(value).__module__}.{type(value).__qualname__}", attributes]

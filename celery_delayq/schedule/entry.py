@@ -1,0 +1,242 @@
+"""Definition: what a periodic task is, wherever it was defined."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timedelta, timezone
+from functools import cached_property
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from celery.beat import BeatLazyFunc
+from celery.schedules import BaseSchedule
+from dateutil.parser import isoparse
+
+from celery_delayq.errors import InvalidSchedule
+from celery_delayq.schedule import encoding
+from celery_delayq.schedule.occurrences import Window, is_asked, to_ms
+from celery_delayq.settings import MISSED_POLICIES, misspelt
+
+#: Under this key of an entry's `options`, its configuration has what Celery has no name for.
+OPTION = "delayq"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When an entry runs besides its schedule. Times are aware datetimes or ISO 8601 texts, spans are in seconds.
+
+    Attributes:
+        tz: name of the time zone of a crontab; that of the app by default.
+        start: not before; the first run of an interval.
+        end: not after.
+        jitter: each run is put off by a random time of at most so much.
+        max_runs: so many runs, then no more.
+        enabled: False: it does not run.
+        missed: what becomes of runs while no worker was there: `skip`, `once` or `all`; the app's default if None.
+        max_lateness: a run that would begin later than this is dropped; the app's default if None.
+        catch_up: of all that were missed, `all` makes up for so many, the latest; the app's default if None.
+        lazy: make the message when it is due, not one occurrence ahead.
+    """
+
+    tz: str | None = None
+    start: str | datetime | None = None
+    end: str | datetime | None = None
+    jitter: float = 0.0
+    max_runs: int | None = None
+    enabled: bool = True
+    missed: str | None = None
+    max_lateness: float | None = None
+    catch_up: int | None = None
+    lazy: bool = False
+
+    def __post_init__(self) -> None:
+        """Check everything, and make times texts.
+
+        Raises:
+            InvalidSchedule: a value of the wrong type or out of range; names it.
+        """
+        if self.tz is not None:
+            try:
+                ZoneInfo(self.tz)
+            except Exception as exc:
+                raise InvalidSchedule(
+                    f"tz must be the name of a time zone such as 'Europe/Berlin', not {self.tz!r}"
+                ) from exc
+        for name in ("start", "end"):
+            object.__setattr__(self, name, _moment(name, getattr(self, name)))
+        for name, least, whole in (
+            ("jitter", 0, False),
+            ("max_lateness", 0, False),
+            ("max_runs", 1, True),
+            ("catch_up", 0, True),
+        ):
+            _check_number(name, getattr(self, name), least, whole=whole)
+        for name in ("enabled", "lazy"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidSchedule(f"{name} must be True or False, not {getattr(self, name)!r}")
+        if self.missed is not None and self.missed not in MISSED_POLICIES:
+            raise InvalidSchedule(f"missed must be one of {', '.join(MISSED_POLICIES)}, not {self.missed!r}")
+
+    @cached_property
+    def window(self) -> Window:
+        """When the entry runs at all."""
+        start, end = (None if text is None else to_ms(isoparse(str(text))) for text in (self.start, self.end))
+        return Window(start, end, ZoneInfo(self.tz) if self.tz else None)
+
+    @property
+    def jitter_ms(self) -> int:
+        """The greatest jitter in ms."""
+        return round(self.jitter * 1000)
+
+    def data(self) -> dict[str, Any]:
+        """Return what is not as by default."""
+        return {name: value for name, value in asdict(self).items() if value != _TIMING_DEFAULTS[name]}
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Timing:
+        """Return the timing that is given by name.
+
+        Raises:
+            InvalidSchedule: an unknown name, or a wrong value.
+        """
+        if not given:
+            return _AS_ALWAYS
+        for name in given:
+            if name not in _TIMING_DEFAULTS:
+                meant = misspelt(str(name), _TIMING_DEFAULTS)
+                hint = f"did you mean {meant!r}?" if meant else f"known are {', '.join(_TIMING_DEFAULTS)}"
+                raise InvalidSchedule(f"unknown option {name!r}: {hint}")
+        return cls(**given)
+
+
+_TIMING_DEFAULTS = {one.name: one.default for one in fields(Timing)}
+
+
+def _moment(name: str, given: Any) -> str | None:
+    if given is None:
+        return None
+    try:
+        when = given if isinstance(given, datetime) else isoparse(given)
+    except (TypeError, ValueError) as exc:
+        raise InvalidSchedule(f"{name} must be a datetime or an ISO 8601 text, not {given!r}") from exc
+    if when.tzinfo is None:
+        raise InvalidSchedule(f"{name} must have a time zone: {given!r} may be any time")
+    return when.astimezone(timezone.utc).isoformat()
+
+
+def _check_number(name: str, value: Any, least: int, *, whole: bool) -> None:
+    if value is None:
+        return
+    accepted = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, accepted) or not least <= value < math.inf:
+        kind = "a whole number" if whole else "a number of seconds"
+        raise InvalidSchedule(f"{name} must be {kind}, at least {least}, not {value!r}")
+
+
+#: One for all entries that say nothing: there may be very many.
+_AS_ALWAYS = Timing()
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A periodic task.
+
+    Attributes:
+        name: of the entry.
+        task: name of the task.
+        schedule: when.
+        args: of the task.
+        kwargs: of the task.
+        options: of its `apply_async`.
+        timing: when besides.
+        routing: fingerprint of what decides to which queue it goes, where that is known.
+    """
+
+    name: str
+    task: str
+    schedule: BaseSchedule
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    timing: Timing = field(default_factory=Timing)
+    routing: str = ""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same text for equal definitions in every process."""
+        data = {**self._fields(), "schedule": encoding.encode(self.schedule) or self.schedule, "routing": self.routing}
+        return encoding.fingerprint(data)
+
+    @cached_property
+    def is_asked(self) -> bool:
+        """Whether its schedule decides at the time whether it is due."""
+        return is_asked(self.schedule)
+
+    @cached_property
+    def is_lazy(self) -> bool:
+        """Whether its message is made when it is due, and not one occurrence ahead."""
+        values = (*self.args, *self.kwargs.values())
+        return self.timing.lazy or self.is_asked or any(isinstance(value, BeatLazyFunc) for value in values)
+
+    def data(self) -> dict[str, Any] | None:
+        """Return the definition in types of JSON, None if it has others."""
+        schedule = encoding.encode(self.schedule)
+        if schedule is None:
+            return None
+        try:
+            data = {**self._fields(), "schedule": schedule}
+            return data if json.loads(json.dumps(data)) == _with_lists(data) else None
+        except (TypeError, ValueError):
+            return None
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "args": list(self.args),
+            "kwargs": dict(self.kwargs),
+            "options": dict(self.options),
+            "timing": self.timing.data(),
+        }
+
+    @classmethod
+    def of(cls, name: str, given: Mapping[str, Any], app: Any, routing: str = "") -> Definition:
+        """Return the definition in an entry of `beat_schedule`, or in what `data` returned.
+
+        Raises:
+            InvalidSchedule: something is missing, or wrong; names the entry.
+        """
+        try:
+            return cls._of(name, dict(given), app, routing)
+        except InvalidSchedule as exc:
+            raise InvalidSchedule(f"periodic task {name!r}: {exc}") from exc
+
+    @classmethod
+    def _of(cls, name: str, given: dict[str, Any], app: Any, routing: str) -> Definition:
+        if not isinstance(name, str) or not name:
+            raise InvalidSchedule("the name of an entry must be a text, and not empty")
+        task, schedule = given.pop("task", None), given.pop("schedule", None)
+        args, kwargs = given.pop("args", None) or (), given.pop("kwargs", None) or {}
+        options = dict(given.pop("options", None) or {})
+        timing = {**(options.pop(OPTION, None) or {}), **(given.pop("timing", None) or {})}
+        relative = given.pop("relative", False)
+        if given:
+            raise InvalidSchedule(f"unknown field {next(iter(given))!r}")
+        if not isinstance(task, str) or not task:
+            raise InvalidSchedule(f"task must be the name of a task, not {task!r}")
+        if isinstance(args, (str, bytes)) or not isinstance(args, Sequence) or not isinstance(kwargs, Mapping):
+            raise InvalidSchedule("args must be a list or tuple, and kwargs a dict")
+        if relative and isinstance(schedule, (int, float, timedelta)):
+            every_s = schedule.total_seconds() if isinstance(schedule, timedelta) else schedule
+            schedule = {"every": every_s, "relative": True}
+        decoded = encoding.decode(schedule, app)
+        return cls(name, task, decoded, tuple(args), dict(kwargs), options, Timing.of(timing), routing)
+
+
+def _with_lists(value: Any) -> Any:
+    """Return a value as JSON would give it back, if it has no other types."""
+    if isinstance(value, Mapping):
+        return {key: _with_lists(one) for key, one in value.items()}
+    return [_with_lists(one) for one in value] if isinstance(value, (list, tuple)) else value

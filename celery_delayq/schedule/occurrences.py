@@ -1,0 +1,187 @@
+"""When an entry runs next, and what becomes of the times that were missed. Pure functions of schedule and time.
+
+Times are unix times in ms. Every occurrence is counted from the one before, not from when somebody looked: so
+intervals do not drift, and all planners find the same one.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import Any
+
+from celery.schedules import BaseSchedule, crontab, schedule, solar
+from celery.utils.time import remaining
+
+from celery_delayq.schedule.wallclock import Fields, next_match
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MS = timedelta(milliseconds=1)
+
+#: Shortest span in which missed occurrences are looked for, in ms; it is doubled until there are enough of them.
+_FIRST_SPAN_MS = 3_600_000
+
+#: Steps after which one gives up to count what was missed.
+_MOST_STEPS = 100_000
+
+
+def to_ms(when: datetime) -> int:
+    """Return an aware datetime as unix time in ms, rounded up."""
+    return -((_EPOCH - when) // _MS)
+
+
+def to_datetime(ms: int, zone: tzinfo = timezone.utc) -> datetime:
+    """Return unix time in ms as an aware datetime."""
+    return (_EPOCH + ms * _MS).astimezone(zone)
+
+
+def is_asked(given: BaseSchedule) -> bool:
+    """Return whether a schedule decides for itself, at the time, whether it is due.
+
+    That is so if a class of the user's overrides `is_due`: what it says may depend on anything.
+    """
+    return type(given).is_due not in (crontab.is_due, schedule.is_due, solar.is_due)
+
+
+def next_after(given: BaseSchedule, last_ms: int, zone: tzinfo | None = None) -> int | None:
+    """Return the first occurrence later than `last_ms`, itself an occurrence or the start; None if there is none.
+
+    Args:
+        given: a schedule, but for one that `is_asked`.
+        last_ms: from when to count, unix time in ms.
+        zone: time zone of a crontab and of a `relative` interval; that of the app by default.
+    """
+    zone = zone or given.tz
+    if _is_plain(given, schedule):
+        if not given.relative:
+            return last_ms + interval_ms(given)
+        last = to_datetime(last_ms, zone)
+        found = to_ms(last + remaining(last, given.run_every, last, relative=True))
+        return found if found > last_ms else last_ms + interval_ms(given)
+    if _is_plain(given, crontab):
+        match = next_match(fields_of(given), to_datetime(last_ms), zone)
+        return None if match is None else to_ms(match)
+    # Solar events and classes of the user's: what they say if now is the last occurrence.
+    last = to_datetime(last_ms, zone)
+    frozen = copy.copy(given)
+    frozen.nowfun = lambda: last
+    wait = frozen.remaining_estimate(last)
+    return max(to_ms(last.astimezone(timezone.utc) + wait), last_ms + 1)
+
+
+def _is_plain(given: BaseSchedule, kind: type) -> bool:
+    """Return whether a schedule is of a class, or one that leaves its times as they are."""
+    if not isinstance(given, kind):
+        return False
+    names = ("remaining_estimate", "remaining_delta", "is_due")
+    return all(getattr(type(given), name, None) is getattr(kind, name, None) for name in names)
+
+
+def interval_ms(given: schedule) -> int:
+    """Return the interval of a schedule in ms, at least 1."""
+    every_ms: int = max(1, round(given.run_every.total_seconds() * 1000))
+    return every_ms
+
+
+def fields_of(given: crontab) -> Fields:
+    """Return what a crontab matches."""
+    return Fields(
+        sorted(given.minute),
+        sorted(given.hour),
+        sorted(given.day_of_month),
+        sorted(given.month_of_year),
+        frozenset(given.day_of_week),
+    )
+
+
+@dataclass(frozen=True)
+class Window:
+    """When an entry runs at all.
+
+    Attributes:
+        start_ms: not before; the first run of an interval.
+        end_ms: not after.
+        zone: the time zone of its crontab.
+    """
+
+    start_ms: int | None = None
+    end_ms: int | None = None
+    zone: tzinfo | None = None
+
+
+def first(given: BaseSchedule, window: Window, since_ms: int) -> int | None:
+    """Return the first occurrence of an entry that there is since `since_ms`."""
+    if window.start_ms is None or window.start_ms <= since_ms:
+        return _until_end(next_after(given, since_ms, window.zone), window)
+    if _is_plain(given, schedule) and not given.relative:
+        return _until_end(window.start_ms, window)
+    return _until_end(next_after(given, window.start_ms - 1, window.zone), window)
+
+
+def following(given: BaseSchedule, window: Window, last_ms: int) -> int | None:
+    """Return the occurrence that follows another one, None after the last one."""
+    return _until_end(next_after(given, last_ms, window.zone), window)
+
+
+def following_now(given: BaseSchedule, window: Window, last_ms: int, now_ms: int) -> int | None:
+    """Return the first occurrence later than `now_ms`, counted from an earlier one."""
+    if last_ms >= now_ms:
+        return following(given, window, last_ms)
+    if _is_plain(given, schedule) and not given.relative:
+        every = interval_ms(given)
+        return _until_end(last_ms + every * ((now_ms - last_ms) // every + 1), window)
+    return following(given, window, now_ms)
+
+
+def missed(given: BaseSchedule, window: Window, last_ms: int, now_ms: int, most: int) -> list[int]:
+    """Return the occurrences after `last_ms` until now, the latest `most` of them, the earliest first."""
+    if most < 1:
+        return []
+    if _is_plain(given, schedule) and not given.relative:
+        every = interval_ms(given)
+        count = (now_ms - last_ms) // every
+        times = range(last_ms + every * (max(0, count - most) + 1), last_ms + every * count + 1, every)
+        return [at for at in times if window.end_ms is None or at <= window.end_ms]
+    span = _FIRST_SPAN_MS
+    while True:
+        begin = max(last_ms, now_ms - span)
+        found = deque(_between(given, window, begin, now_ms), maxlen=most)
+        if begin == last_ms or len(found) == most:
+            return list(found)
+        span *= 2
+
+
+def _between(given: BaseSchedule, window: Window, last_ms: int, now_ms: int) -> Iterator[int]:
+    at = following(given, window, last_ms)
+    for _ in range(_MOST_STEPS):
+        if at is None or at > now_ms:
+            return
+        yield at
+        at = following(given, window, at)
+
+
+def _until_end(at_ms: int | None, window: Window) -> int | None:
+    return None if at_ms is None or (window.end_ms is not None and at_ms > window.end_ms) else at_ms
+
+
+def jitter_ms(entry: str, at_ms: int, most_ms: int) -> int:
+    """Return by how much an occurrence is put off, 0 to `most_ms`: evenly spread, and the same for all planners."""
+    digest = hashlib.blake2b(f"{entry}\0{at_ms}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return math.floor(int.from_bytes(digest, "big") / 2**64 * (most_ms + 1))
+
+
+def ask(given: Any, last_ms: int, now_ms: int) -> tuple[bool, float]:
+    """Ask a schedule that decides for itself whether it is due, and in how many seconds to ask again.
+
+    Its `now` is the server's time, unless it has a `nowfun` of its own.
+    """
+    if given.nowfun is None:
+        given = copy.copy(given)
+        given.nowfun = lambda: to_datetime(now_ms, given.tz)
+    due, again_s = given.is_due(to_datetime(last_ms))
+    return bool(due), float(again_s) if again_s is not None else math.inf

@@ -1,0 +1,82 @@
+"""Read the entries of RedBeat, to move from it.
+
+Source: redbeat 2.3 `RedBeatSchedulerEntry.save`, `RedBeatJSONEncoder`: a HASH an entry with its definition as JSON, a
+ZSET `<prefix>:schedule` of their keys, and a SET `<prefix>:statics` of the names that come from the configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.client import NEVER_DECODE
+
+from celery_delayq.errors import InvalidSchedule
+from celery_delayq.schedule.entry import Definition
+
+#: The prefix of its keys, unless `redbeat_key_prefix` says otherwise.
+PREFIX = "redbeat:"
+
+
+@dataclass(frozen=True)
+class Found:
+    """An entry of RedBeat.
+
+    Attributes:
+        name: of the entry.
+        definition: what it is; None if it cannot be moved.
+        problem: why it cannot be moved.
+        is_static: whether it comes from the configuration, which our planners read themselves.
+    """
+
+    name: str
+    definition: Definition | None
+    problem: str = ""
+    is_static: bool = False
+
+
+def entries(client: redis.Redis, app: Any, prefix: str = PREFIX) -> Iterator[Found]:
+    """Yield all entries by name; changes nothing."""
+    keys = client.execute_command("ZRANGE", f"{prefix}:schedule", 0, -1, **{NEVER_DECODE: True})
+    statics = client.execute_command("SMEMBERS", f"{prefix}:statics", **{NEVER_DECODE: True})
+    for key in sorted(keys):
+        name = key.decode("utf-8", "surrogateescape").removeprefix(prefix)
+        if name.encode("utf-8", "surrogateescape") in statics:
+            yield Found(name, None, "it is in the configuration", is_static=True)
+            continue
+        raw = client.execute_command("HGET", key, "definition", **{NEVER_DECODE: True})
+        try:
+            yield Found(name, _definition(name, raw, app))
+        except (InvalidSchedule, ValueError, TypeError, AttributeError) as exc:
+            yield Found(name, None, str(exc))
+
+
+def _definition(name: str, raw: bytes | None, app: Any) -> Definition:
+    if raw is None:
+        raise InvalidSchedule("it has no definition")
+    fields = json.loads(raw)
+    timing = {} if fields.get("enabled", True) else {"enabled": False}
+    given = {key: fields.get(key) for key in ("task", "args", "kwargs", "options")}
+    definition = Definition.of(name, {**given, "schedule": _schedule(fields["schedule"]), "timing": timing}, app)
+    if definition.data() is None:
+        raise InvalidSchedule("its arguments or options have types that JSON does not know")
+    return definition
+
+
+def _schedule(given: Mapping[str, Any]) -> dict[str, Any]:
+    kind = given.get("__type__")
+    if kind == "interval":
+        return {"every": given["every"], "relative": bool(given.get("relative"))}
+    if kind == "crontab":
+        names = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+        return {"crontab": " ".join(_field(given.get(name, "*")) for name in names)}
+    raise InvalidSchedule(f"a schedule of type {kind!r} has no counterpart here")
+
+
+def _field(given: Any) -> str:
+    if isinstance(given, list):
+        return ",".join(map(str, given))
+    return str(given).replace(" ", "")

@@ -1,0 +1,99 @@
+"""Run the scripts of the schedule: keys, arguments and return codes by name, see `celery_delayq.scripts`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from celery_delayq.keys import QueueKeys, ScheduleKeys
+from celery_delayq.scripts import load
+
+#: Outcomes of `plan`.
+DONE, CHANGED, GONE = 1, 0, -1
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The message of an occurrence.
+
+    Attributes:
+        message_key: 16 bytes that stand for its id.
+        due_ms: when it may run, unix time in ms.
+        payload: the message.
+    """
+
+    message_key: bytes
+    due_ms: int
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What one call of `plan` did and saw.
+
+    Attributes:
+        outcome: DONE; CHANGED if the state was another one; GONE if the message to withdraw waited no more.
+        now_ms: the server's time, unix time in ms.
+        state: the state of the entry as it is now; empty if there is none.
+        forgotten: how many states of the queue were forgotten.
+    """
+
+    outcome: int
+    now_ms: int
+    state: bytes
+    forgotten: bytes
+
+    @classmethod
+    def of(cls, reply: Sequence[Any]) -> Planned:
+        """Return what the script's reply says."""
+        outcome, now_ms, state, forgotten = reply
+        return cls(int(outcome), int(now_ms), state, forgotten)
+
+
+def plan_command(
+    keys: QueueKeys,
+    *,
+    entry: str,
+    seen: bytes,
+    forgotten: bytes,
+    state: bytes,
+    withdraw: bytes = b"",
+    must_wait: bool = False,
+    offer: Offer | None = None,
+    mirrored: bool = False,
+) -> tuple[tuple[str, ...], tuple[bytes | str | int, ...]]:
+    """Return keys and arguments of `plan.lua`, for `run` or for a pipeline."""
+    message: tuple[bytes | int, ...] = (offer.message_key, offer.due_ms, offer.payload) if offer else (b"", 0, b"")
+    return (
+        (keys.timeout_set, keys.index, keys.delay_list, keys.schedule),
+        (entry, seen, forgotten, state, withdraw, int(must_wait), *message, int(mirrored), keys.channel),
+    )
+
+
+def plan(client: redis.Redis, keys: QueueKeys, **step: Any) -> Planned:
+    """Move an entry to its next occurrence, see `plan.lua`; takes what `plan_command` takes."""
+    return Planned.of(load("plan").run(client, *plan_command(keys, **step)))
+
+
+def record_command(
+    keys: ScheduleKeys, *, entry: str, seen: bytes, record: bytes
+) -> tuple[tuple[str, ...], tuple[bytes | str, ...]]:
+    """Return keys and arguments of `record.lua`, for `run` or for a pipeline."""
+    return (keys.definitions,), (entry, seen, record, keys.channel)
+
+
+def record(client: redis.Redis, keys: ScheduleKeys, **change: Any) -> tuple[bool, int]:
+    """Write the record of an entry, see `record.lua`. Returns whether it did, and the number of changes so far."""
+    done, changes = load("record").run(client, *record_command(keys, **change))
+    return bool(done), int(changes)
+
+
+def announce(
+    client: redis.Redis, keys: ScheduleKeys, *, app: str, configuration: str, lifetime_ms: int
+) -> tuple[str, int]:
+    """Say that a planner lives, see `announce.lua`. Returns the configuration that counts, and the server's time."""
+    counts, now_ms = load("announce").run(client, (keys.configurations,), (app, configuration, lifetime_ms))
+    return counts.decode(), int(now_ms)

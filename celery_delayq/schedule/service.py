@@ -1,0 +1,70 @@
+"""A planner loop for a Celery app: what a worker's bootstep and beat's scheduler start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from celery_delayq.config import settings_of
+from celery_delayq.errors import ConfigurationError
+from celery_delayq.schedule.configured import configured
+from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.loop import PlannerLoop, new_id
+from celery_delayq.schedule.message import Occurrence, build
+from celery_delayq.schedule.moves import Policy
+from celery_delayq.schedule.planner import Planner
+from celery_delayq.schedule.store import ScheduleStore
+from celery_delayq.transport import Connector, Transport
+
+
+def planner_loop(app: Any, *, on_sent: Callable[[Definition], None] = lambda definition: None) -> PlannerLoop:
+    """Return a loop that plans the periodic tasks of an app; it is not started.
+
+    Args:
+        app: the Celery app.
+        on_sent: called with a definition when one of its occurrences was sent, in this planner's turn.
+
+    Raises:
+        ConfigurationError: the app's broker is not a `delayq://` one, or a setting of it is wrong.
+    """
+    settings = settings_of(app).schedule
+    configuration = configured(app)
+    with app.connection_for_write() as connection:
+        if not isinstance(connection.transport, Transport):
+            raise ConfigurationError(
+                f"celery_delayq.beat:Scheduler needs a delayq:// broker, not {connection.as_uri()}: "
+                "begin the URL with delayq:// instead of redis://"
+            )
+        connector = Connector(connection, failover=True)
+    deadline_s = app.conf.beat_cron_starting_deadline
+    loop_id = new_id()
+
+    @contextmanager
+    def connect() -> Iterator[tuple[ScheduleStore, Planner]]:
+        with connector.channel() as channel, app.amqp.Producer(channel, auto_declare=False) as producer:
+            store = store_of(channel)
+
+            def build_message(definition: Definition, at_ms: int, jitter_ms: int, lateness_s: float) -> Occurrence:
+                return build(app, producer, definition, at_ms, jitter_ms=jitter_ms, max_lateness_s=lateness_s)
+
+            yield (
+                store,
+                Planner(
+                    store,
+                    configuration,
+                    parse=lambda name, data: Definition.of(name, data, app),
+                    build=build_message,
+                    policy=partial(Policy.of, defaults=settings, cron_deadline_s=deadline_s),
+                    id=loop_id,
+                    on_sent=on_sent,
+                ),
+            )
+
+    return PlannerLoop(connect)
+
+
+def store_of(channel: Any) -> ScheduleStore:
+    """Return the schedule in the database of a channel with our transport."""
+    return ScheduleStore(channel.plain_client, keyprefix=channel.global_keyprefix, mirror_list=channel.mirror_list)

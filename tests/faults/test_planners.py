@@ -1,0 +1,220 @@
+"""A ledger of occurrences: whatever happens to planners and server, each one is sent once, and none is left out."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from dateutil.parser import isoparse
+
+from celery_delayq.transfer import TransferLoop, TransferSettings
+from examples.private_redis import PrivateRedis
+from tests.support import wait_until
+from tests.worker_app import publisher
+
+#: Name -> interval in ms. Whatever was missed is made up for: so nothing may ever be left out.
+INTERVALS = {f"every {ms} ms, {n}": ms for ms in (150, 200, 350, 1000) for n in range(5)}
+SCHEDULE = {
+    name: {
+        "task": "note",
+        "schedule": ms / 1000,
+        "args": [name],
+        "options": {"delayq": {"missed": "all", "catch_up": 10_000}},
+    }
+    for name, ms in INTERVALS.items()
+}
+
+#: How far the planners' clocks are off, in ms.
+CLOCKS = (0, 3_600_000, -3_600_000, 30_000)
+
+
+class Planners:
+    """Planner processes, one for each clock."""
+
+    def __init__(self, broker_url: str) -> None:
+        self._broker_url = broker_url
+        self.processes = [self._start(offset_ms) for offset_ms in CLOCKS]
+
+    def _start(self, offset_ms: int) -> subprocess.Popen[bytes]:
+        command = ("-m", "tests.planner.lone_planner", self._broker_url, json.dumps(SCHEDULE), str(offset_ms))
+        return subprocess.Popen(
+            [sys.executable, "-W", "ignore", *command],
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def restart(self, number: int) -> None:
+        """Kill a planner, suspended or not, and start another."""
+        self.kill(number)
+        self.processes[number] = self._start(CLOCKS[number])
+
+    def kill(self, number: int) -> None:
+        """Kill a planner."""
+        self.processes[number].kill()
+        self.processes[number].wait()
+
+    def signal(self, number: int, which: int) -> None:
+        """Send a signal to a planner."""
+        self.processes[number].send_signal(which)
+
+
+@contextmanager
+def planners(broker_url: str) -> Iterator[Planners]:
+    """Planners for as long as a block lasts."""
+    found = Planners(broker_url)
+    try:
+        yield found
+    finally:
+        for number in range(len(CLOCKS)):
+            found.kill(number)
+
+
+@contextmanager
+def transferring(broker: PrivateRedis) -> Iterator[None]:
+    """What a worker does with what is due; nobody takes it from its queue."""
+    loop = TransferLoop(broker.client, settings=TransferSettings(interval_s=0.5))
+    loop.start()
+    try:
+        yield
+    finally:
+        loop.stop()
+
+
+def sent(client: redis.Redis) -> dict[str, list[int]]:
+    """Return what reached its queue: name -> the due times, in ms."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for raw in client.lrange("celery", 0, -1):
+        message: dict[str, Any] = json.loads(raw)
+        name = message["headers"]["argsrepr"].strip("[]'")
+        found[name].append(round(isoparse(message["headers"]["eta"]).timestamp() * 1000))
+    return found
+
+
+def check(client: redis.Redis) -> None:
+    """Fail unless each occurrence was sent once, from the first to the last."""
+    found = sent(client)
+    assert found.keys() == INTERVALS.keys()
+    for name, times in found.items():
+        assert max(Counter(times).values()) == 1, f"{name}: twice"
+        missing = set(range(min(times), max(times) + 1, INTERVALS[name])) ^ set(times)
+        assert not missing, f"{name}: {len(missing)} of {len(times)} left out, or at another time"
+
+
+def wait_for_progress(client: Callable[[], redis.Redis]) -> None:
+    """Wait until every entry is up to date."""
+
+    def is_up_to_date() -> bool:
+        with client() as one:
+            now_ms = one.time()[0] * 1000
+            found = sent(one)
+        return found.keys() == INTERVALS.keys() and all(max(times) > now_ms - 2500 for times in found.values())
+
+    wait_until(is_up_to_date, "all entries are up to date", 60)
+
+
+def suspend(running: Planners, broker: PrivateRedis, number: int) -> None:
+    running.signal(number, signal.SIGSTOP)
+    time.sleep(1.5)
+    running.signal(number, signal.SIGCONT)
+
+
+def kill_while_suspended(running: Planners, broker: PrivateRedis, number: int) -> None:
+    running.signal(number, signal.SIGSTOP)
+    running.restart(number)
+
+
+def restart(running: Planners, broker: PrivateRedis, number: int) -> None:
+    running.restart(number)
+
+
+def cut_off(running: Planners, broker: PrivateRedis, number: int) -> None:
+    with broker.client() as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal")
+        client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+
+
+def restart_server(running: Planners, broker: PrivateRedis, number: int) -> None:
+    broker.kill()
+    broker.start()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_occurrence_is_sent_once(broker: PrivateRedis, broker_url: str, seed: int) -> None:
+    """Planners are killed, suspended, cut off, an hour apart; the server crashes."""
+    choose = random.Random(seed)
+    faults = [suspend, kill_while_suspended, restart, cut_off, restart_server] * 2
+    choose.shuffle(faults)
+    with ExitStack() as stack:
+        stack.enter_context(transferring(broker))
+        running = stack.enter_context(planners(broker_url))
+        wait_for_progress(broker.client)
+        for fault in faults:
+            fault(running, broker, choose.randrange(len(CLOCKS)))
+            time.sleep(choose.uniform(0, 0.8))
+        wait_for_progress(broker.client)
+        with broker.client() as client:
+            check(client)
+
+
+@pytest.mark.timeout(300)
+def test_all_planners_down_for_a_while(broker: PrivateRedis, broker_url: str) -> None:
+    """What was planned runs, and what was not is made up for when the first of them is back."""
+    with transferring(broker), planners(broker_url) as running, broker.client() as client:
+        wait_for_progress(broker.client)
+        for number in range(len(CLOCKS)):
+            running.kill(number)
+        wait_until(lambda: client.zcard("redisson_delay_queue_timeout:{celery}") == 0, "what was planned has run")
+        check(client)
+        time.sleep(3)
+        running.restart(0)
+        wait_for_progress(broker.client)
+        check(client)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(2))
+def test_changes_while_planners_come_and_go(broker: PrivateRedis, broker_url: str, seed: int) -> None:
+    """An entry is changed, paused and moved to another queue again and again: no occurrence is sent twice."""
+    choose = random.Random(seed)
+    conf = {"delayq": {"missed": "all"}}
+    with publisher(broker_url, broker.url) as app, transferring(broker), planners(broker_url) as running:
+        schedule = app.delayq.schedule
+        schedule.add("mine", "note", 0.1, ["first"], options=conf)
+        wait_until(lambda: schedule.get("mine").runs > 3, "it runs", 30)
+        for number in range(60):
+            queue = choose.choice(["mine", "other"])
+            change = choose.choice([schedule.update, schedule.update, schedule.pause, schedule.resume])
+            change("mine", **({"args": [number], "options": {"queue": queue}} if change == schedule.update else {}))
+            if number % 15 == 14:
+                running.restart(choose.randrange(len(CLOCKS)))
+            time.sleep(choose.uniform(0, 0.1))
+        schedule.resume("mine")
+        schedule.update("mine", args=["last"], options={"queue": "other"})
+        with broker.client() as client:
+
+            def arguments(queue: str) -> list[str]:
+                return [json.loads(raw)["headers"]["argsrepr"] for raw in client.lrange(queue, 0, -1)]
+
+            wait_until(lambda: arguments("other")[:3] == ["['last']"] * 3, "it runs as it is now", 30)
+            assert client.zcard("redisson_delay_queue_timeout:{mine}") == 0
+            times = [
+                json.loads(raw)["headers"]["eta"]
+                for queue in ("celery", "mine", "other")
+                for raw in client.lrange(queue, 0, -1)
+                if "every" not in json.loads(raw)["headers"]["argsrepr"]
+            ]
+            assert max(Counter(times).values()) == 1
+        assert schedule.get("mine").error is None

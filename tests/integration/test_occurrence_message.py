@@ -1,0 +1,131 @@
+"""The message of an occurrence: built by Celery, caught, and counted from the occurrence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import date
+from typing import Any
+
+import pytest
+from celery import Celery, signals
+from celery.beat import BeatLazyFunc
+from dateutil.parser import isoparse
+from kombu import Exchange, Queue
+from kombu.common import Broadcast
+
+from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.message import CannotSend, Occurrence, build
+from celery_delayq.schedule.occurrences import to_ms
+from tests.state import FAR
+from tests.worker_app import publisher
+
+
+@pytest.fixture
+def send(app: Celery) -> Iterator[Callable[..., Occurrence]]:
+    """Build the message of the occurrence at FAR."""
+    with app.connection_for_write() as connection:
+        producer = app.amqp.Producer(connection, auto_declare=False)
+
+        def send(lateness_s: float = 0.0, jitter_ms: int = 0, **entry: Any) -> Occurrence:
+            one = Definition.of("e", {"task": "note", "schedule": 60, **entry}, app)
+            return build(app, producer, one, FAR, jitter_ms=jitter_ms, max_lateness_s=lateness_s)
+
+        yield send
+
+
+def headers(occurrence: Occurrence) -> dict[str, Any]:
+    assert occurrence.offer is not None
+    found: dict[str, Any] = json.loads(occurrence.offer.payload)["headers"]
+    return found
+
+
+def expires_ms(occurrence: Occurrence) -> int:
+    return to_ms(isoparse(headers(occurrence)["expires"]))
+
+
+def test_is_due_at_the_occurrence(send: Callable[..., Occurrence]) -> None:
+    found = send()
+    assert found.queue == "celery"
+    assert found.offer is not None
+    assert found.offer.due_ms == FAR
+    assert headers(found)["celery_beat_task"] is True
+
+
+def test_countdown_and_jitter_add_to_it(send: Callable[..., Occurrence]) -> None:
+    found = send(options={"countdown": 1.5}, jitter_ms=7)
+    assert found.offer is not None
+    assert found.offer.due_ms == FAR + 1507
+    assert to_ms(isoparse(headers(found)["eta"])) == FAR + 1507
+
+
+@pytest.mark.parametrize(
+    ("expires", "lateness_s", "after_ms"), [(10, 0, 10_000), (None, 5, 6_000), (10, 5, 6_000), (3, 5, 3_000)]
+)
+def test_expiry_counts_from_it(
+    send: Callable[..., Occurrence], expires: int | None, lateness_s: float, after_ms: int
+) -> None:
+    """`expires` from when beat would send it, `max_lateness` from when it is due: with a countdown, that is later."""
+    assert expires_ms(send(lateness_s, options={"expires": expires, "countdown": 1})) == FAR + after_ms
+
+
+def test_nothing_is_sent(send: Callable[..., Occurrence], app: Celery) -> None:
+    send()
+    send(task="unknown")
+    with app.connection_for_write() as connection:
+        assert connection.default_channel.delayed_queue("celery").size() == 0
+
+
+def test_lazy_arguments_are_evaluated_when_it_is_built(send: Callable[..., Occurrence]) -> None:
+    found = send(task="add", args=[BeatLazyFunc(lambda: "now")], kwargs={"y": BeatLazyFunc(date, 1970, 1, 2)})
+    assert "now" in headers(found)["argsrepr"]
+    assert "1970" in headers(found)["kwargsrepr"]
+
+
+def test_signals_of_celery_are_sent(send: Callable[..., Occurrence]) -> None:
+    seen = []
+
+    def receive(sender: str, headers: dict[str, Any], **kwargs: Any) -> None:
+        headers["traced"] = True
+        seen.append(sender)
+
+    with_signal = signals.before_task_publish.connect(receive)
+    try:
+        assert headers(send())["traced"] is True
+    finally:
+        signals.before_task_publish.disconnect(with_signal)
+    assert seen == ["note"]
+
+
+def test_what_a_signal_publishes_besides_is_sent(send: Callable[..., Occurrence], app: Celery) -> None:
+    def receive(sender: str, **kwargs: Any) -> None:
+        if sender == "note":
+            app.send_task("other", queue="besides")
+
+    signals.before_task_publish.connect(receive)
+    try:
+        send()
+    finally:
+        signals.before_task_publish.disconnect(receive)
+    with app.connection_for_write() as connection:
+        assert connection.default_channel.client.llen("besides") == 1
+
+
+def test_several_queues_are_refused(broker_url: str, ledger_url: str) -> None:
+    both = Exchange("both", type="topic")
+    queues = [Queue("one", both, routing_key="note.#"), Queue("two", both, routing_key="note.#"), Broadcast("all")]
+    with publisher(broker_url, ledger_url, task_queues=queues) as app, app.connection_for_write() as connection:
+        for queue in queues:
+            queue(connection.default_channel).declare()
+        producer = app.amqp.Producer(connection, auto_declare=False)
+        for options in ({"exchange": "both", "routing_key": "note.x"}, {"queue": "all"}):
+            one = Definition.of("e", {"task": "note", "schedule": 60, "options": options}, app)
+            with pytest.raises(CannotSend, match="several queues"):
+                build(app, producer, one, FAR)
+
+
+def test_eager_apps_are_refused(broker_url: str, ledger_url: str) -> None:
+    with publisher(broker_url, ledger_url, task_always_eager=True) as app:
+        one = Definition.of("e", {"task": "note", "schedule": 60}, app)
+        with pytest.raises(CannotSend, match="task_always_eager"):
+            build(app, None, one, FAR)

@@ -1,0 +1,147 @@
+"""Planners in this process, on a real server; messages are built without Celery, so that they say what they are."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_delayq.codec import message_key
+from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.schedule import encoding
+from celery_delayq.schedule.configured import Configured
+from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.message import Occurrence
+from celery_delayq.schedule.moves import Policy
+from celery_delayq.schedule.planner import Planner
+from celery_delayq.schedule.records import Record, State
+from celery_delayq.schedule.scripts import Offer
+from celery_delayq.schedule.store import ScheduleStore
+from celery_delayq.settings import ScheduleSettings
+from tests.support import wait_until
+
+APP = Celery("shop", set_as_current=False)
+
+
+class Stage:
+    """One Redis, planners with configurations of their own, and what they offered."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.store = ScheduleStore(client)
+        self.built = 0
+        self._ids = itertools.count(1)
+
+    def planner(
+        self, entries: Mapping[str, Any] | None = None, *, app: str = "shop", queues: Mapping[str, str] | None = None
+    ) -> Planner:
+        """Return a planner.
+
+        Args:
+            entries: the configuration: name -> interval in seconds, or the fields of an entry.
+            app: whose configuration.
+            queues: task -> broker list, `celery` for others.
+        """
+        routing = json.dumps(queues or {})
+        definitions = {name: definition(name, given, routing) for name, given in (entries or {}).items()}
+        together = encoding.fingerprint(sorted(one.fingerprint for one in definitions.values()))
+        return Planner(
+            ScheduleStore(self.client),
+            Configured(app, definitions, {}, together),
+            parse=lambda name, data: Definition.of(name, data, APP),
+            build=partial(self._build, queues or {}),
+            policy=lambda one: Policy.of(one, ScheduleSettings()),
+            id=f"planner {next(self._ids)}",
+        )
+
+    def _build(
+        self, queues: Mapping[str, str], one: Definition, at_ms: int, jitter_ms: int, lateness_s: float
+    ) -> Occurrence:
+        self.built += 1
+        if one.task == "broken":
+            raise RuntimeError("it cannot be built")
+        task_id = f"{one.name}/{at_ms}/{self.built}"
+        offer = Offer(message_key(task_id), at_ms + jitter_ms, f"{one.name} {list(one.args)} {at_ms}".encode())
+        return Occurrence(queues.get(one.task, "celery"), task_id, offer)
+
+    def add(self, name: str, given: Any, **record: Any) -> None:
+        """Add an entry at run time, or change it."""
+        one = definition(name, given)
+        seen = self.store.record(name)
+        since_ms = Record.parse(seen).since_ms if seen else self.store.now_ms()
+        fresh = Record(one.fingerprint, since_ms, one.data(), **record)
+        assert self.store.write_record(name, seen, fresh)[0]
+
+    def state(self, name: str, queue: str = "celery") -> State | None:
+        """Return where an entry is."""
+        raw = self.store.seen([(name, queue)])[0].raw
+        return State.parse(raw) if raw else None
+
+    def record(self, name: str) -> Record | None:
+        """Return what an entry is."""
+        raw = self.store.record(name)
+        return Record.parse(raw) if raw else None
+
+    def set_back(self, name: str, ms: int, queue: str = "celery", *, transferred: bool = False) -> None:
+        """Let an entry be where it was long ago, as if nobody had planned since."""
+        delayed = self.queue(queue)
+        old = self.state(name, queue)
+        assert old is not None
+        assert old.at_ms is not None
+        at_ms = old.at_ms - ms
+        self.client.hset(
+            delayed.keys.schedule, name, State(old.fingerprint, old.planner, at_ms, old.task_id, None, old.runs).dump()
+        )
+        delayed.cancel(old.task_id)
+        if not transferred:
+            delayed.offer(b"late", due_ms=at_ms, message_id=old.task_id)
+
+    def queue(self, name: str = "celery") -> DelayedQueue:
+        """Return a delayed queue."""
+        return DelayedQueue(self.client, name)
+
+    def waiting(self, queue: str = "celery") -> list[str]:
+        """Return what waits, without the time."""
+        return [entry.payload.decode().rpartition(" ")[0] for entry in self.queue(queue).peek(1000)]
+
+    def offered(self, queue: str = "celery") -> list[str]:
+        """Return everything that was ever offered, in due order."""
+        while self.queue(queue).transfer(1000).moved:
+            pass
+        ready = [raw.decode() for raw in self.client.lrange(queue, 0, -1)][::-1]
+        return ready + [entry.payload.decode() for entry in self.queue(queue).peek(1000)]
+
+
+def definition(name: str, given: Any, routing: str = "") -> Definition:
+    """Return the definition of an entry: its fields, or its interval in seconds."""
+    fields = dict(given) if isinstance(given, Mapping) else {"schedule": given}
+    return Definition.of(name, {"task": "t", **fields}, APP, routing)
+
+
+def run(*planners: Planner) -> None:
+    """Let planners do what is to be done now."""
+    for planner in planners:
+        while planner.run_due():
+            pass
+
+
+def run_until(predicate: Callable[[], Any], description: str, *planners: Planner) -> None:
+    """Let planners work until something is so."""
+
+    def done() -> Any:
+        run(*planners)
+        return predicate()
+
+    wait_until(done, description)
+
+
+@pytest.fixture
+def stage(client: redis.Redis) -> Stage:
+    """An empty Redis."""
+    return Stage(client)

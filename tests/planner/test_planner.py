@@ -1,0 +1,363 @@
+"""Planners: each occurrence is offered once, whoever comes when, and a change takes effect at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from celery_delayq.schedule.planner import Planner
+from celery_delayq.schedule.records import State
+from tests.planner.conftest import Stage, run, run_until
+from tests.state import calls, out_of_memory
+
+
+def started(stage: Stage, *args: object, **kwargs: object) -> Planner:
+    """Return a planner that has read everything, and planned what was to be planned."""
+    planner = stage.planner(*args, **kwargs)  # type: ignore[arg-type]
+    planner.read()
+    run(planner)
+    return planner
+
+
+class TestOneOccurrence:
+    def test_is_pending_for_each_entry(self, stage: Stage) -> None:
+        started(stage, {"a": 60, "b": {"schedule": "0 4 * * *", "args": [1]}})
+        assert sorted(stage.waiting()) == ["a []", "b [1]"]
+        state = stage.state("a")
+        record = stage.record("a")
+        assert state is not None
+        assert record is not None
+        assert state.at_ms == record.since_ms + 60_000
+
+    def test_is_offered_once_by_any_number_of_planners(self, stage: Stage) -> None:
+        planners = [stage.planner({"a": 60}) for _ in range(5)]
+        for planner in planners:
+            planner.read()
+        run(*planners)
+        assert stage.waiting() == ["a []"]
+
+    def test_is_followed_by_the_next_once_its_time_has_come(self, stage: Stage) -> None:
+        planners = [started(stage, {"a": 0.05}) for _ in range(3)]
+        run_until(lambda: (stage.state("a") or 0).runs >= 10, "ten runs", *planners)
+        times = [int(text.rpartition(" ")[2]) for text in stage.offered()]
+        assert set(Counter(times).values()) == {1}
+        assert {later - earlier for earlier, later in itertools.pairwise(times)} == {50}
+
+    def test_that_has_passed_is_followed_up_by_another_planner_if_the_first_is_gone(self, stage: Stage) -> None:
+        started(stage, {"a": 0.2})
+        other = started(stage, {"a": 0.2})
+        run_until(lambda: (stage.state("a") or 0).runs >= 1, "the other takes over", other)
+
+    def test_planners_that_restart_change_nothing(self, stage: Stage) -> None:
+        started(stage, {"a": 60})
+        before = stage.state("a")
+        started(stage, {"a": 60})
+        assert stage.state("a") == before
+
+    def test_looking_costs_one_read_and_no_message_is_built(self, stage: Stage) -> None:
+        first, other = (started(stage, {str(n): 0.3 for n in range(50)}) for _ in range(2))
+        built = stage.built
+        run_until(lambda: all(stage.state(str(n)).runs == 1 for n in range(50)), "all ran", first)  # type: ignore[union-attr]
+        assert stage.built == built + 50
+        stage.client.config_resetstat()
+        run(other)
+        assert calls(stage.client, "evalsha") == 0
+        assert stage.built == built + 50
+
+
+class TestMissed:
+    def test_one_run_after_all_were_down(self, stage: Stage) -> None:
+        started(stage, {"a": 60})
+        stage.set_back("a", 3_630_000, transferred=True)
+        started(stage, {"a": 60})
+        assert len([text for text in stage.offered() if text.startswith("a")]) == 2
+
+    def test_what_still_waits_is_that_run(self, stage: Stage) -> None:
+        started(stage, {"a": 60})
+        stage.set_back("a", 3_630_000)
+        started(stage, {"a": 60})
+        assert [text.partition(" ")[0] for text in stage.offered()] == ["late", "a"]
+
+    def test_all_of_them(self, stage: Stage) -> None:
+        entries = {"a": {"schedule": 60, "timing": {"missed": "all", "catch_up": 10}}}
+        started(stage, entries)
+        stage.set_back("a", 3_630_000, transferred=True)
+        started(stage, entries)
+        assert len(stage.offered()) == 11
+
+
+class TestAtRunTime:
+    def test_an_entry_that_is_added_is_planned(self, stage: Stage) -> None:
+        planner = started(stage)
+        stage.add("a", 60)
+        planner.on_change(1, "a")
+        run(planner)
+        assert stage.waiting() == ["a []"]
+
+    def test_a_change_replaces_the_pending_message(self, stage: Stage) -> None:
+        stage.add("a", 60)
+        planner = started(stage)
+        stage.add("a", {"schedule": 60, "args": [2]})
+        planner.on_change(10**6, "a")
+        run(planner)
+        assert stage.waiting() == ["a [2]"]
+
+    def test_a_removed_entry_is_withdrawn(self, stage: Stage) -> None:
+        stage.add("a", 60)
+        planner = started(stage)
+        stage.store.write_record("a", stage.store.record("a"), None)
+        planner.on_change(10**6, "a")
+        assert stage.waiting() == []
+        assert stage.state("a") is None
+
+    def test_one_that_was_removed_while_nobody_planned_is_withdrawn_later(self, stage: Stage) -> None:
+        stage.add("a", 60)
+        started(stage)
+        stage.store.write_record("a", stage.store.record("a"), None)
+        started(stage)
+        assert stage.waiting() == []
+
+    def test_missed_notifications_are_noticed(self, stage: Stage) -> None:
+        planner = started(stage)
+        stage.add("a", 60)
+        planner.look()
+        run(planner)
+        assert stage.waiting() == [], "the notification may be on its way"
+        planner.look()
+        run(planner)
+        assert stage.waiting() == ["a []"]
+
+    def test_data_that_the_server_lost_is_written_again(self, stage: Stage) -> None:
+        planner = started(stage, {"a": 60})
+        stage.client.flushall()
+        planner.look()
+        run(planner)
+        assert stage.waiting() == ["a []"]
+
+    def test_a_paused_entry_rests(self, stage: Stage) -> None:
+        stage.add("a", 60)
+        planner = started(stage)
+        stage.add("a", 60, paused=True, queue="celery")
+        planner.on_change(10**6, "a")
+        run(planner)
+        assert stage.waiting() == []
+        stage.add("a", 60, queue="celery")
+        planner.on_change(10**6, "a")
+        run(planner)
+        assert stage.waiting() == ["a []"]
+
+    def test_a_stale_planner_does_not_bring_a_removed_entry_back(self, stage: Stage) -> None:
+        stage.add("a", 60)
+        stale = stage.planner()
+        stale.read()
+        started(stage)
+        stage.store.write_record("a", stage.store.record("a"), None)
+        started(stage)
+        run(stale)
+        assert stage.waiting() == []
+
+
+class TestDeploy:
+    """Workers with an old and a new configuration, side by side."""
+
+    def test_the_new_one_counts_whoever_looks(self, stage: Stage) -> None:
+        old = started(stage, {"a": 60, "gone": 60})
+        new = started(stage, {"a": {"schedule": 60, "args": ["new"]}, "fresh": 60})
+        for _ in range(2):
+            for planner in (old, new, started(stage, {"a": 60, "gone": 60})):
+                planner.look()
+                planner.read()
+                run(planner)
+        assert sorted(stage.waiting()) == ["a ['new']", "fresh []"]
+
+    def test_the_old_one_plans_what_is_the_same(self, stage: Stage) -> None:
+        old = started(stage, {"a": 60, "same": 0.2})
+        started(stage, {"a": 120, "same": 0.2})
+        old.look()
+        run_until(lambda: (stage.state("same") or 0).runs > 0, "the old one goes on", old)
+
+    def test_a_roll_back_counts_when_the_new_one_is_gone(self, stage: Stage) -> None:
+        old = started(stage, {"a": 60})
+        started(stage, {"a": {"schedule": 60, "args": ["new"]}, "fresh": 60})
+        old.look()
+        stage.client.delete(stage.store.keys.configurations)  # as after half a minute
+        old.look()
+        run(old)
+        assert stage.waiting() == ["a []"]
+
+    def test_an_old_one_that_slept_all_the_time_finds_out_as_well(self, stage: Stage) -> None:
+        old = started(stage, {"a": 60})
+        started(stage, {"a": {"schedule": 60, "args": ["new"]}})
+        stage.client.delete(stage.store.keys.configurations)
+        old.on_change(10**6, "a")
+        old.look()
+        run(old)
+        assert stage.waiting() == ["a []"]
+
+    def test_what_was_added_at_run_time_stays(self, stage: Stage) -> None:
+        stage.add("mine", 60)
+        started(stage, {"a": 60})
+        started(stage, {})
+        assert stage.waiting() == ["mine []"]
+
+    def test_other_apps_are_left_alone(self, stage: Stage) -> None:
+        started(stage, {"a": 60})
+        started(stage, {"b": 60}, app="warehouse")
+        started(stage, {"a": 60})
+        assert sorted(stage.waiting()) == ["a []", "b []"]
+
+    def test_a_paused_entry_stays_paused(self, stage: Stage) -> None:
+        planner = started(stage, {"a": 60})
+        record = stage.record("a")
+        assert record is not None
+        stage.add("a", 60, paused=True, app="shop", queue="celery")
+        planner.on_change(10**6, "a")
+        run(planner)
+        started(stage, {"a": {"schedule": 60, "args": ["new"]}})
+        assert stage.waiting() == []
+
+
+class TestQueues:
+    def test_an_entry_moves_to_its_new_queue(self, stage: Stage) -> None:
+        started(stage, {"a": 60})
+        before = stage.state("a")
+        started(stage, {"a": 60}, queues={"t": "other"})
+        assert (stage.waiting(), stage.waiting("other")) == ([], ["a []"])
+        after = stage.state("a", "other")
+        assert before is not None
+        assert after is not None
+        assert after.at_ms == before.at_ms
+        assert stage.state("a") is None
+
+    def test_and_the_old_planner_does_not_move_it_back(self, stage: Stage) -> None:
+        old = started(stage, {"a": 60})
+        started(stage, {"a": 60}, queues={"t": "other"})
+        old.look()
+        old.read()
+        run(old)
+        assert (stage.waiting(), stage.waiting("other")) == ([], ["a []"])
+
+    @pytest.mark.parametrize("parked", [False, True])
+    @pytest.mark.parametrize("restarted", [False, True])
+    def test_a_planner_that_is_killed_in_between_leaves_it_to_another(
+        self, stage: Stage, parked: bool, restarted: bool
+    ) -> None:
+        """The record says where it goes; the old state may be parked already."""
+        stage.add("a", 60)
+        started(stage)
+        before = stage.state("a")
+        assert before is not None
+        other = started(stage, queues={"t": "other"})
+        stage.add("a", 60, queue="other", earlier=["celery"])
+        if parked:
+            stage.store.park("a", "celery", stage.store.seen([("a", "celery")])[0])
+        if restarted:
+            started(stage, queues={"t": "other"})
+        else:
+            other.on_change(10**6, "a")
+            run(other)
+        assert (stage.waiting(), stage.waiting("other")) == ([], ["a []"])
+        after = stage.state("a", "other")
+        assert after is not None
+        assert after.at_ms == before.at_ms
+        assert stage.state("a") is None
+
+    def test_a_state_that_cannot_be_read_is_not_moved(self, stage: Stage) -> None:
+        stage.add("a", 60, queue="other", earlier=["celery"])
+        stage.client.hset(stage.queue().keys.schedule, "a", "junk")
+        stage.client.sadd("delayq:queues", "celery")
+        started(stage, queues={"t": "other"})
+        assert stage.waiting("other") == ["a []"]
+        assert stage.state("a") is None
+
+    def test_a_parked_state_is_not_taken_for_the_present_one(self, stage: Stage) -> None:
+        """The entry has come back to a queue in which a killed planner left its state."""
+        stage.add("a", 60)
+        started(stage)
+        seen = stage.store.seen([("a", "celery")])[0]
+        old = State.parse(seen.raw)
+        stage.store.park("a", "celery", seen)
+        present = replace(old, at_ms=(old.at_ms or 0) + 600_000, last_ms=old.at_ms, runs=9, task_id="")
+        stage.client.hset(stage.queue("other").keys.schedule, "a", present.dump())
+        stage.client.sadd("delayq:queues", "other")
+        started(stage)
+        after = stage.state("a")
+        assert after is not None
+        assert after.runs == 9
+        assert stage.state("a", "other") is None
+
+
+class TestErrors:
+    def test_one_entry_that_cannot_be_built_does_not_stop_the_others(self, stage: Stage) -> None:
+        started(stage, {"bad": {"schedule": 60, "task": "broken"}, "good": 60})
+        assert stage.waiting() == ["good []"]
+        assert stage.store.error("bad") == "RuntimeError: it cannot be built"
+
+    def test_an_error_is_forgotten_once_it_can(self, stage: Stage) -> None:
+        started(stage, {"bad": {"schedule": 60, "task": "broken"}})
+        started(stage, {"bad": 60})
+        assert stage.store.errors() == {}
+
+    def test_a_record_that_cannot_be_read_is_shown(self, stage: Stage) -> None:
+        stage.client.hset(stage.store.keys.definitions, mapping={"junk": "{", "odd": '{"a": 1}'})
+        started(stage, {"good": 60})
+        assert stage.waiting() == ["good []"]
+        assert stage.store.errors().keys() == {"junk", "odd"}
+
+    def test_a_state_that_cannot_be_read_is_written_anew(self, stage: Stage) -> None:
+        started(stage, {"a": 60})
+        stage.queue().cancel((stage.state("a") or 0).task_id)  # type: ignore[union-attr]
+        stage.client.hset(stage.queue().keys.schedule, "a", "junk")
+        started(stage, {"a": 60})
+        assert stage.waiting() == ["a []"]
+
+
+def test_ten_thousand_entries_each_have_one_occurrence(stage: Stage) -> None:
+    entries = {f"e{n}": {"schedule": 3600, "args": [n]} for n in range(10_000)}
+    first, second = stage.planner(entries), stage.planner(entries)
+    first.read()
+    second.read()
+    while first.run_due() + second.run_due():
+        pass
+    found = [entry.payload for entry in stage.queue().page(limit=1000)]
+    assert len(found) == 1000
+    assert stage.queue().size() == 10_000
+    assert len(stage.store.states("celery")) == 10_001
+
+
+class TestWhatOthersWrote:
+    """Junk in Redis stops nobody."""
+
+    def test_names_that_are_no_text(self, stage: Stage) -> None:
+        stage.client.hset(stage.store.keys.definitions, b"\xff", b"{}")
+        started(stage, {"good": 60})
+        assert stage.waiting() == ["good []"]
+
+    def test_fields_of_wrong_types(self, stage: Stage) -> None:
+        record = '{"fingerprint": 1, "since_ms": "x", "definition": []}'
+        stage.client.hset(stage.store.keys.definitions, "odd", record)
+        started(stage, {"good": 60})
+        stage.queue().cancel((stage.state("good") or 0).task_id)  # type: ignore[union-attr]
+        stage.client.hset(stage.queue().keys.schedule, "good", '[1, 2, "x"]')
+        started(stage, {"good": 60})
+        assert stage.waiting() == ["good []"]
+        assert "wrong type" in (stage.store.error("odd") or "")
+
+    def test_a_queue_that_the_server_refuses(self, stage: Stage) -> None:
+        stage.client.set(stage.queue("odd").keys.schedule, "no HASH")
+        stage.client.sadd("delayq:queues", "odd")
+        started(stage, {"good": 60, "bad": {"schedule": 60, "task": "u"}}, queues={"u": "odd"})
+        assert stage.waiting() == ["good []"]
+        assert "WRONGTYPE" in (stage.store.error("bad") or "")
+
+    def test_a_full_server(self, stage: Stage) -> None:
+        planner = stage.planner({"a": 60})
+        planner.read()
+        with out_of_memory(stage.client):
+            run(planner)
+        assert stage.waiting() == []
+        started(stage, {"a": 60})
+        assert stage.waiting() == ["a []"]

@@ -1,0 +1,133 @@
+"""Definitions: as Celery's configuration has them, as data, and their fingerprints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.beat import BeatLazyFunc, ScheduleEntry
+from celery.schedules import crontab, schedule
+
+from celery_delayq.errors import InvalidSchedule
+from celery_delayq.schedule import encoding
+from celery_delayq.schedule.configured import configured
+from celery_delayq.schedule.entry import Definition
+
+APP = Celery("shop", set_as_current=False)
+
+
+class Odd(schedule):
+    """A class of the user's."""
+
+
+def define(schedule: Any = 60, **fields: Any) -> Definition:
+    return Definition.of("e", {"task": "t", "schedule": schedule, **fields}, APP)
+
+
+@pytest.mark.parametrize(
+    ("given", "data"),
+    [
+        (30, {"every": 30.0}),
+        (0.5, {"every": 0.5}),
+        (timedelta(minutes=2), {"every": 120.0}),
+        (schedule(7, relative=True, app=APP), {"every": 7.0, "relative": True}),
+        (crontab("*/5", "8-17", "mon-fri", app=APP), {"crontab": "*/5 8-17 * * mon-fri"}),
+        (crontab({30, 0}, [4], day_of_month="1, 15", app=APP), {"crontab": "0,30 4 1,15 * *"}),
+        ("0 6 * * 1", {"crontab": "0 6 * * 1"}),
+    ],
+)
+def test_schedules_survive_as_data(given: Any, data: dict[str, Any]) -> None:
+    one = define(given)
+    assert encoding.encode(one.schedule) == data
+    again = Definition.of("e", json.loads(json.dumps(one.data())), APP)
+    assert again == one
+    assert again.fingerprint == one.fingerprint
+
+
+@pytest.mark.parametrize("field", [{"args": [1]}, {"kwargs": {"a": 1}}, {"options": {"queue": "q"}}, {"schedule": 61}])
+def test_definitions_that_differ_have_other_fingerprints(field: dict[str, Any]) -> None:
+    assert define(**field).fingerprint != define().fingerprint
+
+
+def test_fingerprints_are_the_same_in_every_process() -> None:
+    """Whatever is in a definition: sets, functions, objects, whose text has an address or another order there."""
+    code = """
+import datetime
+from celery import Celery
+from celery.beat import BeatLazyFunc
+from celery.schedules import crontab
+from celery_delayq.schedule.entry import Definition
+app = Celery("shop")
+args = [BeatLazyFunc(datetime.datetime.now), {"a", "b", "c"}, object()]
+entry = {"task": "t", "schedule": crontab(app=app), "args": args}
+print(Definition.of("e", entry, app).fingerprint)
+"""
+    found = {subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(3)}
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("given", [{"schedule": Odd(1)}, {"args": [BeatLazyFunc(datetime.now)]}, {"args": [(1, 2)]}])
+def test_what_is_no_data_lives_in_the_configuration_only(given: dict[str, Any]) -> None:
+    data = define(**given).data()
+    assert data is None or given["args"] == [(1, 2)]
+
+
+def test_lazily_evaluated_arguments_make_an_entry_lazy() -> None:
+    assert not define().is_lazy
+    assert define(kwargs={"a": BeatLazyFunc(datetime.now)}).is_lazy
+    assert define(options={"delayq": {"lazy": True}}).is_lazy
+
+
+def test_timing_is_in_the_options_which_stock_beat_ignores() -> None:
+    one = define(
+        options={"queue": "q", "delayq": {"tz": "Europe/Berlin", "start": datetime(2030, 1, 1, tzinfo=timezone.utc)}}
+    )
+    assert one.options == {"queue": "q"}
+    assert one.timing.data() == {"tz": "Europe/Berlin", "start": "2030-01-01T00:00:00+00:00"}
+
+
+class TestConfigured:
+    def test_all_forms(self) -> None:
+        app = Celery("shop", set_as_current=False, broker="memory://")
+
+        @app.task(name="add", shared=False)
+        def add(x: int, y: int) -> int:
+            return x + y
+
+        app.conf.beat_schedule = {
+            "number": {"task": "t", "schedule": 3, "relative": True},
+            "entry": ScheduleEntry(name="entry", task="t", schedule=timedelta(seconds=3), app=app),
+        }
+        app.add_periodic_task(5, add.s(1, 2), name="added", expires=3)
+        found = configured(app)
+        assert found.entries.keys() == {"number", "entry", "added", "celery.backend_cleanup"}
+        assert found.entries["added"].options == {"expires": 3}
+        assert encoding.encode(found.entries["number"].schedule) == {"every": 3.0, "relative": True}
+        assert not found.errors
+
+    def test_a_wrong_entry_does_not_keep_the_others_out(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.conf.beat_schedule = {"bad": {"task": "t"}, "good": {"task": "t", "schedule": 3}}
+        found = configured(app)
+        assert "good" in found.entries
+        assert "'bad'" in found.errors["bad"]
+
+    def test_routes_belong_to_it(self) -> None:
+        def fingerprint(**conf: Any) -> str:
+            app = Celery("shop", set_as_current=False)
+            app.conf.update(beat_schedule={"a": {"task": "t", "schedule": 3}}, **conf)
+            return configured(app).entries["a"].fingerprint
+
+        assert fingerprint() == fingerprint()
+        assert fingerprint() != fingerprint(task_routes={"t": "other"})
+        assert fingerprint() != fingerprint(task_default_queue="other")
+
+
+def test_a_misspelt_field_is_an_error() -> None:
+    with pytest.raises(InvalidSchedule, match=r"'e'.*unknown field 'arg'"):
+        define(arg=[1])

@@ -1,0 +1,182 @@
+"""Where an entry goes next, for every state in which a planner can find it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.moves import SKIPPED_AFTER_S, Entry, Move, Policy, next_move
+from celery_delayq.schedule.records import State
+from celery_delayq.settings import ScheduleSettings
+
+APP = Celery("shop", set_as_current=False)
+#: A moment that is a multiple of everything used here.
+T = 1_800_000_000_000
+MINUTE = 60_000
+
+
+def entry(schedule: Any = 60, *, paused: bool = False, **timing: Any) -> Entry:
+    definition = Definition.of("e", {"task": "t", "schedule": schedule, "timing": timing}, APP)
+    return Entry(definition, Policy.of(definition, ScheduleSettings()), T, paused=paused)
+
+
+def at(one: Entry, at_ms: int | None, *, task_id: str = "id", **rest: Any) -> State:
+    return State(one.definition.fingerprint, "me", at_ms, task_id, **rest)
+
+
+class TestOnTime:
+    def test_a_new_entry_begins_one_interval_after_it_was_recorded(self) -> None:
+        assert next_move(entry(), None, T + 100) == Move(T + MINUTE, send_ms=T + MINUTE)
+
+    def test_nothing_happens_before_its_time(self) -> None:
+        one = entry()
+        assert next_move(one, at(one, T + MINUTE), T + MINUTE - 1) is None
+
+    def test_it_goes_on_when_its_time_has_come(self) -> None:
+        one = entry()
+        move = next_move(one, at(one, T + MINUTE, runs=3), T + MINUTE)
+        assert move == Move(T + 2 * MINUTE, T + 2 * MINUTE, last_ms=T + MINUTE, runs=4, passed=True)
+
+    def test_being_a_little_late_misses_nothing(self) -> None:
+        one = entry(0.5)
+        move = next_move(one, at(one, T), T + 1900)
+        assert move is not None
+        assert move.at_ms == T + 500
+
+    def test_a_lazy_one_is_sent_when_its_time_has_come(self) -> None:
+        one = entry(lazy=True)
+        assert next_move(one, None, T) == Move(T + MINUTE, send_ms=None)
+        move = next_move(one, at(one, T + MINUTE, task_id=""), T + MINUTE)
+        assert move == Move(T + 2 * MINUTE, T + MINUTE, last_ms=T + MINUTE, runs=1, passed=True)
+
+    def test_it_ends_after_so_many_runs(self) -> None:
+        one = entry(max_runs=2)
+        second = next_move(one, at(one, T, runs=0), T)
+        assert second is not None
+        assert second.at_ms == T + MINUTE
+        over = next_move(one, at(one, T + MINUTE, runs=1), T + MINUTE)
+        assert over == Move(None, None, last_ms=T + MINUTE, runs=2, passed=True)
+        assert next_move(one, at(one, None, runs=2, last_ms=T + MINUTE), T + 5 * MINUTE) is None
+
+    def test_it_ends_with_its_window(self) -> None:
+        one = entry(end="2027-01-15T08:00:30Z")
+        over = next_move(one, at(one, T), T)
+        assert over is not None
+        assert over.at_ms is None
+        assert next_move(one, at(one, None, last_ms=T), T + 5 * MINUTE) is None
+
+
+class TestMissed:
+    """Nobody planned for 10 minutes and a half."""
+
+    now = T + 10 * MINUTE + 30_000
+
+    def move(self, one: Entry, *, still_waits: bool = False, **state: Any) -> Move:
+        found = next_move(one, at(one, T, **state), self.now, still_waits=still_waits)
+        assert found is not None
+        return found
+
+    def test_skip_goes_on_with_the_next(self) -> None:
+        assert self.move(entry(missed="skip")).at_ms == T + 11 * MINUTE
+
+    def test_skip_drops_what_waits_for_too_long(self) -> None:
+        assert entry(missed="skip").policy.max_lateness_s == SKIPPED_AFTER_S
+
+    def test_once_runs_the_latest_now(self) -> None:
+        one = entry()
+        first = self.move(one)
+        assert first.send_ms == first.at_ms == T + 10 * MINUTE
+        then = next_move(one, at(one, first.at_ms, made_up=1), self.now)
+        assert then is not None
+        assert (then.at_ms, then.made_up) == (T + 11 * MINUTE, 0)
+
+    def test_once_is_the_one_that_still_waits(self) -> None:
+        assert self.move(entry(), still_waits=True).at_ms == T + 11 * MINUTE
+
+    def test_all_runs_each(self) -> None:
+        assert made_up(entry(missed="all"), T, self.now) == [T + n * MINUTE for n in range(1, 12)]
+
+    def test_all_has_a_cap(self) -> None:
+        assert made_up(entry(missed="all", catch_up=3), T, self.now) == [T + n * MINUTE for n in (8, 9, 10, 11)]
+
+    def test_all_leaves_out_what_is_pointless(self) -> None:
+        one = entry(missed="all", max_lateness=100)
+        assert made_up(one, T, self.now) == [T + n * MINUTE for n in (9, 10, 11)]
+
+    @pytest.mark.parametrize(("missed", "sent"), [("skip", None), ("once", 10), ("all", 0)])
+    def test_a_lazy_one(self, missed: str, sent: int | None) -> None:
+        move = self.move(entry(missed=missed, lazy=True), task_id="")
+        assert move.send_ms == (None if sent is None else T + sent * MINUTE)
+        assert move.at_ms == (T + MINUTE if missed == "all" else T + 11 * MINUTE)
+
+    def test_crontabs_keep_the_deadline_of_celery(self) -> None:
+        definition = entry("* * * * *").definition
+        assert Policy.of(definition, ScheduleSettings(), 30).max_lateness_s == 30
+        assert Policy.of(entry().definition, ScheduleSettings(), 30).max_lateness_s == 0
+
+
+def made_up(one: Entry, at_ms: int, now_ms: int) -> list[int]:
+    """Return to which occurrences an entry goes until it is up to date."""
+    found: list[int] = []
+    state = at(one, at_ms)
+    while (move := next_move(one, state, now_ms)) is not None:
+        assert move.at_ms is not None
+        found.append(move.at_ms)
+        state = at(one, move.at_ms, made_up=move.made_up)
+    return found
+
+
+class TestPaused:
+    def test_its_message_is_withdrawn(self) -> None:
+        one = entry(paused=True)
+        assert next_move(one, at(one, T + MINUTE, runs=2), T) == Move(None, runs=2, withdraw="id")
+
+    def test_it_rests(self) -> None:
+        one = entry(paused=True)
+        assert next_move(one, at(one, None), T) is None
+        assert next_move(one, None, T) is None
+        assert next_move(entry(enabled=False), None, T) is None
+
+    def test_what_runs_already_counts(self) -> None:
+        one = entry(paused=True)
+        assert next_move(one, at(one, T), T) == Move(None, last_ms=T, runs=1, passed=True)
+        assert next_move(one, at(one, T + 5), T, gone=True) == Move(None, last_ms=T + 5, runs=1, passed=True)
+
+    def test_what_was_missed_meanwhile_does_not_run(self) -> None:
+        one = entry()
+        move = next_move(one, at(one, None, last_ms=T, runs=1), T + 10 * MINUTE + 1)
+        assert move == Move(T + 11 * MINUTE, T + 11 * MINUTE, last_ms=T, runs=1)
+
+
+class TestChanged:
+    def changed(self, old: State, **now: Any) -> State:
+        return replace(old, fingerprint="another", **now)
+
+    def test_the_next_is_counted_from_the_last(self) -> None:
+        one = entry(60)
+        state = self.changed(at(one, T + 60 * MINUTE, last_ms=T))
+        assert next_move(one, state, T + 30_000) == Move(T + MINUTE, T + MINUTE, last_ms=T, withdraw="id")
+
+    def test_but_an_interval_that_is_over_runs_now(self) -> None:
+        one = entry(60)
+        state = self.changed(at(one, T + 60 * MINUTE, last_ms=T))
+        move = next_move(one, state, T + 5 * MINUTE)
+        assert move is not None
+        assert move.at_ms == T + 5 * MINUTE
+
+    def test_and_a_crontab_not_before_its_next_time(self) -> None:
+        one = entry("*/10 * * * *")
+        state = self.changed(at(one, T + 60 * MINUTE, last_ms=T))
+        move = next_move(one, state, T + 15 * MINUTE)
+        assert move is not None
+        assert move.at_ms == T + 20 * MINUTE
+
+    def test_what_was_sent_meanwhile_is_not_sent_again(self) -> None:
+        one = entry(60)
+        state = self.changed(at(one, T + 3, last_ms=T - MINUTE))
+        move = next_move(one, state, T, gone=True)
+        assert move == Move(T + 3 + MINUTE, T + 3 + MINUTE, last_ms=T + 3, runs=1, passed=True)
