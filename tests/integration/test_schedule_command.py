@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 import redis
 from celery import Celery
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from celery_delayq import cli
-from tests.integration.test_dead_command import _Context
+from tests.integration.commands import delayq
 
 Command = Callable[..., Result]
 
@@ -22,7 +21,7 @@ def command(app: Celery, broker_client: redis.Redis) -> Command:
     broker_client.flushall()
 
     def run(*args: str) -> Result:
-        return CliRunner().invoke(cli.delayq, ["schedule", *args], obj=_Context(app))
+        return delayq(app, "schedule", *args)
 
     return run
 
