@@ -8,6 +8,7 @@ from statistics import median
 from typing import TypeVar
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 #: The variants that most scenarios compare.
 STOCK, OURS = "stock", "delayq"
@@ -75,9 +76,9 @@ class Figure:
         return None if value is None else self.target.is_reached(value)
 
 
-def in_turns(rounds: int, variants: dict[str, Callable[[], T]]) -> dict[str, list[T]]:
+def in_turns(rounds: int, variants: dict[V, Callable[[], T]]) -> dict[V, list[T]]:
     """Call each variant once a round, the order reversed every other round; return all results by variant."""
-    results: dict[str, list[T]] = {name: [] for name in variants}
+    results: dict[V, list[T]] = {name: [] for name in variants}
     for turn in range(rounds):
         for name in list(variants)[:: -1 if turn % 2 else 1]:
             results[name].append(variants[name]())
