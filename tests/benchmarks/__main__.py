@@ -15,7 +15,7 @@ from tests.benchmarks.report import Report, environment
 from tests.benchmarks.scale import FULL, QUICK
 
 #: The scenarios, a module each, in the order in which they run.
-SCENARIOS = ("publish", "throughput", "lateness", "transfer", "memory", "fleet", "idle")
+SCENARIOS = ("publish", "throughput", "lateness", "burst", "transfer", "memory", "fleet", "idle", "periodic")
 
 
 #: Columns of the output where it goes into a file.

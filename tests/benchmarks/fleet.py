@@ -102,7 +102,7 @@ def _takeover(loops: int) -> list[float]:
 def _is_punctual(queue: DelayedQueue, loop: LoneLoop) -> bool:
     queue.offer(b"0", delay_s=0)
     found = queue.client.get(queue.keys.transferrer)
-    return isinstance(found, bytes) and found.decode().startswith(loop.id)
+    return isinstance(found, bytes) and found.decode().endswith(f":{loop.id}")
 
 
 def _lateness_around_death(queue: DelayedQueue, punctual: LoneLoop) -> list[float]:

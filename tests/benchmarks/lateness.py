@@ -4,62 +4,123 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 from examples.private_redis import PrivateRedis
-from tests.benchmarks.figures import OURS, STOCK, Target, in_turns, percentile
+from tests.benchmarks.copies import Copier
+from tests.benchmarks.figures import OURS, STOCK, Figure, Target, in_turns, percentile
+from tests.benchmarks.load import busy_tasks, cpu_load
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import SEED, Scale
 from tests.benchmarks.worker import BenchWorker, Run
 
 _SHORTEST_COUNTDOWN_S = 0.5
 
+#: What is due at a constant rate begins after this time, in seconds, in which it is published.
+_HEAD_START_S = 10.0
+
 #: How long after the last eta a task counts as lost, in seconds.
 _LOST_AFTER_S = 10.0
 
+_PERCENTS = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
+
+
+@dataclass(frozen=True)
+class _Condition:
+    """Under what lateness is measured.
+
+    Attributes:
+        name: in the report.
+        countdowns: of the tasks, in seconds.
+        rounds: turns.
+        pool: of the worker.
+        published_by_celery: whether each is published by `apply_async`; otherwise copies are, see `Copier`.
+        loaded: whether other processes want the CPU.
+        busy: whether the worker is busy with other tasks half of its time.
+        targets: by name of the percentile.
+    """
+
+    name: str
+    countdowns: Sequence[float]
+    rounds: int = 1
+    pool: str = "prefork"
+    published_by_celery: bool = True
+    loaded: bool = False
+    busy: bool = False
+    targets: tuple[str, ...] = ()
+
 
 def run(scale: Scale) -> Report:
-    report = Report(
-        f"lateness of execution: {scale.tasks:,} tasks with countdowns of {_SHORTEST_COUNTDOWN_S} to "
-        f"{scale.longest_countdown_s:g} s, one prefork worker with 2 processes"
-    )
-    with PrivateRedis() as server:
-        results = in_turns(
-            scale.rounds,
-            {name: lambda name=name: _measure(server, name, scale) for name in (STOCK, OURS)},
-        )
-    p50 = report.figure("p50", "ms", target=Target(1.5, ratio=True))
-    p95 = report.figure("p95", "ms")
-    p99 = report.figure("p99", "ms", target=Target(1.5, ratio=True))
-    longest = report.figure("max", "ms")
-    early = report.figure("early", "tasks", target=Target(0))
-    lost = report.figure("lost", "tasks", target=Target(0))
-    twice = report.figure("twice", "tasks", target=Target(0))
-    for variant, turns in results.items():
-        for runs in turns:
-            late = [one.lateness_ms for one in runs]
-            for figure, percent in ((p50, 50), (p95, 95), (p99, 99), (longest, 100)):
-                figure.add(variant, percentile(late, percent))
-            different = len({one.number for one in runs})
-            early.add(variant, sum(value < 0 for value in late))
-            lost.add(variant, scale.tasks - different)
-            twice.add(variant, len(runs) - different)
-    report.notes.append(
-        "Lateness: the time in the task minus its exact eta. On a shared machine look at the steal time, too: "
-        "it is what makes long tails."
-    )
+    report = Report("lateness of execution: from the eta of a task to its start")
+    for condition in _conditions(scale):
+        with PrivateRedis() as server:
+            results = in_turns(
+                condition.rounds,
+                {name: lambda name=name: _measure(server, name, condition) for name in (STOCK, OURS)},  # noqa: B023
+            )
+        _show(report, condition, results)
+    report.notes += [
+        "One worker: prefork with 2 processes, unless it says solo.",
+        f"At a constant rate: the tasks are published within the {_HEAD_START_S:g} s before the first is due.",
+        "Under CPU load: one process a core that never sleeps. Busy: other tasks take half of the worker's time.",
+        "On a shared machine look at the steal time, too: it is what makes long tails.",
+    ]
     return report
 
 
-def _measure(server: PrivateRedis, variant: str, scale: Scale) -> list[Run]:
+def _conditions(scale: Scale) -> list[_Condition]:
     rng = random.Random(SEED)
-    countdowns = [rng.uniform(_SHORTEST_COUNTDOWN_S, scale.longest_countdown_s) for _ in range(scale.tasks)]
-    with server.client() as client:
+    shorts = [rng.uniform(_SHORTEST_COUNTDOWN_S, scale.longest_countdown_s) for _ in range(scale.tasks)]
+    beyond = [rng.uniform(scale.beyond_s + 0.5, scale.beyond_s + scale.longest_countdown_s) for _ in range(scale.tasks)]
+    steady = [_HEAD_START_S + n / scale.steady_rate for n in range(int(scale.steady_s * scale.steady_rate))]
+    few = shorts[:: max(1, len(shorts) // 300)]
+    return [
+        _Condition(f"{scale.tasks:,} in {scale.longest_countdown_s:g} s", shorts, scale.rounds, targets=("p50", "p99")),
+        _Condition(f"{scale.steady_rate:,}/s for {scale.steady_s:g} s", steady, published_by_celery=False),
+        _Condition(f"{scale.tasks:,} above {scale.beyond_s:g} s", beyond),
+        _Condition(f"{scale.tasks:,} under CPU load", shorts, loaded=True),
+        _Condition(f"{len(few):,} on a busy solo worker", few, pool="solo", busy=True),
+    ]
+
+
+def _show(report: Report, condition: _Condition, results: dict[str, list[list[Run]]]) -> None:
+    def figure(name: str, unit: str, target: Target | None) -> Figure:
+        return report.figure(f"{condition.name}: {name}", unit, target=target)
+
+    percentiles = {
+        name: figure(name, "ms", Target(1.5, ratio=True) if name in condition.targets else None) for name in _PERCENTS
+    }
+    early, lost, twice = (figure(name, "tasks", Target(0)) for name in ("early", "lost", "twice"))
+    for variant, turns in results.items():
+        for runs in turns:
+            late = [one.lateness_ms for one in runs]
+            for name, percent in _PERCENTS.items():
+                percentiles[name].add(variant, percentile(late, percent))
+            different = len({one.number for one in runs})
+            early.add(variant, sum(value < 0 for value in late))
+            lost.add(variant, len(condition.countdowns) - different)
+            twice.add(variant, len(runs) - different)
+
+
+def _measure(server: PrivateRedis, variant: str, condition: _Condition) -> list[Run]:
+    tasks, last_s = len(condition.countdowns), max(condition.countdowns)
+    with server.client() as client, ExitStack() as stack:
         client.flushall()
-    with BenchWorker(variant, server.port) as worker:
+        worker = stack.enter_context(BenchWorker(variant, server.port, condition.pool))
+        if condition.busy:
+            stack.enter_context(busy_tasks(worker.app))
+        if condition.loaded:
+            stack.enter_context(cpu_load())
         before = worker.count()
-        for number, countdown_s in enumerate(countdowns):
-            worker.publish(number, countdown_s)
-        deadline = time.monotonic() + scale.longest_countdown_s + _LOST_AFTER_S
-        while worker.count() - before < scale.tasks and time.monotonic() < deadline:
+        if condition.published_by_celery:
+            for number, countdown_s in enumerate(condition.countdowns):
+                worker.publish(number, countdown_s)
+        else:
+            now = time.time()
+            Copier(worker.app, client).publish(range(tasks), *(now + one for one in condition.countdowns))
+        deadline = time.monotonic() + last_s + _LOST_AFTER_S
+        while worker.count() - before < tasks and time.monotonic() < deadline:
             time.sleep(0.2)
         return worker.runs()

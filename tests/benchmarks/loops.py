@@ -122,5 +122,3 @@ class LoneLoop:
         if self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
-
-

@@ -55,7 +55,9 @@ def _server_bytes(pending: int, payload_bytes: int, *, mirrored: bool) -> int:
 
 
 def _worker_memory(report: Report, scale: Scale) -> None:
-    task = report.figure(f"Redis, a small task, {scale.stock_pending:,} pending", "bytes", target=Target(1.0, ratio=True))
+    task = report.figure(
+        f"Redis, a small task, {scale.stock_pending:,} pending", "bytes", target=Target(1.0, ratio=True)
+    )
     grown = report.figure("worker, growth by pending messages", "MiB", target=Target(1.0))
     total = report.figure("worker, with them", "MiB")
     for variant in (STOCK, OURS):
@@ -63,7 +65,7 @@ def _worker_memory(report: Report, scale: Scale) -> None:
             empty, before = _settled(worker), _used(client)
             Copier(worker.app, client).publish(range(scale.stock_pending), time.time() + _DAY_S)
             if variant == STOCK:
-                wait_until(lambda: client.hlen("unacked") >= scale.stock_pending, "the worker has all", 180)  # noqa: B023
+                wait_until(lambda: client.hlen("unacked") >= scale.stock_pending, "the worker has all", 180)
             task.add(variant, (_used(client) - before) / scale.stock_pending)
             if variant == OURS:
                 _filler(DelayedQueue(client, "celery"), PAYLOAD_BYTES).fill_up_to(scale.worker_pending)

@@ -43,6 +43,11 @@ def make_app(broker: str, ledger: str | None = None) -> Celery:
     def empty() -> None:
         """Do nothing."""
 
+    @app.task(name="busy", lazy=False, shared=False)
+    def busy(seconds: float) -> None:
+        """Keep the process busy."""
+        time.sleep(seconds)
+
     return app
 
 

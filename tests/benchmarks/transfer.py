@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -70,11 +71,7 @@ def _rates(report: Report, order: str, scale: Scale) -> dict[int, Figure]:
                 target=Target(150_000, at_most=False) if at_scale else None,
             )
             callers = {_REDISSON: _redissons_way(queue), OURS: _ours(queue)}
-            calls = _calls_a_turn(pending)
-            turns = {
-                variant: lambda caller=caller: _turn(caller, filler, pending, calls)  # type: ignore[misc]
-                for variant, caller in callers.items()
-            }
+            turns = {variant: partial(_turn, caller, filler, pending) for variant, caller in callers.items()}
             in_turns(1, turns)  # knows the scripts from here on
             rate.samples = in_turns(scale.transfer_rounds, turns)
             if order == RANDOM and pending <= scale.mirrored_up_to:
@@ -88,10 +85,6 @@ def _rates(report: Report, order: str, scale: Scale) -> dict[int, Figure]:
     return rates
 
 
-def _calls_a_turn(pending: int) -> int:
-    return min(_CALLS_A_TURN, max(1, int(pending * _SHARE_A_TURN) // BATCH_SIZE))
-
-
 def _mirrored(pending: int) -> tuple[_Caller, float]:
     with PrivateRedis() as server, server.client() as client:
         queue = DelayedQueue(client, "celery", mirror_list=True)
@@ -103,9 +96,10 @@ def _filler(queue: DelayedQueue, order: str) -> Filler:
     return Filler(queue, first_due_ms=int(time.time() * 1000) - 2 * _SPAN_MS, span_ms=_SPAN_MS, order=order)
 
 
-def _turn(caller: _Caller, filler: Filler, pending: int, calls: int) -> float:
-    """Fill up, call so many times, return messages a second of the server's time."""
+def _turn(caller: _Caller, filler: Filler, pending: int, most_calls: int = _CALLS_A_TURN) -> float:
+    """Fill up, call some times, return messages a second of the server's time."""
     queue = caller.queue
+    calls = min(most_calls, max(1, int(pending * _SHARE_A_TURN) // BATCH_SIZE))
     filler.fill_up_to(pending)
     queue.client.delete(queue.name)
     used_ms = sum(caller.call() for _ in range(calls))

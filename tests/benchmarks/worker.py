@@ -19,26 +19,28 @@ _WARM_UP = 40
 
 @dataclass(frozen=True)
 class Run:
-    """That a task ran: its number, and how late, in ms; 0 for one without an eta."""
+    """That a task ran: its number, when (unix time in s), and how late, in ms; 0 for one without an eta."""
 
     number: int
+    ran_at: float
     lateness_ms: float
 
 
 class BenchWorker(CeleryCommand):
-    """`celery worker -P prefork -c 2 -l WARNING`, the options that matter most at their defaults.
+    """`celery worker -P prefork -c 2 -l WARNING`, all other options at their defaults.
 
     Args:
         variant: `stock` or `delayq`.
         port: of the Redis server, whose database 0 is used.
+        pool: `prefork` or `solo`.
     """
 
-    def __init__(self, variant: str, port: int) -> None:
+    def __init__(self, variant: str, port: int, pool: str = "prefork") -> None:
         broker = broker_url(variant, port)
         self._records = tempfile.TemporaryDirectory(prefix="delayq-bench-")
         self._ledger = Path(self._records.name, "ledger")
         self.app: Celery = make_app(broker)
-        options = ("-P", "prefork", "-c", "2", "-l", "WARNING", "-n", f"{variant}@%h")
+        options = ("-P", pool, "-c", "2", "-l", "WARNING", "-n", f"{variant}@%h")
         super().__init__("worker", *options, broker=broker, ledger=str(self._ledger), app="tests.benchmarks.shop")
 
     def __enter__(self) -> BenchWorker:
@@ -66,7 +68,7 @@ class BenchWorker(CeleryCommand):
             return []
         lines = [line.split() for line in self._ledger.read_text().splitlines()]
         return [
-            Run(int(number), _lateness_ms(float(ran_at), eta))
+            Run(int(number), float(ran_at), _lateness_ms(float(ran_at), eta))
             for number, ran_at, eta in lines
             if (int(number) >= 0) is measured
         ]
