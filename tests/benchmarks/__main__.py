@@ -13,6 +13,7 @@ from rich.console import Console
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.report import Report, environment
 from tests.benchmarks.scale import FULL, QUICK
+from tests.benchmarks.svg import plot
 
 #: The scenarios, a module each, in the order in which they run.
 SCENARIOS = ("publish", "throughput", "lateness", "burst", "transfer", "memory", "fleet", "idle", "periodic")
@@ -24,14 +25,20 @@ _WIDTH = 120
 
 @click.command()
 @click.argument("scenarios", nargs=-1, type=click.Choice(SCENARIOS))
-@click.option("--quick", is_flag=True, help="Small numbers: whether it works, in about a minute.")
+@click.option("--quick", is_flag=True, help="Small numbers: whether it works, in some minutes.")
 @click.option(
     "--json",
     "json_path",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write all samples to this file too.",
 )
-def main(scenarios: tuple[str, ...], quick: bool, json_path: Path | None) -> None:
+@click.option(
+    "--svg",
+    "svg_folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write plots to this folder, one a scenario.",
+)
+def main(scenarios: tuple[str, ...], quick: bool, json_path: Path | None, svg_folder: Path | None) -> None:
     """Measure celery_delayq beside stock Celery, or beside Redisson's way where Celery has none.
 
     Without a SCENARIO, all of them. Each has Redis servers of its own.
@@ -50,6 +57,10 @@ def main(scenarios: tuple[str, ...], quick: bool, json_path: Path | None) -> Non
             report: Report = module.run(QUICK if quick else FULL)
         report.show(console)
         reports[name] = report.as_json()
+        picture = plot(report) if svg_folder else None
+        if svg_folder and picture:
+            svg_folder.mkdir(parents=True, exist_ok=True)
+            (svg_folder / f"{name}.svg").write_text(picture)
         if json_path:
             json_path.write_text(json.dumps({"environment": machine, **reports}, indent=1))
 

@@ -68,6 +68,15 @@ class Figure:
         ratios = [value / other for value, other in pairs if other]
         return median(ratios) if ratios else None
 
+    def bound(self) -> float | None:
+        """Return the target in the unit of the samples; None if there is none, or no baseline for it."""
+        if self.target is None:
+            return None
+        if not self.target.ratio:
+            return self.target.limit
+        base = self.samples.get(self.baseline)
+        return self.target.limit * median(base) if base else None
+
     def is_reached(self) -> bool | None:
         """Return whether `OURS` reaches the target; None if there is none."""
         if self.target is None or not self.samples.get(OURS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.benchmarks.figures import OURS, Figure
+from tests.benchmarks.numbers import shown
+
+#: Whose versions are shown, if they are installed.
+_PACKAGES = ("celery", "kombu", "redis", "celery-delayq", "celery-redbeat")
 
 
 @dataclass
@@ -77,31 +81,31 @@ class Report:
 def environment(client: redis.Redis) -> dict[str, str]:
     """Return the machine, and the versions of all that takes part."""
     server: Any = client.info("server")
-    packages = ("celery", "kombu", "redis", "celery-delayq")
     return {
         "machine": f"{os.cpu_count()} cores, {_cpu_model()}, {platform.system()} {platform.release()}",
         "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),
         "python": platform.python_version(),
         "server": f"{server.get('server_name', 'redis')} {server['redis_version']}",
-        **{name: version(name) for name in packages},
+        **{name: found for name in _PACKAGES if (found := _version(name))},
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _cells(figure: Figure, variant: str) -> list[str]:
     values = figure.samples[variant]
     ratio = figure.ratio(variant)
-    cells = [_number(median(values)), _number(min(values)), _number(max(values))]
-    cells.append("" if ratio is None else _number(ratio) if ratio >= 0.1 else f"{ratio:.1g}")
+    cells = [shown(median(values)), shown(min(values)), shown(max(values))]
+    cells.append("" if ratio is None else shown(ratio))
     if variant == OURS and figure.target:
         reached = figure.is_reached()
         return [*cells, str(figure.target), "yes" if reached else "[red]no[/red]"]
     return [*cells, "", ""]
-
-
-def _number(value: float) -> str:
-    if value == int(value) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
 def _cpu_model() -> str:

@@ -35,6 +35,7 @@ class Scale:
         backlog: immediate tasks that a worker finds.
         idle_s: how long idle workers are watched, in seconds.
         entries: periodic entries with which a planner starts.
+        peer_entries: the same for the peer, which takes its time for each.
         storm: periodic entries that are due at one full minute.
         spread: periodic entries that are due one after the other.
         spread_s: over so many seconds.
@@ -63,6 +64,7 @@ class Scale:
     backlog: int
     idle_s: float
     entries: int
+    peer_entries: int
     storm: int
     spread: int
     spread_s: float
@@ -87,10 +89,11 @@ FULL = Scale(
     worker_pending=1_000_000,
     stock_pending=10_000,
     loops=(1, 20, 100),
-    fleet_messages=(200, 2_000),
+    fleet_messages=(200,),
     backlog=20_000,
-    idle_s=30.0,
+    idle_s=20.0,
     entries=100_000,
+    peer_entries=10_000,
     storm=10_000,
     spread=10_000,
     spread_s=60.0,
@@ -119,6 +122,7 @@ QUICK = Scale(
     backlog=2_000,
     idle_s=5.0,
     entries=1_000,
+    peer_entries=500,
     storm=200,
     spread=200,
     spread_s=3.0,
