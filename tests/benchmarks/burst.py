@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 from examples.private_redis import PrivateRedis
-from tests.benchmarks.copies import Copier
+from tests.benchmarks.copies import Copier, seconds_to_publish
 from tests.benchmarks.figures import OURS, STOCK, Target, percentile
 from tests.benchmarks.load import pings
 from tests.benchmarks.report import Report
@@ -14,9 +14,9 @@ from tests.benchmarks.scale import Scale
 from tests.benchmarks.worker import BenchWorker
 from tests.support import wait_until
 
-#: For publishing copies, and for what stock's worker fetches: so many tasks a second at least.
-_COPIES_PER_S, _FETCHED_PER_S = 4_000, 600
-_HEAD_START_S = 2.0
+#: Stock's worker fetches so many tasks a second at least.
+_FETCHED_PER_S = 600
+
 _DEADLINE_S = 600
 _LOOK_EVERY_S = 0.5
 
@@ -72,7 +72,7 @@ class _Burst:
 
 def _due(variant: str, count: int) -> _Burst:
     """Let the tasks be due at one instant."""
-    head_start_s = _HEAD_START_S + count / _COPIES_PER_S + (count / _FETCHED_PER_S if variant == STOCK else 0)
+    head_start_s = seconds_to_publish(count) + (count / _FETCHED_PER_S if variant == STOCK else 0)
     with PrivateRedis() as server, server.client() as client, BenchWorker(variant, server.port) as worker:
         with pings(server) as idle_ms:
             time.sleep(_QUIET_S)

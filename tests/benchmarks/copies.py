@@ -20,6 +20,14 @@ from celery_delayq.transport.eta import DUE_PROPERTY
 _TEMPLATE = "template"
 _PER_PIPELINE = 1_000
 
+#: Publishing takes at most so long: in seconds, and tasks a second.
+_AT_LEAST_S, _A_SECOND = 2.0, 4_000
+
+
+def seconds_to_publish(count: int) -> float:
+    """Return how far ahead so many copies have to be due so that none is due before the last is published."""
+    return _AT_LEAST_S + count / _A_SECOND
+
 
 class Copier:
     """Publishes copies of the message of `note`, the way the broker of an app would: to the queue, or delayed.

@@ -14,29 +14,27 @@ from tests.benchmarks.report import Report
 from tests.benchmarks.scale import SEED, Scale
 from tests.support import wait_until
 
-#: The messages become due over this time: several periodic looks (5 s) long.
-_SPAN_S = 20.0
 _FIRST_DUE_S = 2.0
 
 #: Around the death of the punctual loop: this often a message is due, so long before and so long after.
 _EVERY_MS, _BEFORE_S, _AFTER_S = 5, 1.0, 1.0
 
 #: After so many seconds all loops have begun what they do periodically.
-_SETTLED_S = 6.0
+_SETTLED_S = 3.0
 
 _SINGLE = f"{OURS}, 1 loop"
 
 
 def run(scale: Scale) -> Report:
-    report = Report(f"fleet: commands that transfer loops send for messages due over {_SPAN_S:g} s")
+    report = Report(f"fleet: commands that transfer loops send for messages due over {scale.fleet_s:g} s")
     one, *many = scale.loops
     for count in scale.fleet_messages:
-        commands, seconds = _transferring(one, count)
+        commands, seconds = _transferring(one, count, scale.fleet_s)
         for loops in many:
             name = f"{loops} loops, {count:,} messages"
             caused = report.figure(f"{name}: a message", "commands", baseline=_SINGLE, target=Target(1.2, ratio=True))
             looks = report.figure(f"{name}: periodic looks, a loop", "commands/s", baseline=_SINGLE)
-            sent, over_s = _transferring(loops, count)
+            sent, over_s = _transferring(loops, count, scale.fleet_s)
             for variant, size, found, time_s in ((_SINGLE, one, commands, seconds), (OURS, loops, sent, over_s)):
                 caused.add(variant, found.total("message") / count)
                 looks.add(variant, found.total("look") / size / time_s)
@@ -57,7 +55,7 @@ def run(scale: Scale) -> Report:
     return report
 
 
-def _transferring(loops: int, count: int) -> tuple[Commands, float]:
+def _transferring(loops: int, count: int, span_s: float) -> tuple[Commands, float]:
     """Let loops transfer messages; return what they sent from the time all were connected, and how long that was."""
     rng = random.Random(SEED)
     with PrivateRedis() as server, server.client() as client:
@@ -70,9 +68,9 @@ def _transferring(loops: int, count: int) -> tuple[Commands, float]:
             begin = time.monotonic()
             first_due_ms = int((time.time() + _FIRST_DUE_S) * 1000)
             for _ in range(count):
-                due_ms = first_due_ms + rng.randrange(int(_SPAN_S * 1000))
+                due_ms = first_due_ms + rng.randrange(int(span_s * 1000))
                 queue.offer(bytes(PAYLOAD_BYTES), due_ms=due_ms)
-            wait_until(lambda: fleet.moved == count, "all are moved", _FIRST_DUE_S + _SPAN_S + 10)
+            wait_until(lambda: fleet.moved == count, "all are moved", _FIRST_DUE_S + span_s + 10)
             return fleet.commands, time.monotonic() - begin
 
 

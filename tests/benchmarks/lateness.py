@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from examples.private_redis import PrivateRedis
-from tests.benchmarks.copies import Copier
+from tests.benchmarks.copies import Copier, seconds_to_publish
 from tests.benchmarks.figures import OURS, STOCK, Figure, Target, in_turns, percentile
 from tests.benchmarks.load import busy_tasks, cpu_load
 from tests.benchmarks.report import Report
@@ -17,9 +17,6 @@ from tests.benchmarks.scale import SEED, Scale
 from tests.benchmarks.worker import BenchWorker, Run
 
 _SHORTEST_COUNTDOWN_S = 0.5
-
-#: What is due at a constant rate begins after this time, in seconds, in which it is published.
-_HEAD_START_S = 10.0
 
 #: How long after the last eta a task counts as lost, in seconds.
 _LOST_AFTER_S = 10.0
@@ -63,7 +60,7 @@ def run(scale: Scale) -> Report:
         _show(report, condition, results)
     report.notes += [
         "One worker: prefork with 2 processes, unless it says solo.",
-        f"At a constant rate: the tasks are published within the {_HEAD_START_S:g} s before the first is due.",
+        "At a constant rate: all tasks are published before the first is due.",
         "Under CPU load: one process a core that never sleeps. Busy: other tasks take half of the worker's time.",
         "On a shared machine look at the steal time, too: it is what makes long tails.",
     ]
@@ -74,7 +71,8 @@ def _conditions(scale: Scale) -> list[_Condition]:
     rng = random.Random(SEED)
     shorts = [rng.uniform(_SHORTEST_COUNTDOWN_S, scale.longest_countdown_s) for _ in range(scale.tasks)]
     beyond = [rng.uniform(scale.beyond_s + 0.5, scale.beyond_s + scale.longest_countdown_s) for _ in range(scale.tasks)]
-    steady = [_HEAD_START_S + n / scale.steady_rate for n in range(int(scale.steady_s * scale.steady_rate))]
+    steady_tasks = int(scale.steady_s * scale.steady_rate)
+    steady = [seconds_to_publish(steady_tasks) + number / scale.steady_rate for number in range(steady_tasks)]
     few = shorts[:: max(1, len(shorts) // 300)]
     return [
         _Condition(f"{scale.tasks:,} in {scale.longest_countdown_s:g} s", shorts, scale.rounds, targets=("p50", "p99")),

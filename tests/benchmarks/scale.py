@@ -31,7 +31,8 @@ class Scale:
         worker_pending: number of pending messages at which the worker's memory is measured.
         stock_pending: tasks that a stock worker has to hold.
         loops: sizes of the fleet; the first is what the others are compared with.
-        fleet_messages: numbers of messages that the fleet transfers in 20 s.
+        fleet_messages: numbers of messages that the fleet transfers.
+        fleet_s: the messages become due over this time, in seconds: several periodic looks (5 s) long.
         backlog: immediate tasks that a worker finds.
         idle_s: how long idle workers are watched, in seconds.
         entries: periodic entries with which a planner starts.
@@ -61,6 +62,7 @@ class Scale:
     stock_pending: int
     loops: tuple[int, ...]
     fleet_messages: tuple[int, ...]
+    fleet_s: float
     backlog: int
     idle_s: float
     entries: int
@@ -90,6 +92,7 @@ FULL = Scale(
     stock_pending=10_000,
     loops=(1, 20, 100),
     fleet_messages=(200,),
+    fleet_s=20.0,
     backlog=20_000,
     idle_s=20.0,
     entries=100_000,
@@ -119,6 +122,7 @@ QUICK = Scale(
     stock_pending=1_000,
     loops=(1, 5),
     fleet_messages=(200,),
+    fleet_s=6.0,
     backlog=2_000,
     idle_s=5.0,
     entries=1_000,
