@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from pathlib import Path
 
 from celery import Celery
 from celery.schedules import crontab
@@ -57,15 +56,6 @@ class Beat(CeleryCommand):
     def __enter__(self) -> Beat:
         super().__enter__()
         return self
-
-    def cpu_s(self) -> float:
-        """Return how many seconds of CPU the process has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def memory_bytes(self) -> int:
-        """Return the resident memory of the process."""
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def make_schedule(kind: str, entries: int, spread_s: float) -> dict[str, object]:

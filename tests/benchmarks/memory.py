@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
-
-import redis
 
 from celery_delayq import DelayedQueue
 from examples.private_redis import PrivateRedis
@@ -14,6 +11,7 @@ from tests.benchmarks.figures import OURS, STOCK, Target
 from tests.benchmarks.filling import PAYLOAD_BYTES, Filler
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import Scale
+from tests.benchmarks.usage import server_bytes
 from tests.benchmarks.worker import BenchWorker
 from tests.support import wait_until
 
@@ -49,9 +47,9 @@ def _server_bytes(pending: int, payload_bytes: int, *, mirrored: bool) -> int:
         queue = DelayedQueue(client, "celery", mirror_list=mirrored)
         filler = _filler(queue, payload_bytes)
         filler.fill_up_to(1)  # scripts and buffers
-        before = _used(client)
+        before = server_bytes(client)
         filler.fill_up_to(1 + pending)
-        return _used(client) - before
+        return server_bytes(client) - before
 
 
 def _worker_memory(report: Report, scale: Scale) -> None:
@@ -62,11 +60,11 @@ def _worker_memory(report: Report, scale: Scale) -> None:
     total = report.figure("worker, with them", "MiB")
     for variant in (STOCK, OURS):
         with PrivateRedis() as server, server.client() as client, BenchWorker(variant, server.port) as worker:
-            empty, before = _settled(worker), _used(client)
+            empty, before = _settled(worker), server_bytes(client)
             Copier(worker.app, client).publish(range(scale.stock_pending), time.time() + _DAY_S)
             if variant == STOCK:
                 wait_until(lambda: client.hlen("unacked") >= scale.stock_pending, "the worker has all", 180)
-            task.add(variant, (_used(client) - before) / scale.stock_pending)
+            task.add(variant, (server_bytes(client) - before) / scale.stock_pending)
             if variant == OURS:
                 _filler(DelayedQueue(client, "celery"), PAYLOAD_BYTES).fill_up_to(scale.worker_pending)
             full = _settled(worker)
@@ -86,8 +84,3 @@ def _settled(worker: BenchWorker) -> int:
 def _filler(queue: DelayedQueue, payload_bytes: int) -> Filler:
     far_away_ms = int(time.time() + 30 * _DAY_S) * 1000
     return Filler(queue, first_due_ms=far_away_ms, span_ms=_DAY_S * 1000, payload_bytes=payload_bytes)
-
-
-def _used(client: redis.Redis) -> int:
-    information: Any = client.info("memory")
-    return int(information["used_memory"])

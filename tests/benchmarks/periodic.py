@@ -20,6 +20,7 @@ from tests.benchmarks.figures import OURS, STOCK, percentile
 from tests.benchmarks.loops import Fleet
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import Scale
+from tests.benchmarks.usage import process_bytes, process_cpu_s, server_bytes, server_cpu_s
 from tests.support import wait_until
 
 _QUEUE = "celery"
@@ -71,14 +72,14 @@ def _start(report: Report, scale: Scale) -> None:
     for variant in installed(REDBEAT, OURS):
         entries = scale.entries if variant == OURS else scale.peer_entries
         with PrivateRedis() as server, server.client() as client:
-            before, begin = _used(client), time.monotonic()
+            before, begin = server_bytes(client), time.monotonic()
             with Beat(variant, server.port, "daily", entries) as beat:
                 wait_until(partial(_has_all, client, variant, entries), "all entries are there", _DEADLINE_S)
                 took_s = time.monotonic() - begin
                 seconds.add(variant, took_s)
                 each.add(variant, took_s * 1000 / entries)
-                used.add(variant, (_used(client) - before) / entries)
-                resident.add(variant, beat.memory_bytes() / 2**20)
+                used.add(variant, (server_bytes(client) - before) / entries)
+                resident.add(variant, process_bytes(beat.pid) / 2**20)
                 beat.kill()
 
 
@@ -86,11 +87,6 @@ def _has_all(client: redis.Redis, variant: str, entries: int) -> bool:
     if variant == REDBEAT:
         return int(client.zcard(_REDBEAT_SCHEDULE)) >= entries
     return int(client.zcard(_KEYS.timeout_set)) >= entries
-
-
-def _used(client: redis.Redis) -> int:
-    information: Any = client.info("memory")
-    return int(information["used_memory"])
 
 
 @dataclass
@@ -112,8 +108,7 @@ class _Storm:
 
     def cpu_s(self) -> tuple[float, float]:
         """Return the CPU that the planner and the server have used."""
-        known: Any = self.client.info("cpu")
-        return self.beat.cpu_s(), float(known["used_cpu_user"]) + float(known["used_cpu_sys"])
+        return process_cpu_s(self.beat.pid), server_cpu_s(self.client)
 
     def look(self, minute: float) -> bool:
         """Note what has come; returns whether that is all."""

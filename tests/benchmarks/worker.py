@@ -10,6 +10,7 @@ from pathlib import Path
 from celery import Celery
 
 from tests.benchmarks.shop import broker_url, make_app
+from tests.benchmarks.usage import process_bytes
 from tests.support import wait_until
 from tests.workers import CeleryCommand
 
@@ -79,10 +80,7 @@ class BenchWorker(CeleryCommand):
 
     def memory_bytes(self) -> int:
         """Return the resident memory of the main process, which is what receives messages."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-        raise RuntimeError("no VmRSS: the process has ended")
+        return process_bytes(self.pid)
 
 
 def _lateness_ms(ran_at: float, eta: str) -> float:
