@@ -50,7 +50,7 @@ def list_(ctx: click.Context, queue: str, as_json: bool) -> None:
             print_json(row)
         return
     table = new_table()
-    add_columns(table, left=["id", "task", "task id", "reason", "deliveries", "set aside"])
+    add_columns(table, "id", "task", "task id", "reason", "deliveries", "set aside")
     for row in rows:
         table.add_row(*(text(row[name]) for name in _COLUMNS))
     console().print(table)

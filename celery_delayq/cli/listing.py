@@ -19,6 +19,9 @@ from celery_delayq.inspector.pages import Criteria
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.scripts import MAX_PAGE
 
+#: On a terminal of fewer columns, a date has neither year nor seconds.
+_NARROW = 100
+
 
 def filters(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options by which tasks are chosen; see `criteria_of`."""
@@ -58,17 +61,19 @@ def not_waiting(task_id: str) -> str:
     )
 
 
-def task_table(tasks: Iterable[ScheduledTask], title: str | None = None) -> Table:
-    """Return a table of tasks; of their arguments what there is room for."""
-    table = new_table(title)
-    add_columns(table, left=["due (UTC)"], right=["left"])
-    table.columns[0].no_wrap = table.columns[1].no_wrap = True
-    add_columns(table, left=["id", "task", "args", "queue"], right=["priority"])
-    table.columns[2].min_width = 36  # of a UUID
+def task_table(tasks: Iterable[ScheduledTask], width: int, title: str | None = None) -> Table:
+    """Return a table of tasks for a console of so many columns; of their arguments what there is room for."""
+    narrow = width < _NARROW
+    table = new_table(title, dense=narrow)
+    add_columns(table, "due (UTC)", firm=True)
+    add_columns(table, "left", right=True, firm=True)
+    add_columns(table, "id", firm=True)
+    add_columns(table, "task", "args", "queue")
+    add_columns(table, "prio", right=True, firm=True)
     for task in tasks:
         args = None if task.args is None and task.kwargs is None else _call(task)
         table.add_row(
-            text(shown(task.due)),
+            text(shown(task.due, short=narrow)),
             text(shown_span(task.time_left)),
             text(task.id),
             text(task.name),
@@ -136,7 +141,7 @@ def _print(tasks: Iterator[ScheduledTask]) -> None:
     if not batch:
         click.echo("Nothing waits that matches.", err=True)
     while batch:
-        out.print(task_table(batch))
+        out.print(task_table(batch, out.width))
         batch = list(islice(tasks, MAX_PAGE))
 
 

@@ -35,8 +35,8 @@ def print_json(value: Mapping[str, Any]) -> None:
     click.echo(json.dumps(value))
 
 
-def new_table(title: str | None = None) -> Table:
-    """Return an empty table as all commands show it."""
+def new_table(title: str | None = None, *, dense: bool = False) -> Table:
+    """Return an empty table as all commands show it; a dense one has the least space between columns."""
     return Table(
         title=title,
         title_justify="left",
@@ -44,15 +44,21 @@ def new_table(title: str | None = None) -> Table:
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
+        padding=0 if dense else (0, 1, 0, 0),
     )
 
 
-def add_columns(table: Table, left: Collection[str] = (), right: Collection[str] = ()) -> None:
-    """Add columns whose cells are never cut, but folded where the terminal is narrow."""
-    for name in left:
-        table.add_column(name, overflow="fold")
-    for name in right:
-        table.add_column(name, overflow="fold", justify="right")
+def add_columns(table: Table, *names: str, right: bool = False, firm: bool = False) -> None:
+    """Add columns whose cells are folded where the terminal is narrow.
+
+    Args:
+        table: to which.
+        names: their headings.
+        right: align cells on the right.
+        firm: leave them as they are while others can be folded.
+    """
+    for name in names:
+        table.add_column(name, overflow="fold", justify="right" if right else "left", no_wrap=firm)
 
 
 def text(value: object, *, one_line: bool = False) -> Text:

@@ -48,9 +48,11 @@ def status(ctx: click.Context, span: timedelta, buckets: int, as_json: bool) -> 
 def queue_table(counts: Counts) -> Table:
     """Return a table of the queues, with their sums."""
     table = new_table(f"{shown(to_datetime(counts.at_ms))} UTC")
-    add_columns(table, left=["queue"], right=[name.replace("_", "-") for name in _NUMBERS])
-    add_columns(table, left=["next due (UTC)"], right=["left"])
-    add_columns(table, left=["punctual worker"])
+    add_columns(table, "queue")
+    add_columns(table, *(name.replace("_", "-") for name in _NUMBERS), right=True, firm=True)
+    add_columns(table, "next due (UTC)")
+    add_columns(table, "left", right=True, firm=True)
+    add_columns(table, "punctual worker")
     for queue in counts.queues:
         left = None if queue.next_due_ms is None else shown_span(to_timedelta(queue.next_due_ms - counts.at_ms))
         table.add_row(
@@ -70,7 +72,8 @@ def histogram(counts: Counts) -> Table:
     """Return a bar for each bucket, and the number of what is due later."""
     first, last = counts.histogram[0], counts.histogram[-1]
     table = new_table(f"due within {shown_span(_rounded(last.end_ms - first.start_ms))}")
-    add_columns(table, left=["from (UTC)"], right=["tasks"])
+    add_columns(table, "from (UTC)", firm=True)
+    add_columns(table, "tasks", right=True, firm=True)
     table.add_column(width=_BAR)
     most = max(bucket.count for bucket in counts.histogram)
     for bucket in counts.histogram:

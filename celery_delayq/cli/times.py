@@ -85,9 +85,11 @@ def at(when: datetime | timedelta | None, now_ms: int) -> datetime | None:
         raise click.UsageError("the time must be in the years 1 to 9999") from exc
 
 
-def shown(when: datetime | None) -> str:
-    """Return a time for people, in UTC, by the second."""
-    return "-" if when is None else when.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+def shown(when: datetime | None, *, short: bool = False) -> str:
+    """Return a time for people, in UTC, by the second; a short one without year and seconds."""
+    if when is None:
+        return "-"
+    return when.astimezone(timezone.utc).strftime("%m-%d %H:%M" if short else "%Y-%m-%d %H:%M:%S")
 
 
 def shown_span(span: timedelta) -> str:

@@ -35,14 +35,14 @@ Frame = Callable[[Inspector], RenderableType]
 @click.option("--once", is_flag=True, help="Show it once, and end.")
 def top(ctx: click.Context, interval: float, limit: int, queue: str | None, span: timedelta, once: bool) -> None:
     """Show counts and the next due tasks, again and again. Ctrl-C ends it."""
+    out = console()
 
     def frame(inspector: Inspector) -> RenderableType:
         with usage_errors():
             counts = inspector.counts(span=span.total_seconds(), buckets=12)
         page = inspector.scheduled(Criteria.of(queue=queue), limit=limit)
-        return Group(queue_table(counts), "", task_table(page, title="next"), "", histogram(counts))
+        return Group(queue_table(counts), "", task_table(page, out.width, title="next"), "", histogram(counts))
 
-    out = console()
     if not (once or out.is_terminal):
         raise click.UsageError("top is for a terminal: add --once, or take `status`")
     with inspecting(ctx.obj.app) as inspector:
