@@ -20,6 +20,11 @@ from celery_delayq.errors import DelayqError
 from celery_delayq.inspector import Inspector
 from celery_delayq.transport import Transport, register_schemes
 
+_ADVICE = (
+    "begin the broker URL with delayq:// instead of redis://, and make a DelayQ(app) beside the app, "
+    "which `celery -A` names"
+)
+
 _NO_CONNECTION = (OperationalError, RedisConnectionError, RedisTimeoutError)
 
 
@@ -31,15 +36,12 @@ def delayq_channel(app: Any) -> Iterator[tuple[Any, Any]]:
         click.ClickException: another transport, a wrong setting, the server cannot be reached, refuses, or goes away.
     """
     register_schemes()  # `-b delayq://...` is for apps that have no DelayQ any more, too
-    with app.connection_for_write() as connection:
+    with _connection(app) as connection:
         connected = False
         try:
             check_urls(app)
-            if not _is_ours(connection):
-                raise click.ClickException(
-                    f"the broker is {connection.as_uri()}: begin the URL with delayq:// instead of redis://, "
-                    "and make a DelayQ(app) beside the app, which `celery -A` names"
-                )
+            if not isinstance(connection.transport, Transport):
+                raise click.ClickException(f"the broker is {connection.as_uri()}: {_ADVICE}")
             connection.ensure_connection(max_retries=1)
             channel = connection.default_channel
             connected = True
@@ -91,8 +93,8 @@ def queue_option(help: str = "Only tasks of this queue.") -> Decorator:
     return click.option("--queue", shell_complete=complete_queue, help=help)
 
 
-def _is_ours(connection: Any) -> bool:
+def _connection(app: Any) -> Any:
     try:
-        return isinstance(connection.transport, Transport)
-    except KeyError:  # kombu knows no such scheme
-        return False
+        return app.connection_for_write()
+    except KeyError as exc:  # kombu knows no such scheme
+        raise click.ClickException(f"{exc.args[0]}: {_ADVICE}") from exc

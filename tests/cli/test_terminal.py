@@ -1,0 +1,76 @@
+"""Commands in a terminal, as real processes: the live view, questions, progress."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from celery import Celery
+
+from celery_delayq import DelayedQueue
+from tests.cli.running import TerminalCommand, publish
+from tests.state import fill
+from tests.support import wait_until
+
+Terminal = Callable[..., TerminalCommand]
+
+
+@pytest.fixture
+def terminal(broker_url: str, ledger_url: str) -> Terminal:
+    """Start `celery delayq ...` in a terminal."""
+
+    def start(*args: str) -> TerminalCommand:
+        return TerminalCommand(*args, broker=broker_url, ledger=ledger_url)
+
+    return start
+
+
+class TestTop:
+    @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+    def test_shows_what_comes_until_it_is_ended(
+        self, app: Celery, waiting: DelayedQueue, terminal: Terminal, end: signal.Signals
+    ) -> None:
+        first = publish(app)
+        with terminal("top", "--interval", "0.1") as top:
+            top.wait_for_log(first)
+            assert "punctual worker" in top.log
+            second = publish(app, seconds=1)
+            top.wait_for_log(second)
+            top.send_signal(end)
+            assert top.wait() == 0
+            assert "Traceback" not in top.log
+
+    def test_waits_for_a_server_that_is_away(self, app: Celery, waiting: DelayedQueue, terminal: Terminal) -> None:
+        first = publish(app)
+        with terminal("top", "--interval", "0.1") as top:
+            top.wait_for_log(first)
+            kept = waiting.client.dump(waiting.keys.timeout_set)
+            waiting.client.delete(waiting.keys.timeout_set)
+            waiting.client.set(waiting.keys.timeout_set, "no ZSET")
+            top.wait_for_log("Trying again every 0.1 s.")
+            waiting.client.restore(waiting.keys.timeout_set, 0, kept, replace=True)
+            seen = top.log.count(first)
+            wait_until(lambda: top.log.count(first) > seen, "the task is shown again")
+
+
+class TestQuestions:
+    @pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 0), ("n", 1, 1), ("\x03", 1, 1)])
+    def test_cancel_asks(
+        self, app: Celery, waiting: DelayedQueue, terminal: Terminal, answer: str, code: int, left: int
+    ) -> None:
+        publish(app)
+        with terminal("cancel", "--task", "note") as cancel:
+            cancel.wait_for_log("Cancel 1 task for good? [y/N]")
+            cancel.type(f"{answer}\n")
+            assert cancel.wait() == code
+        assert waiting.size() == left
+
+
+def test_progress_is_shown_in_a_terminal(waiting: DelayedQueue, terminal: Terminal) -> None:
+    fill(waiting, 3000)
+    with terminal("cancel", "--all", "--yes") as cancel:
+        cancel.wait_for_log("3,000 tasks cancelled.")
+        assert cancel.wait() == 0
+        assert "cancelling" in cancel.log
+        assert "/3000" in cancel.log
