@@ -10,6 +10,7 @@ import click
 from celery_delayq.cli.broker import check_queue, inspecting, queue_option
 from celery_delayq.cli.command import command, confirm, json_option, plural, yes_option
 from celery_delayq.cli.output import print_json, progress
+from celery_delayq.errors import InvalidExport
 from celery_delayq.inspector import backup
 from celery_delayq.inspector.backup import File
 
@@ -56,6 +57,8 @@ def import_(ctx: click.Context, file: str, as_json: bool) -> None:
     with inspecting(ctx.obj.app) as inspector, progress("importing") as on_progress:
         try:
             done = backup.import_(inspector.lists, source, on_progress)
+        except InvalidExport as exc:
+            raise click.ClickException(f"{exc}; what comes before is imported, and may be imported again") from exc
         except OSError as exc:
             raise click.ClickException(f"cannot read {file}: {exc.strerror or exc}") from exc
     if as_json:

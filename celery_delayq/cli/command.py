@@ -19,6 +19,12 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 #: Give a command this option if machines may want its output.
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="For machines: JSON, one object a line.")
 
+#: Give a command this option if it shows a message. By itself it shows what Celery would log: people hide secrets
+#: from that with `argsrepr`.
+body_option: Decorator = click.option(
+    "--body", "with_body", is_flag=True, help="The body too, where it is JSON: all arguments in full."
+)
+
 #: Give a command this option if it destroys something; see `confirm`.
 yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask.")
 

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from celery_delayq.cli.broker import check_queue, complete_queue, inspecting
-from celery_delayq.cli.command import Decorator, command, confirm, json_option, plural, yes_option
-from celery_delayq.cli.output import add_columns, console, details, new_table, print_json, text, tracked
+from celery_delayq.cli.command import Decorator, body_option, command, confirm, json_option, plural, yes_option
+from celery_delayq.cli.output import add_columns, console, new_table, print_details, print_json, text, tracked
 from celery_delayq.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector import message as messages
@@ -59,21 +59,20 @@ def list_(ctx: click.Context, queue: str, as_json: bool) -> None:
 @command("show")
 @_queue_argument
 @click.argument("letter_id", metavar="ID")
+@body_option
 @json_option
-def show(ctx: click.Context, queue: str, letter_id: str, as_json: bool) -> None:
-    """Show all of a dead message of a QUEUE. Its body if that is JSON; nothing is unpickled."""
+def show(ctx: click.Context, queue: str, letter_id: str, with_body: bool, as_json: bool) -> None:
+    """Show all of a dead message of a QUEUE. Nothing is unpickled."""
     with inspecting(ctx.obj.app) as inspector:
         ((letters, letter),) = _chosen(inspector, queue, [letter_id])
-    fields = _row(letters, letter)
+    fields = {**_row(letters, letter), "size": len(letter.message)}
     if (message := messages.read(letter.message)) is None:
         fields["message_base64"] = base64.b64encode(letter.message).decode()
     else:
-        fields.update(headers=message["headers"], body=messages.json_body(message))
-    fields["size"] = len(letter.message)
-    if as_json:
-        print_json(fields)
-    else:
-        console().print(details(fields))
+        fields["headers"] = message["headers"]
+        if with_body:
+            fields["body"] = messages.json_body(message)
+    print_details(fields, as_json)
 
 
 def _row(letters: DeadLetters, letter: DeadLetter) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import click
 from rich.table import Table
 
 from celery_delayq.cli.broker import check_queue, inspecting, queue_option
-from celery_delayq.cli.command import command, json_option, usage_errors
-from celery_delayq.cli.output import add_columns, console, details, new_table, print_json, text
+from celery_delayq.cli.command import body_option, command, json_option, usage_errors
+from celery_delayq.cli.output import add_columns, console, new_table, print_details, print_json, text
 from celery_delayq.cli.times import When, at, shown, shown_span
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.pages import Criteria
@@ -147,16 +147,17 @@ def _print(tasks: Iterator[ScheduledTask]) -> None:
 
 @command("show")
 @click.argument("task_id", metavar="ID")
+@body_option
 @json_option
-def show(ctx: click.Context, task_id: str, as_json: bool) -> None:
-    """Show all of a task that waits. Its body if that is JSON; nothing is unpickled."""
+def show(ctx: click.Context, task_id: str, with_body: bool, as_json: bool) -> None:
+    """Show all of a task that waits. Nothing is unpickled."""
     with inspecting(ctx.obj.app) as inspector:
         task = inspector.get([task_id])[task_id]
     if task is None:
         raise click.ClickException(not_waiting(task_id))
-    fields = {**task.to_dict(), "body": task.body}
-    if as_json:
-        print_json(fields)
-        return
-    fields["time_left"] = shown_span(task.time_left)
-    console().print(details(fields))
+    fields = task.to_dict()
+    if with_body:
+        fields["body"] = task.body
+    if not as_json:
+        fields["time_left"] = shown_span(task.time_left)
+    print_details(fields, as_json)

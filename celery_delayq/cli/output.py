@@ -73,26 +73,36 @@ def text(value: object, *, one_line: bool = False) -> Text:
     return Text(visible, no_wrap=True, overflow="ellipsis") if one_line else Text(visible)
 
 
-def details(fields: Mapping[str, Any]) -> Table:
-    """Return names and values one below the other; what is neither text nor number as JSON."""
+def print_details(fields: Mapping[str, Any], as_json: bool) -> None:
+    """Write one object: as JSON, or its names and values one below the other."""
+    if as_json:
+        print_json(fields)
+        return
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in fields.items():
         if isinstance(value, dict):
-            lines = [text(f"{key}: {json.dumps(inner, ensure_ascii=False)}") for key, inner in value.items()]
+            lines = [text(f"{key}: {_json(inner)}") for key, inner in value.items()]
             table.add_row(text(name), Text("\n").join(lines))
         else:
-            table.add_row(text(name), text(json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value))
-    return table
+            table.add_row(text(name), text(_json(value) if isinstance(value, list) else value))
+    console().print(table)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 @contextmanager
 def progress(what: str) -> Iterator[OnProgress]:
     """Give a function to tell how far a command is: a bar on stderr, if that is a terminal, until the block ends."""
     stderr = console(stderr=True)
+    if not stderr.is_terminal:
+        yield lambda done, total: None
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+    with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task(what, total=None)
 
         def on_progress(done: int, total: int) -> None:

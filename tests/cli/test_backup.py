@@ -48,7 +48,7 @@ class TestExportAndImport:
         command("export", path)
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
         app.delayq.cancel(task_id)
-        failed(command("import", path), f"{path}, line 2", "was cut off")
+        failed(command("import", path), f"{path}, line 2", "was cut off; what comes before is imported")
         assert app.delayq.get(task_id) is not None
 
     def test_a_file_of_something_else(self, command: Command, path: Path) -> None:

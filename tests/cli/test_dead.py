@@ -52,10 +52,11 @@ def test_list_shows_a_table(command: Command, killer: dict[str, str]) -> None:
 
 
 def test_show_has_the_message(command: Command, killer: dict[str, str], broker_client: redis.Redis) -> None:
-    (shown,) = command("dead", "show", QUEUE, killer["id"], "--json").json()
+    (shown,) = command("dead", "show", QUEUE, killer["id"], "--json", "--body").json()
     assert shown.keys() == {
         *("id", "list", "task", "task_id", "reason", "deliveries", "at", "headers", "body", "size"),
     }
+    assert command("dead", "show", QUEUE, killer["id"], "--json").json()[0].keys() == shown.keys() - {"body"}
     assert shown["headers"][DELIVERY_COUNT] == 2
     assert shown["body"][0] == ["x"]
     assert f"{DELIVERY_COUNT}: 2" in command("dead", "show", QUEUE, killer["id"]).stdout

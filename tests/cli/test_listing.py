@@ -127,25 +127,32 @@ class TestShow:
     def test_all_fields_and_the_body(self, app: Celery, waiting: DelayedQueue, command: Command) -> None:
         task_id = publish(app, args=("é" * 2000,), expires=SOON + timedelta(days=1))
         with nothing_changes(waiting.client):
-            (shown,) = command("show", task_id, "--json").json()
+            (shown,) = command("show", task_id, "--json", "--body").json()
         assert shown.keys() == KEYS | {"body"}
         assert shown["body"][0] == ["é" * 2000]
         assert len(shown["args"]) < 2000
         assert shown["expires"] == (SOON + timedelta(days=1)).isoformat()
-        table = command("show", task_id).stdout
+        table = command("show", task_id, "--body").stdout
         assert all(name in table for name in shown)
         assert f'root_id: "{task_id}"' in table
 
+    def test_what_is_hidden_from_logs_is_hidden(self, app: Celery, command: Command) -> None:
+        task_id = publish(app, args=("s3cret",), argsrepr="(<hidden>)")
+        (shown,) = command("show", task_id, "--json").json()
+        assert shown.keys() == KEYS
+        assert "(<hidden>)" in (output := command("show", task_id).stdout)
+        assert "s3cret" not in output
+
     def test_a_pickled_body_stays_closed(self, app: Celery, command: Command) -> None:
         task_id = publish(app, args=({1},), serializer="pickle")
-        (shown,) = command("show", task_id, "--json").json()
+        (shown,) = command("show", task_id, "--json", "--body").json()
         assert shown["body"] is None
         assert (shown["content_type"], shown["args"]) == ("application/x-python-serialize", "({1},)")
         assert shown["headers"]["id"] == task_id
 
     def test_a_compressed_body_stays_closed(self, app: Celery, command: Command) -> None:
         task_id = publish(app, args=(1,), compression="gzip")
-        (shown,) = command("show", task_id, "--json").json()
+        (shown,) = command("show", task_id, "--json", "--body").json()
         assert shown["body"] is None
 
     def test_no_such_task(self, app: Celery, command: Command) -> None:

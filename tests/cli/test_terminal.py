@@ -12,6 +12,7 @@ from celery_delayq import DelayedQueue
 from tests.cli.running import TerminalCommand, publish
 from tests.state import fill
 from tests.support import wait_until
+from tests.workers import Worker
 
 Terminal = Callable[..., TerminalCommand]
 
@@ -74,3 +75,13 @@ def test_progress_is_shown_in_a_terminal(waiting: DelayedQueue, terminal: Termin
         assert cancel.wait() == 0
         assert "cancelling" in cancel.log
         assert "/3000" in cancel.log
+
+
+def test_status_tells_which_worker_is_punctual(
+    app: Celery, waiting: DelayedQueue, terminal: Terminal, broker_url: str, ledger_url: str
+) -> None:
+    with Worker(broker=broker_url, ledger=ledger_url) as worker:
+        assert app.tasks["note"].apply_async(("x",), countdown=0.1).get(timeout=20) == "x"
+        with terminal("status") as status:
+            assert status.wait() == 0
+            assert f":{worker.pid} " in status.log
