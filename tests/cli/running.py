@@ -13,7 +13,6 @@ import subprocess
 import termios
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery import Celery
@@ -22,8 +21,6 @@ from click.testing import CliRunner
 
 from celery_delayq import cli
 from tests.workers import CeleryCommand
-
-SOON = datetime(2040, 1, 1, tzinfo=timezone.utc)
 
 #: click before 8.2 mixes both streams unless it is told not to.
 _APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
@@ -57,13 +54,6 @@ def run(app: Celery, *args: Any, input: bytes | None = None) -> Done:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Done(result.exit_code, result.stdout, result.stderr)
-
-
-def publish(app: Celery, name: str = "note", seconds: float = 0, **options: Any) -> str:
-    """Publish a task that is due so long after SOON; return its id."""
-    options.setdefault("eta", SOON + timedelta(seconds=seconds))
-    task_id: str = app.tasks[name].apply_async(**options).id
-    return task_id
 
 
 def is_wrong_use(done: Done, *words: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
-from tests.cli.running import Command, failed, is_wrong_use, publish
-from tests.integration.publishing import ready
+from tests.cli.running import Command, failed, is_wrong_use
+from tests.integration.publishing import publish, ready
 from tests.state import nothing_changes, offer
 
 

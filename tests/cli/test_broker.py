@@ -13,7 +13,8 @@ from celery import Celery
 
 from celery_delayq import DelayedQueue
 from examples.private_redis import PrivateRedis
-from tests.cli.running import Command, failed, publish, run
+from tests.cli.running import Command, failed, run
+from tests.integration.publishing import publish
 from tests.worker_app import make_app
 
 #: A call of every command that needs a broker.

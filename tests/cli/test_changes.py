@@ -8,8 +8,8 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
-from tests.cli.running import SOON, Command, is_wrong_use, publish
-from tests.integration.publishing import ready
+from tests.cli.running import Command, is_wrong_use
+from tests.integration.publishing import SOON, publish, ready
 from tests.state import nothing_changes, now_ms
 
 

@@ -9,7 +9,8 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
-from tests.cli.running import SOON, Command, failed, is_wrong_use, publish
+from tests.cli.running import Command, failed, is_wrong_use
+from tests.integration.publishing import SOON, publish
 from tests.state import fill, nothing_changes, offer
 
 #: What docs/cli.md promises of a task.

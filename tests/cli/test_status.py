@@ -7,7 +7,8 @@ from datetime import datetime, timedelta, timezone
 from celery import Celery
 
 from celery_delayq import DeadLetters, DelayedQueue
-from tests.cli.running import Command, Done, failed, is_wrong_use, publish
+from tests.cli.running import Command, Done, failed, is_wrong_use
+from tests.integration.publishing import publish
 from tests.state import give, lease, now_ms
 from tests.state import publish as put
 

@@ -9,7 +9,8 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
-from tests.cli.running import TerminalCommand, publish
+from tests.cli.running import TerminalCommand
+from tests.integration.publishing import publish
 from tests.state import fill
 from tests.support import wait_until
 from tests.workers import Worker
