@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from examples.private_redis import PrivateRedis
 from tests.cli.running import TerminalCommand
 from tests.integration.publishing import publish
 from tests.state import fill
@@ -43,21 +44,20 @@ class TestTop:
             assert top.wait() == 0
             assert "Traceback" not in top.log
 
-    def test_waits_for_a_server_that_is_away(self, app: Celery, waiting: DelayedQueue, terminal: Terminal) -> None:
-        first = publish(app)
-        with terminal("top", "--interval", "0.1") as top:
-            top.wait_for_log(first)
-            kept = waiting.client.dump(waiting.keys.timeout_set)
-            waiting.client.delete(waiting.keys.timeout_set)
-            waiting.client.set(waiting.keys.timeout_set, "no ZSET")
-            top.wait_for_log("Trying again every 0.1 s.")
-            waiting.client.restore(waiting.keys.timeout_set, 0, kept, replace=True)
-            seen = top.log.count(first)
-            wait_until(lambda: top.log.count(first) > seen, "the task is shown again")
+    def test_waits_for_a_server_that_is_away(self, ledger_url: str) -> None:
+        with PrivateRedis("--appendonly", "yes") as server:
+            url = f"delayq://127.0.0.1:{server.port}/0"
+            with TerminalCommand("top", "--interval", "0.1", broker=url, ledger=ledger_url) as top:
+                top.wait_for_log("punctual worker")
+                server.stop()
+                top.wait_for_log("Trying again every 0.1 s.")
+                server.start()
+                seen = top.log.count("punctual worker")
+                wait_until(lambda: top.log.count("punctual worker") > seen, "the table is shown again", 30)
 
 
 class TestQuestions:
-    @pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 0), ("n", 1, 1), ("\x03", 1, 1)])
+    @pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 0), ("n", 1, 1), ("", 1, 1)])
     def test_cancel_asks(
         self, app: Celery, waiting: DelayedQueue, terminal: Terminal, answer: str, code: int, left: int
     ) -> None:
@@ -67,6 +67,15 @@ class TestQuestions:
             cancel.type(f"{answer}\n")
             assert cancel.wait() == code
         assert waiting.size() == left
+
+    def test_ctrl_c_is_no(self, app: Celery, waiting: DelayedQueue, terminal: Terminal) -> None:
+        publish(app)
+        with terminal("cancel", "--all") as cancel:
+            cancel.wait_for_log("Cancel 1 task for good? [y/N]")
+            cancel.send_signal(signal.SIGINT)
+            assert cancel.wait() == 1
+            assert "Traceback" not in cancel.log
+        assert waiting.size() == 1
 
 
 def test_progress_is_shown_in_a_terminal(waiting: DelayedQueue, terminal: Terminal) -> None:
