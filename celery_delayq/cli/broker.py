@@ -78,7 +78,12 @@ def check_queue(inspector: Inspector, queue: str | None) -> None:
 
 def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the queues of the app that begin so, and those that have delayed tasks where Redis is there."""
-    app = find_app(ctx.find_root().params["app"])
+    try:
+        app = find_app(ctx.find_root().params["app"])
+    except Exception:  # whatever the app's module raises: a shell waits, not somebody who reads tracebacks
+        return []
+    if app is None:
+        return []
     names = set(app.amqp.queues)
     try:
         with inspecting(app) as inspector:

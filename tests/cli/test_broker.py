@@ -17,6 +17,8 @@ from tests.cli.running import Command, failed, run
 from tests.integration.publishing import publish
 from tests.worker_app import make_app
 
+APP = "tests.worker_app"
+
 #: A call of every command that needs a broker.
 COMMANDS = [
     ["status"],
@@ -118,9 +120,9 @@ def test_an_app_without_delayq(app: Celery, broker_url: str, waiting: DelayedQue
 
 
 class TestCompletion:
-    def complete(self, broker: str, ledger: str, *words: str) -> list[str]:
+    def complete(self, broker: str, ledger: str, *words: str, app: tuple[str, ...] = ("-A", APP)) -> list[str]:
         """What Bash would offer for the last word."""
-        line = ["celery", "-A", "tests.worker_app", "delayq", *words]
+        line = ["celery", *app, "delayq", *words]
         env = {
             **os.environ,
             "BROKER": broker,
@@ -135,7 +137,7 @@ class TestCompletion:
             command, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=True
         )
         assert done.stderr == ""
-        return [line.removeprefix("plain,") for line in done.stdout.splitlines()]
+        return [line.removeprefix("plain,") for line in done.stdout.splitlines() if line]
 
     def test_queues(self, app: Celery, waiting: DelayedQueue, broker_url: str, ledger_url: str) -> None:
         publish(app, queue="celestial")
@@ -145,6 +147,10 @@ class TestCompletion:
 
     def test_without_a_server_those_of_the_app(self, ledger_url: str) -> None:
         assert self.complete("delayq://127.0.0.1:1/0", ledger_url, "cancel", "--queue", "") == ["celery"]
+
+    @pytest.mark.parametrize("app", [(), ("-A", "no.such.app")])
+    def test_without_an_app_there_are_none(self, broker_url: str, ledger_url: str, app: tuple[str, ...]) -> None:
+        assert self.complete(broker_url, ledger_url, "list", "--queue", "", app=app) == []
 
     def test_commands(self, broker_url: str, ledger_url: str) -> None:
         assert self.complete(broker_url, ledger_url, "re") == ["release", "reschedule"]
