@@ -5,6 +5,7 @@ Messages with an eta in the future are offered to a delayed queue; tasks are fet
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from celery_delayq.transport.eta import DUE_PROPERTY, due_ms_of
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.qos import FetchingQoS
 
+logger = logging.getLogger(__name__)
+
 
 class DelayedChannel(kombu_redis.Channel):
     """kombu's Redis channel, with delayed queues in front of its broker lists, and in-flight lists behind them.
@@ -28,7 +31,7 @@ class DelayedChannel(kombu_redis.Channel):
     or from a fanout exchange. As any channel, it is for one thread at a time.
 
     Hooks of kombu (5.6 and 5.7) that it overrides: `_put`, `_create_client`, `basic_consume`, `_basic_cancel`,
-    `basic_get`, `active_queues`, `close`, `_after_fork`.
+    `basic_get`, `queue_purge`, `active_queues`, `close`, `_after_fork`.
     """
 
     QoS = FetchingQoS
@@ -156,6 +159,19 @@ class DelayedChannel(kombu_redis.Channel):
             with self.conn_or_acquire() as client:
                 self._maybe_update_queues_expire(client, queue)
         return message
+
+    def queue_purge(self, queue: str, **kwargs: Any) -> int:
+        """Delete the ready messages of `queue`, see kombu; delayed ones stay, and a warning says how many."""
+        delayed = sum(self.delayed_queue(name).size() for name in self.broker_lists(queue))
+        purged: int = super().queue_purge(queue, **kwargs)
+        if delayed:
+            logger.warning(
+                "%s still has %d delayed messages, which purge leaves: `celery delayq cancel --queue %s` removes them",
+                queue,
+                delayed,
+                queue,
+            )
+        return purged
 
     def _get_consumer(self) -> Consumer:
         if self._consumer is None:

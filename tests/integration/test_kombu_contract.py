@@ -201,6 +201,7 @@ OVERRIDDEN: dict[tuple[type, type], dict[str, str]] = {
         "basic_consume": "(self, queue, *args, **kwargs)",
         "_basic_cancel": "(self, consumer_tag)",
         "basic_get": "(self, queue, no_ack=False, **kwargs)",
+        "queue_purge": "(self, queue, **kwargs)",
         "active_queues": "property",
         "close": "(self)",
         "_after_fork": "(self)",
