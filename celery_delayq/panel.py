@@ -115,7 +115,8 @@ def _info(state: Any, entry: Entry, message: dict[str, Any]) -> dict[str, Any]:
         args, kwargs, _ = body_of(message, {"application/json"})
     except Exception:  # a pickle for example, which is for workers to read
         args, kwargs = headers.get("argsrepr"), headers.get("kwargsrepr")
-    delivery_info = properties.get("delivery_info") or {}
+    delivery_info = properties.get("delivery_info")
+    delivery_info = delivery_info if isinstance(delivery_info, dict) else {}
     priority = properties.get("priority")
     return {
         "eta": _iso(entry.due_ms),

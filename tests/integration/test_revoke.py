@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -186,6 +187,29 @@ def test_a_body_that_is_not_accepted_is_not_decoded(
     assert waiting.size() == 0
     assert result.state == "REVOKED"
     assert f"Cannot decode the body of task {result.id}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"task": []}, {"task": {}}, {"id": ["x"]}, {"id": None}, {"stamped_headers": 5}, {"stamped_headers": [["a"]]}],
+)
+def test_one_bad_message_does_not_shield_the_others(
+    app: Celery, waiting: DelayedQueue, headers: dict[str, Any]
+) -> None:
+    note = app.tasks["note"]
+    before, bad, behind = (note.apply_async(countdown=MONTHS).id for _ in range(3))
+    stamped = note.s().set(countdown=MONTHS)
+    stamped.stamp(customer="42")
+    by_stamp = stamped.apply_async()
+    (entry,) = waiting.find(bad)
+    message = json.loads(entry.payload)
+    message["headers"].update({"stamps": {}, **headers})
+    assert waiting.amend(entry, json.dumps(message).encode(), due_ms=entry.due_ms)
+    app.control.revoke_by_stamped_headers({"customer": "42"})
+    assert by_stamp.state == "REVOKED"
+    app.control.revoke([before, bad, behind])
+    assert waiting.size() == 0
+    assert [app.AsyncResult(task_id).state for task_id in (before, behind)] == ["REVOKED"] * 2
 
 
 def test_if_the_result_backend_is_away_the_tasks_are_revoked_and_that_is_logged(
