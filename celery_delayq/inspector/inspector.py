@@ -23,7 +23,8 @@ class Inspector:
     """What waits in the delayed queues of a broker. No worker needs to run for any of it.
 
     As its channel, for one thread at a time. Every method raises `redis.RedisError` when the server is away or
-    refuses. A list that the server refuses (of another type, or by ACL) shields no task in others.
+    refuses. A list that the server refuses (of another type, or by ACL) shields no task in others from the calls by id;
+    what is asked of all lists fails with an error that names the key.
 
     Args:
         channel: a channel of our transport.
