@@ -82,7 +82,7 @@ def _revoke(app: Any, taken: Iterable[Iterator[Entry]], refused: ResponseError |
     finally:
         announcer.flush()
     if refused is not None:
-        raise OperationalError(f"cannot tell whether there are tasks to revoke in every queue: {refused}") from refused
+        raise OperationalError(f"a queue was not searched: {refused}") from refused
     return announcer.count
 
 

@@ -213,7 +213,8 @@ class DelayedChannel(kombu_redis.Channel):
         purged: int = super().queue_purge(queue, **kwargs)
         if delayed:
             logger.warning(
-                "%s still has %d delayed messages, which purge leaves: `celery delayq cancel --queue %s` removes them",
+                "%s still has %d delayed messages, which purge leaves: "
+                "`celery -A ... delayq cancel --queue %s` removes them",
                 queue,
                 delayed,
                 queue,

@@ -237,7 +237,7 @@ def test_a_queue_that_the_server_refuses_does_not_shield_the_others(
         broker_client.set(f"delayq:index:{{{name}}}", "of a wrong type")
     told: list[str] = []
     monkeypatch.setattr(Control, "broadcast", lambda self, command, *args, **kwargs: told.append(command))
-    with pytest.raises(OperationalError, match="cannot tell whether there are tasks to revoke"):
+    with pytest.raises(OperationalError, match="tasks to revoke may still wait"):
         result.revoke()
     assert result.state == "REVOKED"
     assert waiting.size() == 0
@@ -250,7 +250,7 @@ def test_a_registry_that_the_server_refuses_is_an_error_that_celery_knows(
 ) -> None:
     broker_client.delete("delayq:queues")
     broker_client.set("delayq:queues", "of a wrong type")
-    with pytest.raises(OperationalError, match="cannot tell whether there are waiting tasks to revoke"):
+    with pytest.raises(OperationalError, match="tasks to revoke may still wait"):
         app.control.revoke("any")
     broker_client.delete("delayq:queues")
     result = app.tasks["note"].apply_async(countdown=MONTHS)  # registers its queue anew
@@ -340,3 +340,12 @@ class TestStamps:
             command.wait()
         assert (stamped.state, other.state) == ("REVOKED", "PENDING")
         assert waiting.size() == 1
+
+
+def test_where_redis_is_away_the_error_says_that_the_tasks_may_still_wait(ledger_url: str) -> None:
+    with PrivateRedis() as server, publisher(f"delayq://127.0.0.1:{server.port}/0", ledger_url) as app:
+        result = app.tasks["note"].apply_async(countdown=MONTHS)
+        server.kill()
+        with pytest.raises(OperationalError, match="may still wait"):
+            result.revoke()
+        server.start()
