@@ -89,11 +89,11 @@ def test_signals_of_celery_are_sent(send: Callable[..., Occurrence]) -> None:
         headers["traced"] = True
         seen.append(sender)
 
-    with_signal = signals.before_task_publish.connect(receive)
+    signals.before_task_publish.connect(receive)
     try:
         assert headers(send())["traced"] is True
     finally:
-        signals.before_task_publish.disconnect(with_signal)
+        signals.before_task_publish.disconnect(receive)
     assert seen == ["note"]
 
 
