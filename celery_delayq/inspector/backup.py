@@ -241,7 +241,7 @@ def _reading(file: File) -> Iterator[IO[Any]]:
     if isinstance(file, (str, os.PathLike)):
         with Path(file).open("rb") as stream:
             yield stream
-    elif hasattr(file, "read"):
+    elif isinstance(file, Iterable) and not isinstance(file, bytes):
         yield file
     else:
         raise TypeError(f"a path or an open file is wanted, not {file!r}")

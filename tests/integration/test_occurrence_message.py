@@ -89,7 +89,7 @@ def test_signals_of_celery_are_sent(send: Callable[..., Occurrence]) -> None:
         headers["traced"] = True
         seen.append(sender)
 
-    signals.before_task_publish.connect(receive)
+    signals.before_task_publish.connect(receive, weak=False)
     try:
         assert headers(send())["traced"] is True
     finally:
@@ -102,7 +102,7 @@ def test_what_a_signal_publishes_besides_is_sent(send: Callable[..., Occurrence]
         if sender == "note":
             app.send_task("other", queue="besides")
 
-    signals.before_task_publish.connect(receive)
+    signals.before_task_publish.connect(receive, weak=False)
     try:
         send()
     finally:
