@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import inspect
 import json
+import logging
 import os
 import pty
 import select
@@ -50,7 +51,12 @@ Command = Callable[..., Done]
 def run(app: Celery, *args: Any, input: bytes | None = None) -> Done:
     """Run `celery delayq ...` in this process, without a terminal."""
     context = CLIContext(app=app, no_color=True, workdir=None)
-    result = CliRunner(**_APART).invoke(cli.delayq, [str(arg) for arg in args], obj=context, input=input)
+    logger = logging.getLogger("celery_delayq")
+    level = logger.level
+    try:
+        result = CliRunner(**_APART).invoke(cli.delayq, [str(arg) for arg in args], obj=context, input=input)
+    finally:
+        logger.setLevel(level)  # `transfer` sets it
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Done(result.exit_code, result.stdout, result.stderr)
