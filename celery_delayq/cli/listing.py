@@ -12,15 +12,12 @@ from rich.table import Table
 
 from celery_delayq.cli.broker import check_queue, inspecting, queue_option
 from celery_delayq.cli.command import body_option, command, json_option, usage_errors
-from celery_delayq.cli.output import add_columns, console, new_table, print_details, print_json, text
+from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_details, print_json, text
 from celery_delayq.cli.times import When, at, shown, shown_span
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.pages import Criteria
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.scripts import MAX_PAGE
-
-#: On a terminal of fewer columns, a date has neither year nor seconds.
-_NARROW = 100
 
 
 def filters(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,9 +58,14 @@ def not_waiting(task_id: str) -> str:
     )
 
 
+def _short(name: str | None) -> str | None:
+    """Return the name of a task without its module."""
+    return name and name.rpartition(".")[2]
+
+
 def task_table(tasks: Iterable[ScheduledTask], width: int, title: str | None = None) -> Table:
     """Return a table of tasks for a console of so many columns; of their arguments what there is room for."""
-    narrow = width < _NARROW
+    narrow = width < NARROW
     table = new_table(title, dense=narrow)
     add_columns(table, "due (UTC)", firm=True)
     add_columns(table, "left", right=True, firm=True)
@@ -76,9 +78,9 @@ def task_table(tasks: Iterable[ScheduledTask], width: int, title: str | None = N
             text(shown(task.due, short=narrow)),
             text(shown_span(task.time_left)),
             text(task.id),
-            text(task.name),
+            text(_short(task.name) if narrow else task.name, one_line=narrow),
             text(args, one_line=True),
-            text(task.queue),
+            text(task.queue, one_line=narrow),
             text(task.priority),
         )
     return table

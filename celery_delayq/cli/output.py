@@ -21,6 +21,9 @@ T = TypeVar("T")
 #: Columns of the output where it goes into a file.
 WIDTH = 120
 
+#: A terminal with fewer columns is narrow: times and names are short there.
+NARROW = 100
+
 
 def console(*, stderr: bool = False, width: int = WIDTH) -> Console:
     """Return a console: as wide as its terminal, or of a fixed width where there is none."""

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from celery_delayq.cli.broker import inspecting
 from celery_delayq.cli.command import Decorator, command, json_option, usage_errors
-from celery_delayq.cli.output import add_columns, console, new_table, print_json, text
+from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_json, text
 from celery_delayq.cli.times import Span, shown, shown_span
 from celery_delayq.inspector.counts import Counts
 from celery_delayq.times import to_datetime, to_timedelta
@@ -40,17 +40,18 @@ def status(ctx: click.Context, span: timedelta, buckets: int, as_json: bool) -> 
         print_json(_as_json(counts))
         return
     out = console()
-    out.print(queue_table(counts))
+    out.print(queue_table(counts, out.width))
     out.print()
     out.print(histogram(counts))
 
 
-def queue_table(counts: Counts) -> Table:
-    """Return a table of the queues, with their sums."""
-    table = new_table(f"{shown(to_datetime(counts.at_ms))} UTC")
+def queue_table(counts: Counts, width: int) -> Table:
+    """Return a table of the queues, with their sums, for a console of so many columns."""
+    narrow = width < NARROW
+    table = new_table(f"{shown(to_datetime(counts.at_ms))} UTC", dense=narrow)
     add_columns(table, "queue")
     add_columns(table, *(name.replace("_", "-") for name in _NUMBERS), right=True, firm=True)
-    add_columns(table, "next due (UTC)")
+    add_columns(table, "next due (UTC)", firm=True)
     add_columns(table, "left", right=True, firm=True)
     add_columns(table, "punctual worker")
     for queue in counts.queues:
@@ -58,13 +59,15 @@ def queue_table(counts: Counts) -> Table:
         table.add_row(
             text(queue.queue),
             *(f"{getattr(queue, name):,}" for name in _NUMBERS),
-            shown(queue.next_due),
+            shown(queue.next_due, short=narrow),
             text(left),
             text(", ".join(sorted({_process(loop) for loop in queue.punctual})) or None),
         )
     if len(counts.queues) > 1:
         table.add_section()
-        table.add_row("all", *(f"{number:,}" for number in _totals(counts).values()), shown(counts.next_due))
+        table.add_row(
+            "all", *(f"{number:,}" for number in _totals(counts).values()), shown(counts.next_due, short=narrow)
+        )
     return table
 
 

@@ -41,7 +41,9 @@ def top(ctx: click.Context, interval: float, limit: int, queue: str | None, span
         with usage_errors():
             counts = inspector.counts(span=span.total_seconds(), buckets=12)
         page = inspector.scheduled(Criteria.of(queue=queue), limit=limit)
-        return Group(queue_table(counts), "", task_table(page, out.width, title="next"), "", histogram(counts))
+        return Group(
+            queue_table(counts, out.width), "", task_table(page, out.width, title="next"), "", histogram(counts)
+        )
 
     if not (once or out.is_terminal):
         raise click.UsageError("top is for a terminal: add --once, or take `status`")
