@@ -32,8 +32,15 @@ def test_ids_are_whole_and_nothing_is_wider_than_the_terminal(width: int) -> Non
     assert row.startswith("2030-01-01 00:00:00" if width >= 100 else "01-01 00:00 ")
 
 
-def test_a_narrow_terminal_folds_names_and_cuts_arguments() -> None:
-    lines = shown(80, task="shop.cancel_unpaid", argsrepr="(1, 2, 3, 4, 5, 6, 7)")
+def test_a_narrow_terminal_has_a_line_for_each_task_without_the_module() -> None:
+    lines = shown(99, task="shop.cancel_unpaid", argsrepr="(1, 2, 3, 4, 5, 6, 7, 8, 9)")
+    assert len(lines) == 3
+    assert f"{TASK_ID} cancel_unpaid (1, 2, 3, " in lines[2]
+    assert "…" in lines[2]
+
+
+def test_a_wide_terminal_folds_names_and_cuts_arguments() -> None:
+    lines = shown(100, task="shop.cancel_unpaid", argsrepr="(1, 2, 3, 4, 5, 6, 7)")
     assert "…" in "".join(lines)
     start = lines[0].index("task")
     end = lines[0].index("args")
