@@ -11,6 +11,7 @@ from celery import beat
 from celery.utils.imports import load_extension_class_names, symbol_by_name
 from celery.utils.log import get_logger
 
+from celery_delayq.errors import ConfigurationError
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
@@ -19,14 +20,20 @@ logger = get_logger("celery.beat")
 
 
 def is_ours(app: Any) -> bool:
-    """Return whether the `beat_scheduler` of an app is the one of this package, or a subclass of it."""
+    """Return whether the `beat_scheduler` of an app is the one of this package, or a subclass of it.
+
+    Raises:
+        ConfigurationError: it is meant to be, and misspelt.
+    """
     named = app.conf.beat_scheduler
     if isinstance(named, str):
         aliases = dict(load_extension_class_names("celery.beat_schedulers"))
         try:
             named = symbol_by_name(named, aliases=aliases)
-        except Exception:  # whoever runs beat with it learns why
-            return False
+        except Exception as exc:
+            if str(named).startswith("celery_delayq"):
+                raise ConfigurationError(f"beat_scheduler must be celery_delayq.beat:Scheduler, not {named}") from exc
+            return False  # whoever runs beat with it learns why
     return isinstance(named, type) and issubclass(named, Scheduler)
 
 

@@ -15,7 +15,7 @@ from celery.utils.log import get_logger
 from celery_delayq.beat import is_ours
 from celery_delayq.config import settings_of
 from celery_delayq.failures import fail_task
-from celery_delayq.handover import Handover
+from celery_delayq.handover import Handover, is_stopping
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
 from celery_delayq.server import check_server
@@ -111,6 +111,8 @@ class Transfer(bootsteps.StartStopStep):
 
     def stop(self, consumer: Any) -> None:
         """Stop the loop; others take over at once."""
+        if is_stopping():
+            self._handover.take_back()
         transport = getattr(consumer.connection, "transport", None)
         if isinstance(transport, Transport):
             transport.stop_transfer()

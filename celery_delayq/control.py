@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -46,7 +47,8 @@ class DelayqControl(Control):
             if command in BY_ID or command == BY_STAMPS:
                 self._revoke_waiting(command, {**(arguments or {}), **options}, connection)
         except Exception:
-            super().broadcast(command, arguments, destination, connection, *args, **options)
+            with suppress(Exception):
+                super().broadcast(command, arguments, destination, connection, *args, **options)
             raise
         return super().broadcast(command, arguments, destination, connection, *args, **options)
 
@@ -57,8 +59,8 @@ class DelayqControl(Control):
             try:
                 conn.ensure_connection(max_retries=1)
                 revoke_waiting(self.app, conn.default_channel, command, arguments)
-            except (*conn.connection_errors, ResponseError) as exc:
-                raise OperationalError(f"cannot tell whether there are waiting tasks to revoke: {exc}") from exc
+            except (OperationalError, *conn.connection_errors, ResponseError) as exc:
+                raise OperationalError(f"tasks to revoke may still wait: {exc}") from exc
 
 
 def revoke_waiting(app: Any, channel: Any, command: str, arguments: dict[str, Any], eventer: Any = None) -> None:

@@ -327,10 +327,10 @@ class DelayedQueue:
 def registered(client: redis.Redis, keyprefix: str = "") -> set[str]:
     """Return the names of all broker lists that have, or had, a delayed queue.
 
-    What is no UTF-8 is left out: no client of this package could have put it there, or could use it.
+    What is no UTF-8, or empty, is left out: no client of this package could have put it there, or could use it.
     """
     members = client.execute_command("SMEMBERS", keys.registry(keyprefix), **{NEVER_DECODE: True})
-    return {member.decode() for member in members if _is_utf8(member)}
+    return {member.decode() for member in members if member and _is_utf8(member)}
 
 
 def _is_utf8(name: bytes) -> bool:

@@ -9,7 +9,8 @@ Private of Celery (5.6 and 5.7), all in this module
     `AsynPool._cache`, `ApplyResult._write_to`, `_accept_callback`: the prefork pool keeps tasks for which no child
         process has room, and drops them when the connection is lost.
     `AsynPool.flush`: forgets tasks that were written to a child (5.7: and not yet begun; 5.6: all of them, if nothing
-        is being written), so that nobody would acknowledge them.
+        is being written), so that nobody would acknowledge them. A worker that stops does not call it, and waits for
+        what it would drop.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from weakref import WeakSet
 from celery.concurrency.asynpool import AsynPool
 from celery.worker import state
 
-from celery_delayq.errors import LeaseLost
 from celery_delayq.transport.channel import DelayedChannel
 
 
@@ -54,11 +54,20 @@ class Handover:
 
     def delivery_tags(self) -> set[str]:
         """Return the tags of messages that are to be left to the pool; none if the worker stops."""
-        if state.should_stop not in (None, False) or state.should_terminate not in (None, False):
+        if is_stopping():
             return set()
         self._keep_what_is_written()
         left = {message.delivery_tag for message in self._messages if not message.acknowledged}
         return left - self._unwritten() - self._cancelled()
+
+    def take_back(self) -> None:
+        """Take back what no child process was given, before the worker stops.
+
+        Celery would wait for its end for ever: the event loop that would write it to a child has ended.
+        """
+        processes = getattr(self._pool, "_pool", None)
+        if isinstance(processes, AsynPool):
+            _flush(processes)
 
     def _keep_what_is_written(self) -> None:
         # Here, because a pool that was restarted has another `flush`, and this comes before Celery calls it.
@@ -79,6 +88,15 @@ class Handover:
         return {it.message.delivery_tag for it in running if it.task.acks_late and not it.acknowledged}
 
 
+def is_stopping() -> bool:
+    """Return whether the worker was told to stop, warm or cold."""
+    return state.should_stop not in (None, False) or state.should_terminate not in (None, False)
+
+
+class NotBegun(Exception):
+    """A task that was handed over must not begin."""
+
+
 class _Begin:
     """`Request.on_accepted`, which refuses to begin what others have taken over since it was handed over.
 
@@ -92,11 +110,13 @@ class _Begin:
         """Accept the task.
 
         Raises:
-            LeaseLost: the pool drops the task.
+            NotBegun: the pool drops the task. What is not acknowledged is put back when the process ends.
         """
         message = self._on_accepted.__self__.message
+        if state.should_terminate not in (None, False):
+            raise NotBegun(f"task {message.headers.get('id')} is put back: the worker ends")
         if not _is_held(message):
-            raise LeaseLost(f"task {message.headers.get('id')} is not begun: others took over its message")
+            raise NotBegun(f"task {message.headers.get('id')} is not this worker's any more")
         self._on_accepted(pid, time_accepted)
 
 

@@ -6,7 +6,6 @@ Celery has one table of commands for a process. An app whose broker is not ours 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
 from functools import wraps
 from heapq import merge
 from itertools import islice
@@ -20,12 +19,10 @@ from celery_delayq.control import BY_ID, revoke_waiting
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.entry import Entry
 from celery_delayq.task_message import body_of, task_message
+from celery_delayq.times import to_datetime
 from celery_delayq.transport import Transport
 
 logger = get_logger(__name__)
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_LAST_MS = (datetime.max.replace(tzinfo=timezone.utc) - _EPOCH) // timedelta(milliseconds=1)
 
 
 def register() -> None:
@@ -85,7 +82,7 @@ def delayed(state: Any, **kwargs: Any) -> Any:
         heads = [entry.due_ms for queue in queues for entry in queue.peek()]
         found[queue] = {
             "delayed": sum(queue.size() for queue in queues),
-            "next_due": _iso(min(heads)) if heads else None,
+            "next_due": to_datetime(min(heads)).isoformat() if heads else None,
         }
     return found
 
@@ -115,10 +112,11 @@ def _info(state: Any, entry: Entry, message: dict[str, Any]) -> dict[str, Any]:
         args, kwargs, _ = body_of(message, {"application/json"})
     except Exception:  # a pickle for example, which is for workers to read
         args, kwargs = headers.get("argsrepr"), headers.get("kwargsrepr")
-    delivery_info = properties.get("delivery_info") or {}
+    delivery_info = properties.get("delivery_info")
+    delivery_info = delivery_info if isinstance(delivery_info, dict) else {}
     priority = properties.get("priority")
     return {
-        "eta": _iso(entry.due_ms),
+        "eta": to_datetime(entry.due_ms).isoformat(),
         "priority": priority,
         "request": {
             "id": headers["id"],
@@ -138,7 +136,3 @@ def _info(state: Any, entry: Entry, message: dict[str, Any]) -> dict[str, Any]:
             "worker_pid": None,
         },
     }
-
-
-def _iso(due_ms: int) -> str:
-    return (_EPOCH + timedelta(milliseconds=min(due_ms, _LAST_MS))).isoformat()

@@ -82,7 +82,7 @@ def _revoke(app: Any, taken: Iterable[Iterator[Entry]], refused: ResponseError |
     finally:
         announcer.flush()
     if refused is not None:
-        raise OperationalError(f"cannot tell whether there are tasks to revoke in every queue: {refused}") from refused
+        raise OperationalError(f"a queue was not searched: {refused}") from refused
     return announcer.count
 
 
@@ -118,13 +118,13 @@ def _headers(entry: Entry) -> dict[str, Any]:
 
 def _matches(headers: dict[str, Any], stamps: Stamps) -> bool:
     """Return whether a task has one of the stamps. Source: Celery 5.7 `celery.worker.request.Request.revoked`."""
-    own = headers.get("stamps")
-    if not isinstance(own, dict):
+    own, names = headers.get("stamps"), headers.get("stamped_headers")
+    if not isinstance(own, dict) or not isinstance(names, list):
         return False
     return any(
         value in (maybe_list(stamps[header]) or ())
-        for header in headers.get("stamped_headers") or ()
-        if header in stamps
+        for header in names
+        if isinstance(header, str) and header in stamps
         for value in maybe_list(own.get(header)) or ()
     )
 
@@ -150,7 +150,7 @@ class _Announcer:
         """Announce that an entry was removed, at the latest when `flush` is called; what is no task is left out."""
         message = task_message(entry.payload)
         if message is not None:
-            self._messages[str(message["headers"]["id"])] = message
+            self._messages[message["headers"]["id"]] = message
         if len(self._messages) >= ANNOUNCED_AT_ONCE:
             self.flush()
 
@@ -180,8 +180,9 @@ class _Announcer:
         try:
             store = _stores_errors(self._app, task, request)
             backend.mark_as_revoked(request.id, "revoked", request=request, store_result=store)
-        except Exception:
-            self._away.add(id(backend))
+        except Exception as exc:
+            if not isinstance(exc, (TypeError, ValueError, LookupError, AttributeError)):  # that is about this task
+                self._away.add(id(backend))
             logger.exception("Task %s was revoked, but that could not be stored in the result backend", request.id)
 
 

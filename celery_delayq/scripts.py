@@ -111,7 +111,7 @@ class Transferred:
 
 def score_to_ms(score: bytes | str | float) -> int | None:
     """Return a score as a due time in ms; None for "no entry" (empty) and for one that never comes."""
-    value = float(score or b"inf")
+    value = math.inf if score in (b"", "") else float(score)
     if value == math.inf:
         return None
     return 0 if value == -math.inf else math.ceil(value)

@@ -17,10 +17,12 @@ logger = getLogger(__name__)
 
 
 def task_message(raw: bytes) -> dict[str, Any] | None:
-    """Return a stored message, its body as it is; None if it is not that of a task."""
+    """Return a stored message, its body as it is; None if it is not that of a task, with texts for id and name."""
     message = decode(raw)
     headers = message.get("headers") if message is not None else None
-    return message if isinstance(headers, dict) and {"id", "task"} <= headers.keys() else None
+    if not isinstance(headers, dict):
+        return None
+    return message if isinstance(headers.get("id"), str) and isinstance(headers.get("task"), str) else None
 
 
 def request_of(app: Any, message: dict[str, Any]) -> Context:

@@ -24,10 +24,13 @@ def aware(when: Time, name: str) -> datetime:
 
     Raises:
         TypeError: neither.
-        ValueError: a number that no datetime can have.
+        ValueError: a number that no datetime can have, or a time beyond the year 9999 in UTC.
     """
     if isinstance(when, datetime):
-        return when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+        when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+        if (when - _EPOCH) // _MILLISECOND > _LAST_MS:
+            raise ValueError(f"{name} must be before the year 10000 in UTC, not {when.isoformat()}")
+        return when
     wanted = "a datetime, or unix time in seconds"
     try:
         return _EPOCH + timedelta(seconds=seconds(when, name, wanted))
@@ -57,7 +60,8 @@ def due_at(now_ms: int, *, countdown: float | None = None, eta: Time | None = No
     if eta is not None:
         return aware(eta, "eta")
     try:
-        return to_datetime(now_ms) + timedelta(seconds=seconds(countdown, "countdown"))
+        # Longer ago than 1970 is no earlier than now.
+        return to_datetime(now_ms) + timedelta(seconds=max(seconds(countdown, "countdown"), -now_ms / 1000))
     except OverflowError as exc:
         raise ValueError(f"countdown must end before the year 10000: {countdown!r}") from exc
 

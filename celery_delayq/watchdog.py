@@ -9,10 +9,14 @@ How it sees that another consumer is gone
     nobody can see that it is gone (its host vanished, it is suspended, no permission to look), the end of its lease
     decides.
 
+What it learns from others
+    A new watchdog says hello, on a channel that all of them hear. Who hears it looks at once, and names on that channel
+    those that it misses: so what one of them saw is not lost when it is killed, too.
+
 What an outage of Redis must not do
     After it, all leases look ended and all channels are missing. So a watchdog believes in a missing channel only
-    where it saw the channel on the same connection, or once it has been connected for half a lease, and in the end of
-    a lease only once it has been connected for as long as a lease lasts.
+    where it or another one saw the channel while it was on this connection, or once it has been connected for half a
+    lease, and in the end of a lease only once it has been connected for as long as a lease lasts.
 """
 
 from __future__ import annotations
@@ -85,6 +89,8 @@ class Watchdog:
         self._clock = ServerClock()
         self._seen: set[str] = set()
         self._missing: dict[str, _Missing] = {}
+        #: Whether there is a consumer that it did not know.
+        self._has_news = False
         #: Whether it has looked for consumers that were gone before it came, and when it does, in seconds.
         self._knows_all = False
         self._patience_s = consumer.lease_s / 2
@@ -194,9 +200,11 @@ class Watchdog:
     def _handle(self, message: dict[str, Any]) -> None:
         if message["type"] == "subscribe":  # now the others can see this one
             self._client.publish(keys.hello_channel(self.consumer.db), self.consumer.id)
-        elif message["type"] == "message":  # a new one, who may be missing soon
+        elif message["type"] == "message":  # a new one, who may be missing soon, or one that another watchdog misses
             data = message["data"]
-            self._seen.add(data.decode("utf-8", "replace") if isinstance(data, bytes) else data)
+            other = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+            self._has_news = self._has_news or other not in self._seen
+            self._seen.add(other)
             self._look_at = min(self._look_at, time.monotonic())
 
     def _renew(self) -> None:
@@ -238,10 +246,19 @@ class Watchdog:
                 self._seen.discard(other)
         for other in alive:
             self._missing.pop(other, None)
+        self._tell_missing()
         self._seen |= alive
         self._look_at = now + (_LOOK_AGAIN_S if self._missing else self._seconds_until_turn(sorted(alive)))
         if not self._knows_all:
             self._look_at = min(self._look_at, self._connected_at + self._patience_s)
+
+    def _tell_missing(self) -> None:
+        """Tell a watchdog that is new whom this one misses: it never saw them, and this one may end before it acts."""
+        if not self._has_news:
+            return
+        self._has_news = False
+        for other in self._missing.keys() & self._seen:
+            self._client.publish(keys.hello_channel(self.consumer.db), other)
 
     def _strangers(self, alive: set[str]) -> dict[str, dict[str, bytes]]:
         """Return consumers that this watchdog never saw, and that are silent: they were gone before it came.

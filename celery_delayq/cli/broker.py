@@ -1,34 +1,105 @@
-"""The broker of an app, as all commands need it."""
+"""The broker of an app, as all commands need it: its channel, its inspector, its queues."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
+from celery.app.utils import find_app
 from kombu.exceptions import OperationalError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_delayq.cli.command import Decorator
+from celery_delayq.config import check_urls
 from celery_delayq.errors import DelayqError
-from celery_delayq.transport import Transport
+from celery_delayq.inspector import Inspector
+from celery_delayq.transport import Transport, register_schemes
+
+_ADVICE = (
+    "begin the broker URL with delayq:// instead of redis://, and make a DelayQ(app) beside the app, "
+    "which `celery -A` names"
+)
+
+_NO_CONNECTION = (OperationalError, RedisConnectionError, RedisTimeoutError)
 
 
 @contextmanager
 def delayq_channel(app: Any) -> Iterator[tuple[Any, Any]]:
-    """Connect; give the connection and a channel.
+    """Connect; give the connection and a channel. Errors name the URL, without its password.
 
     Raises:
-        click.ClickException: another transport, a wrong setting, or the server cannot be reached.
+        click.ClickException: another transport, a wrong setting, the server cannot be reached, refuses, or goes away.
     """
-    try:
-        with app.connection_for_write() as connection:
+    register_schemes()  # `-b delayq://...` is for apps that have no DelayQ any more, too
+    with _connection(app) as connection:
+        connected = False
+        try:
+            check_urls(app)
             if not isinstance(connection.transport, Transport):
-                raise click.ClickException(
-                    f"the broker is {connection.as_uri()}: begin the URL with delayq:// instead of redis://"
-                )
+                raise click.ClickException(f"the broker is {connection.as_uri()}: {_ADVICE}")
             connection.ensure_connection(max_retries=1)
-            yield connection, connection.default_channel
-    except DelayqError as exc:
-        raise click.ClickException(str(exc)) from exc
-    except OperationalError as exc:
-        raise click.ClickException(f"cannot connect to {connection.as_uri()}: {exc}") from exc
+            channel = connection.default_channel
+            connected = True
+            yield connection, channel
+        except DelayqError as exc:
+            raise click.ClickException(str(exc)) from exc
+        except _NO_CONNECTION as exc:
+            trouble = "lost the connection to" if connected else "cannot connect to"
+            advice = "; run the command again to make sure" if connected else ""
+            raise click.ClickException(f"{trouble} {connection.as_uri()}: {exc}{advice}") from exc
+        except RedisError as exc:
+            raise click.ClickException(f"{connection.as_uri()} refuses: {exc}") from exc
+
+
+@contextmanager
+def inspecting(app: Any) -> Iterator[Inspector]:
+    """Connect; give an inspector that knows the app's queues. Raises what `delayq_channel` does."""
+    with delayq_channel(app) as (_, channel):
+        yield Inspector(channel, app.amqp.queues)
+
+
+def check_queue(inspector: Inspector, queue: str | None) -> None:
+    """Refuse the name of a queue that there is not; None is none.
+
+    Raises:
+        click.ClickException: says which was meant.
+    """
+    if queue is None or queue in (names := inspector.queues()):
+        return
+    near = difflib.get_close_matches(queue, names)
+    advice = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+    raise click.ClickException(f"unknown queue {queue!r}: {advice}")
+
+
+def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the queues of the app that begin so, and those that have delayed tasks where Redis is there."""
+    try:
+        app = find_app(ctx.find_root().params["app"])
+    except Exception:  # whatever the app's module raises: a shell waits, not somebody who reads tracebacks
+        return []
+    if app is None:
+        return []
+    names = set(app.amqp.queues)
+    try:
+        with inspecting(app) as inspector:
+            names.update(inspector.queues())
+    except click.ClickException:
+        pass  # a shell waits for this: what is known without will do
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def queue_option(help: str = "Only tasks of this queue.") -> Decorator:
+    """Give a command the option `--queue`, with completion."""
+    return click.option("--queue", shell_complete=complete_queue, help=help)
+
+
+def _connection(app: Any) -> Any:
+    try:
+        return app.connection_for_write()
+    except KeyError as exc:  # kombu knows no such scheme
+        raise click.ClickException(f"{exc.args[0]}: {_ADVICE}") from exc

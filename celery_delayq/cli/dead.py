@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
+import base64
+from collections.abc import Callable
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
-from rich.console import Console
-from rich.table import Table
 
-from celery_delayq.cli.broker import delayq_channel
+from celery_delayq.cli.broker import check_queue, complete_queue, inspecting
+from celery_delayq.cli.command import Decorator, body_option, command, confirm, json_option, plural, yes_option
+from celery_delayq.cli.output import add_columns, console, new_table, print_details, print_json, text, tracked
 from celery_delayq.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters
-from celery_delayq.transport.redelivery import decode, revived
+from celery_delayq.inspector import Inspector
+from celery_delayq.inspector import message as messages
+from celery_delayq.times import to_datetime
+from celery_delayq.transport.redelivery import revived
 
-#: Columns of the output where it goes into a file.
-_WIDTH = 120
+#: What a command works on: a message, and the list that has it.
+Found = tuple[DeadLetters, DeadLetter]
+
+_COLUMNS = ("id", "task", "task_id", "reason", "deliveries", "at")
+
+_queue_argument: Decorator = click.argument("queue", shell_complete=complete_queue)
 
 
-def _choosing(command: Callable[..., None]) -> Callable[..., None]:
+def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the arguments by which messages are chosen; see `_chosen`."""
-    command = click.option("--all", "everything", is_flag=True, help="All of the queue.")(command)
-    command = click.argument("ids", nargs=-1)(command)
-    return click.argument("queue")(command)
+    function = json_option(function)
+    function = click.option("--all", "everything", is_flag=True, help="All of the queue.")(function)
+    function = click.argument("ids", nargs=-1, metavar="[ID]...")(function)
+    return _queue_argument(function)
 
 
 @click.group()
@@ -32,82 +38,125 @@ def dead() -> None:
     """Messages that were set aside: delivered too often without an acknowledgement, or not to be decoded."""
 
 
-@dead.command(name="list", cls=CeleryCommand)
-@click.argument("queue", default="")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-@click.pass_context
-@handle_preload_options  # type: ignore[untyped-decorator]
-def show(ctx: click.Context, queue: str, as_json: bool) -> None:
+@command("list")
+@click.argument("queue", default="", shell_complete=complete_queue)
+@json_option
+def list_(ctx: click.Context, queue: str, as_json: bool) -> None:
     """Show the dead messages of a QUEUE, the app's default one unless another is named."""
-    rows = [_row(letters.name, letter) for letters in _lists(ctx, queue) for letter in letters]
+    with inspecting(ctx.obj.app) as inspector:
+        rows = [_row(*found) for found in _letters(inspector, queue or ctx.obj.app.conf.task_default_queue)]
     if as_json:
         for row in rows:
-            click.echo(json.dumps(row))
+            print_json(row)
         return
-    table = Table("id", "task", "task id", "reason", "deliveries", "set aside")
+    table = new_table()
+    add_columns(table, "id", "task", "task id", "reason", "deliveries", "set aside")
     for row in rows:
-        table.add_row(*(str("-" if row[name] is None else row[name]) for name in _COLUMNS))
-    console = Console()
-    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
+        table.add_row(*(text(row[name]) for name in _COLUMNS))
+    console().print(table)
 
 
-_COLUMNS = ("id", "task", "task_id", "reason", "deliveries", "at")
+@command("show")
+@_queue_argument
+@click.argument("letter_id", metavar="ID")
+@body_option
+@json_option
+def show(ctx: click.Context, queue: str, letter_id: str, with_body: bool, as_json: bool) -> None:
+    """Show all of a dead message of a QUEUE. Nothing is unpickled."""
+    with inspecting(ctx.obj.app) as inspector:
+        ((letters, letter),) = _chosen(inspector, queue, [letter_id])
+    fields = {**_row(letters, letter), "size": len(letter.message)}
+    if (message := messages.read(letter.message)) is None:
+        fields["message_base64"] = base64.b64encode(letter.message).decode()
+    else:
+        fields["headers"] = message["headers"]
+        if with_body:
+            fields["body"] = messages.json_body(message)
+    print_details(fields, as_json)
 
 
-def _row(name: str, letter: DeadLetter) -> dict[str, Any]:
-    message = decode(letter.message) or {}
-    headers = message.get("headers")
-    headers = headers if isinstance(headers, dict) else {}
-    at = None if letter.at_ms is None else datetime.fromtimestamp(letter.at_ms / 1000, timezone.utc)
+def _row(letters: DeadLetters, letter: DeadLetter) -> dict[str, Any]:
+    headers = (messages.read(letter.message) or {"headers": {}})["headers"]
     return {
         "id": letter.id,
-        "list": name,
+        "list": letters.name,
         "task": headers.get("task"),
         "task_id": headers.get("id"),
         "reason": letter.reason,
         "deliveries": letter.deliveries,
-        "at": at and at.isoformat(timespec="seconds"),
+        "at": None if letter.at_ms is None else to_datetime(letter.at_ms).isoformat(timespec="seconds"),
     }
 
 
-@dead.command(cls=CeleryCommand)
+@command("requeue")
 @_choosing
-@click.pass_context
-@handle_preload_options  # type: ignore[untyped-decorator]
-def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool) -> None:
-    """Put dead messages of a QUEUE back to the end of it, by their IDS; their deliveries are counted anew."""
-    done = 0
-    for letters, letter in _chosen(ctx, queue, ids, everything):
-        if letter.reason == NOT_AN_ENTRY:
-            click.echo(f"{letter.id} is no message: it can be purged, but not be requeued", err=True)
-        else:
-            done += letters.requeue(letter, revived(letter.message))
-    click.echo(f"{done} messages requeued.")
+def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool) -> None:
+    """Put dead messages of a QUEUE back to the end of it, by their IDs; their deliveries are counted anew."""
+
+    def put_back(letters: DeadLetters, letter: DeadLetter) -> bool:
+        if letter.reason != NOT_AN_ENTRY:
+            return letters.requeue(letter, revived(letter.message))
+        click.echo(f"{letter.id} is no message: it can be purged, but not be requeued", err=True)
+        return False
+
+    _check_choice(ids, everything)
+    with inspecting(ctx.obj.app) as inspector:
+        _change(ctx, _chosen(inspector, queue, ids), "requeued", put_back, as_json)
 
 
-@dead.command(cls=CeleryCommand)
+@command("purge")
 @_choosing
-@click.pass_context
-@handle_preload_options  # type: ignore[untyped-decorator]
-def purge(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool) -> None:
-    """Delete dead messages of a QUEUE for good, by their IDS."""
-    click.echo(f"{sum(letters.purge(letter) for letters, letter in _chosen(ctx, queue, ids, everything))} purged.")
+@yes_option
+def purge(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool, yes: bool) -> None:
+    """Delete dead messages of a QUEUE for good, by their IDs."""
+    _check_choice(ids, everything)
+    with inspecting(ctx.obj.app) as inspector:
+        found = _chosen(inspector, queue, ids)
+        if everything and found:
+            confirm(f"Delete {plural(len(found), 'dead message')} of {queue!r} for good?", yes)
+        _change(ctx, found, "purged", lambda letters, letter: bool(letters.purge(letter)), as_json)
 
 
-def _lists(ctx: click.Context, queue: str) -> list[DeadLetters]:
-    app = ctx.obj.app
-    _, channel = ctx.with_resource(delayq_channel(app))
-    names = channel.broker_lists(queue or app.conf.task_default_queue)
-    return [DeadLetters(channel.plain_client, name) for name in names]
-
-
-def _chosen(
-    ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool
-) -> Iterator[tuple[DeadLetters, DeadLetter]]:
+def _check_choice(ids: tuple[str, ...], everything: bool) -> None:
     if bool(ids) == everything:
         raise click.UsageError("name the messages by the ids that `dead list` shows, or say --all")
-    found = [(letters, letter) for letters in _lists(ctx, queue) for letter in letters]
+
+
+def _letters(inspector: Inspector, queue: str) -> list[Found]:
+    found = [(letters, letter) for letters in inspector.dead_letters(queue) for letter in letters]
+    if not found:
+        check_queue(inspector, queue)
+    return found
+
+
+def _chosen(inspector: Inspector, queue: str, ids: tuple[str, ...] | list[str]) -> list[Found]:
+    """Return the dead messages of a queue with these ids; all of them without."""
+    found = _letters(inspector, queue)
     unknown = set(ids) - {letter.id for _, letter in found}
     if unknown:
         raise click.ClickException(f"no dead message of {queue!r} has the id {', '.join(sorted(unknown))}")
-    return ((letters, letter) for letters, letter in found if everything or letter.id in ids)
+    return [(letters, letter) for letters, letter in found if not ids or letter.id in ids]
+
+
+def _change(
+    ctx: click.Context,
+    found: list[Found],
+    done: str,
+    change: Callable[[DeadLetters, DeadLetter], bool],
+    as_json: bool,
+) -> None:
+    """Change messages and say which were; exits with 1 if one was not, or if there was none."""
+    answers = [(letter.id, change(letters, letter)) for letters, letter in tracked(found, done)]
+    if as_json:
+        for letter_id, changed in answers:
+            print_json({"id": letter_id, "done": changed})
+    else:
+        click.echo(f"{plural(sum(changed for _, changed in answers), 'message')} {done}.")
+    if not answers or not all(changed for _, changed in answers):
+        ctx.exit(1)
+
+
+dead.add_command(list_)
+dead.add_command(show)
+dead.add_command(requeue)
+dead.add_command(purge)

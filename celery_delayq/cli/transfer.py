@@ -6,9 +6,9 @@ import logging
 import signal
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_delayq.cli.broker import delayq_channel
+from celery_delayq.cli.command import command
 from celery_delayq.config import settings_of
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.errors import DelayqError
@@ -21,7 +21,7 @@ from celery_delayq.transport import Connector
 logger = logging.getLogger("celery_delayq")
 
 
-@click.command(cls=CeleryCommand)
+@command("transfer")
 @click.option(
     "-l",
     "--loglevel",
@@ -30,8 +30,6 @@ logger = logging.getLogger("celery_delayq")
     show_default=True,
     help="What to log; DEBUG shows every transfer.",
 )
-@click.pass_context
-@handle_preload_options  # type: ignore[untyped-decorator]
 def transfer(ctx: click.Context, loglevel: str) -> None:
     """Move due tasks to their queues, without a worker.
 

@@ -18,6 +18,7 @@ import io
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def import_(lists: BrokerLists, file: File, on_progress: OnProgress | None = Non
                 size += len(line.payload)
                 if len(batch) == _LINES or size >= _BYTES:
                     send()
-        except InvalidExport:
+        except (InvalidExport, OSError):
             send()
             raise
         send()
@@ -174,6 +175,8 @@ def _eta(task: ScheduledTask) -> str:
 @contextmanager
 def _writing(file: File) -> Iterator[Any]:
     if not isinstance(file, (str, os.PathLike)):
+        if not hasattr(file, "write"):
+            raise TypeError(f"a path or an open file is wanted, not {file!r}")
         binary = isinstance(file, (io.RawIOBase, io.BufferedIOBase)) or "b" in str(getattr(file, "mode", ""))
 
         def write(line: dict[str, Any]) -> None:
@@ -238,8 +241,10 @@ def _reading(file: File) -> Iterator[IO[Any]]:
     if isinstance(file, (str, os.PathLike)):
         with Path(file).open("rb") as stream:
             yield stream
-    else:
+    elif isinstance(file, Iterable) and not isinstance(file, bytes):
         yield file
+    else:
+        raise TypeError(f"a path or an open file is wanted, not {file!r}")
 
 
 class _Reader:
@@ -280,6 +285,8 @@ class _Reader:
             line = json.loads(text)
         except (ValueError, RecursionError) as exc:
             raise self._error(f"no JSON, or cut off: {exc}") from exc
+        except (EOFError, zlib.error) as exc:  # of a compressed file
+            raise self._error(f"cut off, or damaged: {exc}") from exc
         if not isinstance(line, dict):
             raise self._error("not a JSON object")
         return line
@@ -289,13 +296,19 @@ class _Reader:
             queue, priority, due_ms = (line[name] for name in ("queue", "priority", "due_ms"))
             if not (isinstance(queue, str) and queue and type(priority) is type(due_ms) is int):
                 raise ValueError("queue, priority or due_ms is wrong")
+            queue.encode()
+            least, most = (-(2**63), 2**63) if "entry_base64" in line else (0, 2**52)
+            if not least <= due_ms < most:
+                raise ValueError("due_ms is out of range")
             if "entry_base64" in line:
                 entry = _bytes(line["entry_base64"])
-                unpack(entry)
+                entry_id, _ = unpack(entry)
+                if OfferId.from_bytes(entry_id) is not None:
+                    raise ValueError("an entry with a task id must have its key and payload")
                 return _Line(queue, priority, due_ms, b"", entry)
             key = bytes.fromhex(line["key"])
-            if len(key) != MESSAGE_KEY_SIZE or not 0 <= due_ms < 2**52:
-                raise ValueError("key or due_ms is wrong")
+            if len(key) != MESSAGE_KEY_SIZE:
+                raise ValueError("key is wrong")
             payload = line["payload"].encode() if "payload" in line else _bytes(line["payload_base64"])
             return _Line(queue, priority, due_ms, key, payload)
         except KeyError as exc:

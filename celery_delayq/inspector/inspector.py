@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
+from celery_delayq.dead_letters import DeadLetters
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.counts import Counts, count
@@ -22,7 +23,8 @@ class Inspector:
     """What waits in the delayed queues of a broker. No worker needs to run for any of it.
 
     As its channel, for one thread at a time. Every method raises `redis.RedisError` when the server is away or
-    refuses. A list that the server refuses (of another type, or by ACL) shields no task in others.
+    refuses. A list that the server refuses (of another type, or by ACL) shields no task in others from the calls by id;
+    what is asked of all lists fails with an error that names the key.
 
     Args:
         channel: a channel of our transport.
@@ -106,6 +108,12 @@ class Inspector:
     def counts(self, *, span: float = 3600, buckets: int = 60) -> Counts:
         """Count what is where, see `counts.count`."""
         return count(self.lists, span=span, buckets=buckets)
+
+    def dead_letters(self, queue: str) -> list[DeadLetters]:
+        """Return the dead lists of a queue, of all its priorities; whether the queue is known does not matter."""
+        names = {found.name for found in self.lists.all(queue)}
+        names.update(self.lists.channel.broker_lists(queue))
+        return [DeadLetters(self.lists.client, name) for name in sorted(names)]
 
     def _move(self, task_ids: Sequence[str], eta: str | None) -> dict[str, bool]:
         return _answers(self._each(task_ids, lambda queue, task_id: _release(queue, task_id, eta)))

@@ -1,15 +1,18 @@
 """The envelope of a stored message: kombu's JSON around a body, which stays closed.
 
-Only headers and properties are read and written here. The body is a string that is handed on as it is, so neither
-pickle nor anything else of it is ever decoded. Objects that kombu marked in headers (`__type__`) stay as marked.
+Only headers and properties are read and written here. The body is a string that is handed on as it is. Who asks may see
+it if it is JSON; nothing else of it is ever decoded. Objects that kombu marked (`__type__`) stay as marked.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
 from celery_delayq.transport.eta import DUE_PROPERTY
+
+_JSON = "application/json"
 
 
 def read(payload: bytes) -> dict[str, Any] | None:
@@ -28,6 +31,22 @@ def read(payload: bytes) -> dict[str, Any] | None:
 def is_task(message: dict[str, Any] | None) -> bool:
     """Return whether a message is one of Celery's protocol 2, whose eta is in the headers."""
     return message is not None and {"task", "id"} <= message["headers"].keys()
+
+
+def json_body(message: dict[str, Any]) -> Any:
+    """Return the body of a message if it is JSON: of a task its args, kwargs and callbacks. None if it is not.
+
+    Objects that kombu marked stay as marked. A body of another kind (pickle), or a compressed one, stays closed.
+    """
+    if message.get("content-type") != _JSON or "compression" in message["headers"]:
+        return None
+    try:
+        body = message["body"]
+        if message["properties"].get("body_encoding") == "base64":
+            body = base64.b64decode(body)
+        return json.loads(body)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
 
 
 def with_eta(payload: bytes, eta: str | None, due_ms: int | None) -> bytes:

@@ -21,9 +21,9 @@ from celery_delayq.transport.eta import parse_eta
 class ScheduledTask:
     """A task that waits in Redis, as it was read.
 
-    Nothing of its body was decoded: arguments are shown as Celery wrote them into the headers when it was published
-    (`argsrepr`, `kwargsrepr`), shortened. What another program offered, and is no task message, has no id and no
-    name; its due time, queue and size are there nevertheless.
+    Nothing of its body was decoded; `body` does that, where it is JSON. Arguments are shown as Celery wrote them into
+    the headers when it was published (`argsrepr`, `kwargsrepr`), shortened. What another program offered, and is no
+    task message, has no id and no name; its due time, queue and size are there nevertheless.
 
     Attributes:
         id: the task id.
@@ -76,6 +76,12 @@ class ScheduledTask:
     def is_task(self) -> bool:
         """Whether it is a message of Celery's protocol 2."""
         return self.id is not None and self.name is not None
+
+    @property
+    def body(self) -> Any:
+        """Its body if that is JSON, see `message.json_body`: in full, where `args` and `kwargs` are shortened."""
+        message = messages.read(self.entry.payload)
+        return None if message is None else messages.json_body(message)
 
     @property
     def offered(self) -> datetime | None:

@@ -149,7 +149,7 @@ class PlannerLoop:
                 text = data.decode("utf-8", "surrogateescape") if isinstance(data, bytes) else data
                 number, _, name = text.partition(":")
                 with suppress(ValueError):
-                    if not changes or len(changes) < _MANY_CHANGES:
+                    if len(changes) < _MANY_CHANGES:
                         planner.on_change(int(number), name)
                     changes[name] = int(number)
             message = self._pubsub.get_message(timeout=0)

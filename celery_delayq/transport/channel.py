@@ -163,17 +163,6 @@ class DelayedChannel(kombu_redis.Channel):
             self._kombu_client = super()._create_client()
         return self._kombu_client
 
-    def queue_purge(self, queue: str, **kwargs: Any) -> Any:
-        """Remove what is ready in `queue`, see kombu; says how much waits in front of it, and stays.
-
-        As a warning, which `celery purge` shows although it sets up no logging.
-        """
-        purged = super().queue_purge(queue, **kwargs)
-        left = sum(self.delayed_queue(name).size() for name in self.broker_lists(queue))
-        if left:
-            logger.warning("%d delayed tasks of queue %s are not purged: they wait until they are due.", left, queue)
-        return purged
-
     # -- consuming
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> Any:
@@ -217,6 +206,20 @@ class DelayedChannel(kombu_redis.Channel):
             with self.conn_or_acquire() as client:
                 self._maybe_update_queues_expire(client, queue)
         return message
+
+    def queue_purge(self, queue: str, **kwargs: Any) -> int:
+        """Delete the ready messages of `queue`, see kombu; delayed ones stay, and a warning says how many."""
+        delayed = sum(self.delayed_queue(name).size() for name in self.broker_lists(queue))
+        purged: int = super().queue_purge(queue, **kwargs)
+        if delayed:
+            logger.warning(
+                "%s still has %d delayed messages, which purge leaves: "
+                "`celery -A ... delayq cancel --queue %s` removes them",
+                queue,
+                delayed,
+                queue,
+            )
+        return purged
 
     def _get_consumer(self) -> Consumer:
         if self._consumer is None:

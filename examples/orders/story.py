@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import uuid
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import kombu.exceptions
@@ -29,6 +30,9 @@ WORKER_DEADLINE_S = 30.0
 LOST_AFTER_S = 5.0
 #: How long to listen, after everything should have happened, for tasks that run twice.
 LISTEN_ON_S = 0.5
+
+#: What is due within that time counts as due now: workers get tasks some milliseconds ahead.
+DUE_NOW = timedelta(milliseconds=200)
 
 #: What waits in Redis for the shop's workers, as celery_delayq stores it.
 waiting_tasks = DelayedQueue(shop.database, shop.app.conf.task_default_queue)
@@ -112,9 +116,11 @@ def wait_for_workers() -> list[str]:
 
 
 def held_by(workers: list[str]) -> int | None:
-    """Return how many tasks with a countdown these workers hold in memory; None if no one answers."""
+    """Return how many tasks that are not due yet these workers hold in memory; None if no one answers."""
+    soon = datetime.now(timezone.utc) + DUE_NOW
     answers = shop.app.control.inspect(destination=workers, timeout=5).scheduled() or {}
-    return sum(len(tasks) for tasks in answers.values()) if answers else None
+    held = [datetime.fromisoformat(task["eta"]) for tasks in answers.values() for task in tasks]
+    return sum(eta > soon for eta in held) if answers else None
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:

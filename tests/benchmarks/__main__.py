@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
+from celery_delayq.cli.output import console
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.report import Report, environment
 from tests.benchmarks.scale import FULL, QUICK
@@ -17,10 +17,6 @@ from tests.benchmarks.svg import plot
 
 #: The scenarios, a module each, in the order in which they run.
 SCENARIOS = ("publish", "throughput", "lateness", "burst", "transfer", "memory", "fleet", "idle", "periodic")
-
-
-#: Columns of the output where it goes into a file.
-_WIDTH = 120
 
 
 @click.command()
@@ -43,19 +39,17 @@ def main(scenarios: tuple[str, ...], quick: bool, json_path: Path | None, svg_fo
 
     Without a SCENARIO, all of them. Each has Redis servers of its own.
     """
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    out = console()
     with PrivateRedis() as server, server.client() as client:
         machine = environment(client)
-    console.print("   ".join(f"[dim]{name}[/dim] {value}" for name, value in machine.items()))
-    console.print()
+    out.print("   ".join(f"[dim]{name}[/dim] {value}" for name, value in machine.items()))
+    out.print()
     reports: dict[str, Any] = {}
     for name in scenarios or SCENARIOS:
-        with console.status(name):
+        with out.status(name):
             module = importlib.import_module(f"tests.benchmarks.{name}")
             report: Report = module.run(QUICK if quick else FULL)
-        report.show(console)
+        report.show(out)
         reports[name] = report.as_json()
         picture = plot(report) if svg_folder else None
         if svg_folder and picture:

@@ -181,6 +181,18 @@ class TestKilled:
         wait_until(lambda: consumers.waiting() and consumers.waiting("r"), "they are put back", 10)
         assert (consumers.waiting(), consumers.waiting("r")) == (recovered(b"1"), recovered(b"2"))
 
+    def test_though_the_one_who_saw_it_comes_to_nothing(
+        self, consumers: Consumers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One that comes later learns of it: where workers are killed again and again, nobody lives for long."""
+        witness = consumers.make(lease_s=LONG_S)
+        monkeypatch.setattr(consumers.watch(witness), "_recover", lambda *args, **options: None)
+        with lone(consumers, b"1", b"2") as process:
+            process.kill()
+            consumers.start(lease_s=LONG_S)
+            wait_until(consumers.waiting, "they are put back", 10)
+        assert consumers.waiting() == recovered(b"1", b"2")
+
     def test_before_anybody_could_see_it(self, consumers: Consumers) -> None:
         """All were killed, and one is started again: half a lease is enough, and it is forgotten at once."""
         gone = consumers.make(lease_s=4)

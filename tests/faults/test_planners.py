@@ -35,6 +35,10 @@ SCHEDULE = {
     for name, ms in INTERVALS.items()
 }
 
+#: So long after its time, an occurrence of every entry has been missed, in ms: the longest interval, and what is merely
+#: late.
+MISSED_MS = 3500
+
 #: How far the planners' clocks are off, in ms.
 CLOCKS = (0, 3_600_000, -3_600_000, 30_000)
 
@@ -125,8 +129,16 @@ def wait_for_progress(client: Callable[[], redis.Redis]) -> None:
 
 
 def suspend(running: Planners, broker: PrivateRedis, number: int) -> None:
+    """Suspend a planner until the others have gone on without it, so that all it knows is old."""
     running.signal(number, signal.SIGSTOP)
-    time.sleep(1.5)
+    with broker.client() as client:
+        since_ms = client.time()[0] * 1000
+        # What the suspended one has planned ahead is less than that away.
+        wait_until(
+            lambda: all(max(times) > since_ms + 2 * max(INTERVALS.values()) for times in sent(client).values()),
+            "the others go on",
+            60,
+        )
     running.signal(number, signal.SIGCONT)
 
 
@@ -163,7 +175,7 @@ def test_every_occurrence_is_sent_once(broker: PrivateRedis, broker_url: str, se
         wait_for_progress(broker.client)
         for fault in faults:
             fault(running, broker, choose.randrange(len(CLOCKS)))
-            time.sleep(choose.uniform(0, 0.8))
+            time.sleep(choose.uniform(0, 0.8))  # waits for nothing: the next fault comes at any moment
         wait_for_progress(broker.client)
         with broker.client() as client:
             check(client)
@@ -178,7 +190,8 @@ def test_all_planners_down_for_a_while(broker: PrivateRedis, broker_url: str) ->
             running.kill(number)
         wait_until(lambda: client.zcard("redisson_delay_queue_timeout:{celery}") == 0, "what was planned has run")
         check(client)
-        time.sleep(3)
+        newest_ms = max(max(times) for times in sent(client).values())
+        wait_until(lambda: client.time()[0] * 1000 > newest_ms + MISSED_MS, "of all entries, an occurrence is missed")
         running.restart(0)
         wait_for_progress(broker.client)
         check(client)
@@ -200,7 +213,7 @@ def test_changes_while_planners_come_and_go(broker: PrivateRedis, broker_url: st
             change("mine", **({"args": [number], "options": {"queue": queue}} if change == schedule.update else {}))
             if number % 15 == 14:
                 running.restart(choose.randrange(len(CLOCKS)))
-            time.sleep(choose.uniform(0, 0.1))
+            time.sleep(choose.uniform(0, 0.1))  # waits for nothing: the next change comes at any moment
         schedule.resume("mine")
         schedule.update("mine", args=["last"], options={"queue": "other"})
         with broker.client() as client:

@@ -14,7 +14,7 @@ class Certificates:
 
     def __init__(self, folder: Path) -> None:
         if not shutil.which("openssl"):
-            pytest.skip("needs openssl")
+            pytest.skip("no openssl on the PATH, which makes the certificates for TLS")
         self._folder = folder
         self.authority = folder / "ca.crt"
         extensions = folder / "extensions"

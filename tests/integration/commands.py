@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 
 from celery import Celery
 from click.testing import CliRunner, Result
 
 from celery_delayq import cli
+
+#: click before 8.2 mixes what goes to stderr with the rest.
+_MIXES = "mix_stderr" in inspect.signature(CliRunner).parameters
 
 
 class _Context:
@@ -27,4 +31,5 @@ def delayq(app: Celery, *args: str) -> Result:
 def rows(result: Result) -> list[dict[str, object]]:
     """Return what a command with `--json` printed."""
     assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.output.splitlines()]
+    lines = result.stdout.splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{") or not _MIXES]

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import redis
+from celery import Celery
 from kombu import Connection, Exchange, Producer, Queue
 
 from celery_delayq import DelayedQueue
@@ -22,7 +23,17 @@ register_schemes()
 LATER = (datetime.now(timezone.utc) + timedelta(days=1)).replace(microsecond=123000)
 EARLIER = LATER - timedelta(days=2)
 
+#: When tasks of `publish` are due, unless they are told otherwise.
+SOON = datetime(2040, 1, 1, tzinfo=timezone.utc)
+
 DIRECT = Queue("tasks", Exchange("tasks", "direct"), routing_key="tasks")
+
+
+def publish(app: Celery, name: str = "note", seconds: float = 0, **options: Any) -> str:
+    """Publish a task that is due so long after SOON; return its id."""
+    options.setdefault("eta", SOON + timedelta(seconds=seconds))
+    task_id: str = app.tasks[name].apply_async(**options).id
+    return task_id
 
 
 def milliseconds(when: datetime) -> int:

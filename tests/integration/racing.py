@@ -10,17 +10,17 @@ from datetime import datetime, timezone
 
 from celery import Celery
 
-#: So many tasks, 8 ms apart.
+#: So many tasks, 12 ms apart.
 TASKS = 300
 
 
 def take_back_when_due(app: Celery, take_back: Callable[[str], object], latest_s: float = 0.03) -> dict[str, float]:
     """Call `take_back` for each of many tasks some ms before or after its due time; return these, by task id, in ms."""
-    start = time.time() + 0.3
+    start = time.time() + 2  # until all are published
     when: dict[str, float] = {}
     due_ms: dict[str, float] = {}
     for number in range(TASKS):
-        task_id, due = str(uuid.uuid4()), start + number * 0.008
+        task_id, due = str(uuid.uuid4()), start + number * 0.012
         app.tasks["note"].apply_async(eta=datetime.fromtimestamp(due, timezone.utc), task_id=task_id)
         when[task_id] = due + random.uniform(-0.03, latest_s)
         due_ms[task_id] = due * 1000

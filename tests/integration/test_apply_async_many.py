@@ -109,7 +109,7 @@ def test_thousands_take_a_few_round_trips(app: Celery, waiting: DelayedQueue) ->
     assert len({result.id for result in results}) == 2500
     assert waiting.size() == 2501
     assert calls(client, "evalsha") == 2500
-    assert calls(client, "script|load") == 3
+    assert (calls(client, "script|load") or calls(client, "script")) == 3  # Redis 7, Redis 6
     assert calls(client, "sadd") <= 3
     assert calls(client, "eval") == 0
 

@@ -90,6 +90,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"delayq_transfer_batch_size": "many"},
         "delayq_transfer_batch_size must be a whole number, not 'many'",
     ),
+    "misspelt scheduler": (
+        {"beat_scheduler": "celery_delayq.beat:Sheduler"},
+        "beat_scheduler must be celery_delayq.beat:Scheduler, not celery_delayq.beat:Sheduler",
+    ),
 }
 
 

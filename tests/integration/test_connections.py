@@ -119,7 +119,9 @@ def test_a_password_only(server: PrivateRedis, ledger: Ledger) -> None:
         runs_delayed_tasks(url, ledger, client)
 
 
-@pytest.mark.skipif(not hasattr(StockChannel, "_process_credential_provider"), reason="this kombu has none")
+@pytest.mark.skipif(
+    not hasattr(StockChannel, "_process_credential_provider"), reason="kombu 5.6.0 has no credential providers"
+)
 def test_a_credential_provider(server: PrivateRedis, admin: redis.Redis, ledger: Ledger, user: str) -> None:
     provider = "credential_provider=tests.worker_app.Credentials"
     runs_delayed_tasks(f"delayq://127.0.0.1:{server.port}/0?{provider}", ledger, admin)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
 import os
 import stat
+import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
@@ -272,6 +274,11 @@ class TestInterrupted:
 
 HEAD = {"format": "celery_delayq", "version": 1, "tasks": 2}
 GOOD = {"queue": "celery", "priority": 0, "due_ms": FAR, "key": "00" * 16, "payload": "x"}
+#: Entries, as another program and as this package would store them.
+FOREIGN, OURS = (
+    base64.b64encode(struct.pack("<B", len(entry_id)) + entry_id + struct.pack("<Q", 1) + b"x").decode()
+    for entry_id in (b"redisson", struct.pack(">Q", 1 << 8 | 0xD0) + bytes(16))
+)
 
 
 class TestBadFiles:
@@ -303,10 +310,13 @@ class TestBadFiles:
             ([{**GOOD, "queue": ""}], "line 4: queue, priority or due_ms is wrong"),
             ([{**GOOD, "priority": True}], "line 4: queue, priority or due_ms is wrong"),
             ([{**GOOD, "due_ms": 1.5}], "line 4: queue, priority or due_ms is wrong"),
-            ([{**GOOD, "due_ms": -1}], "line 4: key or due_ms is wrong"),
-            ([{**GOOD, "due_ms": 2**60}], "line 4: key or due_ms is wrong"),
+            ([{**GOOD, "queue": "\ud800"}], "line 4: "),
+            ([{**GOOD, "due_ms": -1}], "line 4: due_ms is out of range"),
+            ([{**GOOD, "due_ms": 2**60}], "line 4: due_ms is out of range"),
+            ([{**GOOD, "due_ms": 10**400, "entry_base64": FOREIGN}], "line 4: due_ms is out of range"),
+            ([{**GOOD, "entry_base64": OURS}], "line 4: an entry with a task id must have its key and payload"),
             ([{**GOOD, "key": "zz"}], "line 4: "),
-            ([{**GOOD, "key": "00"}], "line 4: key or due_ms is wrong"),
+            ([{**GOOD, "key": "00"}], "line 4: key is wrong"),
             ([{**GOOD, "key": None}], "line 4: "),
             ([{**GOOD, "payload": 5}], "line 4: "),
             ([{k: v for k, v in GOOD.items() if k != "payload"}], "line 4: 'payload_base64' is missing"),
@@ -328,6 +338,17 @@ class TestBadFiles:
         file.seek(0)
         with nothing_changes(waiting.client), pytest.raises(InvalidExport, match=match):
             app.delayq.import_(file)
+
+    def test_a_compressed_file_that_is_cut_off(self, app: Celery, waiting: DelayedQueue) -> None:
+        whole = gzip.compress(self.file(HEAD, GOOD, {**GOOD, "key": "11" * 16}, {"end": 2}).read())
+        with pytest.raises(InvalidExport, match="cut off, or damaged"):
+            app.delayq.import_(gzip.GzipFile(fileobj=io.BytesIO(whole[:-12])))
+
+    @pytest.mark.parametrize("file", [5, b"tasks.jsonl", None])
+    def test_what_is_no_file(self, app: Celery, file: Any) -> None:
+        for call in (app.delayq.export, app.delayq.import_):
+            with pytest.raises(TypeError, match="a path or an open file is wanted"):
+                call(file)
 
     def test_the_error_names_the_file(self, app: Celery, path: Path) -> None:
         path.write_text("garbage")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import date
 from typing import Any
 
@@ -82,18 +83,27 @@ def test_lazy_arguments_are_evaluated_when_it_is_built(send: Callable[..., Occur
     assert "1970" in headers(found)["kwargsrepr"]
 
 
-def test_signals_of_celery_are_sent(send: Callable[..., Occurrence]) -> None:
+@contextmanager
+def listening(app: Celery, receive: Callable[..., None]) -> Iterator[None]:
+    """Let a function hear `before_task_publish` while the block lasts."""
+    signals.before_task_publish.connect(receive, weak=False)
+    # Celery 5.6 keeps the list of those who listen, which another test may have made it replace.
+    app.amqp.__dict__.pop("send_task_message", None)
+    try:
+        yield
+    finally:
+        signals.before_task_publish.disconnect(receive)
+
+
+def test_signals_of_celery_are_sent(send: Callable[..., Occurrence], app: Celery) -> None:
     seen = []
 
     def receive(sender: str, headers: dict[str, Any], **kwargs: Any) -> None:
         headers["traced"] = True
         seen.append(sender)
 
-    with_signal = signals.before_task_publish.connect(receive)
-    try:
+    with listening(app, receive):
         assert headers(send())["traced"] is True
-    finally:
-        signals.before_task_publish.disconnect(with_signal)
     assert seen == ["note"]
 
 
@@ -102,11 +112,8 @@ def test_what_a_signal_publishes_besides_is_sent(send: Callable[..., Occurrence]
         if sender == "note":
             app.send_task("other", queue="besides")
 
-    signals.before_task_publish.connect(receive)
-    try:
+    with listening(app, receive):
         send()
-    finally:
-        signals.before_task_publish.disconnect(receive)
     with app.connection_for_write() as connection:
         assert connection.default_channel.client.llen("besides") == 1
 

@@ -170,6 +170,7 @@ def test_the_pool_grows_and_shrinks(app: Celery, ledger: Ledger, start: Any, bro
     assert task_ids(broker_client) == ids[3:]
     open_gate(ledger)
     ran(ledger, ids)
+    is_idle(broker_client)  # a busy process cannot go
     app.control.pool_shrink(2, reply=True)
     wait_until(lambda: ask(app, "stats")["prefetch_count"] == 1, "fewer are taken")
     ledger.client.delete("gate")

@@ -243,7 +243,7 @@ class TestBatch:
         with broker(redis_server, "delayq", 2, global_keyprefix=keyprefix) as ours:
             producer = ours.connection.Producer(ours.channel)
             if not hasattr(producer, "batch"):
-                pytest.skip("kombu 5.7")
+                pytest.skip("Producer.batch came with kombu 5.7")
             if not known:
                 ours.client.script_flush()
             with producer.batch():

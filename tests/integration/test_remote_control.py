@@ -1,4 +1,4 @@
-"""`celery inspect` shows what waits, and `celery purge` says what it leaves."""
+"""`celery inspect` shows what waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from celery import Celery
 from celery.worker.control import Panel
 
 from celery_delayq import DelayedQueue, DelayQ
-from celery_delayq.transport.eta import parse_eta
 from examples.private_redis import PrivateRedis
 from tests.state import now_ms
 from tests.support import wait_until
@@ -145,23 +144,3 @@ def test_commands_are_registered_once() -> None:
     before = dict(Panel.data)
     DelayQ(Celery("two", set_as_current=False))
     assert dict(Panel.data) == before
-
-
-def test_purge_says_how_many_delayed_tasks_it_left(
-    app: Celery, waiting: DelayedQueue, broker_url: str, ledger_url: str
-) -> None:
-    note = app.tasks["note"]
-    note.delay()
-    for priority in (0, 9, 9):
-        note.apply_async(eta=ETA, priority=priority)
-    shown = output("purge", "--force", broker=broker_url, ledger=ledger_url)
-    assert "Purged 1 message from 1 known task queue." in shown
-    assert shown.count("3 delayed tasks of queue celery are not purged: they wait until they are due.") == 1
-    assert waiting.size() == 1
-    assert app.delayq.cancel(note.apply_async(eta=ETA)) is True
-
-
-def test_purge_says_nothing_where_nothing_waits(app: Celery, broker_url: str, ledger_url: str) -> None:
-    app.tasks["note"].delay()
-    assert "delayed" not in output("purge", "--force", broker=broker_url, ledger=ledger_url)
-    assert parse_eta(ETA.isoformat(), "note")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -188,6 +189,29 @@ def test_a_body_that_is_not_accepted_is_not_decoded(
     assert f"Cannot decode the body of task {result.id}" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [{"task": []}, {"task": {}}, {"id": ["x"]}, {"id": None}, {"stamped_headers": 5}, {"stamped_headers": [["a"]]}],
+)
+def test_one_bad_message_does_not_shield_the_others(
+    app: Celery, waiting: DelayedQueue, headers: dict[str, Any]
+) -> None:
+    note = app.tasks["note"]
+    before, bad, behind = (note.apply_async(countdown=MONTHS).id for _ in range(3))
+    stamped = note.s().set(countdown=MONTHS)
+    stamped.stamp(customer="42")
+    by_stamp = stamped.apply_async()
+    (entry,) = waiting.find(bad)
+    message = json.loads(entry.payload)
+    message["headers"].update({"stamps": {}, **headers})
+    assert waiting.amend(entry, json.dumps(message).encode(), due_ms=entry.due_ms)
+    app.control.revoke_by_stamped_headers({"customer": "42"})
+    assert by_stamp.state == "REVOKED"
+    app.control.revoke([before, bad, behind])
+    assert waiting.size() == 0
+    assert [app.AsyncResult(task_id).state for task_id in (before, behind)] == ["REVOKED"] * 2
+
+
 def test_if_the_result_backend_is_away_the_tasks_are_revoked_and_that_is_logged(
     broker_url: str, waiting: DelayedQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,7 +237,7 @@ def test_a_queue_that_the_server_refuses_does_not_shield_the_others(
         broker_client.set(f"delayq:index:{{{name}}}", "of a wrong type")
     told: list[str] = []
     monkeypatch.setattr(Control, "broadcast", lambda self, command, *args, **kwargs: told.append(command))
-    with pytest.raises(OperationalError, match="cannot tell whether there are tasks to revoke"):
+    with pytest.raises(OperationalError, match="tasks to revoke may still wait"):
         result.revoke()
     assert result.state == "REVOKED"
     assert waiting.size() == 0
@@ -226,7 +250,7 @@ def test_a_registry_that_the_server_refuses_is_an_error_that_celery_knows(
 ) -> None:
     broker_client.delete("delayq:queues")
     broker_client.set("delayq:queues", "of a wrong type")
-    with pytest.raises(OperationalError, match="cannot tell whether there are waiting tasks to revoke"):
+    with pytest.raises(OperationalError, match="tasks to revoke may still wait"):
         app.control.revoke("any")
     broker_client.delete("delayq:queues")
     result = app.tasks["note"].apply_async(countdown=MONTHS)  # registers its queue anew
@@ -316,3 +340,12 @@ class TestStamps:
             command.wait()
         assert (stamped.state, other.state) == ("REVOKED", "PENDING")
         assert waiting.size() == 1
+
+
+def test_where_redis_is_away_the_error_says_that_the_tasks_may_still_wait(ledger_url: str) -> None:
+    with PrivateRedis() as server, publisher(f"delayq://127.0.0.1:{server.port}/0", ledger_url) as app:
+        result = app.tasks["note"].apply_async(countdown=MONTHS)
+        server.kill()
+        with pytest.raises(OperationalError, match="may still wait"):
+            result.revoke()
+        server.start()

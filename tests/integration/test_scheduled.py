@@ -7,7 +7,7 @@ import pickle
 import random
 import uuid
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,17 +19,9 @@ from celery_delayq import ConfigurationError, DelayedQueue, codec
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.pages import Criteria, page
 from examples.private_redis import PrivateRedis
+from tests.integration.publishing import SOON, publish
 from tests.state import FAR, calls, nothing_changes, now_ms
 from tests.worker_app import publisher
-
-SOON = datetime(2040, 1, 1, tzinfo=timezone.utc)
-
-
-def publish(app: Celery, name: str = "note", seconds: float = 0, **options: Any) -> str:
-    """Publish a task that is due so long after SOON; return its id."""
-    options.setdefault("eta", SOON + timedelta(seconds=seconds))
-    task_id: str = app.tasks[name].apply_async(**options).id
-    return task_id
 
 
 def ids(tasks: Any) -> list[str | None]:

@@ -102,10 +102,11 @@ def lasting_redisson(class_path: Callable[[str], str], broker: PrivateRedis) -> 
 
 
 @pytest.fixture
-def newest(lasting_redisson: Redisson, broker_client: redis.Redis) -> Redisson:
+def newest(lasting_redisson: Redisson, broker_client: redis.Redis) -> Iterator[Redisson]:
     """A Redisson of the newest version, with ByteArrayCodec, that transfers nothing yet. Not to be killed."""
     lasting_redisson.call("destroy_all", "")
-    return lasting_redisson
+    yield lasting_redisson
+    lasting_redisson.call("destroy_all", "")  # or it would transfer in tests that do without it
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def celery_queue(broker_client: redis.Redis) -> DelayedQueue:
 
 def delay(app: Celery, celery_queue: DelayedQueue, values: list[str]) -> None:
     """Publish tasks that are due soon, one after the other, in this order."""
-    start_ms = now_ms(celery_queue.client) + 1000
+    start_ms = now_ms(celery_queue.client) + 3000
     for at, value in enumerate(values):
         eta = datetime.fromtimestamp((start_ms + at * APART_MS) / 1000, timezone.utc)
         app.tasks["note"].apply_async((value,), eta=eta)

@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from celery_delayq.cli.output import console
 from tests.soak.faults import FAULTS
 from tests.soak.soak import Result, run
-
-#: Columns of the output where it goes into a file.
-_WIDTH = 140
 
 #: With stock Celery and other brokers, in a harness like this one: 15 SIGKILLs in 60 s at 150 tasks/s.
 _OTHERS = "recovery, others: stock Celery lost 9 of 9,000 and was up to 70 s late; RabbitMQ none, and up to 0.85 s"
@@ -45,13 +42,11 @@ def main(
 
     Exits with 1 if a task was lost, ran twice without need, or ran early, or if anything else was not in order.
     """
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    out = console(width=140)
     results = []
     for name in (names or tuple(FAULTS)) * rounds:
         fault = FAULTS[name]
-        with console.status(f"{name}: {fault.sentence}") as status:
+        with out.status(f"{name}: {fault.sentence}") as status:
             result = run(
                 fault,
                 seconds,
@@ -61,10 +56,10 @@ def main(
             )
         results.append(result)
         for traceback in result.tracebacks:
-            console.print(traceback, markup=False, highlight=False)
+            out.print(traceback, markup=False, highlight=False)
         if json_path:
             json_path.write_text(json.dumps([_figures(result) for result in results], indent=1))
-    console.print(_table(results, "stock Celery" if stock else "celery_delayq"))
+    out.print(_table(results, "stock Celery" if stock else "celery_delayq"))
     if not stock and not all(_is_well(result) for result in results):
         raise SystemExit(1)
 

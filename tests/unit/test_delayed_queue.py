@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import redis
+from redis.client import NEVER_DECODE
 
 from celery_delayq import DelayedQueue, Entry, codec, scripts
 from celery_delayq.delayed_queue import registered
+from celery_delayq.entry import pairs
 from celery_delayq.errors import InvalidEntry
 from examples.private_redis import PrivateRedis
 from tests.state import FAR, now_ms
@@ -99,9 +101,18 @@ class TestWithAnyClient:
         assert queue.resign("me:1") is True
         assert queue.resign("me:1") is False
 
+    @pytest.mark.parametrize(("score", "due_ms"), [(0, 0), (1.5, 2), ("-inf", 0), ("inf", None)])
+    def test_a_score_in_ms(self, any_client: redis.Redis, score: Any, due_ms: int | None) -> None:
+        any_client.zadd("scores", {"entry": score})
+        ((_, found),) = pairs(
+            any_client.execute_command("ZRANGE", "scores", 0, 0, "WITHSCORES", **{NEVER_DECODE: True})
+        )
+        assert scripts.score_to_ms(found) == due_ms
+
     def test_the_registry(self, queue: DelayedQueue, any_client: redis.Redis) -> None:
         queue.offer(b"pay", due_ms=FAR)
         DelayedQueue(any_client, "refunds", keyprefix="shop.").offer(b"", due_ms=FAR)
+        any_client.sadd("delayq:queues", "", b"\xff")
         assert registered(any_client) == {"orders"}
         assert registered(any_client, "shop.") == {"refunds"}
 

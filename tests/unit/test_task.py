@@ -167,3 +167,17 @@ class TestAnotherEta:
         assert with_eta(once, "2031-01-01", 7) == once
         kept = {key: value for key, value in json.loads(once)["headers"].items() if key != "eta"}
         assert repr(kept) == repr({k: v for k, v in json.loads(payload)["headers"].items() if k != "eta"})
+
+
+class TestBody:
+    def test_json_in_full(self) -> None:
+        body = base64.b64encode(b'[["a"], {"b": 1}, null]').decode()
+        assert task_of(stored(body=body, **{"content-type": "application/json"})).body == [["a"], {"b": 1}, None]
+
+    @pytest.mark.parametrize("body", ["!", "bm8gSlNPTg==", 5, None, base64.b64encode(b"\xff" * 9).decode()])
+    def test_what_is_no_json_is_none(self, body: Any) -> None:
+        assert task_of(stored(body=body, **{"content-type": "application/json"})).body is None
+
+    def test_nothing_else_is_decoded(self) -> None:
+        assert task_of(stored()).body is None
+        assert task_of(b"\xff").body is None

@@ -47,7 +47,15 @@ def test_a_number_that_is_no_time(when: float) -> None:
         to_ms(when, "due_after")
 
 
-@given(st.datetimes(timezones=st.none() | st.timezones(), min_value=datetime(1971, 1, 1)))  # noqa: DTZ001
+def test_a_time_whose_year_is_10000_in_utc() -> None:
+    with pytest.raises(ValueError, match="eta must be before the year 10000 in UTC"):
+        aware(datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-12))), "eta")
+
+
+_FIRST, _LAST = datetime(1971, 1, 1), datetime(9999, 12, 30)  # noqa: DTZ001
+
+
+@given(st.datetimes(timezones=st.none() | st.timezones(), min_value=_FIRST, max_value=_LAST))
 def test_a_time_is_that_of_a_published_eta(when: datetime) -> None:
     """A task is due then, whether the eta was given to apply_async or to reschedule."""
     assert to_ms(when, "eta") == parse_eta(when.isoformat(), "task")
@@ -61,6 +69,7 @@ class TestDueAt:
             ({"countdown": 1}, "1970-01-01T00:00:06+00:00"),
             ({"countdown": 0.25}, "1970-01-01T00:00:05.250000+00:00"),
             ({"countdown": -3}, "1970-01-01T00:00:02+00:00"),
+            ({"countdown": -1e18}, "1970-01-01T00:00:00+00:00"),
             ({"eta": 7}, "1970-01-01T00:00:07+00:00"),
             ({"eta": datetime(2030, 1, 1, tzinfo=TOKYO)}, "2030-01-01T00:00:00+09:00"),
         ],

@@ -1,0 +1,125 @@
+"""`celery -A app delayq cancel`, `reschedule` and `run-now`: change what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+
+from celery_delayq.cli.broker import inspecting
+from celery_delayq.cli.command import command, confirm, json_option, plural, usage_errors, yes_option
+from celery_delayq.cli.listing import criteria_of, filters, not_waiting
+from celery_delayq.cli.output import print_json, progress
+from celery_delayq.cli.times import Span, When, at
+from celery_delayq.inspector import Inspector
+
+#: Ids that are handed to the inspector at once.
+_BATCH = 100
+
+
+@command("cancel")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@filters
+@click.option("--all", "everything", is_flag=True, help="All tasks that wait.")
+@click.option("--dry-run", is_flag=True, help="With filters: only count.")
+@yes_option
+@json_option
+def cancel(
+    ctx: click.Context,
+    ids: tuple[str, ...],
+    everything: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Remove tasks for good: those with these IDs, or all that match the filters."""
+    filtered = any(value is not None for value in chosen.values())
+    if (bool(ids), filtered, everything).count(True) != 1:
+        raise click.UsageError("name the tasks by their ids, or give filters (--queue, --task, ...), or --all")
+    if ids and dry_run:
+        raise click.UsageError("--dry-run is for filters: `show` tells whether a task waits")
+    with inspecting(ctx.obj.app) as inspector:
+        if ids:
+            _change(ctx, ids, "cancelled", inspector.cancel, as_json)
+            return
+        number = _cancel_all(inspector, chosen, dry_run, yes)
+    if as_json:
+        print_json({"cancelled": 0 if dry_run else number, "matched": number, "dry_run": dry_run})
+    else:
+        click.echo(f"{plural(number)} {'would be ' if dry_run else ''}cancelled.")
+    if not number:
+        ctx.exit(1)
+
+
+def _cancel_all(inspector: Inspector, chosen: dict[str, Any], dry_run: bool, yes: bool) -> int:
+    criteria = criteria_of(inspector, **chosen)
+
+    def run(what: str, only_count: bool) -> int:
+        with progress(what) as told:
+            return inspector.cancel_all(criteria, everything=True, dry_run=only_count, on_progress=told)
+
+    if dry_run or not yes:
+        number = run("counting", True)
+        if dry_run or not number:
+            return number
+        confirm(f"Cancel {plural(number)} for good?", yes)
+    return run("cancelling", False)
+
+
+@command("reschedule")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option("--countdown", type=Span(), help="From now: seconds, or 30m, 2h, 1h30m.")
+@click.option("--eta", type=When(), help="The time.")
+@json_option
+def reschedule(
+    ctx: click.Context,
+    ids: tuple[str, ...],
+    countdown: timedelta | None,
+    eta: datetime | timedelta | None,
+    as_json: bool,
+) -> None:
+    """Give the tasks with these IDs another time; one that is past moves them to their queues at once."""
+    if (countdown is None) == (eta is None):
+        raise click.UsageError("give either --countdown or --eta")
+    with inspecting(ctx.obj.app) as inspector, usage_errors():
+        # One time for all of them.
+        when = at(eta if countdown is None else countdown, inspector.lists.now_ms())
+        _change(ctx, ids, "rescheduled", lambda batch: inspector.reschedule(batch, eta=when), as_json)
+
+
+@command("run-now")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@json_option
+def run_now(ctx: click.Context, ids: tuple[str, ...], as_json: bool) -> None:
+    """Move the tasks with these IDs to the back of their queues."""
+    with inspecting(ctx.obj.app) as inspector:
+        _change(ctx, ids, "moved to their queues", inspector.run_now, as_json)
+
+
+def _change(
+    ctx: click.Context,
+    ids: Sequence[str],
+    done: str,
+    change: Callable[[Sequence[str]], dict[str, bool]],
+    as_json: bool,
+) -> None:
+    """Change tasks and say which were; exits with 1 if one did not wait."""
+    answers: dict[str, bool] = {}
+    wanted = list(dict.fromkeys(ids))
+    with progress(done) as on_progress:
+        for start in range(0, len(wanted), _BATCH):
+            answers.update(change(wanted[start : start + _BATCH]))
+            on_progress(len(answers), len(wanted))
+    missing = [task_id for task_id, waited in answers.items() if not waited]
+    for task_id in missing:
+        click.echo(f"Error: {not_waiting(task_id)}", err=True)
+    if as_json:
+        for task_id, waited in answers.items():
+            print_json({"id": task_id, "done": waited})
+    else:
+        click.echo(f"{plural(len(answers) - len(missing))} {done}.")
+    if missing:
+        ctx.exit(1)

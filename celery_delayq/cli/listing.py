@@ -1,0 +1,165 @@
+"""`celery -A app delayq list` and `show`: tasks that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+
+import click
+from rich.table import Table
+
+from celery_delayq.cli.broker import check_queue, inspecting, queue_option
+from celery_delayq.cli.command import body_option, command, json_option, usage_errors
+from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_details, print_json, text
+from celery_delayq.cli.times import When, at, shown, shown_span
+from celery_delayq.inspector import Inspector
+from celery_delayq.inspector.pages import Criteria
+from celery_delayq.inspector.task import ScheduledTask
+from celery_delayq.scripts import MAX_PAGE
+
+
+def filters(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options by which tasks are chosen; see `criteria_of`."""
+    for option in (
+        click.option("--due-before", type=When(), help="Only tasks due before this time."),
+        click.option("--due-after", type=When(), help="Only tasks due at this time or later."),
+        click.option("--task", help="Only tasks of this name."),
+        queue_option(),
+    ):
+        function = option(function)
+    return function
+
+
+def criteria_of(
+    inspector: Inspector,
+    *,
+    queue: str | None,
+    task: str | None,
+    due_after: datetime | timedelta | None,
+    due_before: datetime | timedelta | None,
+) -> Criteria:
+    """Return what the options of `filters` mean.
+
+    Raises:
+        click.ClickException: there is no such queue, or a time is out of range.
+    """
+    check_queue(inspector, queue)
+    now_ms = inspector.lists.now_ms()
+    return Criteria.of(queue=queue, task=task, due_after=at(due_after, now_ms), due_before=at(due_before, now_ms))
+
+
+def not_waiting(task_id: str) -> str:
+    """Return what to say of a task that does not wait."""
+    return (
+        f"no task {task_id} waits: it is due and in its queue or with a worker, has run, was cancelled, "
+        "or never was delayed"
+    )
+
+
+def _short(name: str | None) -> str | None:
+    """Return the name of a task without its module."""
+    return name and name.rpartition(".")[2]
+
+
+def task_table(tasks: Iterable[ScheduledTask], width: int, title: str | None = None) -> Table:
+    """Return a table of tasks for a console of so many columns; of their arguments what there is room for."""
+    narrow = width < NARROW
+    table = new_table(title, dense=narrow)
+    add_columns(table, "due (UTC)", firm=True)
+    add_columns(table, "left", right=True, firm=True)
+    add_columns(table, "id", firm=True)
+    add_columns(table, "task", "args", "queue")
+    add_columns(table, "prio", right=True, firm=True)
+    for task in tasks:
+        args = None if task.args is None and task.kwargs is None else _call(task)
+        table.add_row(
+            text(shown(task.due, short=narrow)),
+            text(shown_span(task.time_left)),
+            text(task.id),
+            text(_short(task.name) if narrow else task.name, one_line=narrow),
+            text(args, one_line=True),
+            text(task.queue, one_line=narrow),
+            text(task.priority),
+        )
+    return table
+
+
+def _call(task: ScheduledTask) -> str:
+    kwargs = "" if task.kwargs in (None, "{}") else f" {task.kwargs}"
+    return f"{task.args or ''}{kwargs}"
+
+
+class _Listing:
+    """Yields tasks, page after page; then `cursor` tells where the rest begins, None if there is none."""
+
+    def __init__(self, inspector: Inspector, criteria: Criteria, limit: int | None, cursor: str | None) -> None:
+        self.cursor = cursor
+        self._inspector = inspector
+        self._criteria = criteria
+        self._limit = limit
+
+    def __iter__(self) -> Iterator[ScheduledTask]:
+        left = self._limit
+        while left is None or left > 0:
+            size = MAX_PAGE if left is None else min(left, MAX_PAGE)
+            page = self._inspector.scheduled(self._criteria, limit=size, cursor=self.cursor)
+            self.cursor = page.cursor
+            yield from page
+            if self.cursor is None:
+                return
+            left = None if left is None else left - len(page)
+
+
+@command("list")
+@filters
+@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="So many tasks at most.")
+@click.option("--cursor", help="Where the list before ended.")
+@click.option("--all", "everything", is_flag=True, help="As many as there are.")
+@json_option
+def list_(ctx: click.Context, limit: int, cursor: str | None, everything: bool, as_json: bool, **chosen: Any) -> None:
+    """Show what waits, in due order over all queues."""
+    with inspecting(ctx.obj.app) as inspector:
+        criteria = criteria_of(inspector, **chosen)
+        listing = _Listing(inspector, criteria, None if everything else limit, cursor)
+        with usage_errors():
+            tasks = iter(listing)
+            if as_json:
+                for task in tasks:
+                    print_json(task.to_dict())
+            else:
+                _print(tasks)
+    if listing.cursor is not None and as_json:
+        print_json({"cursor": listing.cursor})
+    elif listing.cursor is not None:
+        click.echo(f"There may be more: --cursor {listing.cursor} goes on, --all shows all.", err=True)
+
+
+def _print(tasks: Iterator[ScheduledTask]) -> None:
+    """Print tables that fit into memory, however many tasks there are."""
+    out = console()
+    batch = list(islice(tasks, MAX_PAGE))
+    if not batch:
+        click.echo("Nothing waits that matches.", err=True)
+    while batch:
+        out.print(task_table(batch, out.width))
+        batch = list(islice(tasks, MAX_PAGE))
+
+
+@command("show")
+@click.argument("task_id", metavar="ID")
+@body_option
+@json_option
+def show(ctx: click.Context, task_id: str, with_body: bool, as_json: bool) -> None:
+    """Show all of a task that waits. Nothing is unpickled."""
+    with inspecting(ctx.obj.app) as inspector:
+        task = inspector.get([task_id])[task_id]
+    if task is None:
+        raise click.ClickException(not_waiting(task_id))
+    fields = task.to_dict()
+    if with_body:
+        fields["body"] = task.body
+    if not as_json:
+        fields["time_left"] = shown_span(task.time_left)
+    print_details(fields, as_json)

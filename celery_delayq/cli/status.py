@@ -1,0 +1,125 @@
+"""`celery -A app delayq status`: how much waits where, and when it is due."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import click
+from rich.bar import Bar
+from rich.table import Table
+
+from celery_delayq.cli.broker import inspecting
+from celery_delayq.cli.command import Decorator, command, json_option, usage_errors
+from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_json, text
+from celery_delayq.cli.times import Span, shown, shown_span
+from celery_delayq.inspector.counts import Counts
+from celery_delayq.times import to_datetime, to_timedelta
+
+#: Columns of numbers, by the names of `QueueCounts`.
+_NUMBERS = ("ready", "delayed", "overdue", "in_flight", "dead")
+
+#: Width of the longest bar.
+_BAR = 50
+
+#: How far the histogram reaches, for all commands that show counts.
+span_option: Decorator = click.option(
+    "--span", type=Span(), default="1h", show_default=True, help="How far the histogram reaches: 1h, 1d, 7d."
+)
+
+
+@command("status")
+@span_option
+@click.option("--buckets", type=click.IntRange(1, 1000), default=12, show_default=True, help="Bars of the histogram.")
+@json_option
+def status(ctx: click.Context, span: timedelta, buckets: int, as_json: bool) -> None:
+    """Show how much waits in each queue, who transfers it, and a histogram of due times."""
+    with inspecting(ctx.obj.app) as inspector, usage_errors():
+        counts = inspector.counts(span=span.total_seconds(), buckets=buckets)
+    if as_json:
+        print_json(_as_json(counts))
+        return
+    out = console()
+    out.print(queue_table(counts, out.width))
+    out.print()
+    out.print(histogram(counts))
+
+
+def queue_table(counts: Counts, width: int) -> Table:
+    """Return a table of the queues, with their sums, for a console of so many columns."""
+    narrow = width < NARROW
+    table = new_table(f"{shown(to_datetime(counts.at_ms))} UTC", dense=narrow)
+    add_columns(table, "queue")
+    add_columns(table, *(name.replace("_", "-") for name in _NUMBERS), right=True, firm=True)
+    add_columns(table, "next due (UTC)", firm=True)
+    add_columns(table, "left", right=True, firm=True)
+    add_columns(table, "punctual worker")
+    for queue in counts.queues:
+        left = None if queue.next_due_ms is None else shown_span(to_timedelta(queue.next_due_ms - counts.at_ms))
+        table.add_row(
+            text(queue.queue),
+            *(f"{getattr(queue, name):,}" for name in _NUMBERS),
+            shown(queue.next_due, short=narrow),
+            text(left),
+            text(", ".join(sorted({_process(loop) for loop in queue.punctual})) or None),
+        )
+    if len(counts.queues) > 1:
+        table.add_section()
+        table.add_row(
+            "all", *(f"{number:,}" for number in _totals(counts).values()), shown(counts.next_due, short=narrow)
+        )
+    return table
+
+
+def histogram(counts: Counts) -> Table:
+    """Return a bar for each bucket, and the number of what is due later."""
+    first, last = counts.histogram[0], counts.histogram[-1]
+    table = new_table(f"due within {shown_span(_rounded(last.end_ms - first.start_ms))}")
+    add_columns(table, "from (UTC)", firm=True)
+    add_columns(table, "tasks", right=True, firm=True)
+    table.add_column(width=_BAR)
+    most = max(bucket.count for bucket in counts.histogram)
+    for bucket in counts.histogram:
+        bar = Bar(most, 0, bucket.count, width=_BAR) if bucket.count else ""
+        table.add_row(shown(to_datetime(bucket.start_ms)), f"{bucket.count:,}", bar)
+    table.add_row("later", f"{counts.later:,}")
+    return table
+
+
+def _rounded(ms: int) -> timedelta:
+    return timedelta(seconds=round(ms / 1000))
+
+
+def _process(loop: str) -> str:
+    """Return host and process id of a loop, without its number there."""
+    return loop.rpartition(":")[0] or loop
+
+
+def _totals(counts: Counts) -> dict[str, int]:
+    return {name: sum(getattr(queue, name) for queue in counts.queues) for name in _NUMBERS}
+
+
+def _as_json(counts: Counts) -> dict[str, Any]:
+    def text_of(ms: int | None) -> str | None:
+        return None if ms is None else to_datetime(ms).isoformat()
+
+    queues = [
+        {
+            "queue": queue.queue,
+            **{name: getattr(queue, name) for name in _NUMBERS},
+            "next_due": text_of(queue.next_due_ms),
+            "punctual": queue.punctual,
+        }
+        for queue in counts.queues
+    ]
+    return {
+        "at": text_of(counts.at_ms),
+        "queues": queues,
+        "totals": _totals(counts),
+        "next_due": counts.next_due and counts.next_due.isoformat(),
+        "histogram": [
+            {"start": text_of(bucket.start_ms), "end": text_of(bucket.end_ms), "count": bucket.count}
+            for bucket in counts.histogram
+        ],
+        "later": counts.later,
+    }

@@ -1,0 +1,75 @@
+"""`celery -A app delayq top`: what waits, live."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from celery_delayq.cli.broker import check_queue, inspecting, queue_option
+from celery_delayq.cli.command import command, usage_errors
+from celery_delayq.cli.listing import task_table
+from celery_delayq.cli.output import console
+from celery_delayq.cli.status import histogram, queue_table, span_option
+from celery_delayq.inspector import Inspector
+from celery_delayq.inspector.pages import Criteria
+
+#: What is drawn.
+Frame = Callable[[Inspector], RenderableType]
+
+
+@command("top")
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, help="Seconds between two looks."
+)
+@click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="So many of the next tasks.")
+@queue_option("Next tasks of this queue only.")
+@span_option
+@click.option("--once", is_flag=True, help="Show it once, and end.")
+def top(ctx: click.Context, interval: float, limit: int, queue: str | None, span: timedelta, once: bool) -> None:
+    """Show counts and the next due tasks, again and again. Ctrl-C ends it."""
+    out = console()
+
+    def frame(inspector: Inspector) -> RenderableType:
+        with usage_errors():
+            counts = inspector.counts(span=span.total_seconds(), buckets=12)
+        page = inspector.scheduled(Criteria.of(queue=queue), limit=limit)
+        return Group(
+            queue_table(counts, out.width), "", task_table(page, out.width, title="next"), "", histogram(counts)
+        )
+
+    if not (once or out.is_terminal):
+        raise click.UsageError("top is for a terminal: add --once, or take `status`")
+    with inspecting(ctx.obj.app) as inspector:
+        check_queue(inspector, queue)
+        first = frame(inspector)
+    if once:
+        out.print(first)
+    else:
+        _live(ctx.obj.app, out, first, frame, interval)
+
+
+def _live(app: Any, out: Console, first: RenderableType, frame: Frame, interval: float) -> None:
+    """Draw until SIGINT or SIGTERM; while the server is away, say so and try again."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Live(first, console=out, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(interval)
+                try:
+                    with inspecting(app) as inspector:
+                        while True:
+                            live.update(frame(inspector), refresh=True)
+                            time.sleep(interval)
+                except click.ClickException as exc:
+                    live.update(Text(f"{exc.message}\nTrying again every {interval:g} s.", "red"), refresh=True)
+    except KeyboardInterrupt:
+        pass

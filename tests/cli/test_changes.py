@@ -1,0 +1,141 @@
+"""`celery delayq cancel`, `reschedule` and `run-now`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from celery import Celery
+
+from celery_delayq import DelayedQueue
+from tests.cli.running import Command, is_wrong_use
+from tests.integration.publishing import SOON, publish, ready
+from tests.state import nothing_changes, now_ms
+
+
+def left(app: Celery) -> list[str]:
+    """The ids of what waits, in due order."""
+    return [task.id for task in app.delayq.iter_scheduled()]
+
+
+class TestCancel:
+    def test_by_ids(self, app: Celery, command: Command) -> None:
+        kept, *others = (publish(app, seconds=number) for number in range(3))
+        done = command("cancel", *others)
+        assert (done.code, done.stdout, done.stderr) == (0, "2 tasks cancelled.\n", "")
+        assert left(app) == [kept]
+
+    @pytest.mark.parametrize("verb", [["cancel"], ["run-now"], ["reschedule", "--countdown", "1h"]])
+    def test_an_id_that_does_not_wait_stops_no_other(self, app: Celery, command: Command, verb: list[str]) -> None:
+        task_id = publish(app)
+        done = command(*verb, "nobody", task_id, "--json")
+        assert done.code == 1
+        assert done.lines() == [{"id": "nobody", "done": False}, {"id": task_id, "done": True}]
+        assert done.stderr.startswith("Error: no task nobody waits: it is due and in its queue")
+
+    def test_hundreds(self, app: Celery, command: Command) -> None:
+        ids = [publish(app) for _ in range(250)]
+        assert command("cancel", *ids, ids[0]).stdout == "250 tasks cancelled.\n"
+        assert left(app) == []
+
+    def test_by_filters(self, app: Celery, command: Command) -> None:
+        publish(app, queue="other")
+        publish(app, "add", queue="other", args=(1, 2))
+        kept = publish(app)
+        assert command("cancel", "--queue", "other", "--task", "add", "--yes").stdout == "1 task cancelled.\n"
+        assert command("cancel", "--due-before", SOON.isoformat(), "--yes").stdout == "0 tasks cancelled.\n"
+        (told,) = command("cancel", "--queue", "other", "--yes", "--json").json()
+        assert told == {"cancelled": 1, "matched": 1, "dry_run": False}
+        assert left(app) == [kept]
+        assert command("cancel", "--all", "--yes").code == 0
+        assert left(app) == []
+
+    def test_a_dry_run_only_counts(self, app: Celery, command: Command, waiting: DelayedQueue) -> None:
+        publish(app)
+        with nothing_changes(waiting.client):
+            assert command("cancel", "--task", "note", "--dry-run").stdout == "1 task would be cancelled.\n"
+            (told,) = command("cancel", "--all", "--dry-run", "--json").json()
+        assert told == {"cancelled": 0, "matched": 1, "dry_run": True}
+
+    @pytest.mark.parametrize("options", [["--yes"], ["--dry-run"], []])
+    def test_nothing_that_matches(self, command: Command, options: list[str]) -> None:
+        done = command("cancel", "--task", "nobody", *options)
+        assert done.code == 1
+        assert done.stdout.startswith("0 tasks ")
+
+    @pytest.mark.parametrize("chosen", [["--all"], ["--queue", "celery"], ["--due-before", "9999-01-01"]])
+    def test_without_a_terminal_it_wants_yes(
+        self, app: Celery, command: Command, waiting: DelayedQueue, chosen: list[str]
+    ) -> None:
+        publish(app)
+        with nothing_changes(waiting.client):
+            is_wrong_use(command("cancel", *chosen), "Cancel 1 task for good?", "add --yes")
+
+    @pytest.mark.parametrize(
+        "arguments", [[], ["--yes"], ["an-id", "--all"], ["an-id", "--task", "note"], ["--all", "--queue", "celery"]]
+    )
+    def test_one_says_which(self, app: Celery, command: Command, arguments: list[str]) -> None:
+        publish(app, task_id="an-id")
+        is_wrong_use(command("cancel", *arguments), "by their ids, or give filters", "or --all")
+        assert left(app) == ["an-id"]
+
+    def test_a_dry_run_is_for_filters(self, command: Command) -> None:
+        is_wrong_use(command("cancel", "an-id", "--dry-run"), "--dry-run is for filters")
+
+
+class TestReschedule:
+    @pytest.mark.parametrize("option", ["--countdown", "--eta"])
+    @pytest.mark.parametrize("value", ["90m", "1h30m"])
+    def test_relative(self, app: Celery, waiting: DelayedQueue, command: Command, option: str, value: str) -> None:
+        task_id = publish(app)
+        before = now_ms(waiting.client)
+        assert command("reschedule", task_id, option, value).stdout == "1 task rescheduled.\n"
+        assert before <= app.delayq.get(task_id).due_ms - 5_400_000 <= now_ms(waiting.client)
+
+    @pytest.mark.parametrize("eta", ["2041-02-03T04:05:06", "2041-02-03T13:05:06+09:00", "2041-02-03T04:05:06Z"])
+    def test_to_a_time(self, app: Celery, command: Command, eta: str) -> None:
+        ids = [publish(app), publish(app, queue="other")]
+        rows = command("reschedule", *ids, "--eta", eta, "--json").json()
+        assert rows == [{"id": task_id, "done": True} for task_id in ids]
+        assert {task.due.isoformat() for task in app.delayq.scheduled()} == {"2041-02-03T04:05:06+00:00"}
+
+    @pytest.mark.parametrize("time", [["--eta", "-1m"], ["--countdown", "0"], ["--countdown", "-5"]])
+    def test_what_is_past_is_moved_at_once(
+        self, app: Celery, waiting: DelayedQueue, command: Command, time: list[str]
+    ) -> None:
+        task_id = publish(app)
+        assert command("reschedule", task_id, *time).code == 0
+        assert [message["headers"]["id"] for message in ready(waiting.client)] == [task_id]
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ([], "give either --countdown or --eta"),
+            (["--countdown", "1", "--eta", "1h"], "give either --countdown or --eta"),
+            (["--countdown", "soon"], "'soon' is no span of time: write seconds, or 90s, 30m"),
+            (["--countdown", "nan"], "'nan' is no span of time"),
+            (["--countdown", "1e300"], "'1e300' is no span of time"),
+            (["--countdown", "9999999d"], "the time must be in the years 1 to 9999"),
+            (["--eta", "tomorrow"], "'tomorrow' is no time"),
+            (["--eta", "1700000000"], "'1700000000' is no time"),
+            (["--eta", "2040-02-30"], "'2040-02-30' is no time"),
+        ],
+    )
+    def test_times_that_are_none(self, app: Celery, command: Command, options: list[str], words: str) -> None:
+        task_id = publish(app)
+        is_wrong_use(command("reschedule", task_id, *options), words)
+        assert app.delayq.get(task_id).due - SOON == timedelta(0)
+
+
+def test_run_now(app: Celery, waiting: DelayedQueue, command: Command) -> None:
+    ids = [publish(app), publish(app)]
+    assert command("run-now", *ids).stdout == "2 tasks moved to their queues.\n"
+    assert [message["headers"]["id"] for message in ready(waiting.client)] == ids
+    again = command("run-now", *ids)
+    assert again.code == 1
+    assert again.stderr.count("waits: it is due and in its queue") == 2
+
+
+@pytest.mark.parametrize("verb", [["run-now"], ["reschedule", "--countdown", "1"], ["show"]])
+def test_ids_are_needed(command: Command, verb: list[str]) -> None:
+    is_wrong_use(command(*verb), "Missing argument")

@@ -1,0 +1,130 @@
+"""`celery -A app delayq dead`: what people do with messages that were set aside."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+from celery import Celery
+from kombu.utils.json import loads
+
+from celery_delayq import DeadLetters, dead_letters
+from celery_delayq.transport.redelivery import DELIVERY_COUNT
+from tests.cli.running import Command, failed, is_wrong_use
+
+QUEUE = "celery"
+URGENT = "celery\x06\x163"
+
+
+@pytest.fixture
+def killer(app: Celery, broker_client: redis.Redis, command: Command) -> dict[str, str]:
+    """A message that was set aside: its id and that of its task."""
+    result = app.tasks["note"].apply_async(("x",), priority=3)
+    message = loads(broker_client.rpop(URGENT).decode())
+    message["headers"][DELIVERY_COUNT] = 2
+    return {"id": set_aside(broker_client, URGENT, json.dumps(message).encode()), "task_id": result.id}
+
+
+def set_aside(client: redis.Redis, name: str, message: bytes) -> str:
+    """Put a message in a dead list; return its id there."""
+    letters = DeadLetters(client, name)
+    raw = dead_letters.pack(message, reason=dead_letters.DELIVERY_LIMIT, at_ms=1_700_000_000_000, deliveries=3)
+    client.rpush(letters.keys.dead, raw)
+    return dead_letters.unpack(raw).id
+
+
+def test_list_shows_the_messages_of_all_priorities(
+    command: Command, killer: dict[str, str], broker_client: redis.Redis
+) -> None:
+    garbage = set_aside(broker_client, QUEUE, b"\xff")
+    common = {"reason": "delivery-limit", "deliveries": 3, "at": "2023-11-14T22:13:20+00:00"}
+    assert command("dead", "list", "--json").json() == [
+        {"id": garbage, "list": QUEUE, "task": None, "task_id": None, **common},
+        {"list": URGENT, "task": "note", **killer, **common},
+    ]
+
+
+def test_list_shows_a_table(command: Command, killer: dict[str, str]) -> None:
+    output = command("dead", "list", QUEUE).stdout
+    assert killer["id"] in output
+    assert "delivery-limit" in output
+
+
+def test_show_has_the_message(command: Command, killer: dict[str, str], broker_client: redis.Redis) -> None:
+    (shown,) = command("dead", "show", QUEUE, killer["id"], "--json", "--body").json()
+    assert shown.keys() == {
+        *("id", "list", "task", "task_id", "reason", "deliveries", "at", "headers", "body", "size"),
+    }
+    assert command("dead", "show", QUEUE, killer["id"], "--json").json()[0].keys() == shown.keys() - {"body"}
+    assert shown["headers"][DELIVERY_COUNT] == 2
+    assert shown["body"][0] == ["x"]
+    assert f"{DELIVERY_COUNT}: 2" in command("dead", "show", QUEUE, killer["id"]).stdout
+    garbage = set_aside(broker_client, QUEUE, b"\xff\x00")
+    (shown,) = command("dead", "show", QUEUE, garbage, "--json").json()
+    assert (shown["message_base64"], shown["size"]) == ("/wA=", 2)
+    failed(command("dead", "show", QUEUE, "nobody"), "no dead message of 'celery' has the id nobody")
+
+
+def test_an_entry_that_was_none_is_listed_and_not_requeued(
+    command: Command, killer: dict[str, str], broker_client: redis.Redis
+) -> None:
+    broker_client.rpush(DeadLetters(broker_client, QUEUE).keys.dead, b"no entry")
+    row = command("dead", "list", "--json").json()[0]
+    assert row["reason"] == "not-an-entry"
+    done = command("dead", "requeue", QUEUE, "--all", "--json")
+    assert done.code == 1
+    assert f"{row['id']} is no message" in done.stderr
+    assert done.lines() == [{"id": row["id"], "done": False}, {"id": killer["id"], "done": True}]
+    assert not broker_client.llen(QUEUE)
+
+
+def test_requeue_puts_a_message_back_and_counts_anew(
+    command: Command, killer: dict[str, str], broker_client: redis.Redis
+) -> None:
+    assert command("dead", "requeue", QUEUE, killer["id"]).stdout == "1 message requeued.\n"
+    assert command("dead", "list", "--json").json() == []
+    message = loads(broker_client.rpop(URGENT).decode())
+    assert message["headers"]["id"] == killer["task_id"]
+    assert DELIVERY_COUNT not in message["headers"]
+
+
+def test_purge_deletes_only_what_was_named(
+    command: Command, killer: dict[str, str], broker_client: redis.Redis
+) -> None:
+    other = set_aside(broker_client, QUEUE, b"other")
+    assert command("dead", "purge", QUEUE, killer["id"]).stdout == "1 message purged.\n"
+    assert [row["id"] for row in command("dead", "list", "--json").json()] == [other]
+    assert command("dead", "purge", QUEUE, "--all", "--yes", "--json").json() == [{"id": other, "done": True}]
+    assert not broker_client.exists(DeadLetters(broker_client, QUEUE).keys.dead)
+
+
+def test_to_purge_all_wants_yes(command: Command, killer: dict[str, str]) -> None:
+    done = command("dead", "purge", QUEUE, "--all")
+    is_wrong_use(done, "Delete 1 dead message of 'celery' for good?", "add --yes")
+    assert len(command("dead", "list", "--json").json()) == 1
+
+
+@pytest.mark.parametrize("verb", ["requeue", "purge"])
+def test_a_wrong_id_changes_nothing(command: Command, killer: dict[str, str], verb: str) -> None:
+    failed(command("dead", verb, QUEUE, killer["id"], "nobody"), "no dead message of 'celery' has the id nobody")
+    assert len(command("dead", "list", "--json").json()) == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "0123"]])
+@pytest.mark.parametrize("verb", ["requeue", "purge"])
+def test_one_says_which(command: Command, killer: dict[str, str], verb: str, arguments: list[str]) -> None:
+    is_wrong_use(command("dead", verb, QUEUE, *arguments), "by the ids that `dead list` shows, or say --all")
+    assert len(command("dead", "list", "--json").json()) == 1
+
+
+@pytest.mark.parametrize("verb", ["requeue", "purge"])
+def test_where_there_is_none_nothing_is_done(command: Command, verb: str) -> None:
+    done = command("dead", verb, QUEUE, "--all")
+    assert (done.code, done.stdout) == (1, f"0 messages {verb.rstrip('e')}ed.\n")
+
+
+def test_a_queue_that_only_dead_messages_know(command: Command, broker_client: redis.Redis) -> None:
+    """Its tasks were never delayed, and the app does not declare it."""
+    letter = set_aside(broker_client, "elsewhere", b"message")
+    assert [row["id"] for row in command("dead", "list", "elsewhere", "--json").json()] == [letter]

@@ -1,0 +1,101 @@
+"""`celery delayq status`, and `top --once`, which shows the same and what is next."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+from celery import Celery
+
+from celery_delayq import DeadLetters, DelayedQueue
+from tests.cli.running import Command, Done, failed, is_wrong_use
+from tests.integration.publishing import publish
+from tests.state import give, lease, now_ms
+from tests.state import publish as put
+
+
+def row(done: Done, first: str) -> list[str]:
+    """The cells of the line that begins so."""
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith(f"{first} "))
+    return line.split()
+
+
+def fill(app: Celery, queue: DelayedQueue) -> list[datetime]:
+    """One of each, of `celery`, and two delayed tasks of `other`, of which one is due within the hour."""
+    now = datetime.fromtimestamp(now_ms(queue.client) / 1000, timezone.utc)
+    etas = [now + timedelta(minutes=30), now + timedelta(days=2)]
+    for eta in etas:
+        publish(app, eta=eta, queue="other")
+    publish(app, eta=now + timedelta(days=1))
+    put(queue, b"ready")
+    lease(queue, "consumer")
+    give(queue, "consumer", b"held", b"held too")
+    queue.client.rpush(DeadLetters(queue.client, queue.name).keys.dead, b"dead")
+    queue.client.set(queue.keys.transferrer, "0:host:4711:1")
+    return etas
+
+
+def test_json(app: Celery, waiting: DelayedQueue, command: Command) -> None:
+    etas = fill(app, waiting)
+    (found,) = command("status", "--json", "--span", "1h", "--buckets", 2).json()
+    assert found.keys() == {"at", "queues", "totals", "next_due", "histogram", "later"}
+    queues = {queue["queue"]: queue for queue in found["queues"]}
+    assert queues["celery"] == {
+        "queue": "celery",
+        "ready": 1,
+        "delayed": 1,
+        "overdue": 0,
+        "in_flight": 2,
+        "dead": 1,
+        "next_due": (etas[1] - timedelta(days=1)).isoformat(),
+        "punctual": ["host:4711:1"],
+    }
+    assert queues["other"]["delayed"] == 2
+    assert found["totals"] == {"ready": 1, "delayed": 3, "overdue": 0, "in_flight": 2, "dead": 1}
+    assert found["next_due"] == etas[0].isoformat()
+    assert [bucket.keys() for bucket in found["histogram"]] == [{"start", "end", "count"}] * 2
+    assert sum(bucket["count"] for bucket in found["histogram"]) == 1
+    assert found["later"] == 2
+
+
+def test_tables(app: Celery, waiting: DelayedQueue, command: Command) -> None:
+    fill(app, waiting)
+    done = command("status", "--span", "36h", "--buckets", 3)
+    assert row(done, "celery")[:6] == ["celery", "1", "1", "0", "2", "1"]
+    assert row(done, "celery")[-1] == "host:4711"
+    assert row(done, "all")[:6] == ["all", "1", "3", "0", "2", "1"]
+    assert "due within 1d 12h" in done.stdout
+    assert row(done, "later") == ["later", "1"]
+    assert done.stdout.count("█" * 50) == 2
+
+
+def test_nothing_waits(command: Command) -> None:
+    done = command("status")
+    assert row(done, "celery")[1:6] == ["0"] * 5
+    assert row(done, "later") == ["later", "0"]
+    assert "█" not in done.stdout
+
+
+def test_spans_and_numbers_that_are_none(command: Command) -> None:
+    is_wrong_use(command("status", "--span", "0"), "span must be more than 0")
+    is_wrong_use(command("status", "--span", "long"), "'long' is no span of time")
+    is_wrong_use(command("status", "--buckets", "1001"), "--buckets")
+
+
+class TestTop:
+    def test_once(self, app: Celery, waiting: DelayedQueue, command: Command) -> None:
+        fill(app, waiting)
+        first, second = publish(app), publish(app, seconds=1, queue="other")
+        done = command("top", "--once", "--limit", 5)
+        assert row(done, "all")[2] == "5"
+        assert done.stdout.index(first) < done.stdout.index(second)
+        assert row(done, "later") == ["later", "4"]
+        done = command("top", "--once", "--queue", "celery")
+        assert first in done.stdout
+        assert second not in done.stdout
+
+    def test_is_for_a_terminal(self, command: Command) -> None:
+        is_wrong_use(command("top"), "top is for a terminal: add --once, or take `status`")
+        is_wrong_use(command("top", "--once", "--interval", "0"), "--interval")
+
+    def test_of_an_unknown_queue(self, command: Command) -> None:
+        failed(command("top", "--once", "--queue", "cellery"), "unknown queue 'cellery': did you mean celery?")
