@@ -16,8 +16,8 @@ from celery import Celery
 from celery_delayq import DelayedQueue, codec, scripts
 from celery_delayq.transport.eta import DUE_PROPERTY
 
-#: The list in which the original is published; no worker consumes it.
-_TEMPLATE = "template"
+#: The list in which the original is published, and that in which a backlog is prepared; no worker consumes them.
+_TEMPLATE, _BACKLOG = "template", "backlog"
 _PER_PIPELINE = 1_000
 
 #: Publishing takes at most so long: in seconds, and tasks a second.
@@ -30,17 +30,18 @@ def seconds_to_publish(count: int) -> float:
 
 
 class Copier:
-    """Publishes copies of the message of `note`, the way the broker of an app would: to the queue, or delayed.
+    """Publishes copies of the message of a task, the way the broker of an app would: to the queue, or delayed.
 
     Args:
         app: an app of `make_app`.
         client: of the app's Redis.
+        task: its name; its argument is a number.
     """
 
-    def __init__(self, app: Celery, client: redis.Redis) -> None:
+    def __init__(self, app: Celery, client: redis.Redis, task: str = "note") -> None:
         self._delays = "delayq" in app.conf.broker_url
         self._queue = DelayedQueue(client, app.conf.task_default_queue)
-        app.tasks["note"].apply_async((0,), queue=_TEMPLATE)
+        app.tasks[task].apply_async((0,), queue=_TEMPLATE)
         raw: Any = client.rpop(_TEMPLATE)
         self._message = json.loads(raw)
         self._message["properties"]["delivery_info"]["routing_key"] = self._queue.name
@@ -53,6 +54,17 @@ class Copier:
             numbers: their arguments.
             due: unix times in seconds: one for all or one for each; none for immediate tasks.
         """
+        self._publish(self._queue.name, numbers, due)
+
+    def prepare(self, numbers: Iterable[int]) -> None:
+        """Prepare immediate tasks, which workers do not see before `release`."""
+        self._publish(_BACKLOG, numbers, ())
+
+    def release(self) -> None:
+        """Let what was prepared be in the queue, all of it in one instant."""
+        self._queue.client.rename(_BACKLOG, self._queue.name)
+
+    def _publish(self, queue: str, numbers: Iterable[int], due: tuple[float, ...]) -> None:
         client, offer = self._queue.client, scripts.load("offer")
         client.script_load(offer.text)
         if due and self._delays:
@@ -62,7 +74,7 @@ class Copier:
             pipe = client.pipeline(transaction=False)
             for due_ms, message in chunk:
                 if due_ms is None or not self._delays:
-                    pipe.lpush(self._queue.name, json.dumps(message))
+                    pipe.lpush(queue, json.dumps(message))
                     continue
                 message["properties"][DUE_PROPERTY] = due_ms
                 keys, args = scripts.offer_command(

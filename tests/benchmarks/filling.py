@@ -50,6 +50,12 @@ class Filler:
         self._payload = random.Random(SEED).randbytes(payload_bytes)
         self._offered = 0
 
+    def make_instant(self) -> None:
+        """Make all that waits due at one instant, in 1970, and what is offered from here on, too."""
+        key = self._queue.keys.timeout_set
+        self._queue.client.zunionstore(key, {key: 0})
+        self._order, self._first_due_ms = INSTANT, 0
+
     def fill_up_to(self, pending: int) -> None:
         """Offer as many messages as it takes until so many wait."""
         queue, script = self._queue, _fill()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import dataclass
 
 from celery_delayq import DelayedQueue
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.figures import OURS, Target, percentile
 from tests.benchmarks.filling import PAYLOAD_BYTES
-from tests.benchmarks.loops import Commands, Fleet, LoneLoop
+from tests.benchmarks.loops import Fleet, LoneLoop
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import SEED, Scale
 from tests.support import wait_until
@@ -28,19 +29,18 @@ _SINGLE = f"{OURS}, 1 loop"
 def run(scale: Scale) -> Report:
     report = Report(f"fleet: commands that transfer loops send for messages due over {scale.fleet_s:g} s")
     one, *many = scale.loops
-    for count in scale.fleet_messages:
-        commands, seconds = _transferring(one, count, scale.fleet_s)
-        for loops in many:
+    found = {loops: _loops(loops, scale) for loops in scale.loops}
+    for loops in many:
+        for count in scale.fleet_messages:
             name = f"{loops} loops, {count:,} messages"
             caused = report.figure(f"{name}: a message", "commands", baseline=_SINGLE, target=Target(1.2, ratio=True))
             looks = report.figure(f"{name}: periodic looks, a loop", "commands/s", baseline=_SINGLE)
-            sent, over_s = _transferring(loops, count, scale.fleet_s)
-            for variant, size, found, time_s in ((_SINGLE, one, commands, seconds), (OURS, loops, sent, over_s)):
-                caused.add(variant, found.total("message") / count)
-                looks.add(variant, found.total("look") / size / time_s)
+            for variant, size in ((_SINGLE, one), (OURS, loops)):
+                a_message, a_second = found[size].transferring[count]
+                caused.add(variant, a_message)
+                looks.add(variant, a_second)
     for loops in scale.loops:
-        idle = report.figure(f"{loops} loops, idle: all of them", "commands/s")
-        idle.add(OURS, _idle(loops, scale.idle_s))
+        report.figure(f"{loops} loops, idle: all of them", "commands/s").add(OURS, found[loops].idle)
     for loops in many:
         late = _takeover(loops)
         for words, percent in {"p50": 50, "p99": 99, "max": 100}.items():
@@ -55,35 +55,50 @@ def run(scale: Scale) -> Report:
     return report
 
 
-def _transferring(loops: int, count: int, span_s: float) -> tuple[Commands, float]:
-    """Let loops transfer messages; return what they sent from the time all were connected, and how long that was."""
-    rng = random.Random(SEED)
-    with PrivateRedis() as server, server.client() as client:
-        queue = DelayedQueue(client, "celery")
-        queue.register()
-        with Fleet(server.port, loops) as fleet:
-            queue.offer(bytes(PAYLOAD_BYTES), delay_s=0)
-            wait_until(lambda: fleet.moved, "one of them is the punctual one")
-            fleet.forget()
-            begin = time.monotonic()
-            first_due_ms = int((time.time() + _FIRST_DUE_S) * 1000)
-            for _ in range(count):
-                due_ms = first_due_ms + rng.randrange(int(span_s * 1000))
-                queue.offer(bytes(PAYLOAD_BYTES), due_ms=due_ms)
-            wait_until(lambda: fleet.moved == count, "all are moved", _FIRST_DUE_S + span_s + 10)
-            return fleet.commands, time.monotonic() - begin
+@dataclass(frozen=True)
+class _Sent:
+    """What a fleet of one size sends.
+
+    Attributes:
+        idle: commands a second of all loops while nothing is due.
+        transferring: by number of messages: commands a message that messages cause, and commands a second and loop of
+            periodic looks.
+    """
+
+    idle: float
+    transferring: dict[int, tuple[float, float]]
 
 
-def _idle(loops: int, seconds: float) -> float:
-    """Return how many commands a second all loops together send while nothing is due."""
+def _loops(loops: int, scale: Scale) -> _Sent:
     with PrivateRedis() as server, server.client() as client:
         queue = DelayedQueue(client, "celery")
         queue.offer(bytes(PAYLOAD_BYTES), delay_s=3600)
         with Fleet(server.port, loops) as fleet:
             time.sleep(_SETTLED_S)
-            fleet.forget()
-            time.sleep(seconds)
-            return (fleet.commands.total("look") + fleet.commands.total("message")) / seconds
+            idle = _idle(fleet, scale.idle_s)
+            queue.offer(bytes(PAYLOAD_BYTES), delay_s=0)
+            wait_until(lambda: fleet.moved, "one of them is the punctual one")
+            counts = scale.fleet_messages
+            return _Sent(idle, {count: _transferring(queue, fleet, loops, count, scale.fleet_s) for count in counts})
+
+
+def _idle(fleet: Fleet, seconds: float) -> float:
+    fleet.forget()
+    time.sleep(seconds)
+    return (fleet.commands.total("look") + fleet.commands.total("message")) / seconds
+
+
+def _transferring(queue: DelayedQueue, fleet: Fleet, loops: int, count: int, span_s: float) -> tuple[float, float]:
+    rng = random.Random(SEED)
+    fleet.forget()
+    begin = time.monotonic()
+    first_due_ms = int((time.time() + _FIRST_DUE_S) * 1000)
+    for _ in range(count):
+        due_ms = first_due_ms + rng.randrange(int(span_s * 1000))
+        queue.offer(bytes(PAYLOAD_BYTES), due_ms=due_ms)
+    wait_until(lambda: fleet.moved == count, "all are moved", _FIRST_DUE_S + span_s + 10)
+    seconds, commands = time.monotonic() - begin, fleet.commands
+    return commands.total("message") / count, commands.total("look") / loops / seconds
 
 
 def _takeover(loops: int) -> list[float]:

@@ -54,6 +54,11 @@ def _server_bytes(pending: int, payload_bytes: int, *, mirrored: bool) -> int:
 
 def _worker_memory(report: Report, scale: Scale) -> None:
     task = report.figure(f"Redis, a small task, {scale.stock_pending:,} pending", "bytes")
+    million = report.figure(
+        f"Redis, payload of {PAYLOAD_BYTES} bytes, {scale.worker_pending:,} pending",
+        "times the payload",
+        target=Target(1.6),
+    )
     grown = report.figure("worker, growth by pending messages", "MiB", target=Target(1.0))
     total = report.figure("worker, with them", "MiB")
     for variant in (STOCK, OURS):
@@ -64,7 +69,10 @@ def _worker_memory(report: Report, scale: Scale) -> None:
                 wait_until(lambda: client.hlen("unacked") >= scale.stock_pending, "the worker has all", 180)
             task.add(variant, (server_bytes(client) - before) / scale.stock_pending)
             if variant == OURS:
-                _filler(DelayedQueue(client, "celery"), PAYLOAD_BYTES).fill_up_to(scale.worker_pending)
+                queue, without = DelayedQueue(client, "celery"), server_bytes(client)
+                filled = scale.worker_pending - queue.size()
+                _filler(queue, PAYLOAD_BYTES).fill_up_to(scale.worker_pending)
+                million.add(variant, (server_bytes(client) - without) / filled / PAYLOAD_BYTES)
             full = _settled(worker)
             grown.add(variant, (full - empty) / 2**20)
             total.add(variant, full / 2**20)

@@ -40,8 +40,8 @@ class Report:
         self.figures.append(Figure(name, unit, **options))
         return self.figures[-1]
 
-    def show(self, console: Console) -> None:
-        """Print a table: medians, the spread behind them, the ratio to the baseline, the target."""
+    def show(self, console: Console, seconds: float) -> None:
+        """Print a table: medians, the spread behind them, the ratio to the baseline, the target; and what it took."""
         table = Table(title=self.title, title_justify="left", title_style="bold", caption_justify="left")
         table.caption = "\n".join(self.notes)
         for heading in ("figure", "variant"):
@@ -51,10 +51,12 @@ class Report:
         table.add_column("reached")
         for figure in self.figures:
             for row, variant in enumerate(figure.samples):
-                name = f"{figure.name} [dim]({figure.unit})[/dim]" if row == 0 else ""
+                unit = f" [dim]({figure.unit})[/dim]" if figure.unit else ""
+                name = f"{figure.name}{unit}" if row == 0 else ""
                 table.add_row(name, variant, *_cells(figure, variant))
             table.add_section()
         console.print(table)
+        console.print(f"[dim]measured in {seconds:,.0f} s[/dim]")
         console.print()
 
     def as_json(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ class Scale:
     """The sizes of all scenarios.
 
     Attributes:
-        rounds: turns of what takes seconds.
+        rounds: turns of random countdowns.
         tasks: tasks a turn whose lateness is measured.
         longest_countdown_s: of those tasks.
         steady_s: how long tasks are due at a constant rate, in seconds.
@@ -33,7 +33,10 @@ class Scale:
         loops: sizes of the fleet; the first is what the others are compared with.
         fleet_messages: numbers of messages that the fleet transfers.
         fleet_s: the messages become due over this time, in seconds: several periodic looks (5 s) long.
-        backlog: immediate tasks that a worker finds.
+        backlog: immediate tasks that a worker finds, in all turns together.
+        backlog_turns: turns.
+        limit_rounds: turns of redis-benchmark.
+        limit_calls: its calls a turn; five times as many in pipelines.
         idle_s: how long idle workers are watched, in seconds.
         entries: periodic entries with which a planner starts.
         peer_entries: the same for the peer, which takes its time for each.
@@ -64,6 +67,9 @@ class Scale:
     fleet_messages: tuple[int, ...]
     fleet_s: float
     backlog: int
+    backlog_turns: int
+    limit_rounds: int
+    limit_calls: int
     idle_s: float
     entries: int
     peer_entries: int
@@ -74,7 +80,7 @@ class Scale:
 
 
 FULL = Scale(
-    rounds=3,
+    rounds=2,
     tasks=2_500,
     longest_countdown_s=12.0,
     steady_s=60.0,
@@ -82,7 +88,7 @@ FULL = Scale(
     beyond_s=60.0,
     burst=100_000,
     stock_burst=10_000,
-    publish_rounds=40,
+    publish_rounds=20,
     publish_calls=200,
     pending=(1_000, 100_000, 1_000_000, 3_000_000),
     mirrored_up_to=100_000,
@@ -91,15 +97,18 @@ FULL = Scale(
     worker_pending=1_000_000,
     stock_pending=10_000,
     loops=(1, 20, 100),
-    fleet_messages=(200,),
-    fleet_s=20.0,
+    fleet_messages=(20, 2_000),
+    fleet_s=10.0,
     backlog=20_000,
-    idle_s=20.0,
+    backlog_turns=4,
+    limit_rounds=3,
+    limit_calls=10_000,
+    idle_s=10.0,
     entries=100_000,
-    peer_entries=10_000,
+    peer_entries=5_000,
     storm=10_000,
-    spread=10_000,
-    spread_s=60.0,
+    spread=2_000,
+    spread_s=15.0,
     storms_together=False,
 )
 
@@ -124,6 +133,9 @@ QUICK = Scale(
     fleet_messages=(200,),
     fleet_s=6.0,
     backlog=2_000,
+    backlog_turns=2,
+    limit_rounds=1,
+    limit_calls=2_000,
     idle_s=5.0,
     entries=1_000,
     peer_entries=500,

@@ -40,7 +40,7 @@ def make_app(broker: str, ledger: str | None = None) -> Celery:
         os.write(descriptor, f"{number} {now:.6f} {self.request.eta or '-'}\n".encode())
 
     @app.task(name="empty", lazy=False, shared=False)
-    def empty() -> None:
+    def empty(number: int = 0) -> None:
         """Do nothing."""
 
     @app.task(name="busy", lazy=False, shared=False)

@@ -33,7 +33,7 @@ def report() -> Report:
 
 def table(report: Report) -> list[list[str]]:
     out = io.StringIO()
-    report.show(Console(file=out, width=120))
+    report.show(Console(file=out, width=120), seconds=7.4)
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.getvalue().splitlines() if "│" in line]
 
 
