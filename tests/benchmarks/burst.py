@@ -72,8 +72,8 @@ class _Burst:
 
 def _bursts(variant: str, count: int) -> tuple[_Burst, _Burst]:
     """Let tasks be due at one instant, then let as many immediate ones be in the queue at one instant."""
-    with PrivateRedis() as server, server.client() as client, BenchWorker(variant, server.port) as worker:
-        copier = Copier(worker.app, client)
+    with PrivateRedis() as server, BenchWorker(variant, server.port) as worker:
+        copier = Copier(worker.app, worker.client)
         with pings(server) as idle_ms:
             time.sleep(_QUIET_S)
         due_at = time.time() + seconds_to_publish(count) + (count / _FETCHED_PER_S if variant == STOCK else 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
@@ -85,7 +85,7 @@ class Figure:
         return None if value is None else self.target.is_reached(value)
 
 
-def in_turns(rounds: int, variants: dict[V, Callable[[], T]]) -> dict[V, list[T]]:
+def in_turns(rounds: int, variants: Mapping[V, Callable[[], T]]) -> dict[V, list[T]]:
     """Call each variant once a round, the order reversed every other round; return all results by variant."""
     results: dict[V, list[T]] = {name: [] for name in variants}
     for turn in range(rounds):

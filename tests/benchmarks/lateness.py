@@ -9,13 +9,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from examples.private_redis import PrivateRedis
 from tests.benchmarks.copies import Copier, seconds_to_publish
-from tests.benchmarks.figures import OURS, STOCK, Figure, Target, in_turns, percentile
+from tests.benchmarks.figures import Figure, Target, in_turns, percentile
 from tests.benchmarks.load import busy_tasks, cpu_load
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import SEED, Scale
-from tests.benchmarks.worker import BenchWorker, Run
+from tests.benchmarks.worker import BenchWorker, Run, worker_pair
 
 _SHORTEST_COUNTDOWN_S = 0.5
 
@@ -33,7 +32,6 @@ class _Condition:
         name: in the report.
         countdowns: of the tasks, in seconds.
         rounds: turns.
-        pool: of the worker.
         published_by_celery: whether each is published by `apply_async`; otherwise copies are, see `Copier`.
         loaded: whether other processes want the CPU.
         busy: whether the worker is busy with other tasks half of its time.
@@ -43,7 +41,6 @@ class _Condition:
     name: str
     countdowns: Sequence[float]
     rounds: int = 1
-    pool: str = "prefork"
     published_by_celery: bool = True
     loaded: bool = False
     busy: bool = False
@@ -52,10 +49,12 @@ class _Condition:
 
 def run(scale: Scale) -> Report:
     report = Report("lateness of execution: from the eta of a task to its start")
-    for condition in _conditions(scale):
-        turns = {name: partial(_measure, name, condition) for name in (STOCK, OURS)}
-        _show(report, condition, in_turns(condition.rounds, turns))
-    _show(report, *_beyond(scale))
+    with worker_pair() as workers:
+        for condition in _conditions(scale):
+            _compare(report, workers, condition)
+        _show(report, *_beyond(workers, scale))
+    with worker_pair("solo") as workers:
+        _compare(report, workers, _on_a_busy_worker(scale))
     report.notes += [
         "One worker: prefork with 2 processes, unless it says solo.",
         "At a constant rate: all tasks are published before the first is due.",
@@ -67,18 +66,31 @@ def run(scale: Scale) -> Report:
 
 
 def _conditions(scale: Scale) -> list[_Condition]:
-    rng = random.Random(SEED)
-    shorts = [rng.uniform(_SHORTEST_COUNTDOWN_S, scale.longest_countdown_s) for _ in range(scale.tasks)]
+    shorts = _countdowns(scale)
     steady_tasks = int(scale.steady_s * scale.steady_rate)
     steady = [seconds_to_publish(steady_tasks) + number / scale.steady_rate for number in range(steady_tasks)]
-    loaded = [one for one in shorts if one <= scale.longest_countdown_s / 2]
-    few = loaded[:: max(1, len(loaded) // 150)]
+    loaded = _first_half(shorts)
     return [
         _Condition(f"{scale.tasks:,} in {scale.longest_countdown_s:g} s", shorts, scale.rounds, targets=("p50", "p99")),
         _Condition(f"{scale.steady_rate:,}/s for {scale.steady_s:g} s", steady, published_by_celery=False),
         _Condition(f"{len(loaded):,} under CPU load", loaded, loaded=True),
-        _Condition(f"{len(few):,} on a busy solo worker", few, pool="solo", busy=True),
     ]
+
+
+def _on_a_busy_worker(scale: Scale) -> _Condition:
+    loaded = _first_half(_countdowns(scale))
+    few = loaded[:: max(1, len(loaded) // 150)]
+    return _Condition(f"{len(few):,} on a busy solo worker", few, busy=True)
+
+
+def _countdowns(scale: Scale) -> list[float]:
+    rng = random.Random(SEED)
+    return [rng.uniform(_SHORTEST_COUNTDOWN_S, scale.longest_countdown_s) for _ in range(scale.tasks)]
+
+
+def _first_half(countdowns: Sequence[float]) -> list[float]:
+    """Return those that are due in the first half of the time."""
+    return [one for one in countdowns if one <= max(countdowns) / 2]
 
 
 def _show(report: Report, condition: _Condition, results: dict[str, list[list[Run]]]) -> None:
@@ -100,9 +112,14 @@ def _show(report: Report, condition: _Condition, results: dict[str, list[list[Ru
             twice.add(variant, len(runs) - different)
 
 
-def _measure(variant: str, condition: _Condition) -> list[Run]:
-    with PrivateRedis() as server, server.client() as client, ExitStack() as stack:
-        worker = stack.enter_context(BenchWorker(variant, server.port, condition.pool))
+def _compare(report: Report, workers: dict[str, BenchWorker], condition: _Condition) -> None:
+    turns = {name: partial(_measure, worker, condition) for name, worker in workers.items()}
+    _show(report, condition, in_turns(condition.rounds, turns))
+
+
+def _measure(worker: BenchWorker, condition: _Condition) -> list[Run]:
+    worker.forget()
+    with ExitStack() as stack:
         if condition.busy:
             stack.enter_context(busy_tasks(worker.app))
         if condition.loaded:
@@ -111,23 +128,21 @@ def _measure(variant: str, condition: _Condition) -> list[Run]:
             _publish(worker, condition.countdowns)
         else:
             now, tasks = time.time(), range(len(condition.countdowns))
-            Copier(worker.app, client).publish(tasks, *(now + one for one in condition.countdowns))
+            Copier(worker.app, worker.client).publish(tasks, *(now + one for one in condition.countdowns))
         return _wait(worker, condition.countdowns)
 
 
-def _beyond(scale: Scale) -> tuple[_Condition, dict[str, list[list[Run]]]]:
+def _beyond(workers: dict[str, BenchWorker], scale: Scale) -> tuple[_Condition, dict[str, list[list[Run]]]]:
     """Let both workers wait at the same time, for tasks that are due one worker after the other."""
     rng = random.Random(SEED)
     span_s = scale.longest_countdown_s / 2
     countdowns = [scale.beyond_s + rng.uniform(0.5, span_s) for _ in range(scale.tasks // 2)]
-    condition = _Condition(f"{len(countdowns):,} above {scale.beyond_s:g} s", countdowns)
-    with ExitStack() as stack:
-        servers = {variant: stack.enter_context(PrivateRedis()) for variant in (STOCK, OURS)}
-        workers = {name: stack.enter_context(BenchWorker(name, server.port)) for name, server in servers.items()}
-        late = {name: [span_s * turn + one for one in countdowns] for turn, name in enumerate(workers)}
-        for name, worker in workers.items():
-            _publish(worker, late[name])
-        return condition, {name: [_wait(worker, late[name])] for name, worker in workers.items()}
+    late = {name: [span_s * turn + one for one in countdowns] for turn, name in enumerate(workers)}
+    for name, worker in workers.items():
+        worker.forget()
+        _publish(worker, late[name])
+    results = {name: [_wait(worker, late[name])] for name, worker in workers.items()}
+    return _Condition(f"{len(countdowns):,} above {scale.beyond_s:g} s", countdowns), results
 
 
 def _publish(worker: BenchWorker, countdowns: Sequence[float]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import redis
+
 from celery_delayq import DelayedQueue
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.copies import Copier
@@ -12,7 +14,7 @@ from tests.benchmarks.filling import PAYLOAD_BYTES, Filler
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import Scale
 from tests.benchmarks.usage import server_bytes
-from tests.benchmarks.worker import BenchWorker
+from tests.benchmarks.worker import BenchWorker, worker_pair
 from tests.support import wait_until
 
 _DAY_S = 86_400
@@ -61,30 +63,35 @@ def _worker_memory(report: Report, scale: Scale) -> None:
     )
     grown = report.figure("worker, growth by pending messages", "MiB", target=Target(1.0))
     total = report.figure("worker, with them", "MiB")
-    for variant in (STOCK, OURS):
-        with PrivateRedis() as server, server.client() as client, BenchWorker(variant, server.port) as worker:
-            empty, before = _settled(worker), server_bytes(client)
-            Copier(worker.app, client).publish(range(scale.stock_pending), time.time() + _DAY_S)
+    with worker_pair() as workers:
+        empty = _settled(workers)
+        for variant, worker in workers.items():
+            before = server_bytes(worker.client)
+            Copier(worker.app, worker.client).publish(range(scale.stock_pending), time.time() + _DAY_S)
             if variant == STOCK:
-                wait_until(lambda: client.hlen("unacked") >= scale.stock_pending, "the worker has all", 180)
-            task.add(variant, (server_bytes(client) - before) / scale.stock_pending)
-            if variant == OURS:
-                queue, without = DelayedQueue(client, "celery"), server_bytes(client)
-                filled = scale.worker_pending - queue.size()
-                _filler(queue, PAYLOAD_BYTES).fill_up_to(scale.worker_pending)
-                million.add(variant, (server_bytes(client) - without) / filled / PAYLOAD_BYTES)
-            full = _settled(worker)
-            grown.add(variant, (full - empty) / 2**20)
+                wait_until(lambda: workers[STOCK].client.hlen("unacked") >= scale.stock_pending, "it has all", 180)
+            task.add(variant, (server_bytes(worker.client) - before) / scale.stock_pending)
+        million.add(OURS, _fill(workers[OURS].client, scale.worker_pending) / PAYLOAD_BYTES)
+        for variant, full in _settled(workers).items():
+            grown.add(variant, (full - empty[variant]) / 2**20)
             total.add(variant, full / 2**20)
     report.notes.append(
         f"Worker: with {scale.worker_pending:,} pending messages ({OURS}), with {scale.stock_pending:,} ({STOCK})."
     )
 
 
-def _settled(worker: BenchWorker) -> int:
-    """Return the worker's memory in bytes after it had time for a look at its queues."""
+def _fill(client: redis.Redis, pending: int) -> float:
+    """Offer messages until so many wait; return how many bytes each of them took."""
+    queue, before = DelayedQueue(client, "celery"), server_bytes(client)
+    missing = pending - queue.size()
+    _filler(queue, PAYLOAD_BYTES).fill_up_to(pending)
+    return (server_bytes(client) - before) / missing
+
+
+def _settled(workers: dict[str, BenchWorker]) -> dict[str, int]:
+    """Return the memory of workers in bytes after they had time for a look at their queues."""
     time.sleep(_SETTLED_AFTER_S)
-    return worker.memory_bytes()
+    return {variant: worker.memory_bytes() for variant, worker in workers.items()}
 
 
 def _filler(queue: DelayedQueue, payload_bytes: int) -> Filler:

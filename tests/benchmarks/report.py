@@ -20,6 +20,9 @@ from tests.benchmarks.numbers import shown
 #: Whose versions are shown, if they are installed.
 _PACKAGES = ("celery", "kombu", "redis", "celery-delayq", "celery-redbeat")
 
+#: Of the columns of a table.
+HEADINGS = ("figure", "variant", "median", "min", "max", "ratio", "target", "reached")
+
 
 @dataclass
 class Report:
@@ -44,16 +47,18 @@ class Report:
         """Print a table: medians, the spread behind them, the ratio to the baseline, the target; and what it took."""
         table = Table(title=self.title, title_justify="left", title_style="bold", caption_justify="left")
         table.caption = "\n".join(self.notes)
-        for heading in ("figure", "variant"):
+        left, right = HEADINGS[:2], HEADINGS[2:-1]
+        for heading in left:
             table.add_column(heading, overflow="fold")
-        for heading in ("median", "min", "max", "ratio", "target"):
+        for heading in right:
             table.add_column(heading, justify="right")
-        table.add_column("reached")
+        table.add_column(HEADINGS[-1])
         for figure in self.figures:
             for row, variant in enumerate(figure.samples):
                 unit = f" [dim]({figure.unit})[/dim]" if figure.unit else ""
                 name = f"{figure.name}{unit}" if row == 0 else ""
-                table.add_row(name, variant, *_cells(figure, variant))
+                *cells, reached = cells_of(figure, variant)
+                table.add_row(name, variant, *cells, f"[red]{reached}[/red]" if reached == "no" else reached)
             table.add_section()
         console.print(table)
         console.print(f"[dim]measured in {seconds:,.0f} s[/dim]")
@@ -99,14 +104,15 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cells(figure: Figure, variant: str) -> list[str]:
+def cells_of(figure: Figure, variant: str) -> list[str]:
+    """Return what stands in the row of a variant, from the third of `HEADINGS` on."""
     values = figure.samples[variant]
     ratio = figure.ratio(variant)
     cells = [shown(median(values)), shown(min(values)), shown(max(values))]
     cells.append("" if ratio is None else shown(ratio))
     if variant == OURS and figure.target:
         reached = figure.is_reached()
-        return [*cells, str(figure.target), "yes" if reached else "[red]no[/red]"]
+        return [*cells, str(figure.target), "yes" if reached else "no"]
     return [*cells, "", ""]
 
 

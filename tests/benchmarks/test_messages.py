@@ -58,6 +58,27 @@ def test_a_queue_is_filled_up_again(client: redis.Redis) -> None:
     assert queue.size() == client.hlen(queue.keys.index) == 250
 
 
+def test_what_waits_can_be_due_at_one_instant(client: redis.Redis) -> None:
+    queue = DelayedQueue(client, "celery")
+    filler = Filler(queue, first_due_ms=FIRST_DUE_MS, span_ms=10_000, order=ORDERED, payload_bytes=50)
+    filler.fill_up_to(500)
+    filler.make_instant()
+    filler.fill_up_to(600)
+    assert {entry.due_ms for entry in queue.peek(600)} == {0}
+    assert queue.transfer(600).moved == 600
+    assert client.hlen(queue.keys.index) == 0
+
+
+@pytest.mark.parametrize("variant", [STOCK, OURS])
+def test_a_backlog_is_in_the_queue_in_one_instant(server: PrivateRedis, client: redis.Redis, variant: str) -> None:
+    with BenchWorker(variant, server.port) as worker:
+        copier = Copier(worker.app, client)
+        copier.prepare(range(20))
+        assert (client.llen("backlog"), worker.count()) == (20, 0)
+        copier.release()
+        wait_until(lambda: worker.count() == 20, "all have run", 30)
+
+
 @pytest.mark.parametrize("variant", [STOCK, OURS])
 def test_workers_run_copies_as_messages_of_celery(server: PrivateRedis, client: redis.Redis, variant: str) -> None:
     with BenchWorker(variant, server.port) as worker:

@@ -88,13 +88,19 @@ def test_the_command_writes_json_and_plots(report: Report, monkeypatch: pytest.M
     module = SimpleNamespace(run=lambda scale: given.append(scale) or report)
     monkeypatch.setattr(command.importlib, "import_module", lambda name: module)
     options = ["publish", "--quick", "--json", str(tmp_path / "all.json"), "--svg", str(tmp_path / "plots")]
+    options += ["--markdown", str(tmp_path / "figures.md")]
     result = CliRunner().invoke(command.main, options, catch_exceptions=False)
     assert re.search(r"celery \d", result.output)
     assert given == [QUICK]
     found = json.loads((tmp_path / "all.json").read_text())
     assert found.keys() == {"environment", "publish"}
     assert found["environment"]["celery-delayq"]
+    assert found["publish"]["seconds"] >= 0
     assert (tmp_path / "plots" / "publish.svg").read_text() == plot(report)
+    lines = (tmp_path / "figures.md").read_text().splitlines()
+    assert "![publish](plots/publish.svg)" in lines
+    assert "| rate & more (calls/s) | stock | 15 | 10 | 20 |  |  |  |" in lines
+    assert "|  | delayq | 25 | 20 | 30 | 2 | ≥ 0.9 times | yes |" in lines
 
 
 def test_every_scenario_is_a_module_that_runs() -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from functools import partial
 
 import redis
 
-from examples.private_redis import PrivateRedis
 from tests.benchmarks.copies import Copier
-from tests.benchmarks.figures import OURS, STOCK, Target, in_turns
+from tests.benchmarks.figures import Target, in_turns
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import Scale
-from tests.benchmarks.worker import BenchWorker
+from tests.benchmarks.worker import BenchWorker, worker_pair
 from tests.support import wait_until
 
 #: Pool -> how many times stock's rate it should reach.
@@ -41,9 +39,8 @@ def run(scale: Scale) -> Report:
     for pool, times in _POOLS.items():
         rate = report.figure(f"{pool}: rate", "tasks/s", target=Target(times, at_most=False, ratio=True))
         commands = report.figure(f"{pool}: commands a task", "", target=Target(2.0))
-        with ExitStack() as stack:
-            queues = {name: _Queue(stack, name, pool) for name in (STOCK, OURS)}
-            drains = {name: partial(queue.drain, scale.backlog // turns) for name, queue in queues.items()}
+        with worker_pair(pool) as workers:
+            drains = {name: partial(_drain, worker, scale.backlog // turns) for name, worker in workers.items()}
             for name, results in in_turns(turns, drains).items():
                 for tasks_per_s, commands_per_task in results:
                     rate.add(name, tasks_per_s)
@@ -51,24 +48,17 @@ def run(scale: Scale) -> Report:
     return report
 
 
-class _Queue:
-    """A server with a worker that waits for tasks, for as long as `stack` lasts."""
-
-    def __init__(self, stack: ExitStack, variant: str, pool: str) -> None:
-        server = stack.enter_context(PrivateRedis())
-        self._client = stack.enter_context(server.client())
-        worker = stack.enter_context(BenchWorker(variant, server.port, pool))
-        self._copier = Copier(worker.app, self._client, "empty")
-
-    def drain(self, count: int) -> tuple[float, float]:
-        """Let the worker run so many tasks; return tasks a second and commands a task."""
-        self._copier.prepare(range(count))
-        self._client.config_resetstat()
-        began = time.perf_counter()
-        self._copier.release()
-        wait_until(lambda: not self._client.llen(_QUEUE), "the backlog is gone", _DEADLINE_S)
-        seconds = time.perf_counter() - began
-        return count / seconds, _commands(self._client) / count
+def _drain(worker: BenchWorker, count: int) -> tuple[float, float]:
+    """Let a worker run so many tasks; return tasks a second and commands a task."""
+    client = worker.client
+    copier = Copier(worker.app, client, "empty")
+    copier.prepare(range(count))
+    client.config_resetstat()
+    began = time.perf_counter()
+    copier.release()
+    wait_until(lambda: not client.llen(_QUEUE), "the backlog is gone", _DEADLINE_S)
+    seconds = time.perf_counter() - began
+    return count / seconds, _commands(client) / count
 
 
 def _commands(client: redis.Redis) -> int:
