@@ -21,21 +21,26 @@ _SETTLED_S = 3.0
 
 def run(scale: Scale) -> Report:
     report = Report(f"idle: what workers with one queue send to Redis in {scale.idle_s:g} s")
-    for workers in (1, 4):
+    for workers in scale.idle_workers:
         rate = report.figure(
             f"{workers} workers: commands of each" if workers > 1 else "a worker alone: commands",
             "commands/s",
             target=Target(1.5) if workers == 1 else None,
         )
-        for variant, sent in _sent(workers, scale.idle_s).items():
+        each = report.figure(f"{workers} workers: connections of each" if workers > 1 else "its connections", "")
+        for variant, (sent, connections) in _sent(workers, scale.idle_s).items():
             rate.add(variant, sum(sent.values()) / workers / scale.idle_s)
+            each.add(variant, connections / workers)
             names = ", ".join(f"{name} {count}" for name, count in sent.most_common(6))
             report.notes.append(f"{variant}, {workers}: {names}")
     return report
 
 
-def _sent(workers: int, seconds: float) -> dict[str, Counter[str]]:
-    """Return how often which command came from a client; all variants at the same time, on a server each."""
+def _sent(workers: int, seconds: float) -> dict[str, tuple[Counter[str], int]]:
+    """Return how often which command came from a client, and how many connections there are.
+
+    All variants are watched at the same time, on a server each.
+    """
     with ExitStack() as stack:
         servers = {variant: stack.enter_context(PrivateRedis()) for variant in (STOCK, OURS)}
         running = [
@@ -56,9 +61,10 @@ def _sent(workers: int, seconds: float) -> dict[str, Counter[str]]:
             return dict(zip(servers, counts, strict=True))
 
 
-def _monitor(server: PrivateRedis, seconds: float) -> Counter[str]:
+def _monitor(server: PrivateRedis, seconds: float) -> tuple[Counter[str], int]:
     sent: Counter[str] = Counter()
     with server.client() as client, client.monitor() as monitor:
+        connections = len(client.client_list()) - len((client, monitor))
         stop = threading.Timer(seconds, lambda: server.client().set("stop", 1))
         stop.start()
         for command in monitor.listen():
@@ -68,4 +74,4 @@ def _monitor(server: PrivateRedis, seconds: float) -> Counter[str]:
             if command["client_type"] != "lua" and name not in ("HELLO", "CLIENT"):  # the monitor's own
                 sent[name] += 1
         stop.join()
-    return sent
+    return sent, connections

@@ -37,6 +37,7 @@ class Scale:
         backlog_turns: turns.
         limit_rounds: turns of redis-benchmark.
         limit_calls: its calls a turn; five times as many in pipelines.
+        idle_workers: how many idle workers there are, the first time and the second.
         idle_s: how long idle workers are watched, in seconds.
         entries: periodic entries with which a planner starts.
         peer_entries: the same for the peer, which takes its time for each.
@@ -70,6 +71,7 @@ class Scale:
     backlog_turns: int
     limit_rounds: int
     limit_calls: int
+    idle_workers: tuple[int, int]
     idle_s: float
     entries: int
     peer_entries: int
@@ -103,6 +105,7 @@ FULL = Scale(
     backlog_turns=4,
     limit_rounds=3,
     limit_calls=10_000,
+    idle_workers=(1, 4),
     idle_s=10.0,
     entries=100_000,
     peer_entries=5_000,
@@ -114,13 +117,13 @@ FULL = Scale(
 
 QUICK = Scale(
     rounds=1,
-    tasks=300,
-    longest_countdown_s=3.0,
-    steady_s=3.0,
+    tasks=150,
+    longest_countdown_s=2.0,
+    steady_s=2.0,
     steady_rate=200,
-    beyond_s=4.0,
-    burst=2_000,
-    stock_burst=1_000,
+    beyond_s=3.0,
+    burst=1_000,
+    stock_burst=500,
     publish_rounds=6,
     publish_calls=100,
     pending=(1_000, 20_000),
@@ -131,12 +134,13 @@ QUICK = Scale(
     stock_pending=1_000,
     loops=(1, 5),
     fleet_messages=(200,),
-    fleet_s=6.0,
-    backlog=2_000,
+    fleet_s=3.0,
+    backlog=1_000,
     backlog_turns=2,
     limit_rounds=1,
     limit_calls=2_000,
-    idle_s=5.0,
+    idle_workers=(1, 2),
+    idle_s=2.0,
     entries=1_000,
     peer_entries=500,
     storm=200,

@@ -39,17 +39,19 @@ def run(scale: Scale) -> Report:
     for pool, times in _POOLS.items():
         rate = report.figure(f"{pool}: rate", "tasks/s", target=Target(times, at_most=False, ratio=True))
         commands = report.figure(f"{pool}: commands a task", "", target=Target(2.0))
+        server = report.figure(f"{pool}: Redis' time a task", "µs")
         with worker_pair(pool) as workers:
             drains = {name: partial(_drain, worker, scale.backlog // turns) for name, worker in workers.items()}
             for name, results in in_turns(turns, drains).items():
-                for tasks_per_s, commands_per_task in results:
+                for tasks_per_s, commands_per_task, us_per_task in results:
                     rate.add(name, tasks_per_s)
                     commands.add(name, commands_per_task)
+                    server.add(name, us_per_task)
     return report
 
 
-def _drain(worker: BenchWorker, count: int) -> tuple[float, float]:
-    """Let a worker run so many tasks; return tasks a second and commands a task."""
+def _drain(worker: BenchWorker, count: int) -> tuple[float, float, float]:
+    """Let a worker run so many tasks; return tasks a second, and commands and the server's µs a task."""
     client = worker.client
     copier = Copier(worker.app, client, "empty")
     copier.prepare(range(count))
@@ -58,10 +60,12 @@ def _drain(worker: BenchWorker, count: int) -> tuple[float, float]:
     copier.release()
     wait_until(lambda: not client.llen(_QUEUE), "the backlog is gone", _DEADLINE_S)
     seconds = time.perf_counter() - began
-    return count / seconds, _commands(client) / count
+    calls, us = _commands(client)
+    return count / seconds, calls / count, us / count
 
 
-def _commands(client: redis.Redis) -> int:
+def _commands(client: redis.Redis) -> tuple[int, int]:
+    """Return how many commands clients have sent since the counters were reset, and how many µs they took."""
     stats = client.info("commandstats")
-    calls = {name.removeprefix("cmdstat_"): int(stat["calls"]) for name, stat in stats.items()}
-    return sum(count for name, count in calls.items() if name not in _OURS | _CALLED_BY_SCRIPTS)
+    sent = [stat for name, stat in stats.items() if name.removeprefix("cmdstat_") not in _OURS | _CALLED_BY_SCRIPTS]
+    return sum(int(stat["calls"]) for stat in sent), sum(int(stat["usec"]) for stat in sent)
