@@ -51,7 +51,7 @@ def _sent(workers: int, seconds: float) -> dict[str, tuple[Counter[str], int]]:
             for _ in range(workers)
         ]
         for worker in running:
-            stack.callback(worker.__exit__)
+            stack.push(worker)
             worker.start()
         for worker in running:
             worker.wait_until_ready()

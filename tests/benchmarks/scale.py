@@ -37,7 +37,7 @@ class Scale:
         backlog_turns: turns.
         limit_rounds: turns of redis-benchmark.
         limit_calls: its calls a turn; five times as many in pipelines.
-        idle_workers: how many idle workers there are, the first time and the second.
+        idle_workers: numbers of idle workers.
         idle_s: how long idle workers are watched, in seconds.
         entries: periodic entries with which a planner starts.
         peer_entries: the same for the peer, which takes its time for each.
@@ -71,7 +71,7 @@ class Scale:
     backlog_turns: int
     limit_rounds: int
     limit_calls: int
-    idle_workers: tuple[int, int]
+    idle_workers: tuple[int, ...]
     idle_s: float
     entries: int
     peer_entries: int
@@ -139,7 +139,7 @@ QUICK = Scale(
     backlog_turns=2,
     limit_rounds=1,
     limit_calls=2_000,
-    idle_workers=(1, 2),
+    idle_workers=(1,),
     idle_s=2.0,
     entries=1_000,
     peer_entries=500,

@@ -100,7 +100,13 @@ def worker_pair(pool: str = "prefork") -> Iterator[dict[str, BenchWorker]]:
     """Give a worker of each variant, on servers of their own; the one that is not measured has nothing to do."""
     with ExitStack() as stack:
         servers = {variant: stack.enter_context(PrivateRedis()) for variant in (STOCK, OURS)}
-        yield {name: stack.enter_context(BenchWorker(name, server.port, pool)) for name, server in servers.items()}
+        workers = {name: BenchWorker(name, server.port, pool) for name, server in servers.items()}
+        for worker in workers.values():
+            stack.push(worker)
+            worker.start()
+        for worker in workers.values():
+            worker.wait_until_ready()
+        yield workers
 
 
 def _lateness_ms(ran_at: float, eta: str) -> float:
