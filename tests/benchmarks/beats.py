@@ -39,18 +39,17 @@ class Beat(CeleryCommand):
     Args:
         variant: whose scheduler.
         port: of the Redis server.
-        kind: `daily`, `minutely` or `spread`, see `make_schedule`.
+        kind: `daily` or `minutely`, see `make_schedule`.
         entries: how many.
-        spread_s: over so many seconds.
     """
 
-    def __init__(self, variant: str, port: int, kind: str, entries: int, spread_s: float = 0.0) -> None:
+    def __init__(self, variant: str, port: int, kind: str, entries: int) -> None:
         super().__init__(
             *("beat", "-S", _SCHEDULERS[variant], "-l", "WARNING"),
             broker=broker(variant, port),
             ledger="/dev/null",
             app=_MODULE,
-            env={"SCHEDULE": f"{kind} {entries} {spread_s}"},
+            env={"SCHEDULE": f"{kind} {entries}"},
         )
 
     def __enter__(self) -> Beat:
@@ -58,31 +57,22 @@ class Beat(CeleryCommand):
         return self
 
 
-def make_schedule(kind: str, entries: int, spread_s: float) -> dict[str, object]:
+def make_schedule(kind: str, entries: int) -> dict[str, object]:
     """Return a `beat_schedule`.
 
     Args:
-        kind: `daily` entries are due at night, `minutely` ones at each full minute, all of them; those that are
-            `spread` one after the other, once in the time, after as long a time.
+        kind: `daily` entries are due at night, `minutely` ones at each full minute, all of them.
         entries: how many.
-        spread_s: over so many seconds.
     """
-    schedules = {
-        "daily": lambda number: crontab(minute="59", hour="3"),
-        "minutely": lambda number: crontab(),
-        "spread": lambda number: spread_s * (1 + number / entries),
-    }
-    return {
-        f"entry-{number:06}": {"task": "empty", "schedule": schedules[kind](number), "args": ()}
-        for number in range(entries)
-    }
+    schedule = {"daily": crontab(minute="59", hour="3"), "minutely": crontab()}[kind]
+    return {f"entry-{number:06}": {"task": "empty", "schedule": schedule, "args": ()} for number in range(entries)}
 
 
 def make_beat_app() -> Celery:
     """Return the app of a process, as its environment says."""
     app = make_app(os.environ["BROKER"])
-    kind, entries, spread_s = os.environ["SCHEDULE"].split()
-    app.conf.beat_schedule = make_schedule(kind, int(entries), float(spread_s))
+    kind, entries = os.environ["SCHEDULE"].split()
+    app.conf.beat_schedule = make_schedule(kind, int(entries))
     app.conf.redbeat_redis_url = os.environ["BROKER"]
     return app
 

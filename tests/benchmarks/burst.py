@@ -27,7 +27,7 @@ _DUE, _IMMEDIATE = "due at one instant", "immediate"
 
 
 def run(scale: Scale) -> Report:
-    sizes = {STOCK: scale.stock_burst, OURS: scale.burst}
+    sizes = {STOCK: (scale.stock_burst, scale.stock_burst), OURS: (scale.burst, scale.immediate_burst)}
     report = Report(
         f"burst: {scale.burst:,} tasks, {scale.stock_burst:,} with {STOCK}, one prefork worker of 2 processes"
     )
@@ -38,8 +38,8 @@ def run(scale: Scale) -> Report:
     share = report.figure(f"{_DUE} to {_IMMEDIATE}", "times", target=Target(0.9, at_most=False))
     first = report.figure(f"{_DUE}: first start", "ms after it")
     other = {when: report.figure(f"{when}: PING of another client, p99", "ms") for when in ("idle", _DUE, _IMMEDIATE)}
-    for variant, count in sizes.items():
-        due, now = _bursts(variant, count)
+    for variant, counts in sizes.items():
+        due, now = _bursts(variant, *counts)
         for when, found in ((_DUE, due), (_IMMEDIATE, now)):
             rate[when].add(variant, found.rate)
             other[when].add(variant, found.ping_ms)
@@ -48,7 +48,7 @@ def run(scale: Scale) -> Report:
         other["idle"].add(variant, due.idle_ping_ms)
     report.notes += [
         f"{STOCK}: its worker has fetched all of them before they are due, and holds them in memory.",
-        "Immediate: all of them are in the queue in one instant, too.",
+        f"Immediate: all of them are in the queue in one instant, too; {scale.immediate_burst:,} of them with {OURS}.",
     ]
     return report
 
@@ -70,8 +70,8 @@ class _Burst:
     idle_ping_ms: float = 0.0
 
 
-def _bursts(variant: str, count: int) -> tuple[_Burst, _Burst]:
-    """Let tasks be due at one instant, then let as many immediate ones be in the queue at one instant."""
+def _bursts(variant: str, count: int, immediate: int) -> tuple[_Burst, _Burst]:
+    """Let tasks be due at one instant, then let immediate ones be in the queue at one instant."""
     with PrivateRedis() as server, BenchWorker(variant, server.port) as worker:
         copier = Copier(worker.app, worker.client)
         with pings(server) as idle_ms:
@@ -82,10 +82,10 @@ def _bursts(variant: str, count: int) -> tuple[_Burst, _Burst]:
             raise RuntimeError("publishing took longer than expected: the tasks were due before its end")
         time.sleep(max(0.0, due_at - time.time()))
         due = _wait(server, worker, due_at, count)
-        copier.prepare(range(count, 2 * count))
+        copier.prepare(range(count, count + immediate))
         begin_at = time.time()
         copier.release()
-        now = _wait(server, worker, begin_at, 2 * count)
+        now = _wait(server, worker, begin_at, count + immediate)
         return replace(due, idle_ping_ms=percentile(idle_ms, 99)), now
 
 

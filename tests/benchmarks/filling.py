@@ -43,7 +43,7 @@ class Filler:
         order: str = RANDOM,
         payload_bytes: int = PAYLOAD_BYTES,
     ) -> None:
-        self._queue = queue
+        self.queue = queue
         self._first_due_ms = first_due_ms
         self._span_ms = span_ms
         self._order = order
@@ -52,13 +52,13 @@ class Filler:
 
     def make_instant(self) -> None:
         """Make all that waits due at one instant, in 1970, and what is offered from here on, too."""
-        key = self._queue.keys.timeout_set
-        self._queue.client.zunionstore(key, {key: 0})
+        key = self.queue.keys.timeout_set
+        self.queue.client.zunionstore(key, {key: 0})
         self._order, self._first_due_ms = INSTANT, 0
 
     def fill_up_to(self, pending: int) -> None:
         """Offer as many messages as it takes until so many wait."""
-        queue, script = self._queue, _fill()
+        queue, script = self.queue, _fill()
         queue.register()
         first, missing = self._offered, pending - queue.size()
         self._offered += missing

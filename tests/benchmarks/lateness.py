@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tests.benchmarks.copies import Copier, seconds_to_publish
-from tests.benchmarks.figures import Figure, Target, in_turns, percentile
+from tests.benchmarks.figures import STOCK, Figure, Target, in_turns, percentile
 from tests.benchmarks.load import busy_tasks, cpu_load
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import SEED, Scale
@@ -31,6 +31,7 @@ class _Condition:
     Attributes:
         name: in the report.
         countdowns: of the tasks, in seconds.
+        stock_tasks: how many of them stock gets; None for all.
         rounds: turns.
         published_by_celery: whether each is published by `apply_async`; otherwise copies are, see `Copier`.
         loaded: whether other processes want the CPU.
@@ -40,11 +41,16 @@ class _Condition:
 
     name: str
     countdowns: Sequence[float]
+    stock_tasks: int | None = None
     rounds: int = 1
     published_by_celery: bool = True
     loaded: bool = False
     busy: bool = False
     targets: tuple[str, ...] = ()
+
+    def of(self, variant: str) -> Sequence[float]:
+        """Return the countdowns of a variant."""
+        return self.countdowns[: self.stock_tasks] if variant == STOCK else self.countdowns
 
 
 def run(scale: Scale) -> Report:
@@ -52,12 +58,16 @@ def run(scale: Scale) -> Report:
     with worker_pair() as workers:
         for condition in _conditions(scale):
             _compare(report, workers, condition)
-        _show(report, *_beyond(workers, scale))
-    with worker_pair("solo") as workers:
-        _compare(report, workers, _on_a_busy_worker(scale))
+    with worker_pair() as waiting:
+        beyond = _Beyond(waiting, scale)
+        with worker_pair() as workers:
+            _compare(report, workers, _under_load(scale))
+        with worker_pair("solo") as workers:
+            _compare(report, workers, _on_a_busy_worker(scale))
+        beyond.show(report)
     report.notes += [
         "One worker: prefork with 2 processes, unless it says solo.",
-        "At a constant rate: all tasks are published before the first is due.",
+        f"At a constant rate: all are published before the first is due; {STOCK} has {scale.stock_steady_s:g} s of them.",
         "Above a minute: both workers wait at the same time; the tasks of one are due after those of the other.",
         "Under CPU load: one process a core that never sleeps. Busy: other tasks take half of the worker's time.",
         "On a shared machine look at the steal time, too: it is what makes long tails.",
@@ -69,12 +79,16 @@ def _conditions(scale: Scale) -> list[_Condition]:
     shorts = _countdowns(scale)
     steady_tasks = int(scale.steady_s * scale.steady_rate)
     steady = [seconds_to_publish(steady_tasks) + number / scale.steady_rate for number in range(steady_tasks)]
-    loaded = _first_half(shorts)
+    stock_tasks = int(scale.stock_steady_s * scale.steady_rate)
     return [
         _Condition(f"{scale.tasks:,} in {scale.longest_countdown_s:g} s", shorts, scale.rounds, targets=("p50", "p99")),
-        _Condition(f"{scale.steady_rate:,}/s for {scale.steady_s:g} s", steady, published_by_celery=False),
-        _Condition(f"{len(loaded):,} under CPU load", loaded, loaded=True),
+        _Condition(f"{scale.steady_rate:,}/s for {scale.steady_s:g} s", steady, stock_tasks, published_by_celery=False),
     ]
+
+
+def _under_load(scale: Scale) -> _Condition:
+    loaded = _first_half(_countdowns(scale))
+    return _Condition(f"{len(loaded):,} under CPU load", loaded, loaded=True)
 
 
 def _on_a_busy_worker(scale: Scale) -> _Condition:
@@ -108,16 +122,16 @@ def _show(report: Report, condition: _Condition, results: dict[str, list[list[Ru
                 percentiles[name].add(variant, percentile(late, percent))
             different = len({one.number for one in runs})
             early.add(variant, sum(value < 0 for value in late))
-            lost.add(variant, len(condition.countdowns) - different)
+            lost.add(variant, len(condition.of(variant)) - different)
             twice.add(variant, len(runs) - different)
 
 
 def _compare(report: Report, workers: dict[str, BenchWorker], condition: _Condition) -> None:
-    turns = {name: partial(_measure, worker, condition) for name, worker in workers.items()}
+    turns = {name: partial(_measure, worker, condition, condition.of(name)) for name, worker in workers.items()}
     _show(report, condition, in_turns(condition.rounds, turns))
 
 
-def _measure(worker: BenchWorker, condition: _Condition) -> list[Run]:
+def _measure(worker: BenchWorker, condition: _Condition, countdowns: Sequence[float]) -> list[Run]:
     worker.forget()
     with ExitStack() as stack:
         if condition.busy:
@@ -125,24 +139,35 @@ def _measure(worker: BenchWorker, condition: _Condition) -> list[Run]:
         if condition.loaded:
             stack.enter_context(cpu_load())
         if condition.published_by_celery:
-            _publish(worker, condition.countdowns)
+            _publish(worker, countdowns)
         else:
-            now, tasks = time.time(), range(len(condition.countdowns))
-            Copier(worker.app, worker.client).publish(tasks, *(now + one for one in condition.countdowns))
-        return _wait(worker, condition.countdowns)
+            now, tasks = time.time(), range(len(countdowns))
+            Copier(worker.app, worker.client).publish(tasks, *(now + one for one in countdowns))
+        return _wait(worker, countdowns)
 
 
-def _beyond(workers: dict[str, BenchWorker], scale: Scale) -> tuple[_Condition, dict[str, list[list[Run]]]]:
-    """Let both workers wait at the same time, for tasks that are due one worker after the other."""
-    rng = random.Random(SEED)
-    span_s = scale.longest_countdown_s / 2
-    countdowns = [scale.beyond_s + rng.uniform(0.5, span_s) for _ in range(scale.tasks // 2)]
-    late = {name: [span_s * turn + one for one in countdowns] for turn, name in enumerate(workers)}
-    for name, worker in workers.items():
-        worker.forget()
-        _publish(worker, late[name])
-    results = {name: [_wait(worker, late[name])] for name, worker in workers.items()}
-    return _Condition(f"{len(countdowns):,} above {scale.beyond_s:g} s", countdowns), results
+class _Beyond:
+    """Lets two workers wait for tasks at the same time; those of the second are due after those of the first.
+
+    Other conditions can be measured meanwhile. If they take longer than the wait, `show` says so.
+    """
+
+    def __init__(self, workers: dict[str, BenchWorker], scale: Scale) -> None:
+        rng = random.Random(SEED)
+        span_s = scale.longest_countdown_s / 2
+        countdowns = [scale.beyond_s + rng.uniform(0.5, span_s) for _ in range(scale.tasks // 2)]
+        self._condition = _Condition(f"{len(countdowns):,} above {scale.beyond_s:g} s", countdowns)
+        self._due_at = time.monotonic() + scale.beyond_s
+        self._workers = workers
+        self._late = {name: [span_s * turn + one for one in countdowns] for turn, name in enumerate(workers)}
+        for name, worker in workers.items():
+            _publish(worker, self._late[name])
+
+    def show(self, report: Report) -> None:
+        """Wait until all have run, and add what was measured."""
+        if time.monotonic() > self._due_at:
+            report.notes.append(f"{self._condition.name}: disturbed by other conditions, which took too long.")
+        _show(report, self._condition, {name: [_wait(one, self._late[name])] for name, one in self._workers.items()})
 
 
 def _publish(worker: BenchWorker, countdowns: Sequence[float]) -> None:

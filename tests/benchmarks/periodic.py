@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
-from typing import Any
 
 import redis
 
@@ -46,10 +43,6 @@ def run(scale: Scale) -> Report:
     report = Report(f"periodic tasks: {scale.entries:,} entries, and {scale.storm:,} that are due at one full minute")
     _start(report, scale)
     _full_minute(report, scale)
-    late = _spread(scale)
-    for words, percent in _PERCENTS.items():
-        name = f"{scale.spread:,} entries, one after the other: lateness {words}"
-        report.figure(name, "ms").add(OURS, percentile(late, percent))
     report.notes += [
         f"Start: from the start of the process until all entries are in Redis, with {OURS} also their next "
         f"occurrences; {scale.peer_entries:,} entries with {REDBEAT}, {scale.entries:,} with {OURS}.",
@@ -58,7 +51,7 @@ def run(scale: Scale) -> Report:
         "with ours the transfer loop, which every worker has, is not counted.",
     ]
     if REDBEAT not in installed(REDBEAT):
-        report.notes.append(f"{REDBEAT} is not installed, and was left out: pip install --group bench")
+        report.notes.append(f"{REDBEAT} is not installed (pip install --group bench): left out, or stock beat.")
     if scale.storms_together:
         report.notes.append("All variants at the same full minute, so they disturb each other: for a quick run only.")
     return report
@@ -121,7 +114,7 @@ def _full_minute(report: Report, scale: Scale) -> None:
     late = {words: report.figure(f"full minute: lateness {words}", "ms") for words in _PERCENTS}
     planner = report.figure("full minute: CPU of the planner, an occurrence", "ms")
     server = report.figure("full minute: CPU of Redis, an occurrence", "ms")
-    variants = installed(STOCK, REDBEAT, OURS)
+    variants = [(installed(REDBEAT) or [STOCK])[0], OURS]
     for together in [variants] if scale.storms_together else [[variant] for variant in variants]:
         for storm in _storms(together, scale.storm):
             for words, percent in _PERCENTS.items():
@@ -183,28 +176,6 @@ def _knows_all(storm: _Storm) -> bool:
     return storm.variant == STOCK or _has_all(storm.client, storm.variant, storm.entries)
 
 
-def _spread(scale: Scale) -> list[float]:
-    """Return how late the occurrences of entries were that are due one after the other, in ms."""
-    late: list[float] = []
-    with (
-        PrivateRedis() as server,
-        server.client() as client,
-        _transfer_loop(server, client),
-        Beat(OURS, server.port, "spread", scale.spread, scale.spread_s),
-    ):
-        deadline = time.monotonic() + 2 * scale.spread_s + _DEADLINE_S
-        while len(late) < scale.spread and time.monotonic() < deadline:
-            raw: Any = client.lpop(_QUEUE, 1_000)
-            now = time.time()
-            late += [(now - _eta(message)) * 1000 for message in raw or ()]
-            time.sleep(_LOOK_EVERY_S)
-    return late
-
-
 def _transfer_loop(server: PrivateRedis, client: redis.Redis) -> Fleet:
     DelayedQueue(client, _QUEUE).register()
     return Fleet(server.port, 1)
-
-
-def _eta(message: bytes) -> float:
-    return datetime.fromisoformat(json.loads(message)["headers"]["eta"]).timestamp()

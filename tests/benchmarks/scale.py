@@ -17,10 +17,12 @@ class Scale:
         tasks: tasks a turn whose lateness is measured.
         longest_countdown_s: of those tasks.
         steady_s: how long tasks are due at a constant rate, in seconds.
+        stock_steady_s: the same for stock.
         steady_rate: how many of them a second.
         beyond_s: countdowns just above so many seconds.
         burst: tasks that are due at one instant.
-        stock_burst: the same for stock, whose worker holds all of them in memory, and fetches them first.
+        immediate_burst: immediate tasks that they are compared with.
+        stock_burst: both for stock, whose worker holds all of them in memory, and fetches them first.
         publish_rounds: turns of publishing.
         publish_calls: calls a turn.
         pending: numbers of pending messages at which transferring is measured.
@@ -42,8 +44,6 @@ class Scale:
         entries: periodic entries with which a planner starts.
         peer_entries: the same for the peer, which takes its time for each.
         storm: periodic entries that are due at one full minute.
-        spread: periodic entries that are due one after the other.
-        spread_s: over so many seconds.
         storms_together: whether the storms of all variants are awaited at the same full minute, which saves minutes
             and distorts what is measured.
     """
@@ -52,9 +52,11 @@ class Scale:
     tasks: int
     longest_countdown_s: float
     steady_s: float
+    stock_steady_s: float
     steady_rate: int
     beyond_s: float
     burst: int
+    immediate_burst: int
     stock_burst: int
     publish_rounds: int
     publish_calls: int
@@ -76,8 +78,6 @@ class Scale:
     entries: int
     peer_entries: int
     storm: int
-    spread: int
-    spread_s: float
     storms_together: bool
 
 
@@ -86,11 +86,13 @@ FULL = Scale(
     tasks=2_500,
     longest_countdown_s=12.0,
     steady_s=60.0,
+    stock_steady_s=15.0,
     steady_rate=1_000,
     beyond_s=60.0,
     burst=100_000,
-    stock_burst=10_000,
-    publish_rounds=20,
+    immediate_burst=20_000,
+    stock_burst=5_000,
+    publish_rounds=12,
     publish_calls=200,
     pending=(1_000, 100_000, 1_000_000, 3_000_000),
     mirrored_up_to=100_000,
@@ -100,7 +102,7 @@ FULL = Scale(
     stock_pending=10_000,
     loops=(1, 20, 100),
     fleet_messages=(20, 2_000),
-    fleet_s=10.0,
+    fleet_s=6.0,
     backlog=20_000,
     backlog_turns=4,
     limit_rounds=3,
@@ -108,10 +110,8 @@ FULL = Scale(
     idle_workers=(1, 4),
     idle_s=10.0,
     entries=100_000,
-    peer_entries=5_000,
+    peer_entries=2_000,
     storm=10_000,
-    spread=2_000,
-    spread_s=15.0,
     storms_together=False,
 )
 
@@ -120,9 +120,11 @@ QUICK = Scale(
     tasks=150,
     longest_countdown_s=2.0,
     steady_s=2.0,
+    stock_steady_s=2.0,
     steady_rate=200,
     beyond_s=3.0,
     burst=1_000,
+    immediate_burst=1_000,
     stock_burst=500,
     publish_rounds=6,
     publish_calls=100,
@@ -144,7 +146,5 @@ QUICK = Scale(
     entries=1_000,
     peer_entries=500,
     storm=200,
-    spread=200,
-    spread_s=3.0,
     storms_together=True,
 )
