@@ -67,7 +67,7 @@ def run(scale: Scale) -> Report:
         beyond.show(report)
     report.notes += [
         "One worker: prefork with 2 processes, unless it says solo.",
-        f"At a constant rate: all are published before the first is due, with {STOCK} {scale.stock_steady_s:g} s of them.",
+        f"At a constant rate ({STOCK}: for {scale.stock_steady_s:g} s): all are published before the first is due.",
         "Above a minute: both workers wait at the same time; the tasks of one are due after those of the other.",
         "Under CPU load: one process a core that never sleeps. Busy: other tasks take half of the worker's time.",
         "On a shared machine look at the steal time, too: it is what makes long tails.",
