@@ -21,44 +21,47 @@ _SETTLED_S = 3.0
 
 def run(scale: Scale) -> Report:
     report = Report(f"idle: what workers with one queue send to Redis in {scale.idle_s:g} s")
-    for workers in scale.idle_workers:
-        rate = report.figure(
-            f"{workers} workers: commands of each" if workers > 1 else "a worker alone: commands",
-            "commands/s",
-            target=Target(1.5) if workers == 1 else None,
-        )
-        each = report.figure(f"{workers} workers: connections of each" if workers > 1 else "its connections", "")
-        for variant, (sent, connections) in _sent(workers, scale.idle_s).items():
-            rate.add(variant, sum(sent.values()) / workers / scale.idle_s)
-            each.add(variant, connections / workers)
-            names = ", ".join(f"{name} {count}" for name, count in sent.most_common(6))
-            report.notes.append(f"{variant}, {workers}: {names}")
+    with ExitStack() as stack:
+        servers = {variant: stack.enter_context(PrivateRedis()) for variant in (STOCK, OURS)}
+        running = 0
+        for workers in scale.idle_workers:
+            _start(stack, servers, workers - running)
+            running = workers
+            time.sleep(_SETTLED_S)
+            _watch(report, servers, workers, scale.idle_s)
     return report
 
 
-def _sent(workers: int, seconds: float) -> dict[str, tuple[Counter[str], int]]:
-    """Return how often which command came from a client, and how many connections there are.
+def _start(stack: ExitStack, servers: dict[str, PrivateRedis], workers: int) -> None:
+    """Start so many more workers of each variant."""
+    started = [
+        Worker(broker=broker_url(name, server.port), ledger="/dev/null", app="tests.benchmarks.shop", pool="prefork")
+        for name, server in servers.items()
+        for _ in range(workers)
+    ]
+    for worker in started:
+        stack.push(worker)
+        worker.start()
+        stack.callback(worker.kill)  # to end well takes each of them seconds
+    for worker in started:
+        worker.wait_until_ready()
 
-    All variants are watched at the same time, on a server each.
-    """
-    with ExitStack() as stack:
-        servers = {variant: stack.enter_context(PrivateRedis()) for variant in (STOCK, OURS)}
-        running = [
-            Worker(
-                broker=broker_url(name, server.port), ledger="/dev/null", app="tests.benchmarks.shop", pool="prefork"
-            )
-            for name, server in servers.items()
-            for _ in range(workers)
-        ]
-        for worker in running:
-            stack.push(worker)
-            worker.start()
-        for worker in running:
-            worker.wait_until_ready()
-        time.sleep(_SETTLED_S)
-        with ThreadPoolExecutor() as threads:
-            counts = threads.map(lambda server: _monitor(server, seconds), servers.values())
-            return dict(zip(servers, counts, strict=True))
+
+def _watch(report: Report, servers: dict[str, PrivateRedis], workers: int, seconds: float) -> None:
+    """Count commands and connections, on all servers at the same time."""
+    rate = report.figure(
+        f"{workers} workers: commands of each" if workers > 1 else "a worker alone: commands",
+        "commands/s",
+        target=Target(1.5) if workers == 1 else None,
+    )
+    each = report.figure(f"{workers} workers: connections of each" if workers > 1 else "its connections", "")
+    with ThreadPoolExecutor() as threads:
+        counts = threads.map(lambda server: _monitor(server, seconds), servers.values())
+        for variant, (sent, connections) in zip(servers, counts, strict=True):
+            rate.add(variant, sum(sent.values()) / workers / seconds)
+            each.add(variant, connections / workers)
+            names = ", ".join(f"{name} {count}" for name, count in sent.most_common(6))
+            report.notes.append(f"{variant}, {workers}: {names}")
 
 
 def _monitor(server: PrivateRedis, seconds: float) -> tuple[Counter[str], int]:

@@ -18,8 +18,6 @@ from celery_delayq.transfer import TransferLoop
 from examples.private_redis import dying_with_us
 from tests.support import wait_until
 
-#: What a periodic look begins with: the registry of queues is read.
-_LOOK = "SMEMBERS"
 _SCRIPT = ("EVALSHA", "EVAL")
 
 _REPOSITORY = Path(__file__).parents[2]
@@ -50,7 +48,7 @@ class Fleet:
         self._lock = threading.Lock()
         self._started: set[int] = set()
         self._loops = [
-            TransferLoop(
+            _CountedLoop(
                 lambda: _CountingRedis(self, port),
                 on_pass=lambda queue, seen, number=number: self._on_pass(number, seen),  # type: ignore[misc]
                 id=f"loop-{number}",
@@ -82,23 +80,28 @@ class Fleet:
             self.moved += seen.moved
 
 
-class _CountingRedis(redis.Redis):
-    """The client of one loop; it tells commands of a periodic look from those that messages cause.
+class _CountedLoop(TransferLoop):
+    """Tells its client when it looks at its queues without being told; the script calls that follow belong to that."""
 
-    A look reads the registry, and perhaps asks whether there is something; with one queue, the script call after
-    that belongs to it.
-    """
+    def _look(self) -> None:
+        client: Any = self._client
+        client.looking = True
+        super()._look()
+        client.looking = any(watched.is_to_be_looked_at for watched in self._watched.values())
+
+
+class _CountingRedis(redis.Redis):
+    """The client of one loop with one queue; it tells commands of a periodic look from those that messages cause."""
 
     def __init__(self, fleet: Fleet, port: int) -> None:
         super().__init__(host="127.0.0.1", port=port)
+        self.looking = False
         self._fleet = fleet
-        self._looking = False
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        self._looking = self._looking or args[0] == _LOOK
-        self._fleet.commands.count("look" if self._looking else "message")
+        self._fleet.commands.count("look" if self.looking else "message")
         if args[0] in _SCRIPT:
-            self._looking = False
+            self.looking = False
         return super().execute_command(*args, **options)
 
 
