@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import socket
+import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from logging import ERROR, WARNING, Logger
@@ -72,6 +74,51 @@ class Outage:
         until = time.monotonic() + pause_s
         while not self._is_stopping() and time.monotonic() < until:
             time.sleep(0.05)
+
+
+class LoopThread(ABC):
+    """A loop that waits on a subscription of its own, in a daemon thread, until `stop()`.
+
+    `stop` may be called from any thread, from a signal handler, and any number of times; in a forked child it does
+    nothing.
+
+    Args:
+        name: of the thread.
+        logger, what, meanwhile: see `Outage`.
+    """
+
+    def __init__(self, name: str, logger: Logger, what: str, meanwhile: str) -> None:
+        self._name = name
+        self._outage = Outage(logger, what, meanwhile, lambda: self._stopping)
+        #: The subscription, a `redis.client.PubSub`; None before the first connection.
+        self._pubsub: Any = None
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    def start(self) -> None:
+        """Run the loop in a daemon thread; does nothing if one runs it already."""
+        if self.is_alive():
+            return
+        self._thread = threading.Thread(target=self.run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the loop and wait at most `timeout_s` seconds."""
+        if os.getpid() != self._pid:
+            return
+        self._stopping = True
+        interrupt(socket_of(self._pubsub))
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def is_alive(self) -> bool:
+        """Return whether the loop's thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @abstractmethod
+    def run(self) -> None:
+        """Work until `stop()` is called. Never raises for what happens to the server or the network."""
 
 
 def socket_of(pubsub: Any) -> Any:

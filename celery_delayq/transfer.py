@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing, suppress
@@ -36,7 +35,7 @@ from redis import exceptions
 
 from celery_delayq import keys, scripts
 from celery_delayq.clock import ServerClock
-from celery_delayq.connections import CONNECTION_ERRORS, Outage, interrupt, new_id, socket_of
+from celery_delayq.connections import CONNECTION_ERRORS, LoopThread, interrupt, new_id, socket_of
 from celery_delayq.delayed_queue import BATCH_SIZE, DelayedQueue, registered
 from celery_delayq.scripts import Transferred
 
@@ -102,11 +101,12 @@ class _Watched:
         return self.wake_at_ms == 0
 
 
-class TransferLoop:
+class TransferLoop(LoopThread):
     """Transfers the due messages of a changing set of delayed queues.
 
     One thread runs `run()`; `start()` makes a daemon thread for it. `stop()` and `wake()` may be called from any
-    thread, from a signal handler, and any number of times; in a forked child they do nothing.
+    thread, from a signal handler, and any number of times; in a forked child they do nothing. A loop that is stopped
+    resigns, so others take over at once.
 
     Args:
         connect: called for every (re)connection; returns a context manager that gives a client with connections of
@@ -129,6 +129,7 @@ class TransferLoop:
         on_pass: Callable[[DelayedQueue, Transferred], None] | None = None,
         id: str | None = None,
     ) -> None:
+        super().__init__("delayq-transfer", logger, "Transfer of delayed messages", "Messages wait in Redis")
         self.id = id or new_id()
         self.settings = settings or TransferSettings()
         self._connect = connect
@@ -142,37 +143,16 @@ class TransferLoop:
         self._by_channel: dict[str, _Watched] = {}
         self._by_transferrer_channel: dict[str, _Watched] = {}
         self._client: redis.Redis | None = None
-        self._pubsub: Any = None
         self._next_look = 0.0
         #: The registered queues, and how often the loop looked since it connected.
         self._known: set[str] = set()
         self._looks = 0
         self._registry_error = ""
-        self._stopping = False
         self._woken = False
         #: Whether the server has looked through all queues since the loop connected.
         self._looked = False
-        self._outage = Outage(logger, "Transfer of delayed messages", "Messages wait in Redis", lambda: self._stopping)
-        self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
 
     # -- what other threads call
-
-    def start(self) -> None:
-        """Run the loop in a daemon thread; does nothing if one runs it already."""
-        if self.is_alive():
-            return
-        self._thread = threading.Thread(target=self.run, name="delayq-transfer", daemon=True)
-        self._thread.start()
-
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """End the loop and wait at most `timeout_s` seconds; it resigns, so others take over at once."""
-        if os.getpid() != self._pid:
-            return
-        self._stopping = True
-        interrupt(socket_of(self._pubsub))
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
 
     def wake(self) -> None:
         """Make the loop ask `queues` again now."""
@@ -188,10 +168,6 @@ class TransferLoop:
         Negative if it does now; minus infinity if it was never seen. What was transferred is early by the lead at most.
         """
         return self._clock.seconds_until_past(server_ms, self.settings.lead_s)
-
-    def is_alive(self) -> bool:
-        """Return whether the loop's thread runs."""
-        return self._thread is not None and self._thread.is_alive()
 
     # -- the loop's own thread
 

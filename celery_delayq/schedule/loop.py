@@ -7,7 +7,6 @@ anew and reads everything again; occurrences that were planned run meanwhile.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import Any, Protocol
 
 from redis import exceptions
 
-from celery_delayq.connections import Outage, interrupt, socket_of
+from celery_delayq.connections import LoopThread
 from celery_delayq.schedule.store import ScheduleStore
 
 logger = getLogger(__name__)
@@ -52,11 +51,8 @@ class Plans(Protocol):
         """Return when an entry goes on."""
 
 
-class PlannerLoop:
-    """Runs a planner in a daemon thread until `stop()`.
-
-    `stop` may be called from any thread, from a signal handler, and any number of times; in a forked child it does
-    nothing.
+class PlannerLoop(LoopThread):
+    """Runs a planner in a daemon thread until `stop()`, see `LoopThread`.
 
     Args:
         connect: called for every (re)connection; returns a context manager that gives a store and a planner on
@@ -64,37 +60,13 @@ class PlannerLoop:
     """
 
     def __init__(self, connect: Callable[[], Any]) -> None:
+        super().__init__("delayq-planner", logger, "Planning of periodic tasks", "What is planned runs")
         self._connect = connect
-        self._pubsub: Any = None
-        self._stopping = False
-        self._outage = Outage(logger, "Planning of periodic tasks", "What is planned runs", lambda: self._stopping)
-        self._thread: threading.Thread | None = None
         self._has_planned = threading.Event()
-        self._pid = os.getpid()
-
-    def start(self) -> None:
-        """Run the loop in a daemon thread; does nothing if one runs it already."""
-        if self.is_alive():
-            return
-        self._thread = threading.Thread(target=self.run, name="delayq-planner", daemon=True)
-        self._thread.start()
 
     def wait_until_planned(self, timeout_s: float) -> bool:
         """Wait until all entries whose time has come have gone on once. Returns whether they have."""
         return self._has_planned.wait(timeout_s)
-
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """End the loop and wait at most `timeout_s` seconds."""
-        if os.getpid() != self._pid:
-            return
-        self._stopping = True
-        interrupt(socket_of(self._pubsub))
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-
-    def is_alive(self) -> bool:
-        """Return whether the loop's thread runs."""
-        return self._thread is not None and self._thread.is_alive()
 
     def run(self) -> None:
         """Plan until `stop()` is called. Never raises for what happens to the server or the network."""
