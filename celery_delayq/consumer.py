@@ -17,11 +17,8 @@ How it ends
 from __future__ import annotations
 
 import itertools
-import os
-import socket
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -34,11 +31,11 @@ from redis import exceptions
 from redis.client import NEVER_DECODE
 
 from celery_delayq import keys, scripts
+from celery_delayq.connections import CONNECTION_ERRORS, new_id
 from celery_delayq.delayed_queue import database_of
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetch_connection import FetchConnection, Identity
 from celery_delayq.scripts import MAX_FETCH, MAX_PUT_BACK, Renewed
-from celery_delayq.transfer import CONNECTION_ERRORS
 
 logger = getLogger(__name__)
 
@@ -98,7 +95,7 @@ class Consumer:
         lease_s: float = 30.0,
         redelivery: Redelivery | None = None,
     ) -> None:
-        self.id = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+        self.id = new_id()
         self.lease_s = lease_s
         self.redelivery = redelivery or Redelivery()
         #: The lists on which it has leases; it consumes from those in `names`.

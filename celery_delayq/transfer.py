@@ -23,14 +23,11 @@ from __future__ import annotations
 
 import os
 import random
-import socket
-import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
-from logging import ERROR, WARNING, getLogger
+from logging import getLogger
 from typing import Any
 
 import redis
@@ -38,26 +35,17 @@ from redis import exceptions
 
 from celery_delayq import keys, scripts
 from celery_delayq.clock import ServerClock
+from celery_delayq.connections import CONNECTION_ERRORS, LoopThread, interrupt, new_id, socket_of
 from celery_delayq.delayed_queue import BATCH_SIZE, DelayedQueue, registered
 from celery_delayq.scripts import Transferred
 
 logger = getLogger(__name__)
-
-#: What makes the loop connect anew. A replica answers READONLY when its master was replaced.
-CONNECTION_ERRORS = (
-    exceptions.ConnectionError,
-    exceptions.TimeoutError,
-    exceptions.ReadOnlyError,
-    OSError,
-)
 
 #: Unanswered health checks of the subscription after which its connection counts as dead.
 _MAX_MISSED_HEALTH_CHECKS = 2
 
 #: Queues that were registered are announced, too; this is for lost announcements.
 _LOOKS_A_REGISTRY = 3
-
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 #: Waiting on a socket is exact to a millisecond, sleeping to some microseconds: so the last bit is slept.
 _SLEEP_BELOW_S = 0.0015
@@ -113,11 +101,12 @@ class _Watched:
         return self.wake_at_ms == 0
 
 
-class TransferLoop:
+class TransferLoop(LoopThread):
     """Transfers the due messages of a changing set of delayed queues.
 
     One thread runs `run()`; `start()` makes a daemon thread for it. `stop()` and `wake()` may be called from any
-    thread, from a signal handler, and any number of times; in a forked child they do nothing.
+    thread, from a signal handler, and any number of times; in a forked child they do nothing. A loop that is stopped
+    resigns, so others take over at once.
 
     Args:
         connect: called for every (re)connection; returns a context manager that gives a client with connections of
@@ -140,7 +129,8 @@ class TransferLoop:
         on_pass: Callable[[DelayedQueue, Transferred], None] | None = None,
         id: str | None = None,
     ) -> None:
-        self.id = id or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+        super().__init__("delayq-transfer", logger, "Transfer of delayed messages", "Messages wait in Redis")
+        self.id = id or new_id()
         self.settings = settings or TransferSettings()
         self._connect = connect
         self._queues = queues
@@ -153,45 +143,22 @@ class TransferLoop:
         self._by_channel: dict[str, _Watched] = {}
         self._by_transferrer_channel: dict[str, _Watched] = {}
         self._client: redis.Redis | None = None
-        self._pubsub: Any = None
         self._next_look = 0.0
         #: The registered queues, and how often the loop looked since it connected.
         self._known: set[str] = set()
         self._looks = 0
         self._registry_error = ""
-        self._stopping = False
         self._woken = False
         #: Whether the server has looked through all queues since the loop connected.
         self._looked = False
-        #: Whether the loop was interrupted and not served since; None if it was never served.
-        self._lost: bool | None = None
-        self._pause_s = _FIRST_PAUSE_S
-        self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
 
     # -- what other threads call
-
-    def start(self) -> None:
-        """Run the loop in a daemon thread; does nothing if one runs it already."""
-        if self.is_alive():
-            return
-        self._thread = threading.Thread(target=self.run, name="delayq-transfer", daemon=True)
-        self._thread.start()
-
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """End the loop and wait at most `timeout_s` seconds; it resigns, so others take over at once."""
-        if os.getpid() != self._pid:
-            return
-        self._stopping = True
-        interrupt(self._subscription_socket())
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
 
     def wake(self) -> None:
         """Make the loop ask `queues` again now."""
         if os.getpid() == self._pid:
             # In this order: a socket made after `_woken` was seen must not be interrupted for it.
-            sock = self._subscription_socket()
+            sock = socket_of(self._pubsub)
             self._woken = True
             interrupt(sock)
 
@@ -201,13 +168,6 @@ class TransferLoop:
         Negative if it does now; minus infinity if it was never seen. What was transferred is early by the lead at most.
         """
         return self._clock.seconds_until_past(server_ms, self.settings.lead_s)
-
-    def is_alive(self) -> bool:
-        """Return whether the loop's thread runs."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def _subscription_socket(self) -> Any:
-        return getattr(getattr(self._pubsub, "connection", None), "_sock", None)
 
     # -- the loop's own thread
 
@@ -225,32 +185,7 @@ class TransferLoop:
             except Exception as exc:
                 if self._stopping or self._woken:
                     continue
-                self._on_lost(exc)
-
-    def _on_lost(self, exc: Exception) -> None:
-        if not self._lost:
-            expected = isinstance(exc, CONNECTION_ERRORS)
-            logger.log(
-                WARNING if expected else ERROR,
-                "Transfer of delayed messages interrupted: %s. Messages wait in Redis; connecting again...",
-                str(exc).rstrip("."),
-                exc_info=None if expected else exc,
-            )
-        self._lost = True
-        self._pause(self._pause_s * random.uniform(0.5, 1))
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-
-    def _on_served(self) -> None:
-        # Only now: a replica, or a server that is still loading, lets the loop connect and then refuses its commands.
-        if self._lost is not False:
-            logger.info("Transfer of delayed messages: connected%s.", " again" if self._lost else "")
-        self._lost, self._pause_s = False, _FIRST_PAUSE_S
-
-    def _pause(self, pause_s: float) -> None:
-        # No threading.Event: setting one is not safe in a signal handler that interrupts the same call.
-        until = time.monotonic() + pause_s
-        while not self._stopping and time.monotonic() < until:
-            time.sleep(0.05)
+                self._outage.begins(exc)
 
     def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
         self._client, self._pubsub = client, pubsub
@@ -287,7 +222,7 @@ class TransferLoop:
                 if due is not None and self._clock.seconds_until(due) <= 0 and not self._stopping:
                     self._transfer(watched)
             if self._looked:
-                self._on_served()
+                self._outage.ends()
             if time.monotonic() >= self._next_look:
                 self._look()
 
@@ -447,14 +382,6 @@ class TransferLoop:
             return
         grace_ms = self.settings.grace_ms * random.uniform(1, 1.5)
         watched.wake_at_ms = max(due_ms, last_sign_ms) + grace_ms
-
-
-def interrupt(sock: Any) -> None:
-    """Wake whoever reads from a socket; the connection is lost by that. Safe in any thread and signal handler."""
-    # A shut-down socket wakes its reader in every kind of worker; the subscription is then made anew.
-    if sock is not None:
-        with suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
 
 
 def _text(data: bytes | str) -> str:

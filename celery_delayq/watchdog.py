@@ -36,10 +36,10 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq import keys, scripts
 from celery_delayq.clock import ServerClock
+from celery_delayq.connections import CONNECTION_ERRORS
 from celery_delayq.consumer import Consumer
 from celery_delayq.errors import LeaseLost
 from celery_delayq.scripts import MAX_PUT_BACK
-from celery_delayq.transfer import CONNECTION_ERRORS
 
 logger = getLogger(__name__)
 

@@ -35,6 +35,13 @@ def client(redis_server: PrivateRedis) -> Iterator[redis.Redis]:
         yield client
 
 
+@pytest.fixture
+def durable_server() -> Iterator[PrivateRedis]:
+    """A server that forgets nothing when it is killed."""
+    with PrivateRedis("--appendonly", "yes", "--appendfsync", "always") as server:
+        yield server
+
+
 @pytest.fixture(scope="session", params=servers() or [None])
 def any_redis_server(request: pytest.FixtureRequest) -> Iterator[PrivateRedis]:
     """Each kind of Redis on this machine in turn, for what may depend on the version."""

@@ -17,6 +17,13 @@ from celery_delayq.delayed_queue import DelayedQueue
 #: Due times in the far future, unix time in ms.
 FAR = 4_000_000_000_000
 
+#: The keys of the delayed queue "q", as Redisson and docs/layout.md name them.
+TIMEOUT_SET = "redisson_delay_queue_timeout:{q}"
+DELAY_LIST = "redisson_delay_queue:{q}"
+INDEX = "delayq:index:{q}"
+DEAD = "delayq:dead:{q}"
+TRANSFERRER = "delayq:transfer:{q}"
+
 _READ: dict[bytes, Callable[[redis.Redis, bytes], Any]] = {
     b"string": lambda client, key: client.get(key),
     b"list": lambda client, key: client.lrange(key, 0, -1),

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import datetime, timezone
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any
 
 import click
 import redis
-from celery.bin.base import CeleryCommand, handle_preload_options
 from celery.result import denied_join_result
 from celery.utils import uuid
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
-from rich.table import Table
 
 from celery_delayq import orphans as orphaned
 from celery_delayq.cli.broker import delayq_channel
+from celery_delayq.cli.command import command, json_option
+from celery_delayq.cli.output import add_columns, console, new_table, print_json, progress, text
 from celery_delayq.delayed_queue import registered
 from celery_delayq.entry import Entry
 from celery_delayq.keys import QueueKeys
 from celery_delayq.orphans import Orphan
+from celery_delayq.times import to_datetime
 from celery_delayq.transport.drafts import drafts
-
-#: Columns of the output where it goes into a file.
-_WIDTH = 120
 
 #: How a payload becomes the argument of a task. Each raises ValueError if it cannot.
 CODECS: dict[str, Callable[[bytes], Any]] = {
@@ -50,32 +44,28 @@ def orphans() -> None:
     """Delayed queues that Java applications left behind: what waits in them, and who shall have it."""
 
 
-@orphans.command(name="list", cls=CeleryCommand)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-@click.pass_context
-@handle_preload_options  # type: ignore[untyped-decorator]
-def show(ctx: click.Context, as_json: bool) -> None:
+@command("list")
+@json_option
+def list_(ctx: click.Context, as_json: bool) -> None:
     """Show the delayed queues that nobody on the Python side transfers."""
     _, channel = ctx.with_resource(delayq_channel(ctx.obj.app))
     rows = [_row(orphan) for orphan in orphaned.find(channel.plain_client, channel.global_keyprefix)]
-    _print(rows, ("list", "waiting", "first due", "last due", "listeners"), as_json)
+    _print(rows, as_json, "There are no orphans: workers transfer all delayed queues.")
 
 
-@orphans.command(cls=CeleryCommand)
+@command("entries")
 @click.argument("queue")
 @_codec_option
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many, the earliest first.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-@click.pass_context
-@handle_preload_options  # type: ignore[untyped-decorator]
+@json_option
 def entries(ctx: click.Context, queue: str, codec: str, limit: int, as_json: bool) -> None:
     """Show what waits in the delayed queue of the list QUEUE, and when it is due."""
     _, channel = ctx.with_resource(delayq_channel(ctx.obj.app))
     found = islice(Orphan.look(channel.plain_client, queue).entries(channel.plain_client), limit)
-    _print([_entry_row(entry, codec) for entry in found], ("due", "payload", "problem"), as_json)
+    _print([_entry_row(entry, codec) for entry in found], as_json, f"Nothing waits for {queue}.")
 
 
-@orphans.command(cls=CeleryCommand)
+@command("adopt")
 @click.argument("queues", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All that `orphans list` shows.")
 @click.option("--task", help="Make each entry a task of this name, with its payload as the argument and its due time.")
@@ -83,9 +73,7 @@ def entries(ctx: click.Context, queue: str, codec: str, limit: int, as_json: boo
 @click.option("--queue", help="With --task: the queue of the tasks, instead of the one they are routed to.")
 @click.option("--force", is_flag=True, help="Also what a Java application that runs, or workers, transfer.")
 @click.option("--dry-run/--no-dry-run", default=True, show_default=True, help="Only say what would be done.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a queue.")
-@click.pass_context
-@handle_preload_options  # type: ignore[untyped-decorator]
+@json_option
 def adopt(
     ctx: click.Context,
     queues: tuple[str, ...],
@@ -124,9 +112,16 @@ def adopt(
             tasks = _Tasks(app, task, CODECS[codec], queue, channel, orphan.name)
             taken, left = _count(client, orphan, tasks) if dry_run else _hand_over(client, orphan, tasks)
             row.update(taken=taken, left=left)
-        click.echo(json.dumps(row) if as_json else _sentence(row, codec))
+        if as_json:
+            print_json(row)
+        else:
+            click.echo(_sentence(row, codec))
     if dry_run and not as_json:
         click.echo("Nothing was changed: --no-dry-run does it.")
+
+
+for _command in (list_, entries, adopt):
+    orphans.add_command(_command)
 
 
 class _Tasks:
@@ -147,8 +142,8 @@ class _Tasks:
     def arguments(self, entry: Entry) -> tuple[Any, datetime] | None:
         """Return the argument and the eta of the task; None if the payload is not what the codec says."""
         try:
-            return self._decode(entry.payload), datetime.fromtimestamp(entry.due_ms / 1000, timezone.utc)
-        except (ValueError, OverflowError, OSError, RecursionError):
+            return self._decode(entry.payload), _exactly(entry.due_ms)
+        except (ValueError, OverflowError, RecursionError):
             return None
 
     def command(self, entry: Entry) -> tuple[Any, ...] | None:
@@ -213,32 +208,23 @@ def _refuse(found: list[Orphan], reason: str) -> None:
 
 def _count(client: redis.Redis, orphan: Orphan, tasks: _Tasks) -> tuple[int, int]:
     taken = left = 0
-    with _progress(orphan) as advance:
+    with progress(orphan.name) as on_progress:
         for entry in orphan.entries(client):
             if entry is not None and tasks.arguments(entry) is not None:
                 taken += 1
             else:
                 left += 1
-            advance(1)
+            on_progress(taken + left, orphan.waiting)
     return taken, left
 
 
 def _hand_over(client: redis.Redis, orphan: Orphan, tasks: _Tasks) -> tuple[int, int]:
     taken = left = 0
-    with _progress(orphan) as advance:
+    with progress(orphan.name) as on_progress:
         for batch in orphan.hand_over(client, tasks.command):
             taken, left = taken + batch.moved, left + batch.left
-            advance(batch.moved + batch.left)
+            on_progress(taken + left, orphan.waiting)
     return taken, left
-
-
-@contextmanager
-def _progress(orphan: Orphan) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(orphan.name, total=orphan.waiting)
-        yield lambda count: progress.advance(bar, count)
 
 
 def _row(orphan: Orphan) -> dict[str, Any]:
@@ -261,24 +247,30 @@ def _entry_row(entry: Entry | None, codec: str) -> dict[str, Any]:
     return {"due": _isoformat(entry.due_ms), "payload": payload, "problem": problem}
 
 
-def _print(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
+def _print(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
     if as_json:
         for row in rows:
-            click.echo(json.dumps(row))
+            print_json(row)
         return
-    table = Table(*columns)
+    if not rows:
+        click.echo(nothing, err=True)
+        return
+    table = new_table()
+    add_columns(table, *(name.replace("_", " ") for name in rows[0]))
     for row in rows:
-        table.add_row(*("-" if value is None else escape(str(value)) for value in row.values()))
-    console = Console()
-    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
+        table.add_row(*(text(value) for value in row.values()))
+    console().print(table)
+
+
+def _exactly(due_ms: int) -> datetime:
+    """Return a due time as an aware datetime; OverflowError if there is none so late."""
+    return to_datetime(0) + timedelta(milliseconds=due_ms)
 
 
 def _isoformat(due_ms: int | None) -> str | None:
     try:
-        if due_ms is None:
-            return None
-        return datetime.fromtimestamp(due_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError, OSError):
+        return None if due_ms is None else _exactly(due_ms).isoformat(timespec="milliseconds")
+    except OverflowError:
         return f"{due_ms} ms"
 
 

@@ -85,7 +85,7 @@ def print_details(fields: Mapping[str, Any], as_json: bool) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in fields.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             lines = [text(f"{key}: {_json(inner)}") for key, inner in value.items()]
             table.add_row(text(name), Text("\n").join(lines))
         else:

@@ -11,19 +11,16 @@ from typing import Any
 
 import click
 import redis
-from celery.bin.base import CeleryCommand, handle_preload_options
 from celery.utils.time import humanize_seconds
 from kombu.exceptions import OperationalError
-from rich.console import Console
-from rich.table import Table
 
 from celery_delayq.cli.broker import delayq_channel
+from celery_delayq.cli.command import command, json_option
+from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_details, print_json, text
+from celery_delayq.cli.times import Span, shown, shown_span
 from celery_delayq.errors import DelayqError
 from celery_delayq.schedule import redbeat
 from celery_delayq.schedule.api import PeriodicTask, Schedule
-
-#: Columns of the output where it goes into a file.
-_WIDTH = 140
 
 
 @click.group()
@@ -49,54 +46,62 @@ def _schedule(ctx: click.Context) -> Iterator[Schedule]:
 
 
 def _command(name: str) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a function a command of the group that Celery knows."""
+    """Make a function a command of the group; see `command`."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
-        made: click.Command = schedule.command(name=name, cls=CeleryCommand)(
-            click.pass_context(handle_preload_options(function))
-        )
+        made = command(name)(function)
+        schedule.add_command(made)
         return made
 
     return decorate
 
 
 @_command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def list_entries(ctx: click.Context, as_json: bool) -> None:
+@json_option
+def list_(ctx: click.Context, as_json: bool) -> None:
     """Show all periodic tasks."""
     with _schedule(ctx) as found:
         entries = list(found)
     if as_json:
         for entry in entries:
-            click.echo(json.dumps(_data(entry)))
-        return
-    table = Table("name", "task", "schedule", "next run", "last run", "runs", "status")
+            print_json(_data(entry))
+    elif entries:
+        _print(entries)
+    else:
+        click.echo("There are no periodic tasks.", err=True)
+
+
+def _print(entries: list[PeriodicTask]) -> None:
+    out = console()
+    narrow = out.width < NARROW
+    table = new_table(dense=narrow)
+    add_columns(table, "name", "task", "schedule")
+    add_columns(table, "next run (UTC)", "in", "last run (UTC)", "runs", firm=True)
+    add_columns(table, "status")
+    now = datetime.now(timezone.utc)
     for entry in entries:
         table.add_row(
-            entry.name,
-            entry.task,
-            _when(entry),
-            _moment(entry.next_run),
-            _moment(entry.last_run),
+            text(entry.name),
+            text(entry.task),
+            text(_when(entry)),
+            shown(entry.next_run, short=narrow),
+            "-" if entry.next_run is None else shown_span(entry.next_run - now),
+            shown(entry.last_run, short=narrow),
             str(entry.runs),
-            _status(entry),
+            text(_status(entry)),
         )
-    console = Console()
-    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
+    out.print(table)
 
 
 @_command("show")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option
 def show(ctx: click.Context, name: str, as_json: bool) -> None:
     """Show all that is known about a periodic task."""
     with _schedule(ctx) as found:
         entry = found.get(name)
-    if as_json:
-        click.echo(json.dumps(_data(entry)))
-        return
-    for key, value in {**_data(entry), "status": _status(entry)}.items():
-        click.echo(f"{key + ':':<15}{'-' if value is None else value}")
+    data = _data(entry)
+    print_details(data if as_json else {**data, "status": _status(entry)}, as_json)
 
 
 @_command("add")
@@ -108,12 +113,12 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
 @click.option("--options", "options", default="{}", help="Options of apply_async, a JSON object.")
 @click.option("--timing", "timing", default="{}", help='{"tz": "Europe/Berlin", "max_runs": 3, ...}, a JSON object.')
 def add(ctx: click.Context, name: str, task: str, when: str, args: str, kwargs: str, options: str, timing: str) -> None:
-    """Add a periodic task: WHEN is seconds, or a crontab expression such as '0 6 * * mon-fri'."""
+    """Add a periodic task: WHEN is a span such as 90s or 1h30m, or a crontab expression such as '0 6 * * mon-fri'."""
     given = {"args": args, "kwargs": kwargs, "options": options, "timing": timing}
     values = {key: _json(key, text, list if key == "args" else dict) for key, text in given.items()}
     with _schedule(ctx) as found:
         timing_values = values.pop("timing")
-        entry = found.add(name, task, _seconds_or(when), **values, **timing_values)
+        entry = found.add(name, task, _schedule_of(when), **values, **timing_values)
     if not entry.is_registered:
         click.echo(f"This app has no task {task!r}; it is sent all the same.", err=True)
     click.echo(f"{name} added.")
@@ -129,10 +134,10 @@ def _json(name: str, text: str, kind: type) -> Any:
     return value
 
 
-def _seconds_or(when: str) -> float | str:
+def _schedule_of(when: str) -> float | str:
     try:
-        return float(when)
-    except ValueError:
+        return Span().convert(when, None, None).total_seconds()
+    except click.BadParameter:
         return when
 
 
@@ -197,14 +202,6 @@ def _when(entry: PeriodicTask) -> str:
     zone = entry.timing.get("tz")
     text = given.get("crontab") or f"{given['solar']} at {given['lat']}, {given['lon']}"
     return f"{text} ({zone})" if zone else text
-
-
-def _moment(when: datetime | None) -> str:
-    if when is None:
-        return "-"
-    away_s = (when - datetime.now(timezone.utc)).total_seconds()
-    span = humanize_seconds(abs(away_s)) or "a moment"
-    return f"{when.isoformat(sep=' ', timespec='seconds')} ({f'in {span}' if away_s > 0 else f'{span} ago'})"
 
 
 def _status(entry: PeriodicTask) -> str:

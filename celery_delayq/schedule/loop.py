@@ -7,28 +7,23 @@ anew and reads everything again; occurrences that were planned run meanwhile.
 
 from __future__ import annotations
 
-import os
 import random
-import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import closing, suppress
-from logging import ERROR, WARNING, getLogger
+from logging import getLogger
 from typing import Any, Protocol
 
 from redis import exceptions
 
+from celery_delayq.connections import LoopThread
 from celery_delayq.schedule.store import ScheduleStore
-from celery_delayq.transfer import CONNECTION_ERRORS, interrupt
 
 logger = getLogger(__name__)
 
 #: How often a loop says that it lives, and looks for changes, in seconds.
 LOOK_S = 5.0
-
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 #: Longest single wait on the subscription, so that its health is checked.
 _LONGEST_WAIT_S = LOOK_S
@@ -56,16 +51,8 @@ class Plans(Protocol):
         """Return when an entry goes on."""
 
 
-def new_id() -> str:
-    """Return an id of a planner: readable, unique."""
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
-
-
-class PlannerLoop:
-    """Runs a planner in a daemon thread until `stop()`.
-
-    `stop` may be called from any thread, from a signal handler, and any number of times; in a forked child it does
-    nothing.
+class PlannerLoop(LoopThread):
+    """Runs a planner in a daemon thread until `stop()`, see `LoopThread`.
 
     Args:
         connect: called for every (re)connection; returns a context manager that gives a store and a planner on
@@ -73,38 +60,13 @@ class PlannerLoop:
     """
 
     def __init__(self, connect: Callable[[], Any]) -> None:
+        super().__init__("delayq-planner", logger, "Planning of periodic tasks", "What is planned runs")
         self._connect = connect
-        self._pubsub: Any = None
-        self._stopping = False
-        self._lost: bool | None = None
-        self._pause_s = _FIRST_PAUSE_S
-        self._thread: threading.Thread | None = None
         self._has_planned = threading.Event()
-        self._pid = os.getpid()
-
-    def start(self) -> None:
-        """Run the loop in a daemon thread; does nothing if one runs it already."""
-        if self.is_alive():
-            return
-        self._thread = threading.Thread(target=self.run, name="delayq-planner", daemon=True)
-        self._thread.start()
 
     def wait_until_planned(self, timeout_s: float) -> bool:
         """Wait until all entries whose time has come have gone on once. Returns whether they have."""
         return self._has_planned.wait(timeout_s)
-
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """End the loop and wait at most `timeout_s` seconds."""
-        if os.getpid() != self._pid:
-            return
-        self._stopping = True
-        interrupt(getattr(getattr(self._pubsub, "connection", None), "_sock", None))
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-
-    def is_alive(self) -> bool:
-        """Return whether the loop's thread runs."""
-        return self._thread is not None and self._thread.is_alive()
 
     def run(self) -> None:
         """Plan until `stop()` is called. Never raises for what happens to the server or the network."""
@@ -114,7 +76,7 @@ class PlannerLoop:
                     self._serve(store, planner)
             except Exception as exc:
                 if not self._stopping:
-                    self._on_lost(exc)
+                    self._outage.begins(exc)
 
     def _serve(self, store: ScheduleStore, planner: Plans) -> None:
         self._pubsub.subscribe(store.keys.channel)
@@ -126,9 +88,7 @@ class PlannerLoop:
         while not self._stopping:
             if not planner.run_due():
                 self._has_planned.set()
-                if self._lost is not False:
-                    logger.info("Planning of periodic tasks: connected%s.", " again" if self._lost else "")
-                self._lost, self._pause_s = False, _FIRST_PAUSE_S
+                self._outage.ends()
                 wait_s = min(max(0.0, next_look - time.monotonic()), _LONGEST_WAIT_S)
                 until_next_s = planner.seconds_until_next()
                 self._listen(planner, wait_s if until_next_s is None else min(wait_s, max(0.0, until_next_s)))
@@ -155,18 +115,3 @@ class PlannerLoop:
             message = self._pubsub.get_message(timeout=0)
         if len(changes) >= _MANY_CHANGES and not self._stopping:
             planner.look()
-
-    def _on_lost(self, exc: Exception) -> None:
-        if not self._lost:
-            expected = isinstance(exc, CONNECTION_ERRORS)
-            logger.log(
-                WARNING if expected else ERROR,
-                "Planning of periodic tasks interrupted: %s. What is planned runs; connecting again...",
-                str(exc).rstrip("."),
-                exc_info=None if expected else exc,
-            )
-        self._lost = True
-        until = time.monotonic() + self._pause_s * random.uniform(0.5, 1)
-        while not self._stopping and time.monotonic() < until:
-            time.sleep(0.05)
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

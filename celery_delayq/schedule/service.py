@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 from celery_delayq.config import settings_of
+from celery_delayq.connections import new_id
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.entry import Definition
-from celery_delayq.schedule.loop import PlannerLoop, new_id
+from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.message import Occurrence, build
 from celery_delayq.schedule.moves import Policy
 from celery_delayq.schedule.planner import Planner

@@ -144,15 +144,8 @@ def consumers(redis_server: PrivateRedis, client: redis.Redis) -> Iterator[Consu
 
 
 @pytest.fixture
-def lasting_server() -> Iterator[PrivateRedis]:
-    """A server that forgets nothing when it is killed."""
-    with PrivateRedis("--appendonly", "yes", "--appendfsync", "always") as server:
-        yield server
-
-
-@pytest.fixture
-def lasting(lasting_server: PrivateRedis) -> Iterator[Consumers]:
+def lasting(durable_server: PrivateRedis) -> Iterator[Consumers]:
     """Consumers on it."""
-    consumers = Consumers(lasting_server)
+    consumers = Consumers(durable_server)
     yield consumers
     consumers.stop()

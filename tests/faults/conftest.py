@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from examples.private_redis import PrivateRedis
@@ -13,10 +11,9 @@ __all__ = ["broker", "broker_url", "ledger", "ledger_url"]
 
 
 @pytest.fixture
-def broker() -> Iterator[PrivateRedis]:
+def broker(durable_server: PrivateRedis) -> PrivateRedis:
     """A broker that forgets nothing when it is killed."""
-    with PrivateRedis("--appendonly", "yes", "--appendfsync", "always") as server:
-        yield server
+    return durable_server
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
 
@@ -26,6 +26,7 @@ from celery_delayq import DelayedQueue, InvalidExport, codec
 from celery_delayq.inspector.backup import Imported
 from examples.private_redis import PrivateRedis
 from tests.integration.publishing import ready
+from tests.properties import on_a_server
 from tests.state import FAR, nothing_changes, offer, out_of_memory, state
 from tests.worker_app import publisher
 
@@ -360,7 +361,7 @@ class TestBadFiles:
         with path.open(encoding="utf-8") as file, pytest.raises(InvalidExport, match="no JSON, or cut off"):
             app.delayq.import_(file)
 
-    @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @on_a_server(max_examples=60)
     @given(part=st.integers(0, 10**6 - 1))
     def test_cut_off_anywhere(self, app: Celery, full: DelayedQueue, part: int) -> None:
         """Whatever is missing, it is noticed, and the lines before the cut are imported."""

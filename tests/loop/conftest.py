@@ -29,6 +29,19 @@ class Pass(NamedTuple):
     done: Transferred
 
 
+class CountedConnect:
+    """Connects a loop, with options as of `Loops.client`, and counts how often it tried."""
+
+    def __init__(self, loops: Loops, **options: object) -> None:
+        self.attempts = 0
+        self._loops = loops
+        self._options = options
+
+    def __call__(self) -> redis.Redis:
+        self.attempts += 1
+        return self._loops.client(**self._options)
+
+
 class Loops:
     """Makes loops, records their passes, and stops them."""
 

@@ -12,16 +12,9 @@ import redis
 
 from celery_delayq.delayed_queue import DelayedQueue
 from examples.private_redis import PrivateRedis
-from tests.loop.conftest import Loops
+from tests.loop.conftest import CountedConnect, Loops
 from tests.state import delivered
 from tests.support import wait_until
-
-
-@pytest.fixture
-def durable_server() -> Iterator[PrivateRedis]:
-    """A server that loses nothing, for tests that kill it."""
-    with PrivateRedis("--appendonly", "yes", "--appendfsync", "always") as server:
-        yield server
 
 
 @pytest.fixture
@@ -43,13 +36,7 @@ class TestServer:
         """Logged once when it goes and once when it is back, however often the loop tries."""
         caplog.set_level("INFO", logger="celery_delayq")
         loops, server = durable_loops, durable_loops.server
-        attempts = 0
-
-        def connect() -> redis.Redis:
-            nonlocal attempts
-            attempts += 1
-            return loops.client()
-
+        connect = CountedConnect(loops)
         loops.start(connect=connect)
         with server.client() as client:
             queue = DelayedQueue(client, "q")
@@ -58,7 +45,7 @@ class TestServer:
             queue.offer(b"while", delay_s=0.2)
             queue.offer(b"after", delay_s=4.0)
         server.kill()
-        wait_until(lambda: attempts >= 4, "the loop has tried again and again")
+        wait_until(lambda: connect.attempts >= 4, "the loop has tried again and again")
         assert levels(caplog) == ["INFO", "WARNING"]
         server.start()
         with server.client() as client:
@@ -122,17 +109,12 @@ class TestRefusal:
         queue.offer(b"pay", due_ms=1)
         user = ("ACL", "SETUSER", "loop", "on", "nopass", "~*", "&*")
         admin.execute_command(*user, "+@all", "-exists")
-        attempts = 0
-
-        def connect() -> redis.Redis:
-            nonlocal attempts
-            attempts += 1
-            return loops.client(username="loop", password="any")
+        connect = CountedConnect(loops, username="loop", password="any")
 
         try:
             started = time.monotonic()
             loops.make(connect=connect).start()
-            wait_until(lambda: attempts == 5, "the loop has tried again and again")
+            wait_until(lambda: connect.attempts == 5, "the loop has tried again and again")
             # Pauses of 0.05, 0.1, 0.2 and 0.4 s, or half of that.
             assert time.monotonic() - started >= 0.375
             assert levels(caplog) == ["ERROR"]
@@ -159,20 +141,14 @@ class TestRefusal:
         """READONLY, as after a failover: the loop asks again where the master is."""
         caplog.set_level("INFO", logger="celery_delayq")
         loops, server = durable_loops, durable_loops.server
-        attempts = 0
-
-        def connect() -> redis.Redis:
-            nonlocal attempts
-            attempts += 1
-            return loops.client()
-
+        connect = CountedConnect(loops)
         with PrivateRedis() as master, server.client() as client, master.client() as there:
             client.replicaof("127.0.0.1", master.port)
             DelayedQueue(there, "q").offer(b"pay", due_ms=1)
             queue = DelayedQueue(client, "q")
             wait_until(queue.size, "replicated", timeout=20)
             loops.make(connect=connect).start()  # it is subscribed for moments only, between two refusals
-            wait_until(lambda: attempts >= 4, "the loop has tried again and again")
+            wait_until(lambda: connect.attempts >= 4, "the loop has tried again and again")
             assert levels(caplog) == ["WARNING"]
             client.replicaof("NO", "ONE")
             wait_until(lambda: delivered(queue) == [b"pay"], "delivered", timeout=20)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_delayq import codec
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.entry import Entry
+from tests.properties import on_a_server
 from tests.state import (
     FAR,
     calls,
@@ -214,7 +215,7 @@ class TestBatches:
 
 
 class TestAnything:
-    @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @on_a_server(max_examples=50)
     @given(
         steps=st.lists(
             st.tuples(

@@ -10,15 +10,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_delayq import codec, scripts
 from celery_delayq.codec import OfferId, message_key
 from celery_delayq.delayed_queue import DelayedQueue
 from examples.private_redis import PrivateRedis
+from tests.properties import on_a_server
 from tests.state import (
+    DELAY_LIST,
     FAR,
+    INDEX,
+    TIMEOUT_SET,
     calls,
     fill,
     nothing_changes,
@@ -28,12 +32,6 @@ from tests.state import (
     state,
     waiting,
     wrong_type,
-)
-
-TIMEOUT_SET, INDEX, DELAY_LIST = (
-    "redisson_delay_queue_timeout:{q}",
-    "delayq:index:{q}",
-    "redisson_delay_queue:{q}",
 )
 
 
@@ -85,7 +83,7 @@ class TestOneMessage:
 
 
 class TestAmongOthers:
-    @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @on_a_server(max_examples=40)
     @given(
         others=st.lists(
             st.one_of(

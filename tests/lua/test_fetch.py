@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from celery_delayq import scripts
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.scripts import MAX_FETCH
-from tests.lua.test_transfer import property_of_lua
+from tests.properties import on_a_server
 from tests.state import (
     delivered,
     give,
@@ -52,7 +52,7 @@ class TestMessages:
         with nothing_changes(queue.client):
             assert fetch(queue) == []
 
-    @property_of_lua
+    @on_a_server(max_examples=40)
     @given(messages=st.lists(st.binary(max_size=20), max_size=30), limit=st.integers(1, 40))
     def test_of_any_bytes_and_number(self, one_queue: DelayedQueue, messages: list[bytes], limit: int) -> None:
         """Also the same bytes twice."""

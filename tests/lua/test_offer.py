@@ -6,14 +6,19 @@ import struct
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_delayq import codec, scripts
 from celery_delayq.codec import OfferId, message_key
 from celery_delayq.delayed_queue import DelayedQueue
+from tests.lua.conftest import Heard
+from tests.properties import on_a_server
 from tests.state import (
+    DELAY_LIST,
     FAR,
+    INDEX,
+    TIMEOUT_SET,
     delivered,
     nothing_changes,
     now_ms,
@@ -24,12 +29,6 @@ from tests.state import (
     state,
     waiting,
     wrong_type,
-)
-
-TIMEOUT_SET, INDEX, DELAY_LIST = (
-    "redisson_delay_queue_timeout:{q}",
-    "delayq:index:{q}",
-    "redisson_delay_queue:{q}",
 )
 
 
@@ -107,7 +106,7 @@ class TestWhatItStores:
 
 
 class TestOrder:
-    @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @on_a_server(max_examples=25)
     @given(messages=st.lists(st.tuples(st.text(), st.binary(max_size=300)), max_size=30))
     def test_of_one_due_time_is_that_of_the_offers(
         self, one_queue: DelayedQueue, messages: list[tuple[str, bytes]]
@@ -183,32 +182,19 @@ class TestOrder:
 
 class TestNotification:
     @pytest.fixture
-    def heard(self, queue: DelayedQueue) -> redis.client.PubSub:
+    def heard(self, queue: DelayedQueue) -> Heard:
         """A subscription to Redisson's channel."""
-        pubsub = queue.client.pubsub(ignore_subscribe_messages=True)
-        pubsub.subscribe("redisson_delay_queue_channel:{q}")
-        pubsub.get_message(timeout=5)
-        return pubsub
+        return Heard(queue.client, "redisson_delay_queue_channel:{q}")
 
-    def messages(self, queue: DelayedQueue, heard: redis.client.PubSub) -> list[bytes]:
-        """Return all notifications so far."""
-        queue.client.publish("redisson_delay_queue_channel:{q}", "end")
-        found: list[bytes] = []
-        while (message := heard.get_message(timeout=10)) and message["data"] != b"end":
-            found.append(message["data"])
-        heard.close()
-        assert message
-        return found
-
-    def test_only_of_a_new_head(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
+    def test_only_of_a_new_head(self, queue: DelayedQueue, heard: Heard) -> None:
         for due_ms in (FAR, FAR + 1, FAR, FAR - 1, FAR - 1, 7):
             offer(queue, str(due_ms), due_ms)
-        assert self.messages(queue, heard) == [b"%d" % FAR, b"%d" % (FAR - 1), b"7"]
+        assert heard.all() == [b"%d" % FAR, b"%d" % (FAR - 1), b"7"]
 
-    def test_as_a_whole_number_for_a_delay_too(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
+    def test_as_a_whole_number_for_a_delay_too(self, queue: DelayedQueue, heard: Heard) -> None:
         queue.offer(b"pay", delay_s=1e9)
         (entry,) = queue.peek()
-        assert self.messages(queue, heard) == [b"%d" % entry.due_ms]
+        assert heard.all() == [b"%d" % entry.due_ms]
 
     def test_a_user_who_may_not_publish_can_offer(self, queue: DelayedQueue) -> None:
         client = queue.client

@@ -7,12 +7,13 @@ import random
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_delayq import codec
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.entry import Entry, Position
+from tests.properties import on_a_server
 from tests.state import FAR, calls, nothing_changes, offer, seed, wrong_type
 
 #: Members of a timeout set: entries of any id and payload, and what is no entry.
@@ -46,7 +47,7 @@ class TestOrder:
         with nothing_changes(queue.client):
             assert payloads(read_all(queue, 2)) == [b"first", b"a", b"b", b"c", b"d"]
 
-    @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @on_a_server(max_examples=60)
     @given(members=st.dictionaries(MEMBERS, st.sampled_from([FAR, FAR + 1]), max_size=40), limit=st.integers(1, 7))
     def test_every_entry_is_on_one_page_whatever_else_is_there(
         self, one_queue: DelayedQueue, members: dict[bytes, float], limit: int

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import redis
 
 from celery_delayq.delayed_queue import DelayedQueue
-from tests.state import FAR, delivered, nothing_changes, now_ms, offer, state, wrong_type
+from tests.lua.conftest import Heard
+from tests.state import FAR, TRANSFERRER, delivered, nothing_changes, now_ms, offer, state, wrong_type
 
-TRANSFERRER = "delayq:transfer:{q}"
 SIGNS = "delayq:transfer_channel:0:{q}"
 
 #: So long that no test is slow enough to be outside of it.
@@ -112,46 +111,33 @@ class TestTheOthers:
 
 class TestSignsOfLife:
     @pytest.fixture
-    def heard(self, queue: DelayedQueue) -> redis.client.PubSub:
+    def heard(self, queue: DelayedQueue) -> Heard:
         """A subscription to the signs of life."""
-        pubsub = queue.client.pubsub(ignore_subscribe_messages=True)
-        pubsub.subscribe(SIGNS)
-        pubsub.get_message(timeout=5)
-        return pubsub
+        return Heard(queue.client, SIGNS)
 
-    def signs(self, queue: DelayedQueue, heard: redis.client.PubSub) -> list[bytes]:
-        """Return all signs so far."""
-        queue.client.publish(SIGNS, "end")
-        found: list[bytes] = []
-        while (message := heard.get_message(timeout=10)) and message["data"] != b"end":
-            found.append(message["data"])
-        heard.close()
-        assert message
-        return found
-
-    def test_say_when_what_is_next_and_who(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
+    def test_say_when_what_is_next_and_who(self, queue: DelayedQueue, heard: Heard) -> None:
         offer(queue, "a", 1)
         offer(queue, "b", FAR)
         now = queue.transfer(transferrer="host:1", grace_ms=GRACE_MS).now_us // 1000
-        assert self.signs(queue, heard) == [b"%d:%d:host:1" % (now, FAR)]
+        assert heard.all() == [b"%d:%d:host:1" % (now, FAR)]
 
-    def test_say_that_nothing_is_next(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
+    def test_say_that_nothing_is_next(self, queue: DelayedQueue, heard: Heard) -> None:
         offer(queue, "a", 1)
         now = queue.transfer(transferrer="host:1", grace_ms=GRACE_MS).now_us // 1000
-        assert self.signs(queue, heard) == [b"%d::host:1" % now]
+        assert heard.all() == [b"%d::host:1" % now]
 
-    def test_come_once_in_half_a_grace_period(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
+    def test_come_once_in_half_a_grace_period(self, queue: DelayedQueue, heard: Heard) -> None:
         for number in range(10):
             offer(queue, str(number), 1)
         for _ in range(5):
             queue.transfer(1, transferrer="me", grace_ms=GRACE_MS)
         punctual_since(queue, GRACE_MS // 2 + 1, "me")
         queue.transfer(1, transferrer="me", grace_ms=GRACE_MS)
-        assert len(self.signs(queue, heard)) == 2
+        assert len(heard.all()) == 2
 
     @pytest.mark.parametrize("next_due_ms", [FAR, None])
     def test_come_at_once_where_the_next_would_come_late(
-        self, queue: DelayedQueue, heard: redis.client.PubSub, next_due_ms: int | None
+        self, queue: DelayedQueue, heard: Heard, next_due_ms: int | None
     ) -> None:
         """Otherwise the others, who know of nothing later than the second message, would look for nothing."""
         offer(queue, "a", 1)
@@ -160,28 +146,28 @@ class TestSignsOfLife:
             offer(queue, "c", next_due_ms)
         for _ in range(2):
             queue.transfer(1, transferrer="me", grace_ms=GRACE_MS)
-        heads = [sign.split(b":")[1] for sign in self.signs(queue, heard)]
+        heads = [sign.split(b":")[1] for sign in heard.all()]
         assert heads == [b"2", b"" if next_due_ms is None else b"%d" % next_due_ms]
 
-    def test_come_only_with_something_moved(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
+    def test_come_only_with_something_moved(self, queue: DelayedQueue, heard: Heard) -> None:
         punctual_since(queue, HOUR_MS, "me")
         offer(queue, "a", FAR)
         queue.transfer(transferrer="me", grace_ms=250)
         queue.transfer()
-        assert self.signs(queue, heard) == []
+        assert heard.all() == []
 
-    def test_a_new_one_says_so_at_once(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
+    def test_a_new_one_says_so_at_once(self, queue: DelayedQueue, heard: Heard) -> None:
         punctual_since(queue, HOUR_MS)
         offer(queue, "a", 1)
         queue.transfer(transferrer="other", grace_ms=GRACE_MS)
-        (sign,) = self.signs(queue, heard)
+        (sign,) = heard.all()
         assert sign.endswith(b":other")
 
-    def test_of_resigning_name_nobody(self, queue: DelayedQueue, heard: redis.client.PubSub) -> None:
+    def test_of_resigning_name_nobody(self, queue: DelayedQueue, heard: Heard) -> None:
         punctual_since(queue, 0, "me")
         offer(queue, "a", FAR)
         queue.resign("me")
-        assert self.signs(queue, heard) == [b"0:%d:" % FAR]
+        assert heard.all() == [b"0:%d:" % FAR]
 
 
 class TestResign:

@@ -10,21 +10,11 @@ from hypothesis import strategies as st
 
 from celery_delayq import scripts
 from celery_delayq.delayed_queue import DelayedQueue
-from tests.lua.test_transfer import property_of_lua
-from tests.state import (
-    delivered,
-    give,
-    held,
-    nothing_changes,
-    out_of_memory,
-    publish,
-    state,
-    wrong_type,
-)
+from tests.properties import on_a_server
+from tests.state import DEAD, delivered, give, held, nothing_changes, out_of_memory, publish, state, wrong_type
 
 ME = "host:1:me"
 IN_FLIGHT = "delayq:inflight:{q}:host:1:me"
-DEAD = "delayq:dead:{q}"
 
 
 def put_back(
@@ -100,7 +90,7 @@ class TestTheSameBytesTwice:
         assert put_back(queue, b"same", b"same", b"same") == 2
         assert delivered(queue) == [b"same", b"same"]
 
-    @property_of_lua
+    @on_a_server(max_examples=40)
     @given(
         in_flight=st.lists(st.binary(max_size=2), max_size=20),
         asked=st.lists(st.binary(max_size=2), max_size=20),

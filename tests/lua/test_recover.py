@@ -17,6 +17,7 @@ from celery_delayq import scripts
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.scripts import Recovered
 from tests.state import (
+    DEAD,
     delivered,
     give,
     held,
@@ -34,7 +35,6 @@ GONE = "host:2:gone"
 CHANNEL = "delayq:alive:0:host:2:gone"
 IN_FLIGHT = "delayq:inflight:{q}:host:2:gone"
 CONSUMERS = "delayq:consumers:{q}"
-DEAD = "delayq:dead:{q}"
 MINUTE_MS = 60_000
 
 

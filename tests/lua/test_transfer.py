@@ -5,15 +5,21 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_delayq import codec
 from celery_delayq.codec import OfferId, message_key
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.errors import InvalidEntry
+from tests.properties import on_a_server
 from tests.state import (
+    DEAD,
+    DELAY_LIST,
     FAR,
+    INDEX,
+    TIMEOUT_SET,
+    TRANSFERRER,
     delivered,
     nothing_changes,
     now_ms,
@@ -24,16 +30,6 @@ from tests.state import (
     waiting,
     wrong_type,
 )
-
-TIMEOUT_SET, INDEX, DELAY_LIST, DEAD, TRANSFERRER = (
-    "redisson_delay_queue_timeout:{q}",
-    "delayq:index:{q}",
-    "redisson_delay_queue:{q}",
-    "delayq:dead:{q}",
-    "delayq:transfer:{q}",
-)
-
-property_of_lua = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def old_entry(entry_id: float, payload: bytes) -> bytes:
@@ -106,7 +102,7 @@ class TestWhatIsDue:
 
 
 class TestOrder:
-    @property_of_lua
+    @on_a_server(max_examples=40)
     @given(
         messages=st.lists(st.tuples(st.integers(0, 3), st.text()), max_size=60),
         limit=st.integers(1, 70),
@@ -138,7 +134,7 @@ class TestPackings:
         assert queue.transfer().moved == 5
         assert delivered(queue) == [b"current", b"old", b"no id", b"long id", b""]
 
-    @property_of_lua
+    @on_a_server(max_examples=40)
     @given(
         raw=st.one_of(
             st.binary(max_size=40),
@@ -189,7 +185,7 @@ class TestGarbage:
         assert delivered(queue) == [*good, b"last"]
         assert state(queue.client) == {"q": [b"last", *reversed(good)], DEAD: GARBAGE}
 
-    @property_of_lua
+    @on_a_server(max_examples=40)
     @given(
         entries=st.lists(st.tuples(st.integers(0, 2), st.one_of(st.none(), st.binary(max_size=60))), max_size=40),
         limit=st.integers(1, 50),
@@ -270,7 +266,7 @@ class TestIndex:
         assert waiting(queue) == [b"other"]
         assert set(queue.client.hgetall(INDEX)) == {message_key("other")}
 
-    @property_of_lua
+    @on_a_server(max_examples=40)
     @given(
         offers=st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=25),
         limit=st.integers(0, 30),

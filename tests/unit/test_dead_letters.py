@@ -21,9 +21,7 @@ from celery_delayq.dead_letters import (
     unpack,
 )
 from examples.private_redis import PrivateRedis
-from tests.state import nothing_changes, oldest_first, state
-
-DEAD = "delayq:dead:{q}"
+from tests.state import DEAD, nothing_changes, oldest_first, state
 
 
 @pytest.fixture(params=[{}, {"decode_responses": True}], ids=["plain", "decoding"])

@@ -16,7 +16,7 @@ PACKAGE = Path(celery_delayq.__file__).parent
 
 #: From the lowest to the highest; a module imports only from below, and subpackages count as one.
 LAYERS = [
-    {"_version", "errors", "clock", "keys", "codec", "times"},
+    {"_version", "errors", "clock", "connections", "keys", "codec", "times"},
     {"scripts"},
     {"entry", "dead_letters"},
     {"delayed_queue"},

@@ -1,0 +1,17 @@
+"""Properties that hypothesis tries on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from hypothesis import HealthCheck, settings
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def on_a_server(max_examples: int) -> Callable[[Test], Test]:
+    """Decorate a property whose test has a fixture; it empties the server itself, and no example is too slow."""
+    return settings(
+        deadline=None, max_examples=max_examples, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
