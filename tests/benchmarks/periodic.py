@@ -58,7 +58,7 @@ def run(scale: Scale) -> Report:
 
 
 def _start(report: Report, scale: Scale) -> None:
-    seconds = report.figure("start of a planner", "s", baseline=REDBEAT)
+    seconds = report.figure(f"start of a planner with {scale.entries:,} entries", "s")
     each = report.figure("start of a planner, an entry", "ms", baseline=REDBEAT)
     used = report.figure("Redis, an entry", "bytes", baseline=REDBEAT)
     resident = report.figure("planner, resident memory", "MiB", baseline=REDBEAT)
@@ -69,7 +69,8 @@ def _start(report: Report, scale: Scale) -> None:
             with Beat(variant, server.port, "daily", entries) as beat:
                 wait_until(partial(_has_all, client, variant, entries), "all entries are there", _DEADLINE_S)
                 took_s = time.monotonic() - begin
-                seconds.add(variant, took_s)
+                if variant == OURS:
+                    seconds.add(variant, took_s)
                 each.add(variant, took_s * 1000 / entries)
                 used.add(variant, (server_bytes(client) - before) / entries)
                 resident.add(variant, process_bytes(beat.pid) / 2**20)
