@@ -111,7 +111,7 @@ FULL = Scale(
     idle_s=10.0,
     entries=100_000,
     peer_entries=2_000,
-    storm=10_000,
+    storm=5_000,
     storms_together=False,
 )
 
