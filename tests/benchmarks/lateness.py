@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tests.benchmarks.copies import Copier, seconds_to_publish
-from tests.benchmarks.figures import STOCK, Figure, Target, in_turns, percentile
+from tests.benchmarks.figures import Figure, Target, in_turns, percentile
 from tests.benchmarks.load import busy_tasks, cpu_load
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import SEED, Scale
@@ -18,7 +18,7 @@ from tests.benchmarks.worker import BenchWorker, Run, worker_pair
 
 _SHORTEST_COUNTDOWN_S = 0.5
 
-#: How long after the last eta a task counts as lost, in seconds.
+#: After the last eta, and so long after the last one that ran, what did not run counts as lost, in seconds.
 _LOST_AFTER_S = 10.0
 
 _PERCENTS = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
@@ -31,7 +31,6 @@ class _Condition:
     Attributes:
         name: in the report.
         countdowns: of the tasks, in seconds.
-        stock_tasks: how many of them stock gets; None for all.
         rounds: turns.
         published_by_celery: whether each is published by `apply_async`; otherwise copies are, see `Copier`.
         loaded: whether other processes want the CPU.
@@ -41,16 +40,11 @@ class _Condition:
 
     name: str
     countdowns: Sequence[float]
-    stock_tasks: int | None = None
     rounds: int = 1
     published_by_celery: bool = True
     loaded: bool = False
     busy: bool = False
     targets: tuple[str, ...] = ()
-
-    def of(self, variant: str) -> Sequence[float]:
-        """Return the countdowns of a variant."""
-        return self.countdowns[: self.stock_tasks] if variant == STOCK else self.countdowns
 
 
 def run(scale: Scale) -> Report:
@@ -67,7 +61,7 @@ def run(scale: Scale) -> Report:
         beyond.show(report)
     report.notes += [
         "One worker: prefork with 2 processes, unless it says solo.",
-        f"At a constant rate ({STOCK}: for {scale.stock_steady_s:g} s): all are published before the first is due.",
+        "At a constant rate: all are published before the first is due. What is more than a worker can do adds up.",
         "Above a minute: both workers wait at the same time; the tasks of one are due after those of the other.",
         "Under CPU load: one process a core that never sleeps. Busy: other tasks take half of the worker's time.",
         "On a shared machine look at the steal time, too: it is what makes long tails.",
@@ -79,10 +73,11 @@ def _conditions(scale: Scale) -> list[_Condition]:
     shorts = _countdowns(scale)
     steady_tasks = int(scale.steady_s * scale.steady_rate)
     steady = [seconds_to_publish(steady_tasks) + number / scale.steady_rate for number in range(steady_tasks)]
-    stock_tasks = int(scale.stock_steady_s * scale.steady_rate)
     return [
-        _Condition(f"{scale.tasks:,} in {scale.longest_countdown_s:g} s", shorts, scale.rounds, targets=("p50", "p99")),
-        _Condition(f"{scale.steady_rate:,}/s for {scale.steady_s:g} s", steady, stock_tasks, published_by_celery=False),
+        _Condition(
+            f"{scale.tasks:,} in {scale.longest_countdown_s:g} s", shorts, rounds=scale.rounds, targets=("p50", "p99")
+        ),
+        _Condition(f"{scale.steady_rate:,}/s for {scale.steady_s:g} s", steady, published_by_celery=False),
     ]
 
 
@@ -122,16 +117,17 @@ def _show(report: Report, condition: _Condition, results: dict[str, list[list[Ru
                 percentiles[name].add(variant, percentile(late, percent))
             different = len({one.number for one in runs})
             early.add(variant, sum(value < 0 for value in late))
-            lost.add(variant, len(condition.of(variant)) - different)
+            lost.add(variant, len(condition.countdowns) - different)
             twice.add(variant, len(runs) - different)
 
 
 def _compare(report: Report, workers: dict[str, BenchWorker], condition: _Condition) -> None:
-    turns = {name: partial(_measure, worker, condition, condition.of(name)) for name, worker in workers.items()}
+    turns = {name: partial(_measure, worker, condition) for name, worker in workers.items()}
     _show(report, condition, in_turns(condition.rounds, turns))
 
 
-def _measure(worker: BenchWorker, condition: _Condition, countdowns: Sequence[float]) -> list[Run]:
+def _measure(worker: BenchWorker, condition: _Condition) -> list[Run]:
+    countdowns = condition.countdowns
     worker.forget()
     with ExitStack() as stack:
         if condition.busy:
@@ -177,7 +173,10 @@ def _publish(worker: BenchWorker, countdowns: Sequence[float]) -> None:
 
 def _wait(worker: BenchWorker, countdowns: Sequence[float]) -> list[Run]:
     """Return what ran, once all have run, or those that have not count as lost."""
-    deadline = time.monotonic() + max(countdowns) + _LOST_AFTER_S
-    while worker.count() < len(countdowns) and time.monotonic() < deadline:
+    count, deadline = 0, time.monotonic() + max(countdowns) + _LOST_AFTER_S
+    while count < len(countdowns) and time.monotonic() < deadline:
         time.sleep(0.2)
+        before, count = count, worker.count()
+        if count > before:
+            deadline = max(deadline, time.monotonic() + _LOST_AFTER_S)
     return worker.runs()

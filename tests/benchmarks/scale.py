@@ -17,7 +17,6 @@ class Scale:
         tasks: tasks a turn whose lateness is measured.
         longest_countdown_s: of those tasks.
         steady_s: how long tasks are due at a constant rate, in seconds.
-        stock_steady_s: the same for stock.
         steady_rate: how many of them a second.
         beyond_s: countdowns just above so many seconds.
         burst: tasks that are due at one instant.
@@ -52,7 +51,6 @@ class Scale:
     tasks: int
     longest_countdown_s: float
     steady_s: float
-    stock_steady_s: float
     steady_rate: int
     beyond_s: float
     burst: int
@@ -86,7 +84,6 @@ FULL = Scale(
     tasks=2_500,
     longest_countdown_s=12.0,
     steady_s=60.0,
-    stock_steady_s=10.0,
     steady_rate=1_000,
     beyond_s=60.0,
     burst=100_000,
@@ -120,7 +117,6 @@ QUICK = Scale(
     tasks=150,
     longest_countdown_s=2.0,
     steady_s=2.0,
-    stock_steady_s=2.0,
     steady_rate=200,
     beyond_s=3.0,
     burst=1_000,
