@@ -117,7 +117,12 @@ class Planner:
         if known.strays or state is None or state.fingerprint != known.definition.fingerprint:
             self._wake(name, known, now_ms)
         elif state.at_ms is None or known.record.paused or not known.definition.timing.enabled:
-            self._wake(name, known, now_ms if next_move(self._entry(known), state, now_ms) else None)
+            try:
+                move = next_move(self._entry(known), state, now_ms)
+            except Exception as exc:  # whatever a schedule raises
+                self._fail(name, known, exc)
+            else:
+                self._wake(name, known, now_ms if move else None)
         else:
             self._wake(name, known, self._turn_ms(state))
 
@@ -319,7 +324,7 @@ class Planner:
             known.error = None
             self._roster.note_error(name, None)
         while known.parked:
-            self._store.forget(name, *known.parked.pop())
+            self._roster.forget(name, *known.parked.pop())
         if move.passed:
             self._on_sent(known.definition)
         self._wake(name, known, move.at_ms)
