@@ -14,16 +14,18 @@ import redis
 from celery.bin.base import CeleryCommand, handle_preload_options
 from celery.utils.time import humanize_seconds
 from kombu.exceptions import OperationalError
-from rich.console import Console
-from rich.table import Table
 
 from celery_delayq.cli.broker import delayq_channel
+from celery_delayq.cli.output import WIDTH, add_columns, console, new_table, print_details, print_json, text
+from celery_delayq.cli.times import Span
 from celery_delayq.errors import DelayqError
 from celery_delayq.schedule import redbeat
-from celery_delayq.schedule.api import PeriodicTask, Schedule
+from celery_delayq.schedule.api import Schedule
+from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.periodic_task import PeriodicTask
 
 #: Columns of the output where it goes into a file.
-_WIDTH = 140
+_WIDTH = WIDTH + 20
 
 
 @click.group()
@@ -68,21 +70,16 @@ def list_entries(ctx: click.Context, as_json: bool) -> None:
         entries = list(found)
     if as_json:
         for entry in entries:
-            click.echo(json.dumps(_data(entry)))
+            print_json(_data(entry))
         return
-    table = Table("name", "task", "schedule", "next run", "last run", "runs", "status")
+    table = new_table()
+    add_columns(table, "name", "task", "schedule", "next run", "last run")
+    add_columns(table, "runs", right=True, firm=True)
+    add_columns(table, "status")
     for entry in entries:
-        table.add_row(
-            entry.name,
-            entry.task,
-            _when(entry),
-            _moment(entry.next_run),
-            _moment(entry.last_run),
-            str(entry.runs),
-            _status(entry),
-        )
-    console = Console()
-    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
+        times = (_moment(entry.next_run), _moment(entry.last_run))
+        table.add_row(*map(text, (entry.name, entry.task, _when(entry), *times, entry.runs, _status(entry))))
+    console(width=_WIDTH).print(table)
 
 
 @_command("show")
@@ -92,48 +89,96 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     """Show all that is known about a periodic task."""
     with _schedule(ctx) as found:
         entry = found.get(name)
-    if as_json:
-        click.echo(json.dumps(_data(entry)))
-        return
-    for key, value in {**_data(entry), "status": _status(entry)}.items():
-        click.echo(f"{key + ':':<15}{'-' if value is None else value}")
+    data = _data(entry)
+    print_details(data if as_json else {**data, "status": _status(entry)}, as_json)
+
+
+class _Json(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+    """A JSON list or object."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+        self.name = "list" if kind is list else "object"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError) as exc:
+            self.fail(f"it is no JSON: {exc}", param, ctx)
+        if not isinstance(found, self._kind):
+            self.fail(f"it must be a JSON {self.name}", param, ctx)
+        return found
+
+
+class _When(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+    """An interval as all commands take spans of time, or a crontab expression."""
+
+    name = "when"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        if len(value.split()) > 1:
+            return value
+        try:
+            return Span().convert(value, param, ctx)
+        except click.BadParameter:
+            advice = "write seconds, or 90s, 30m, 1h30m, or a crontab expression such as '0 6 * * mon-fri'"
+            self.fail(f"{value!r} is no schedule: {advice}", param, ctx)
+
+
+_FIELDS = (
+    click.option("--args", type=_Json(list), help="Arguments of the task, a JSON list."),
+    click.option("--kwargs", type=_Json(dict), help="Keyword arguments, a JSON object."),
+    click.option("--options", type=_Json(dict), help="Options of apply_async, a JSON object."),
+    click.option("--timing", type=_Json(dict), help='{"tz": "Europe/Berlin", "max_runs": 3, ...}, a JSON object.'),
+)
+
+
+def _fields(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say what an entry is."""
+    for option in reversed(_FIELDS):
+        function = option(function)
+    return function
 
 
 @_command("add")
 @click.argument("name")
 @click.argument("task")
-@click.argument("when")
-@click.option("--args", "args", default="[]", help="Arguments of the task, a JSON list.")
-@click.option("--kwargs", "kwargs", default="{}", help="Keyword arguments, a JSON object.")
-@click.option("--options", "options", default="{}", help="Options of apply_async, a JSON object.")
-@click.option("--timing", "timing", default="{}", help='{"tz": "Europe/Berlin", "max_runs": 3, ...}, a JSON object.')
-def add(ctx: click.Context, name: str, task: str, when: str, args: str, kwargs: str, options: str, timing: str) -> None:
-    """Add a periodic task: WHEN is seconds, or a crontab expression such as '0 6 * * mon-fri'."""
-    given = {"args": args, "kwargs": kwargs, "options": options, "timing": timing}
-    values = {key: _json(key, text, list if key == "args" else dict) for key, text in given.items()}
+@click.argument("when", type=_When())
+@_fields
+def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, Any] | None, **fields: Any) -> None:
+    """Add a periodic task.
+
+    WHEN is an interval such as 90, 90s or 1h30m, or a crontab expression such as '0 6 * * mon-fri'.
+    """
     with _schedule(ctx) as found:
-        timing_values = values.pop("timing")
-        entry = found.add(name, task, _seconds_or(when), **values, **timing_values)
-    if not entry.is_registered:
-        click.echo(f"This app has no task {task!r}; it is sent all the same.", err=True)
+        given = {**fields, "task": task, "schedule": when, "timing": timing}
+        _say_unknown(found.add_definition(Definition.of(name, given, ctx.obj.app)))
     click.echo(f"{name} added.")
 
 
-def _json(name: str, text: str, kind: type) -> Any:
-    try:
-        value = json.loads(text)
-    except ValueError as exc:
-        raise click.UsageError(f"--{name} is no JSON: {exc}") from exc
-    if not isinstance(value, kind):
-        raise click.UsageError(f"--{name} must be a JSON {'list' if kind is list else 'object'}")
-    return value
+@_command("update")
+@click.argument("name")
+@click.option("--task", help="Name of the task.")
+@click.option("--when", "schedule", type=_When(), help="See `schedule add`.")
+@_fields
+def update(ctx: click.Context, name: str, timing: dict[str, Any] | None, **fields: Any) -> None:
+    """Change what is given of a periodic task that was added at run time.
+
+    --timing changes what it names: null is the default again. --args, --kwargs and --options replace what there was.
+    """
+    changes = {key: value for key, value in fields.items() if value is not None}
+    if not changes and timing is None:
+        raise click.UsageError("say what to change: --task, --when, --args, --kwargs, --options, --timing")
+    with _schedule(ctx) as found:
+        _say_unknown(found.update_fields(name, changes, timing or {}))
+    click.echo(f"{name} updated.")
 
 
-def _seconds_or(when: str) -> float | str:
-    try:
-        return float(when)
-    except ValueError:
-        return when
+def _say_unknown(entry: PeriodicTask) -> None:
+    if not entry.is_registered:
+        click.echo(f"This app has no task {entry.task!r}; it is sent all the same.", err=True)
 
 
 def _simple(name: str, done: str, help: str) -> None:
@@ -192,11 +237,11 @@ def _when(entry: PeriodicTask) -> str:
     given = entry.schedule
     if not isinstance(given, dict):
         return str(given or "-")
-    if "every" in given:
+    if isinstance(given.get("every"), (int, float)):
         return f"every {humanize_seconds(given['every'])}"
     zone = entry.timing.get("tz")
-    text = given.get("crontab") or f"{given['solar']} at {given['lat']}, {given['lon']}"
-    return f"{text} ({zone})" if zone else text
+    when = given.get("crontab") or f"{given.get('solar')} at {given.get('lat')}, {given.get('lon')}"
+    return f"{when} ({zone})" if zone else str(when)
 
 
 def _moment(when: datetime | None) -> str:
@@ -217,5 +262,7 @@ def _status(entry: PeriodicTask) -> str:
     if not entry.is_registered:
         return "unknown task"
     if entry.next_run is None:
-        return "ended" if entry.runs else "no planner has seen it"
+        if entry.queue is None:
+            return "no planner has seen it"
+        return "ended" if entry.runs else "never runs"
     return "planned"

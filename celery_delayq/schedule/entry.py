@@ -74,7 +74,7 @@ class Timing:
             ("max_runs", 1, True),
             ("catch_up", 0, True),
         ):
-            if name == "jitter" or getattr(self, name) is not None:
+            if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), least, whole=whole)
         for name in ("enabled", "lazy"):
             if not isinstance(getattr(self, name), bool):
@@ -99,7 +99,7 @@ class Timing:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Timing:
-        """Return the timing that is given by name.
+        """Return the timing that is given by name; None is as by default.
 
         Raises:
             InvalidSchedule: an unknown name, or a wrong value.
@@ -111,7 +111,7 @@ class Timing:
                 meant = misspelt(str(name), _TIMING_DEFAULTS)
                 hint = f"did you mean {meant!r}?" if meant else f"known are {', '.join(_TIMING_DEFAULTS)}"
                 raise InvalidSchedule(f"unknown option {name!r}: {hint}")
-        return cls(**given)
+        return cls(**{name: value for name, value in given.items() if value is not None})
 
 
 _TIMING_DEFAULTS = {one.name: one.default for one in fields(Timing)}

@@ -38,8 +38,12 @@ def test_an_entry_is_added_seen_and_removed(command: Command) -> None:
     (line,) = well(command("list", "--json")).splitlines()
     assert json.loads(line)["args"] == [42]
     assert json.loads(well(command("show", "report", "--json")))["timing"] == {"tz": "Europe/Berlin"}
+    well(command("update", "report", "--when", "1h30m", "--timing", '{"tz": null, "max_runs": 3}'))
+    changed = json.loads(well(command("show", "report", "--json")))
+    assert (changed["schedule"], changed["timing"]) == ({"every": 5400.0}, {"max_runs": 3})
+    assert changed["args"] == [42]
     assert "paused" in well(command("pause", "report"))
-    assert "status:        paused" in well(command("show", "report"))
+    assert "paused" in well(command("show", "report")).splitlines()[-1]
     well(command("resume", "report"))
     well(command("remove", "report"))
     assert well(command("list", "--json")) == ""
@@ -61,9 +65,15 @@ def test_run_now_sends(command: Command, broker_client: redis.Redis) -> None:
     [
         (("show", "nothing"), "no periodic task 'nothing'"),
         (("add", "a", "note", "* *"), "five fields"),
-        (("add", "a", "note", "60", "--args", "{}"), "--args must be a JSON list"),
-        (("add", "a", "note", "60", "--kwargs", "x"), "--kwargs is no JSON"),
+        (("add", "a", "note", "60", "--args", "{}"), "'--args': it must be a JSON list"),
+        (("add", "a", "note", "60", "--kwargs", "x"), "'--kwargs': it is no JSON"),
         (("add", "a", "note", "60", "--timing", '{"tzz": "UTC"}'), "did you mean 'tz'"),
+        (("add", "a", "note", "60", "--timing", '{"name": "b"}'), "unknown option 'name'"),
+        (("add", "a", "note", "@daily"), "write seconds, or 90s"),
+        (("add", "a", "note", "1e300"), "write seconds, or 90s"),
+        (("update", "nothing", "--when", "60"), "no periodic task 'nothing'"),
+        (("update", "nothing"), "say what to change"),
+        (("remove", "\udcff"), "no periodic task '\\udcff'"),
     ],
 )
 def test_what_is_wrong_is_said(command: Command, args: tuple[str, ...], message: str) -> None:
@@ -71,6 +81,56 @@ def test_what_is_wrong_is_said(command: Command, args: tuple[str, ...], message:
     assert result.exit_code != 0
     assert message in result.output
     assert "Traceback" not in result.output
+
+
+def test_names_are_shown_as_they_are(command: Command) -> None:
+    """Neither markup nor control characters come from them."""
+    name = "a [bold]b[/c]\n\x1b[31m"
+    well(command("add", name, "note", "60"))
+    for shown in (well(command("list")), well(command("show", name))):
+        assert "a [bold]b[/c]\\n\\x1b[31m" in shown
+
+
+class TestWhatOthersWrote:
+    @pytest.fixture(autouse=True)
+    def entries(self, command: Command, broker_client: redis.Redis) -> None:
+        """One whose state cannot be read, one of the wrong shape, and one that cannot be read at all."""
+        well(command("add", "good", "note", "60"))
+        record = json.loads(broker_client.hget("delayq:schedule", "good"))
+        broker_client.hset("delayq:schedule", "good", json.dumps({**record, "queue": "celery"}))
+        broker_client.sadd("delayq:queues", "celery")
+        odd = {"fingerprint": "f", "since_ms": 1, "definition": {"timing": 5, "options": [], "schedule": {"x": 1}}}
+        broker_client.hset("delayq:schedule", mapping={"junk": "{", "odd": json.dumps(odd)})
+        broker_client.hset("delayq:schedule:{celery}", mapping={"good": "junk"})
+
+    def test_it_is_listed_with_its_error(self, command: Command) -> None:
+        found = {entry["name"]: entry for entry in map(json.loads, well(command("list", "--json")).splitlines())}
+        assert found.keys() == {"good", "junk", "odd"}
+        assert "no record" in found["junk"]["error"]
+        assert "no state" in found["good"]["error"]
+        assert "junk" in well(command("list"))
+
+    @pytest.mark.parametrize("action", ["show", "pause", "resume", "run-now"])
+    def test_it_is_an_error_that_says_what_to_do(self, command: Command, action: str) -> None:
+        result = command(action, "junk")
+        assert "remove() deletes it" in result.output
+        assert isinstance(result.exception, SystemExit)
+
+    def test_it_can_be_removed(self, command: Command) -> None:
+        well(command("remove", "junk"))
+        assert "junk" not in well(command("list"))
+
+    def test_an_entry_whose_state_cannot_be_read_can_be_paused(
+        self, command: Command, broker_client: redis.Redis
+    ) -> None:
+        well(command("pause", "good"))
+        assert not broker_client.hget("delayq:schedule:{celery}", "good")
+
+    def test_a_key_of_another_type_is_named(self, command: Command, broker_client: redis.Redis) -> None:
+        broker_client.delete("delayq:schedule")
+        broker_client.set("delayq:schedule", "no HASH")
+        for args in (("list",), ("show", "good"), ("add", "good", "note", "60")):
+            assert "delayq:schedule is no HASH" in command(*args).output
 
 
 class TestRedBeat:

@@ -147,7 +147,7 @@ def nested(times: int) -> list[Any]:
         ({"options": {"delayq": 5}}, "options['delayq'] must be a dict, not 5"),
         ({"options": {"countdown": "soon"}}, "countdown must be"),
         ({"timing": [1]}, "timing must be a dict"),
-        ({"timing": {"jitter": None}}, "jitter must be"),
+        ({"timing": {"jitter": "5"}}, "jitter must be"),
         ({"timing": {"jitter": 1e300}}, "jitter must be"),
         ({"timing": {"max_lateness": 10**400}}, "max_lateness must be"),
         ({"timing": {"start": "9999-12-31T23:59:59-05:00"}}, "start must be"),
