@@ -62,9 +62,9 @@ def configured(app: Any) -> Configured:
             fingerprints[name] = definition.fingerprint
             entries[name] = definition
         except InvalidSchedule as exc:
-            errors[str(name)] = str(exc)
+            errors[str(name)] = str(exc.__cause__)
         except Exception as exc:  # what a class of the user's raises
-            errors[str(name)] = f"periodic task {name!r}: {type(exc).__name__}: {exc}"
+            errors[str(name)] = f"{type(exc).__name__}: {exc}"
     together = encoding.fingerprint(sorted(fingerprints.items()))
     return Configured(app.main or "", entries, errors, together)
 
@@ -86,5 +86,7 @@ def _routing(app: Any) -> str:
         "task_default_priority",
         "task_queue_max_priority",
     )
-    queues = {name: (queue.exchange.name, queue.routing_key) for name, queue in app.amqp.queues.items()}
+    # Not `app.amqp.queues`: that learns the queues of `worker -Q`, and each that is missing when a task goes there.
+    declared = app.amqp.Queues(app.conf.task_queues)
+    queues = {name: (queue.exchange.name, queue.routing_key) for name, queue in declared.items()}
     return encoding.fingerprint([[app.conf[name] for name in names], queues])

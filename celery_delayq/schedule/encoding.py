@@ -66,7 +66,7 @@ def decode(given: Any, app: Any) -> BaseSchedule:
         raise InvalidSchedule(f"{given!r} is no schedule: {exc}") from exc
     if type(found) is schedule and not 0 < found.run_every.total_seconds() <= LONGEST_S:
         raise InvalidSchedule(
-            f"an interval must be more than 0 and at most {LONGEST_S:g} seconds, "
+            f"an interval must be more than 0 and at most {LONGEST_S:,} seconds, "
             f"not {found.run_every.total_seconds():g}"
         )
     return found

@@ -17,7 +17,7 @@ from dateutil.parser import isoparse
 from celery_delayq.errors import InvalidSchedule
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.occurrences import LATEST_MS, LONGEST_S, Window, is_asked, to_datetime, to_ms
-from celery_delayq.settings import MISSED_POLICIES, misspelt
+from celery_delayq.settings import MISSED_POLICIES, MOST_CATCH_UP, misspelt
 
 #: Under this key of an entry's `options`, its configuration has what Celery has no name for.
 OPTION = "delayq"
@@ -68,14 +68,14 @@ class Timing:
             object.__setattr__(self, name, _moment(name, getattr(self, name)))
         if self.start is not None and self.end is not None and str(self.end) < str(self.start):
             raise InvalidSchedule(f"end must be later than start, but {self.end} is before {self.start}")
-        for name, least, whole in (
-            ("jitter", 0, False),
-            ("max_lateness", 0, False),
-            ("max_runs", 1, True),
-            ("catch_up", 0, True),
+        for name, least, most, whole in (
+            ("jitter", 0, LONGEST_S, False),
+            ("max_lateness", 0, LONGEST_S, False),
+            ("max_runs", 1, LONGEST_S, True),
+            ("catch_up", 0, MOST_CATCH_UP, True),
         ):
             if getattr(self, name) is not None:
-                _check_number(name, getattr(self, name), least, whole=whole)
+                _check_number(name, getattr(self, name), least, most, whole=whole)
         for name in ("enabled", "lazy"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidSchedule(f"{name} must be True or False, not {getattr(self, name)!r}")
@@ -131,11 +131,11 @@ def _moment(name: str, given: Any) -> str | None:
     return when.astimezone(timezone.utc).isoformat()
 
 
-def _check_number(name: str, value: Any, least: float, *, whole: bool) -> None:
+def _check_number(name: str, value: Any, least: float, most: float, *, whole: bool) -> None:
     accepted = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, accepted) or not least <= value <= LONGEST_S:
+    if isinstance(value, bool) or not isinstance(value, accepted) or not least <= value <= most:
         kind = "a whole number" if whole else "a number of seconds"
-        raise InvalidSchedule(f"{name} must be {kind}, {least:g} to {LONGEST_S:g}, not {value!r}")
+        raise InvalidSchedule(f"{name} must be {kind}, {least:,} to {most:,}, not {value!r}")
 
 
 def _check_mapping(name: str, value: Any) -> None:
@@ -240,7 +240,7 @@ class Definition:
         options = dict(given.pop("options", None) or {})
         _check_mapping(f"options[{OPTION!r}]", options.get(OPTION))
         if options.get("countdown") is not None:
-            _check_number("countdown", options["countdown"], -LONGEST_S, whole=False)
+            _check_number("countdown", options["countdown"], -LONGEST_S, LONGEST_S, whole=False)
         timing = {**(options.pop(OPTION, None) or {}), **(given.pop("timing", None) or {})}
         relative = given.pop("relative", False)
         if given:

@@ -27,7 +27,7 @@ _MS = timedelta(milliseconds=1)
 LATEST_MS = (datetime(9000, 1, 1, tzinfo=timezone.utc) - _EPOCH) // _MS
 
 #: Longest interval and longest delay, in seconds: some 300 years.
-LONGEST_S = 1e10
+LONGEST_S = 10_000_000_000
 
 #: Shortest span in which missed occurrences are looked for, in ms; it is doubled until there are enough of them.
 _FIRST_SPAN_MS = 3_600_000

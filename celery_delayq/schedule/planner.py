@@ -34,8 +34,8 @@ from celery_delayq.schedule.store import ScheduleStore
 #: Entries that go on in one pass, so that a change is noticed between two of them.
 _BATCH = 200
 
-#: After that time an entry that could not be planned is tried again, in ms.
-_RETRY_MS = 30_000
+#: After that time an entry that could not be planned is tried again, in ms: at first, and after many times.
+_RETRY_MS = (1000, 30_000)
 
 #: How long another planner leaves an entry to the one that planned it last, in ms; at most this part of an interval.
 _GRACE_MS, _GRACE_OF_INTERVAL = (500, 1000), 0.4
@@ -274,7 +274,7 @@ class Planner:
             if old_queue is None or self._roster.counts or known.record.app is None:
                 queues[name] = step.queue
             else:
-                self._wake(name, known, self._roster.now_ms() + _RETRY_MS)
+                self._wake(name, known, self._roster.now_ms() + _RETRY_MS[1])
         written, refused = self._roster.write_queues(queues) if queues else (set(), {})
         for name, error in refused.items():
             self._fail(name, self.entries[name], error)
@@ -319,7 +319,7 @@ class Planner:
             self._take(self._settle(again))
 
     def _on_planned(self, name: str, known: Known, move: Move, step: Step, seen: Seen) -> None:
-        known.seen, known.state = seen, State.parse(step.state)
+        known.seen, known.state, known.failures = seen, State.parse(step.state), 0
         if known.error is not None:
             known.error = None
             self._roster.note_error(name, None)
@@ -334,4 +334,5 @@ class Planner:
     def _fail(self, name: str, known: Known, error: Exception) -> None:
         known.error = f"{type(error).__name__}: {error}" if not isinstance(error, DelayqError) else str(error)
         self._roster.note_error(name, known.error)
-        self._wake(name, known, self._roster.now_ms() + _RETRY_MS)
+        self._wake(name, known, self._roster.now_ms() + min(_RETRY_MS[0] * 2**known.failures, _RETRY_MS[1]))
+        known.failures = min(known.failures + 1, 10)

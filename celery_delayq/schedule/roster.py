@@ -44,6 +44,7 @@ class Known:
         parked: those that were taken out of there, until it is planned in its queue.
         wake_ms: when to look at it, unix time in ms by the server's clock; None if nothing is to come.
         error: why it could not be planned.
+        failures: how often it could not be planned in a row.
     """
 
     definition: Definition
@@ -54,6 +55,7 @@ class Known:
     parked: list[tuple[str, Seen]] = field(default_factory=list)
     wake_ms: int | None = None
     error: str | None = None
+    failures: int = 0
 
 
 class Roster:
@@ -201,7 +203,7 @@ class Roster:
             try:
                 definition = self._parse(name, record.definition or {})
             except DelayqError as exc:
-                self.note_error(name, str(exc))
+                self.note_error(name, str(exc.__cause__ or exc))
                 return None
         else:
             own = self._configured.entries.get(name)

@@ -10,7 +10,7 @@ import pytest
 from celery.schedules import schedule
 
 from celery_delayq.schedule.records import Record, State
-from tests.planner.conftest import Stage, definition, run, started
+from tests.planner.conftest import Stage, definition, run, run_until, started
 from tests.state import out_of_memory
 
 
@@ -36,6 +36,16 @@ class TestErrors:
         started(stage, {"bad": bad, "good": 60})
         assert stage.waiting() == ["good []"]
         assert stage.store.error("bad") == "ValueError: a mistake"
+
+    def test_an_entry_is_tried_again_soon(self, stage: Stage) -> None:
+        planner = started(stage)
+        stage.add("a", {"schedule": 60, "task": "u"})
+        stage.client.set(stage.queue().keys.index, "no HASH")
+        planner.on_change(1, "a")
+        run(planner)
+        assert "WRONGTYPE" in (planner.entries["a"].error or "")
+        stage.client.delete(stage.queue().keys.index)
+        run_until(lambda: stage.waiting() == ["a []"], "it is planned", planner)
 
     def test_an_error_is_forgotten_once_it_can(self, stage: Stage) -> None:
         started(stage, {"bad": {"schedule": 60, "task": "broken"}})
