@@ -6,18 +6,17 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import click
 import redis
 from celery.bin.base import CeleryCommand, handle_preload_options
-from celery.utils.time import humanize_seconds
 from kombu.exceptions import OperationalError
 
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.output import WIDTH, add_columns, console, new_table, print_details, print_json, text
-from celery_delayq.cli.times import Span
+from celery_delayq.cli.times import Span, shown, shown_span
 from celery_delayq.errors import DelayqError
 from celery_delayq.schedule import redbeat
 from celery_delayq.schedule.api import Schedule
@@ -73,7 +72,7 @@ def list_entries(ctx: click.Context, as_json: bool) -> None:
             print_json(_data(entry))
         return
     table = new_table()
-    add_columns(table, "name", "task", "schedule", "next run", "last run")
+    add_columns(table, "name", "task", "schedule", "next run (UTC)", "last run (UTC)")
     add_columns(table, "runs", right=True, firm=True)
     add_columns(table, "status")
     for entry in entries:
@@ -210,19 +209,27 @@ def import_redbeat(ctx: click.Context, prefix: str | None, url: str | None, is_r
     prefix = prefix or app.conf.get("redbeat_key_prefix") or redbeat.PREFIX
     url = url or app.conf.get("redbeat_redis_url")
     with _schedule(ctx) as found, delayq_channel(app) as (_, channel):
-        client = redis.Redis.from_url(url) if url else channel.plain_client
+        try:
+            client = redis.Redis.from_url(url) if url else channel.plain_client
+        except ValueError as exc:
+            raise click.BadParameter(str(exc), param_hint="--url") from exc
         moved = 0
-        for one in redbeat.entries(client, app, prefix):
+        try:
+            entries = list(redbeat.entries(client, app, prefix))
+        except redis.RedisError as exc:
+            raise click.ClickException(f"cannot read the keys of RedBeat: {exc}") from exc
+        for one in entries:
+            name = text(one.name).plain
             problem = one.problem
             if one.definition is not None and one.name in found:
                 problem = "there is an entry of that name already"
             if problem or one.definition is None:
-                click.echo(f"- {one.name}: left out: {problem}")
+                click.echo(f"- {name}: left out: {problem}")
                 continue
             if is_real:
                 found.add_definition(one.definition)
             moved += 1
-            click.echo(f"+ {one.name}: {one.definition.task}, {one.definition.data()['schedule']}")  # type: ignore[index]
+            click.echo(f"+ {name}: {one.definition.task}, {one.definition.data()['schedule']}")  # type: ignore[index]
     click.echo(f"{moved} entries added." if is_real else f"{moved} entries to add; --apply adds them.")
 
 
@@ -238,7 +245,7 @@ def _when(entry: PeriodicTask) -> str:
     if not isinstance(given, dict):
         return str(given or "-")
     if isinstance(given.get("every"), (int, float)):
-        return f"every {humanize_seconds(given['every'])}"
+        return f"every {_span(given['every'])}"
     zone = entry.timing.get("tz")
     when = given.get("crontab") or f"{given.get('solar')} at {given.get('lat')}, {given.get('lon')}"
     return f"{when} ({zone})" if zone else str(when)
@@ -247,9 +254,14 @@ def _when(entry: PeriodicTask) -> str:
 def _moment(when: datetime | None) -> str:
     if when is None:
         return "-"
-    away_s = (when - datetime.now(timezone.utc)).total_seconds()
-    span = humanize_seconds(abs(away_s)) or "a moment"
-    return f"{when.isoformat(sep=' ', timespec='seconds')} ({f'in {span}' if away_s > 0 else f'{span} ago'})"
+    away = when - datetime.now(timezone.utc)
+    span = shown_span(abs(away))
+    return f"{shown(when)} ({f'in {span}' if away > timedelta(0) else f'{span} ago'})"
+
+
+def _span(seconds: float) -> str:
+    is_short = seconds < 60 or seconds != int(seconds)
+    return f"{seconds:g}s" if is_short else shown_span(timedelta(seconds=seconds))
 
 
 def _status(entry: PeriodicTask) -> str:

@@ -194,6 +194,9 @@ class Schedule:
             UnknownEntry: there is none.
         """
         with self._store() as store:
+            error = None if self._raw(store, name) else self._error(store, name)
+            if error is not None:  # the configuration is wrong
+                return PeriodicTask(name, "", None, error=error)
             return self._show(store, name, self._record(store, name))
 
     def __contains__(self, name: str) -> bool:
@@ -240,10 +243,18 @@ class Schedule:
         except UnicodeEncodeError:  # a name that nobody could have stored
             return b""
 
+    @staticmethod
+    def _error(store: ScheduleStore, name: str) -> str | None:
+        try:
+            return store.error(name) if name else None
+        except UnicodeEncodeError:
+            return None
+
     def _record(self, store: ScheduleStore, name: str, *, only_added: bool = False) -> Record:
         raw = self._raw(store, name)
         if not raw:
-            raise UnknownEntry(f"there is no periodic task {name!r}")
+            error = self._error(store, name)
+            raise UnknownEntry(f"there is no periodic task {name!r}" + (f": {error}" if error else ""))
         try:
             record = Record.parse(raw)
         except ValueError as exc:

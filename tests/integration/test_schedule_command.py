@@ -51,7 +51,7 @@ def test_an_entry_is_added_seen_and_removed(command: Command) -> None:
 
 def test_intervals_are_seconds(command: Command) -> None:
     well(command("add", "often", "note", "2.5"))
-    assert "every 2.50 seconds" in well(command("list"))
+    assert "every 2.5s" in well(command("list"))
 
 
 def test_run_now_sends(command: Command, broker_client: redis.Redis) -> None:
@@ -89,6 +89,12 @@ def test_names_are_shown_as_they_are(command: Command) -> None:
     well(command("add", name, "note", "60"))
     for shown in (well(command("list")), well(command("show", name))):
         assert "a [bold]b[/c]\\n\\x1b[31m" in shown
+
+
+def test_an_entry_of_the_configuration_that_is_wrong_is_shown(command: Command, broker_client: redis.Redis) -> None:
+    broker_client.hset("delayq:schedule_errors", "bad", "max_runs must be more")
+    assert "max_runs must be more" in well(command("show", "bad"))
+    assert "there is no periodic task 'bad': max_runs must be more" in command("pause", "bad").output
 
 
 class TestWhatOthersWrote:
@@ -177,6 +183,38 @@ class TestRedBeat:
         assert found["cron"]["options"] == {"queue": "q"}
         assert found["often"]["schedule"] == {"every": 30.0}
         assert found["often"]["timing"] == {"enabled": False}
+
+    def test_what_cannot_be_moved_is_left_out_with_the_reason(
+        self, command: Command, broker_client: redis.Redis
+    ) -> None:
+        interval = {"__type__": "interval", "every": 30.0}
+        moment = {"__type__": "datetime", "year": 2030, "month": 1, "day": 1}
+        junk = {"cut": "{", "list": "[]", "bare": "{}", "odd": json.dumps({"task": "note", "schedule": 5})}
+        junk["moment"] = json.dumps({"task": "note", "schedule": interval, "kwargs": {"at": [moment]}})
+        for name, definition in junk.items():
+            broker_client.hset(f"redbeat:{name}", "definition", definition)
+        broker_client.set("redbeat:string", "no HASH")
+        broker_client.zadd("redbeat::schedule", {f"redbeat:{name}": 1 for name in (*junk, "string")})
+        output = well(command("import-redbeat", "--apply"))
+        for name in (*junk, "string"):
+            assert f"- {name}: left out: " in output
+        assert "moment: left out: its arguments or options have types that JSON does not know" in output
+        assert "2 entries added" in output
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            (("--prefix", "other:"), "no entries under other::schedule"),
+            (("--url", "http://x"), "--url"),
+            (("--url", "redis://:secret@127.0.0.1:1"), "RedBeat"),
+        ],
+    )
+    def test_a_wrong_place_is_named(self, command: Command, args: tuple[str, str], message: str) -> None:
+        result = command("import-redbeat", *args)
+        assert message in result.output
+        assert "secret" not in result.output
+        assert result.exit_code != 0
+        assert isinstance(result.exception, SystemExit)
 
     def test_twice_adds_nothing_more(self, command: Command) -> None:
         well(command("import-redbeat", "--apply"))
