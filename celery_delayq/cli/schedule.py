@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -13,6 +12,7 @@ import click
 import redis
 from celery.bin.base import CeleryCommand, handle_preload_options
 from kombu.exceptions import OperationalError
+from rich.table import Table
 
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.output import WIDTH, add_columns, console, new_table, print_details, print_json, text
@@ -22,6 +22,7 @@ from celery_delayq.schedule import redbeat
 from celery_delayq.schedule.api import Schedule
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.periodic_task import PeriodicTask
+from celery_delayq.scripts import MAX_PAGE
 
 #: Columns of the output where it goes into a file.
 _WIDTH = WIDTH + 20
@@ -71,6 +72,12 @@ def list_entries(ctx: click.Context, as_json: bool) -> None:
         for entry in entries:
             print_json(_data(entry))
         return
+    out = console(width=_WIDTH)
+    for start in range(0, max(len(entries), 1), MAX_PAGE):
+        out.print(_table(entries[start : start + MAX_PAGE]))
+
+
+def _table(entries: Sequence[PeriodicTask]) -> Table:
     table = new_table()
     add_columns(table, "name", "task", "schedule", "next run (UTC)", "last run (UTC)")
     add_columns(table, "runs", right=True, firm=True)
@@ -78,7 +85,7 @@ def list_entries(ctx: click.Context, as_json: bool) -> None:
     for entry in entries:
         times = (_moment(entry.next_run), _moment(entry.last_run))
         table.add_row(*map(text, (entry.name, entry.task, _when(entry), *times, entry.runs, _status(entry))))
-    console(width=_WIDTH).print(table)
+    return table
 
 
 @_command("show")
@@ -234,7 +241,7 @@ def import_redbeat(ctx: click.Context, prefix: str | None, url: str | None, is_r
 
 
 def _data(entry: PeriodicTask) -> dict[str, Any]:
-    data = asdict(entry)
+    data = dict(vars(entry))
     for name in ("next_run", "last_run"):
         data[name] = data[name] and data[name].isoformat(timespec="milliseconds")
     return data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any
@@ -95,7 +95,7 @@ class Timing:
 
     def data(self) -> dict[str, Any]:
         """Return what is not as by default."""
-        return {name: value for name, value in asdict(self).items() if value != _TIMING_DEFAULTS[name]}
+        return {name: getattr(self, name) for name, usual in _TIMING_DEFAULTS.items() if getattr(self, name) != usual}
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Timing:

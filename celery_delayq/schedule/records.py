@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_delayq.schedule.occurrences import LATEST_MS
@@ -37,7 +37,7 @@ class Record:
 
     def stored(self) -> Record:
         """Return the record with the bytes as which it is stored."""
-        fields = {name: value for name, value in asdict(self).items() if name != "raw"}
+        fields = {name: value for name, value in vars(self).items() if name != "raw"}
         return replace(self, raw=json.dumps(fields, separators=(",", ":"), sort_keys=True).encode())
 
     def to(self, queue: str) -> Record:
@@ -100,7 +100,7 @@ class State:
 
     def dump(self) -> bytes:
         """Return the state as it is stored."""
-        return json.dumps(list(asdict(self).values()), separators=(",", ":")).encode()
+        return json.dumps(list(vars(self).values()), separators=(",", ":")).encode()
 
     @classmethod
     def parse(cls, raw: bytes) -> State:
