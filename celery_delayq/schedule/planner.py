@@ -73,6 +73,8 @@ class Planner:
         self._roster = Roster(store, configured, parse, self._on_read)
         self._clock = self._roster.clock
         self._heap: list[tuple[int, str]] = []
+        #: Entries that are new, or have changed: there may be very many, and those whose time has come go first.
+        self._new: dict[str, Known] = {}
 
     @property
     def entries(self) -> dict[str, Known]:
@@ -83,6 +85,8 @@ class Planner:
 
     def seconds_until_next(self) -> float | None:
         """Return in how many seconds an entry goes on; None if none does."""
+        if self._new:
+            return 0.0
         while self._heap and not self._is_current(*self._heap[0]):
             heapq.heappop(self._heap)
         return self._clock.seconds_until(self._heap[0][0]) if self._heap else None
@@ -106,6 +110,7 @@ class Planner:
     def read(self) -> None:
         """Read all entries, and write those of the configuration, if it counts."""
         self._heap.clear()
+        self._new.clear()
         self._roster.read()
 
     def on_change(self, number: int, name: str) -> None:
@@ -114,8 +119,10 @@ class Planner:
 
     def _on_read(self, name: str, known: Known) -> None:
         state, now_ms = known.state, self._roster.now_ms()
+        self._new.pop(name, None)
         if known.strays or state is None or state.fingerprint != known.definition.fingerprint:
-            self._wake(name, known, now_ms)
+            known.wake_ms = now_ms
+            self._new[name] = known
         elif state.at_ms is None or known.record.paused or not known.definition.timing.enabled:
             try:
                 move = next_move(self._entry(known), state, now_ms)
@@ -138,12 +145,7 @@ class Planner:
     def run_due(self) -> int:
         """Let entries go on whose time has come, at most a batch. Returns how many were looked at."""
         now_ms = self._roster.now_ms()
-        due: list[str] = []
-        while self._heap and len(due) < _BATCH and self._heap[0][0] <= now_ms:
-            wake_ms, name = heapq.heappop(self._heap)
-            if self._is_current(wake_ms, name):
-                self.entries[name].wake_ms = None
-                due.append(name)
+        due = self._due(now_ms)
         self._read_others(due)
         waiting = self._still_waiting(due, now_ms)
         steps: list[tuple[str, Move, Step]] = []
@@ -156,6 +158,20 @@ class Planner:
                 steps.append((name, *step))
         self._take(self._settle(steps))
         return len(due)
+
+    def _due(self, now_ms: int) -> list[str]:
+        due: list[str] = []
+        while self._heap and len(due) < _BATCH and self._heap[0][0] <= now_ms:
+            wake_ms, name = heapq.heappop(self._heap)
+            if self._is_current(wake_ms, name):
+                due.append(name)
+        while self._new and len(due) < _BATCH:
+            name, known = self._new.popitem()
+            if self.entries.get(name) is known:
+                due.append(name)
+        for name in due:
+            self.entries[name].wake_ms = None
+        return due
 
     def _read_others(self, names: Iterable[str]) -> None:
         """Read where entries are that another planner should have planned."""

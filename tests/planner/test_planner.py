@@ -11,6 +11,7 @@ import pytest
 from celery_delayq.schedule.records import State
 from tests.planner.conftest import Stage, run, run_until, started
 from tests.state import calls
+from tests.support import wait_until
 
 
 class TestOneOccurrence:
@@ -279,6 +280,23 @@ class TestQueues:
         assert after is not None
         assert after.runs == 9
         assert stage.state("a", "other") is None
+
+
+def test_entries_that_are_new_do_not_hold_up_the_others(stage: Stage) -> None:
+    planner = started(stage, {"often": 0.5})
+    for n in range(300):
+        stage.add(f"e{n}", 3600)
+    run(planner)
+    planner.read()
+    before = stage.state("often")
+    assert before is not None
+    wait_until(lambda: stage.store.now_ms() > (before.at_ms or 0), "its time has come")
+    planner.run_due()
+    after = stage.state("often")
+    assert after is not None
+    assert after.last_ms == before.at_ms
+    assert stage.queue().size() < 300
+    run_until(lambda: stage.queue().size() > 300, "all are planned", planner)
 
 
 def test_ten_thousand_entries_each_have_one_occurrence(stage: Stage) -> None:
