@@ -26,7 +26,8 @@ from celery_delayq.inspector.backup import Imported, Released
 from celery_delayq.inspector.counts import Counts
 from celery_delayq.inspector.pages import Page
 from celery_delayq.inspector.task import ScheduledTask
-from celery_delayq.schedule.api import PeriodicTask, Schedule
+from celery_delayq.schedule.api import Schedule
+from celery_delayq.schedule.periodic_task import PeriodicTask
 
 __all__ = [
     "ConfigurationError",

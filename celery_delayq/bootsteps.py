@@ -50,10 +50,16 @@ class Plan(bootsteps.StartStopStep):
 
     def start(self, consumer: Any) -> None:
         """Start to plan."""
-        if isinstance(consumer.connection.transport, Transport):
-            self.loop = planner_loop(consumer.app)
-            self.loop.start()
-            self.loop.wait_until_planned(_PLANNED_FIRST_S)
+        if not isinstance(consumer.connection.transport, Transport):
+            logger.error(
+                "Periodic tasks do not run: beat_scheduler is that of celery_delayq, but the broker URL is %s. "
+                "Begin the URL with delayq:// instead of redis://.",
+                consumer.connection.as_uri(),
+            )
+            return
+        self.loop = planner_loop(consumer.app)
+        self.loop.start()
+        self.loop.wait_until_planned(_PLANNED_FIRST_S)
 
     def stop(self, consumer: Any) -> None:
         """Stop planning; what is planned runs."""

@@ -74,6 +74,9 @@ LONGEST_LEAD_S = 0.1
 #: What becomes of runs of a periodic task that were missed.
 MISSED_POLICIES = ("skip", "once", "all")
 
+#: How many missed runs of a periodic task are made up for at most.
+MOST_CATCH_UP = 10_000
+
 #: The app's settings, without their prefix.
 APP_SETTINGS: Mapping[str, Option] = {
     "transfer_grace": Option(0.25, 0.01, 60.0),
@@ -84,7 +87,7 @@ APP_SETTINGS: Mapping[str, Option] = {
     "inspect_limit": Option(100, 0, 10_000),
     "schedule_missed": Option("once", choices=MISSED_POLICIES),
     "schedule_max_lateness": Option(0.0, 0.0, 366 * 86400.0),
-    "schedule_catch_up": Option(100, 0, 10_000),
+    "schedule_catch_up": Option(100, 0, MOST_CATCH_UP),
 }
 
 

@@ -11,7 +11,7 @@ import click
 from celery.app.utils import find_app
 from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_delayq.cli.command import Decorator
@@ -49,6 +49,8 @@ def delayq_channel(app: Any) -> Iterator[tuple[Any, Any]]:
         except DelayqError as exc:
             raise click.ClickException(str(exc)) from exc
         except _NO_CONNECTION as exc:
+            if isinstance(exc.__cause__, ResponseError):
+                raise click.ClickException(f"{connection.as_uri()}: {exc}") from exc
             trouble = "lost the connection to" if connected else "cannot connect to"
             advice = "; run the command again to make sure" if connected else ""
             raise click.ClickException(f"{trouble} {connection.as_uri()}: {exc}{advice}") from exc

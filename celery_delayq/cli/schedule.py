@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import click
 import redis
-from celery.utils.time import humanize_seconds
 from kombu.exceptions import OperationalError
+from rich.table import Table
 
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, json_option
@@ -20,7 +19,10 @@ from celery_delayq.cli.output import NARROW, add_columns, console, new_table, pr
 from celery_delayq.cli.times import Span, shown, shown_span
 from celery_delayq.errors import DelayqError
 from celery_delayq.schedule import redbeat
-from celery_delayq.schedule.api import PeriodicTask, Schedule
+from celery_delayq.schedule.api import Schedule
+from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.periodic_task import PeriodicTask
+from celery_delayq.scripts import MAX_PAGE
 
 
 @click.group()
@@ -65,32 +67,29 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         for entry in entries:
             print_json(_data(entry))
-    elif entries:
-        _print(entries)
-    else:
+        return
+    if not entries:
         click.echo("There are no periodic tasks.", err=True)
-
-
-def _print(entries: list[PeriodicTask]) -> None:
     out = console()
-    narrow = out.width < NARROW
+    for start in range(0, len(entries), MAX_PAGE):
+        out.print(_table(entries[start : start + MAX_PAGE], out.width))
+
+
+def _table(entries: Sequence[PeriodicTask], width: int) -> Table:
+    narrow = width < NARROW
     table = new_table(dense=narrow)
     add_columns(table, "name", "task", "schedule")
-    add_columns(table, "next run (UTC)", "in", "last run (UTC)", "runs", firm=True)
+    add_columns(table, "next run (UTC)", firm=True)
+    add_columns(table, "left", right=True, firm=True)
+    add_columns(table, "last run (UTC)", firm=True)
+    add_columns(table, "runs", right=True, firm=True)
     add_columns(table, "status")
     now = datetime.now(timezone.utc)
     for entry in entries:
-        table.add_row(
-            text(entry.name),
-            text(entry.task),
-            text(_when(entry)),
-            shown(entry.next_run, short=narrow),
-            "-" if entry.next_run is None else shown_span(entry.next_run - now),
-            shown(entry.last_run, short=narrow),
-            str(entry.runs),
-            text(_status(entry)),
-        )
-    out.print(table)
+        left = "-" if entry.next_run is None else shown_span(entry.next_run - now)
+        times = (shown(entry.next_run, short=narrow), left, shown(entry.last_run, short=narrow))
+        table.add_row(*map(text, (entry.name, entry.task, _when(entry), *times, entry.runs, _status(entry))))
+    return table
 
 
 @_command("show")
@@ -104,41 +103,92 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     print_details(data if as_json else {**data, "status": _status(entry)}, as_json)
 
 
+class _Json(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+    """A JSON list or object."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+        self.name = "list" if kind is list else "object"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError) as exc:
+            self.fail(f"it is no JSON: {exc}", param, ctx)
+        if not isinstance(found, self._kind):
+            self.fail(f"it must be a JSON {self.name}", param, ctx)
+        return found
+
+
+class _When(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+    """An interval as all commands take spans of time, or a crontab expression."""
+
+    name = "when"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        if len(value.split()) > 1:
+            return value
+        try:
+            return Span().convert(value, param, ctx)
+        except click.BadParameter:
+            advice = "write seconds, or 90s, 30m, 1h30m, or a crontab expression such as '0 6 * * mon-fri'"
+            self.fail(f"{value!r} is no schedule: {advice}", param, ctx)
+
+
+_FIELDS = (
+    click.option("--args", type=_Json(list), help="Arguments of the task, a JSON list."),
+    click.option("--kwargs", type=_Json(dict), help="Keyword arguments, a JSON object."),
+    click.option("--options", type=_Json(dict), help="Options of apply_async, a JSON object."),
+    click.option("--timing", type=_Json(dict), help='{"tz": "Europe/Berlin", "max_runs": 3, ...}, a JSON object.'),
+)
+
+
+def _fields(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say what an entry is."""
+    for option in reversed(_FIELDS):
+        function = option(function)
+    return function
+
+
 @_command("add")
 @click.argument("name")
 @click.argument("task")
-@click.argument("when")
-@click.option("--args", "args", default="[]", help="Arguments of the task, a JSON list.")
-@click.option("--kwargs", "kwargs", default="{}", help="Keyword arguments, a JSON object.")
-@click.option("--options", "options", default="{}", help="Options of apply_async, a JSON object.")
-@click.option("--timing", "timing", default="{}", help='{"tz": "Europe/Berlin", "max_runs": 3, ...}, a JSON object.')
-def add(ctx: click.Context, name: str, task: str, when: str, args: str, kwargs: str, options: str, timing: str) -> None:
-    """Add a periodic task: WHEN is a span such as 90s or 1h30m, or a crontab expression such as '0 6 * * mon-fri'."""
-    given = {"args": args, "kwargs": kwargs, "options": options, "timing": timing}
-    values = {key: _json(key, text, list if key == "args" else dict) for key, text in given.items()}
+@click.argument("when", type=_When())
+@_fields
+def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, Any] | None, **fields: Any) -> None:
+    """Add a periodic task.
+
+    WHEN is an interval such as 90, 90s or 1h30m, or a crontab expression such as '0 6 * * mon-fri'.
+    """
     with _schedule(ctx) as found:
-        timing_values = values.pop("timing")
-        entry = found.add(name, task, _schedule_of(when), **values, **timing_values)
-    if not entry.is_registered:
-        click.echo(f"This app has no task {task!r}; it is sent all the same.", err=True)
+        given = {**fields, "task": task, "schedule": when, "timing": timing}
+        _say_unknown(found.add_definition(Definition.of(name, given, ctx.obj.app)))
     click.echo(f"{name} added.")
 
 
-def _json(name: str, text: str, kind: type) -> Any:
-    try:
-        value = json.loads(text)
-    except ValueError as exc:
-        raise click.UsageError(f"--{name} is no JSON: {exc}") from exc
-    if not isinstance(value, kind):
-        raise click.UsageError(f"--{name} must be a JSON {'list' if kind is list else 'object'}")
-    return value
+@_command("update")
+@click.argument("name")
+@click.option("--task", help="Name of the task.")
+@click.option("--when", "schedule", type=_When(), help="See `schedule add`.")
+@_fields
+def update(ctx: click.Context, name: str, timing: dict[str, Any] | None, **fields: Any) -> None:
+    """Change what is given of a periodic task that was added at run time.
+
+    --timing changes what it names: null is the default again. --args, --kwargs and --options replace what there was.
+    """
+    changes = {key: value for key, value in fields.items() if value is not None}
+    if not changes and timing is None:
+        raise click.UsageError("say what to change: --task, --when, --args, --kwargs, --options, --timing")
+    with _schedule(ctx) as found:
+        _say_unknown(found.update_fields(name, changes, timing or {}))
+    click.echo(f"{name} updated.")
 
 
-def _schedule_of(when: str) -> float | str:
-    try:
-        return Span().convert(when, None, None).total_seconds()
-    except click.BadParameter:
-        return when
+def _say_unknown(entry: PeriodicTask) -> None:
+    if not entry.is_registered:
+        click.echo(f"This app has no task {entry.task!r}; it is sent all the same.", err=True)
 
 
 def _simple(name: str, done: str, help: str) -> None:
@@ -170,24 +220,32 @@ def import_redbeat(ctx: click.Context, prefix: str | None, url: str | None, is_r
     prefix = prefix or app.conf.get("redbeat_key_prefix") or redbeat.PREFIX
     url = url or app.conf.get("redbeat_redis_url")
     with _schedule(ctx) as found, delayq_channel(app) as (_, channel):
-        client = redis.Redis.from_url(url) if url else channel.plain_client
+        try:
+            client = redis.Redis.from_url(url) if url else channel.plain_client
+        except ValueError as exc:
+            raise click.BadParameter(str(exc), param_hint="--url") from exc
         moved = 0
-        for one in redbeat.entries(client, app, prefix):
+        try:
+            entries = list(redbeat.entries(client, app, prefix))
+        except redis.RedisError as exc:
+            raise click.ClickException(f"cannot read the keys of RedBeat: {exc}") from exc
+        for one in entries:
+            name = text(one.name).plain
             problem = one.problem
             if one.definition is not None and one.name in found:
                 problem = "there is an entry of that name already"
             if problem or one.definition is None:
-                click.echo(f"- {one.name}: left out: {problem}")
+                click.echo(f"- {name}: left out: {problem}")
                 continue
             if is_real:
                 found.add_definition(one.definition)
             moved += 1
-            click.echo(f"+ {one.name}: {one.definition.task}, {one.definition.data()['schedule']}")  # type: ignore[index]
+            click.echo(f"+ {name}: {one.definition.task}, {one.definition.data()['schedule']}")  # type: ignore[index]
     click.echo(f"{moved} entries added." if is_real else f"{moved} entries to add; --apply adds them.")
 
 
 def _data(entry: PeriodicTask) -> dict[str, Any]:
-    data = asdict(entry)
+    data = dict(vars(entry))
     for name in ("next_run", "last_run"):
         data[name] = data[name] and data[name].isoformat(timespec="milliseconds")
     return data
@@ -197,11 +255,16 @@ def _when(entry: PeriodicTask) -> str:
     given = entry.schedule
     if not isinstance(given, dict):
         return str(given or "-")
-    if "every" in given:
-        return f"every {humanize_seconds(given['every'])}"
+    if isinstance(given.get("every"), (int, float)):
+        return f"every {_span(given['every'])}"
     zone = entry.timing.get("tz")
-    text = given.get("crontab") or f"{given['solar']} at {given['lat']}, {given['lon']}"
-    return f"{text} ({zone})" if zone else text
+    when = given.get("crontab") or f"{given.get('solar')} at {given.get('lat')}, {given.get('lon')}"
+    return f"{when} ({zone})" if zone else str(when)
+
+
+def _span(seconds: float) -> str:
+    is_short = seconds < 60 or seconds != int(seconds)
+    return f"{seconds:g}s" if is_short else shown_span(timedelta(seconds=seconds))
 
 
 def _status(entry: PeriodicTask) -> str:
@@ -214,5 +277,7 @@ def _status(entry: PeriodicTask) -> str:
     if not entry.is_registered:
         return "unknown task"
     if entry.next_run is None:
-        return "ended" if entry.runs else "no planner has seen it"
+        if entry.queue is None:
+            return "no planner has seen it"
+        return "ended" if entry.runs else "never runs"
     return "planned"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import replace
 from typing import Any
 
 from celery.beat import BeatLazyFunc
@@ -17,51 +16,12 @@ from redis.exceptions import ResponseError
 from celery_delayq.errors import DelayqError, EntryExists, InvalidSchedule, UnknownEntry
 from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.entry import Definition
-from celery_delayq.schedule.occurrences import jitter_ms, to_datetime
-from celery_delayq.schedule.records import Record, Seen, State
+from celery_delayq.schedule.periodic_task import PeriodicTask
+from celery_delayq.schedule.records import Record, Seen
 from celery_delayq.schedule.service import store_of
 from celery_delayq.schedule.store import ScheduleStore
 
 _UNCHANGED: Any = object()
-
-
-@dataclass(frozen=True)
-class PeriodicTask:
-    """A periodic task as it is.
-
-    Attributes:
-        name: of the entry.
-        task: name of the task.
-        schedule: as data, or its text where only the configuration has it.
-        args: of the task.
-        kwargs: of the task.
-        options: of its `apply_async`.
-        timing: `tz`, `start`, `end`, `jitter`, ...: what is not as by default.
-        app: the app whose configuration has it; None if it was added at run time.
-        queue: the broker list to which it goes; None if no planner has seen it yet.
-        paused: whether it is paused.
-        next_run: when it runs next, aware; None if it does not, or if no planner has seen it yet.
-        last_run: when it was due last, aware; None if it never was.
-        runs: how often it was sent.
-        error: why it cannot be planned; None if it can.
-        is_registered: whether the app that asks has a task of that name; beat sends it even if not.
-    """
-
-    name: str
-    task: str
-    schedule: Any
-    args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    timing: Mapping[str, Any] = field(default_factory=dict)
-    app: str | None = None
-    queue: str | None = None
-    paused: bool = False
-    next_run: datetime | None = None
-    last_run: datetime | None = None
-    runs: int = 0
-    error: str | None = None
-    is_registered: bool = True
 
 
 class Schedule:
@@ -74,8 +34,9 @@ class Schedule:
 
     Changes take effect in all planners at once. It may be shared by threads.
 
-    Every method raises `kombu.exceptions.OperationalError` when the server cannot be reached or refuses, and
-    `ConfigurationError` if the app's broker is not a `delayq://` one.
+    Every method raises `kombu.exceptions.OperationalError` when the server cannot be reached or refuses,
+    `ConfigurationError` if the app's broker is not a `delayq://` one, and those that take the name of an entry
+    `InvalidSchedule` if something else wrote it and it cannot be read.
 
     Args:
         app: the Celery app.
@@ -154,6 +115,11 @@ class Schedule:
         if task is not _UNCHANGED:
             changes["task"] = _name_of(task)
 
+        return self.update_fields(name, changes, timing)
+
+    def update_fields(self, name: str, changes: Mapping[str, Any], timing: Mapping[str, Any]) -> PeriodicTask:
+        """Change fields and timing that are given by name, see `update`; a timing of None is as by default."""
+
         def change(record: Record) -> Record:
             before = dict(record.definition or {})
             data = {**before, **changes, "timing": {**before.get("timing", {}), **timing}}
@@ -163,7 +129,7 @@ class Schedule:
         return self._change(name, change, only_added=True)
 
     def remove(self, name: str) -> None:
-        """Remove an entry that was added at run time, and withdraw its pending occurrence.
+        """Remove an entry that was added at run time, and withdraw its pending occurrence; also one that is unreadable.
 
         Raises:
             UnknownEntry: there is no such entry.
@@ -171,10 +137,14 @@ class Schedule:
         """
         with self._store() as store:
             while True:
-                record = self._record(store, name, only_added=True)
-                if store.write_record(name, record.raw, None)[0]:
+                try:
+                    record = self._record(store, name, only_added=True)
+                    raw, queues = record.raw, record.queues
+                except InvalidSchedule:  # it may have been anywhere
+                    raw, queues = store.record(name), sorted(store.queues())
+                if store.write_record(name, raw, None)[0]:
                     break
-            store.forget_all(name, record.queues)
+            store.forget_all(name, queues)
             store.set_error(name, None)
 
     def pause(self, name: str) -> PeriodicTask:
@@ -224,12 +194,15 @@ class Schedule:
             UnknownEntry: there is none.
         """
         with self._store() as store:
+            error = None if self._raw(store, name) else self._error(store, name)
+            if error is not None:  # the configuration is wrong
+                return PeriodicTask(name, "", None, error=error)
             return self._show(store, name, self._record(store, name))
 
     def __contains__(self, name: str) -> bool:
         """Return whether there is an entry of that name."""
         with self._store() as store:
-            return bool(store.record(name))
+            return bool(self._raw(store, name))
 
     def __iter__(self) -> Iterator[PeriodicTask]:
         """Yield all entries by name, those with errors as well."""
@@ -243,10 +216,11 @@ class Schedule:
                 continue
             try:
                 record = Record.parse(records[name])
-                seen = states.get(record.queue or "", {}).get(name, Seen())
-                yield self._task(name, record, seen, errors.get(name))
             except ValueError as exc:
                 yield PeriodicTask(name, "", None, error=errors.get(name) or str(exc))
+                continue
+            seen = states.get(record.queue or "", {}).get(name, Seen())
+            yield self._task(name, record, seen, errors.get(name))
 
     # -- how
 
@@ -257,14 +231,34 @@ class Schedule:
                 yield store_of(channel)
             except DelayqError:
                 raise
-            except (*channel.connection.client.connection_errors, ResponseError) as exc:
+            except ResponseError as exc:
+                raise OperationalError(f"the server refuses: {exc}") from exc
+            except channel.connection.client.connection_errors as exc:
                 raise OperationalError(f"cannot reach the schedule: {exc}") from exc
 
+    @staticmethod
+    def _raw(store: ScheduleStore, name: str) -> bytes:
+        try:
+            return store.record(name) if name else b""
+        except UnicodeEncodeError:  # a name that nobody could have stored
+            return b""
+
+    @staticmethod
+    def _error(store: ScheduleStore, name: str) -> str | None:
+        try:
+            return store.error(name) if name else None
+        except UnicodeEncodeError:
+            return None
+
     def _record(self, store: ScheduleStore, name: str, *, only_added: bool = False) -> Record:
-        raw = store.record(name) if name else b""
+        raw = self._raw(store, name)
         if not raw:
-            raise UnknownEntry(f"there is no periodic task {name!r}")
-        record = Record.parse(raw)
+            error = self._error(store, name)
+            raise UnknownEntry(f"there is no periodic task {name!r}" + (f": {error}" if error else ""))
+        try:
+            record = Record.parse(raw)
+        except ValueError as exc:
+            raise InvalidSchedule(f"periodic task {name!r} cannot be read, remove() deletes it: {exc}") from exc
         if only_added and record.app is not None:
             raise EntryExists(
                 f"periodic task {name!r} is in the configuration of app {record.app!r}: change it there; "
@@ -289,34 +283,7 @@ class Schedule:
         return self._task(name, record, seen, store.error(name))
 
     def _task(self, name: str, record: Record, seen: Seen, error: str | None) -> PeriodicTask:
-        state = State.parse(seen.raw) if seen.raw else None
-        data = dict(record.definition or {})
-        task = data.get("task", "")
-        return PeriodicTask(
-            name=name,
-            task=task,
-            schedule=data.get("schedule", data.get("text")),
-            args=data.get("args", ()),
-            kwargs=data.get("kwargs", {}),
-            options=data.get("options", {}),
-            timing=data.get("timing", {}),
-            app=record.app,
-            queue=record.queue,
-            paused=record.paused,
-            next_run=_next_run(name, data, state),
-            last_run=to_datetime(state.last_ms) if state and state.last_ms is not None else None,
-            runs=state.runs if state else 0,
-            error=error,
-            is_registered=task in self._app.tasks,
-        )
-
-
-def _next_run(name: str, data: Mapping[str, Any], state: State | None) -> datetime | None:
-    if state is None or state.at_ms is None:
-        return None
-    jitter = jitter_ms(name, state.at_ms, round(data.get("timing", {}).get("jitter", 0) * 1000))
-    countdown = round(float(data.get("options", {}).get("countdown") or 0) * 1000)
-    return to_datetime(state.at_ms + jitter + countdown)
+        return PeriodicTask.of(name, record, seen, error, known=self._app.tasks)
 
 
 def _name_of(task: Any) -> Any:

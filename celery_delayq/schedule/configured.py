@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from celery.schedules import crontab
 
-from celery_delayq.errors import InvalidSchedule
+from celery_delayq.errors import ConfigurationError, InvalidSchedule
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.entry import Definition
 
@@ -34,10 +35,15 @@ def configured(app: Any) -> Configured:
 
     A wrong entry does not keep the others from running.
 
+    Raises:
+        ConfigurationError: `beat_schedule` is no dict.
+
     Source: Celery 5.7 `celery.beat.Scheduler.setup_schedule`, `install_default_entries`.
     """
     # Finalizing sends on_after_configure and on_after_finalize, in which apps add theirs.
     app.finalize()
+    if not isinstance(app.conf.beat_schedule or {}, Mapping):
+        raise ConfigurationError(f"beat_schedule must be a dict of entries, not {app.conf.beat_schedule!r}")
     given: dict[str, Any] = dict(app.conf.beat_schedule or {})
     if app.conf.result_expires and not app.backend.supports_autoexpire:
         cleanup = {
@@ -48,21 +54,26 @@ def configured(app: Any) -> Configured:
         given.setdefault("celery.backend_cleanup", cleanup)
     routing = _routing(app)
     entries: dict[str, Definition] = {}
+    fingerprints: dict[str, str] = {}
     errors: dict[str, str] = {}
     for name, one in given.items():
         try:
-            entries[name] = Definition.of(name, _fields(one), app, routing)
+            definition = Definition.of(name, _fields(one), app, routing)
+            fingerprints[name] = definition.fingerprint
+            entries[name] = definition
         except InvalidSchedule as exc:
-            errors[str(name)] = str(exc)
-    together = encoding.fingerprint(sorted((name, one.fingerprint) for name, one in entries.items()))
+            errors[str(name)] = str(exc.__cause__)
+        except Exception as exc:  # what a class of the user's raises
+            errors[str(name)] = f"{type(exc).__name__}: {exc}"
+    together = encoding.fingerprint(sorted(fingerprints.items()))
     return Configured(app.main or "", entries, errors, together)
 
 
-def _fields(entry: Any) -> dict[str, Any]:
+def _fields(entry: Any) -> Any:
     """Return the fields of an entry; of a `ScheduleEntry` too, which stock beat takes as well."""
     if hasattr(entry, "schedule") and hasattr(entry, "task"):
         return {name: getattr(entry, name) for name in ("task", "schedule", "args", "kwargs", "options")}
-    return dict(entry)
+    return entry
 
 
 def _routing(app: Any) -> str:
@@ -75,5 +86,7 @@ def _routing(app: Any) -> str:
         "task_default_priority",
         "task_queue_max_priority",
     )
-    queues = {name: (queue.exchange.name, queue.routing_key) for name, queue in app.amqp.queues.items()}
+    # Not `app.amqp.queues`: that learns the queues of `worker -Q`, and each that is missing when a task goes there.
+    declared = app.amqp.Queues(app.conf.task_queues)
+    queues = {name: (queue.exchange.name, queue.routing_key) for name, queue in declared.items()}
     return encoding.fingerprint([[app.conf[name] for name in names], queues])

@@ -20,6 +20,7 @@ from typing import Any
 from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule, solar
 
 from celery_delayq.errors import InvalidSchedule
+from celery_delayq.schedule.occurrences import LONGEST_S
 
 
 def encode(given: BaseSchedule) -> dict[str, Any] | None:
@@ -63,8 +64,11 @@ def decode(given: Any, app: Any) -> BaseSchedule:
         raise
     except Exception as exc:  # Celery's ParseException is a bare Exception
         raise InvalidSchedule(f"{given!r} is no schedule: {exc}") from exc
-    if type(found) is schedule and found.run_every <= timedelta(0):
-        raise InvalidSchedule(f"an interval must be more than 0 seconds, not {found.run_every.total_seconds():g}")
+    if type(found) is schedule and not 0 < found.run_every.total_seconds() <= LONGEST_S:
+        raise InvalidSchedule(
+            f"an interval must be more than 0 and at most {LONGEST_S:,} seconds, "
+            f"not {found.run_every.total_seconds():g}"
+        )
     return found
 
 

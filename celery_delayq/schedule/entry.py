@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any
@@ -17,8 +16,8 @@ from dateutil.parser import isoparse
 
 from celery_delayq.errors import InvalidSchedule
 from celery_delayq.schedule import encoding
-from celery_delayq.schedule.occurrences import Window, is_asked, to_ms
-from celery_delayq.settings import MISSED_POLICIES, misspelt
+from celery_delayq.schedule.occurrences import LATEST_MS, LONGEST_S, Window, is_asked, to_datetime, to_ms
+from celery_delayq.settings import MISSED_POLICIES, MOST_CATCH_UP, misspelt
 
 #: Under this key of an entry's `options`, its configuration has what Celery has no name for.
 OPTION = "delayq"
@@ -67,13 +66,16 @@ class Timing:
                 ) from exc
         for name in ("start", "end"):
             object.__setattr__(self, name, _moment(name, getattr(self, name)))
-        for name, least, whole in (
-            ("jitter", 0, False),
-            ("max_lateness", 0, False),
-            ("max_runs", 1, True),
-            ("catch_up", 0, True),
+        if self.start is not None and self.end is not None and str(self.end) < str(self.start):
+            raise InvalidSchedule(f"end must be later than start, but {self.end} is before {self.start}")
+        for name, least, most, whole in (
+            ("jitter", 0, LONGEST_S, False),
+            ("max_lateness", 0, LONGEST_S, False),
+            ("max_runs", 1, LONGEST_S, True),
+            ("catch_up", 0, MOST_CATCH_UP, True),
         ):
-            _check_number(name, getattr(self, name), least, whole=whole)
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name), least, most, whole=whole)
         for name in ("enabled", "lazy"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidSchedule(f"{name} must be True or False, not {getattr(self, name)!r}")
@@ -93,11 +95,11 @@ class Timing:
 
     def data(self) -> dict[str, Any]:
         """Return what is not as by default."""
-        return {name: value for name, value in asdict(self).items() if value != _TIMING_DEFAULTS[name]}
+        return {name: getattr(self, name) for name, usual in _TIMING_DEFAULTS.items() if getattr(self, name) != usual}
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Timing:
-        """Return the timing that is given by name.
+        """Return the timing that is given by name; None is as by default.
 
         Raises:
             InvalidSchedule: an unknown name, or a wrong value.
@@ -109,7 +111,7 @@ class Timing:
                 meant = misspelt(str(name), _TIMING_DEFAULTS)
                 hint = f"did you mean {meant!r}?" if meant else f"known are {', '.join(_TIMING_DEFAULTS)}"
                 raise InvalidSchedule(f"unknown option {name!r}: {hint}")
-        return cls(**given)
+        return cls(**{name: value for name, value in given.items() if value is not None})
 
 
 _TIMING_DEFAULTS = {one.name: one.default for one in fields(Timing)}
@@ -124,16 +126,30 @@ def _moment(name: str, given: Any) -> str | None:
         raise InvalidSchedule(f"{name} must be a datetime or an ISO 8601 text, not {given!r}") from exc
     if when.tzinfo is None:
         raise InvalidSchedule(f"{name} must have a time zone: {given!r} may be any time")
+    if not 1970 <= when.year < to_datetime(LATEST_MS).year:
+        raise InvalidSchedule(f"{name} must be in the years 1970 to {to_datetime(LATEST_MS).year - 1}, not {given!r}")
     return when.astimezone(timezone.utc).isoformat()
 
 
-def _check_number(name: str, value: Any, least: int, *, whole: bool) -> None:
-    if value is None:
-        return
+def _check_number(name: str, value: Any, least: float, most: float, *, whole: bool) -> None:
     accepted = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, accepted) or not least <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, accepted) or not least <= value <= most:
         kind = "a whole number" if whole else "a number of seconds"
-        raise InvalidSchedule(f"{name} must be {kind}, at least {least}, not {value!r}")
+        raise InvalidSchedule(f"{name} must be {kind}, {least:,} to {most:,}, not {value!r}")
+
+
+def _check_mapping(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidSchedule(f"{name} must be a dict, not {value!r}")
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not value:
+        raise InvalidSchedule(f"{name} must be a text, and not empty, not {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidSchedule(f"{name} {value!r} is no valid Unicode, so that it cannot be stored") from exc
 
 
 #: One for all entries that say nothing: there may be very many.
@@ -209,23 +225,27 @@ class Definition:
             InvalidSchedule: something is missing, or wrong; names the entry.
         """
         try:
+            _check_mapping("an entry", given)
             return cls._of(name, dict(given), app, routing)
         except InvalidSchedule as exc:
             raise InvalidSchedule(f"periodic task {name!r}: {exc}") from exc
 
     @classmethod
     def _of(cls, name: str, given: dict[str, Any], app: Any, routing: str) -> Definition:
-        if not isinstance(name, str) or not name:
-            raise InvalidSchedule("the name of an entry must be a text, and not empty")
+        _check_text("the name of an entry", name)
         task, schedule = given.pop("task", None), given.pop("schedule", None)
         args, kwargs = given.pop("args", None) or (), given.pop("kwargs", None) or {}
+        for part in ("options", "timing"):
+            _check_mapping(part, given.get(part))
         options = dict(given.pop("options", None) or {})
+        _check_mapping(f"options[{OPTION!r}]", options.get(OPTION))
+        if options.get("countdown") is not None:
+            _check_number("countdown", options["countdown"], -LONGEST_S, LONGEST_S, whole=False)
         timing = {**(options.pop(OPTION, None) or {}), **(given.pop("timing", None) or {})}
         relative = given.pop("relative", False)
         if given:
             raise InvalidSchedule(f"unknown field {next(iter(given))!r}")
-        if not isinstance(task, str) or not task:
-            raise InvalidSchedule(f"task must be the name of a task, not {task!r}")
+        _check_text("the name of the task", task)
         if isinstance(args, (str, bytes)) or not isinstance(args, Sequence) or not isinstance(kwargs, Mapping):
             raise InvalidSchedule("args must be a list or tuple, and kwargs a dict")
         if relative and isinstance(schedule, (int, float, timedelta)):

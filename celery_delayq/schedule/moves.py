@@ -144,7 +144,7 @@ def _to(entry: Entry, at_ms: int | None, **rest: object) -> Move:
     return Move(at_ms, **{"send_ms": send_ms, **rest})  # type: ignore[arg-type]
 
 
-def _begin(entry: Entry, now_ms: int) -> Move | None:
+def _begin(entry: Entry, now_ms: int) -> Move:
     definition = entry.definition
     window = definition.timing.window
     if definition.is_asked:
@@ -152,7 +152,7 @@ def _begin(entry: Entry, now_ms: int) -> Move | None:
     at_ms = occurrences.first(definition.schedule, window, entry.since_ms)
     if at_ms is not None and at_ms < now_ms - TOLERATED_MS:
         at_ms = occurrences.following_now(definition.schedule, window, at_ms, now_ms)
-    return None if at_ms is None else _to(entry, at_ms)
+    return _to(entry, at_ms)
 
 
 def _rest(entry: Entry, state: State, *, passed: bool) -> Move | None:

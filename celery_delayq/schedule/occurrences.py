@@ -23,6 +23,12 @@ from celery_delayq.schedule.wallclock import Fields, next_match
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MS = timedelta(milliseconds=1)
 
+#: No occurrence is later, unix time in ms: the year 9000. So a delay can be added to any.
+LATEST_MS = (datetime(9000, 1, 1, tzinfo=timezone.utc) - _EPOCH) // _MS
+
+#: Longest interval and longest delay, in seconds: some 300 years.
+LONGEST_S = 10_000_000_000
+
 #: Shortest span in which missed occurrences are looked for, in ms; it is doubled until there are enough of them.
 _FIRST_SPAN_MS = 3_600_000
 
@@ -166,7 +172,7 @@ def _between(given: BaseSchedule, window: Window, last_ms: int, now_ms: int) -> 
 
 
 def _until_end(at_ms: int | None, window: Window) -> int | None:
-    return None if at_ms is None or (window.end_ms is not None and at_ms > window.end_ms) else at_ms
+    return None if at_ms is None or at_ms > min(LATEST_MS, window.end_ms or LATEST_MS) else at_ms
 
 
 def jitter_ms(entry: str, at_ms: int, most_ms: int) -> int:

@@ -34,8 +34,8 @@ from celery_delayq.schedule.store import ScheduleStore
 #: Entries that go on in one pass, so that a change is noticed between two of them.
 _BATCH = 200
 
-#: After that time an entry that could not be planned is tried again, in ms.
-_RETRY_MS = 30_000
+#: After that time an entry that could not be planned is tried again, in ms: at first, and after many times.
+_RETRY_MS = (1000, 30_000)
 
 #: How long another planner leaves an entry to the one that planned it last, in ms; at most this part of an interval.
 _GRACE_MS, _GRACE_OF_INTERVAL = (500, 1000), 0.4
@@ -73,6 +73,8 @@ class Planner:
         self._roster = Roster(store, configured, parse, self._on_read)
         self._clock = self._roster.clock
         self._heap: list[tuple[int, str]] = []
+        #: Entries that are new, or have changed: there may be very many, and those whose time has come go first.
+        self._new: dict[str, Known] = {}
 
     @property
     def entries(self) -> dict[str, Known]:
@@ -83,6 +85,8 @@ class Planner:
 
     def seconds_until_next(self) -> float | None:
         """Return in how many seconds an entry goes on; None if none does."""
+        if self._new:
+            return 0.0
         while self._heap and not self._is_current(*self._heap[0]):
             heapq.heappop(self._heap)
         return self._clock.seconds_until(self._heap[0][0]) if self._heap else None
@@ -106,6 +110,7 @@ class Planner:
     def read(self) -> None:
         """Read all entries, and write those of the configuration, if it counts."""
         self._heap.clear()
+        self._new.clear()
         self._roster.read()
 
     def on_change(self, number: int, name: str) -> None:
@@ -114,10 +119,17 @@ class Planner:
 
     def _on_read(self, name: str, known: Known) -> None:
         state, now_ms = known.state, self._roster.now_ms()
+        self._new.pop(name, None)
         if known.strays or state is None or state.fingerprint != known.definition.fingerprint:
-            self._wake(name, known, now_ms)
+            known.wake_ms = now_ms
+            self._new[name] = known
         elif state.at_ms is None or known.record.paused or not known.definition.timing.enabled:
-            self._wake(name, known, now_ms if next_move(self._entry(known), state, now_ms) else None)
+            try:
+                move = next_move(self._entry(known), state, now_ms)
+            except Exception as exc:  # whatever a schedule raises
+                self._fail(name, known, exc)
+            else:
+                self._wake(name, known, now_ms if move else None)
         else:
             self._wake(name, known, self._turn_ms(state))
 
@@ -133,12 +145,7 @@ class Planner:
     def run_due(self) -> int:
         """Let entries go on whose time has come, at most a batch. Returns how many were looked at."""
         now_ms = self._roster.now_ms()
-        due: list[str] = []
-        while self._heap and len(due) < _BATCH and self._heap[0][0] <= now_ms:
-            wake_ms, name = heapq.heappop(self._heap)
-            if self._is_current(wake_ms, name):
-                self.entries[name].wake_ms = None
-                due.append(name)
+        due = self._due(now_ms)
         self._read_others(due)
         waiting = self._still_waiting(due, now_ms)
         steps: list[tuple[str, Move, Step]] = []
@@ -151,6 +158,20 @@ class Planner:
                 steps.append((name, *step))
         self._take(self._settle(steps))
         return len(due)
+
+    def _due(self, now_ms: int) -> list[str]:
+        due: list[str] = []
+        while self._heap and len(due) < _BATCH and self._heap[0][0] <= now_ms:
+            wake_ms, name = heapq.heappop(self._heap)
+            if self._is_current(wake_ms, name):
+                due.append(name)
+        while self._new and len(due) < _BATCH:
+            name, known = self._new.popitem()
+            if self.entries.get(name) is known:
+                due.append(name)
+        for name in due:
+            self.entries[name].wake_ms = None
+        return due
 
     def _read_others(self, names: Iterable[str]) -> None:
         """Read where entries are that another planner should have planned."""
@@ -269,7 +290,7 @@ class Planner:
             if old_queue is None or self._roster.counts or known.record.app is None:
                 queues[name] = step.queue
             else:
-                self._wake(name, known, self._roster.now_ms() + _RETRY_MS)
+                self._wake(name, known, self._roster.now_ms() + _RETRY_MS[1])
         written, refused = self._roster.write_queues(queues) if queues else (set(), {})
         for name, error in refused.items():
             self._fail(name, self.entries[name], error)
@@ -314,12 +335,12 @@ class Planner:
             self._take(self._settle(again))
 
     def _on_planned(self, name: str, known: Known, move: Move, step: Step, seen: Seen) -> None:
-        known.seen, known.state = seen, State.parse(step.state)
+        known.seen, known.state, known.failures = seen, State.parse(step.state), 0
         if known.error is not None:
             known.error = None
             self._roster.note_error(name, None)
         while known.parked:
-            self._store.forget(name, *known.parked.pop())
+            self._roster.forget(name, *known.parked.pop())
         if move.passed:
             self._on_sent(known.definition)
         self._wake(name, known, move.at_ms)
@@ -329,4 +350,5 @@ class Planner:
     def _fail(self, name: str, known: Known, error: Exception) -> None:
         known.error = f"{type(error).__name__}: {error}" if not isinstance(error, DelayqError) else str(error)
         self._roster.note_error(name, known.error)
-        self._wake(name, known, self._roster.now_ms() + _RETRY_MS)
+        self._wake(name, known, self._roster.now_ms() + min(_RETRY_MS[0] * 2**known.failures, _RETRY_MS[1]))
+        known.failures = min(known.failures + 1, 10)

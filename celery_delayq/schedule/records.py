@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from celery_delayq.schedule.occurrences import LATEST_MS
 from celery_delayq.schedule.scripts import Offer
 
 
@@ -58,11 +59,18 @@ class Record:
         """
         try:
             found = cls(**json.loads(raw), raw=raw)
-        except TypeError as exc:
+            valid = (
+                _are((found.fingerprint, *found.earlier), str)
+                and all(value is None or isinstance(value, str) for value in (found.app, found.queue))
+                and isinstance(found.earlier, (list, tuple))
+                and isinstance(found.definition, (dict, type(None)))
+                and isinstance(found.paused, bool)
+                and _are_times((found.since_ms,))
+            )
+        except _UNREADABLE as exc:
             raise ValueError(f"no record of a periodic task: {exc}") from exc
-        texts = (found.fingerprint, found.app or "", found.queue or "", *found.earlier)
-        if not (_are(texts, str) and _are((found.since_ms,), int) and _are((found.definition or {},), dict)):
-            raise ValueError("no record of a periodic task: a field has a wrong type")
+        if not valid:
+            raise ValueError("no record of a periodic task: a field has a wrong type, or is out of range")
         return found
 
 
@@ -103,16 +111,28 @@ class State:
         """
         try:
             found = cls(*json.loads(raw))
-        except TypeError as exc:
+        except _UNREADABLE as exc:
             raise ValueError(f"no state of a periodic task: {exc}") from exc
-        numbers = (found.at_ms or 0, found.last_ms or 0, found.runs, found.made_up)
-        if not (_are((found.fingerprint, found.planner, found.task_id), str) and _are(numbers, int)):
-            raise ValueError("no state of a periodic task: a field has a wrong type")
+        if not (
+            _are((found.fingerprint, found.planner, found.task_id), str)
+            and _are_times(value for value in (found.at_ms, found.last_ms) if value is not None)
+            and _are((found.runs, found.made_up), int)
+            and isinstance(found.parked, bool)
+        ):
+            raise ValueError("no state of a periodic task: a field has a wrong type, or is out of range")
         return found
+
+
+#: What JSON and a dataclass raise for bytes that somebody else wrote.
+_UNREADABLE = (TypeError, ValueError, RecursionError)
 
 
 def _are(values: Iterable[object], kind: type) -> bool:
     return all(isinstance(value, kind) for value in values)
+
+
+def _are_times(values: Iterable[object]) -> bool:
+    return all(isinstance(value, int) and 0 <= value <= LATEST_MS for value in values)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import redis
 from redis.client import NEVER_DECODE
 
-from celery_delayq.errors import InvalidSchedule
+from celery_delayq.errors import InvalidSchedule, UnknownEntry
 from celery_delayq.schedule.entry import Definition
 
 #: The prefix of its keys, unless `redbeat_key_prefix` says otherwise.
@@ -39,7 +39,13 @@ class Found:
 
 
 def entries(client: redis.Redis, app: Any, prefix: str = PREFIX) -> Iterator[Found]:
-    """Yield all entries by name; changes nothing."""
+    """Yield all entries by name; changes nothing.
+
+    Raises:
+        UnknownEntry: there are none.
+    """
+    if not client.exists(f"{prefix}:schedule"):
+        raise UnknownEntry(f"RedBeat has no entries under {prefix}:schedule: its prefix may be another one")
     keys = client.execute_command("ZRANGE", f"{prefix}:schedule", 0, -1, **{NEVER_DECODE: True})
     statics = client.execute_command("SMEMBERS", f"{prefix}:statics", **{NEVER_DECODE: True})
     for key in sorted(keys):
@@ -47,11 +53,13 @@ def entries(client: redis.Redis, app: Any, prefix: str = PREFIX) -> Iterator[Fou
         if name.encode("utf-8", "surrogateescape") in statics:
             yield Found(name, None, "it is in the configuration", is_static=True)
             continue
-        raw = client.execute_command("HGET", key, "definition", **{NEVER_DECODE: True})
         try:
+            raw = client.execute_command("HGET", key, "definition", **{NEVER_DECODE: True})
             yield Found(name, _definition(name, raw, app))
-        except (InvalidSchedule, ValueError, TypeError, AttributeError) as exc:
-            yield Found(name, None, str(exc))
+        except InvalidSchedule as exc:
+            yield Found(name, None, str(exc.__cause__ or exc))
+        except (redis.ResponseError, ValueError, TypeError, AttributeError, LookupError) as exc:
+            yield Found(name, None, f"its definition cannot be read: {type(exc).__name__}: {exc}")
 
 
 def _definition(name: str, raw: bytes | None, app: Any) -> Definition:
@@ -61,7 +69,9 @@ def _definition(name: str, raw: bytes | None, app: Any) -> Definition:
     timing = {} if fields.get("enabled", True) else {"enabled": False}
     given = {key: fields.get(key) for key in ("task", "args", "kwargs", "options")}
     definition = Definition.of(name, {**given, "schedule": _schedule(fields["schedule"]), "timing": timing}, app)
-    if definition.data() is None:
+    values = (definition.args, definition.kwargs, definition.options)
+    # RedBeat's own encoding of datetimes and the like, which nobody would decode here.
+    if definition.data() is None or '"__type__"' in json.dumps(values):
         raise InvalidSchedule("its arguments or options have types that JSON does not know")
     return definition
 

@@ -44,6 +44,7 @@ class Known:
         parked: those that were taken out of there, until it is planned in its queue.
         wake_ms: when to look at it, unix time in ms by the server's clock; None if nothing is to come.
         error: why it could not be planned.
+        failures: how often it could not be planned in a row.
     """
 
     definition: Definition
@@ -54,6 +55,7 @@ class Known:
     parked: list[tuple[str, Seen]] = field(default_factory=list)
     wake_ms: int | None = None
     error: str | None = None
+    failures: int = 0
 
 
 class Roster:
@@ -122,7 +124,7 @@ class Roster:
         # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
         states = self._read_states()
         records, self._changes = self._store.records()
-        self._errors = self._store.errors()
+        self._errors = self._read_errors()
         self._overruled = False
         if self.counts and self._write_configured(records):
             records, self._changes = self._store.records()
@@ -148,6 +150,13 @@ class Roster:
             except ResponseError as exc:  # the server refuses that queue; its entries will say so
                 logger.error("Cannot read the periodic tasks of queue %r: %s", queue, exc)
         return states
+
+    def _read_errors(self) -> dict[str, str]:
+        try:
+            return self._store.errors()
+        except ResponseError as exc:
+            logger.error("Cannot read the errors of periodic tasks: %s", exc)
+            return {}
 
     def _write_configured(self, records: Mapping[str, bytes]) -> bool:
         changes: list[tuple[str, bytes, Record | None]] = []
@@ -194,7 +203,7 @@ class Roster:
             try:
                 definition = self._parse(name, record.definition or {})
             except DelayqError as exc:
-                self.note_error(name, str(exc))
+                self.note_error(name, str(exc.__cause__ or exc))
                 return None
         else:
             own = self._configured.entries.get(name)
@@ -218,7 +227,16 @@ class Roster:
         for queue, found in states.items():
             for name, seen in found.items():
                 if name and name not in records:
-                    self._store.forget(name, queue, seen)
+                    self.forget(name, queue, seen)
+
+    def forget(self, name: str, queue: str, seen: Seen) -> None:
+        """Forget the state of an entry in a queue; one that the server refuses must not stop the others."""
+        try:
+            self._store.forget(name, queue, seen)
+        except ReadOnlyError:
+            raise
+        except ResponseError as exc:
+            logger.error("Cannot withdraw what waits of periodic task %r in queue %r: %s", name, queue, exc)
 
     def on_change(self, number: int, name: str) -> None:
         """Take notice of the change of an entry, by its number; a gap in the numbers is what `look` finds."""
@@ -250,7 +268,9 @@ class Roster:
         elif not raw:
             self._overruled = self._overruled or name in self._configured.entries
             self.note_error(name, None)
-            self._store.forget_all(name, before.record.queues if before else [])
+            queues = before.record.queues if before else []
+            for queue, found in zip(queues, self._store.seen([(name, queue) for queue in queues]), strict=True):
+                self.forget(name, queue, found)
 
     def read_state(self, name: str, known: Known) -> None:
         """Take notice of the state of an entry, as it was seen."""

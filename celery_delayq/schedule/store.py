@@ -8,7 +8,7 @@ Records and states are JSON, and compared as the bytes they are stored as.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,17 @@ from celery_delayq.scripts import load
 
 #: Fields a page of a HASH has, and scripts a pipeline has.
 _PAGE, _BATCH = 1000, 100
+
+
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Let the server's refusal of a key of another type name it."""
+    try:
+        yield
+    except redis.ResponseError as exc:
+        if "WRONGTYPE" not in str(exc):  # Redis 6.2 says where in the script, first
+            raise
+        raise redis.ResponseError(f"WRONGTYPE: {key} is no HASH; something else has written it") from exc
 
 
 class ScheduleStore:
@@ -81,7 +92,8 @@ class ScheduleStore:
         Returns whether it was, and how many changes there were so far.
         """
         raw = record.stored().raw if record else b""
-        return scripts.record(self.client, self.keys, entry=entry, seen=seen, record=raw)
+        with _naming(self.keys.definitions):
+            return scripts.record(self.client, self.keys, entry=entry, seen=seen, record=raw)
 
     def write_records(
         self, changes: Sequence[tuple[str, bytes, Record | None]]
@@ -175,7 +187,11 @@ class ScheduleStore:
         """Withdraw the message of an entry that was paused; what was transferred already runs."""
         while True:
             (seen,) = self.seen([(entry, queue)])
-            state = State.parse(seen.raw) if seen.raw else None
+            try:
+                state = State.parse(seen.raw) if seen.raw else None
+            except ValueError:  # nobody knows its message
+                self.forget(entry, queue, seen)
+                return
             if state is None or state.at_ms is None:
                 return
             idle = replace(state, at_ms=None, task_id="")
@@ -202,9 +218,10 @@ class ScheduleStore:
 
     def announce(self, app: str, configuration: str, lifetime_s: float) -> tuple[str, int]:
         """Say that a planner lives. Returns the configuration that counts, and the server's time in ms."""
-        return scripts.announce(
-            self.client, self.keys, app=app, configuration=configuration, lifetime_ms=round(lifetime_s * 1000)
-        )
+        with _naming(self.keys.configurations):
+            return scripts.announce(
+                self.client, self.keys, app=app, configuration=configuration, lifetime_ms=round(lifetime_s * 1000)
+            )
 
     def errors(self) -> dict[str, str]:
         """Return for each entry that could not be planned why."""
@@ -224,7 +241,8 @@ class ScheduleStore:
     # -- how
 
     def _get(self, key: str, entry: str) -> bytes:
-        return self.client.execute_command("HGET", key, entry, **{NEVER_DECODE: True}) or b""
+        with _naming(key):
+            return self.client.execute_command("HGET", key, entry, **{NEVER_DECODE: True}) or b""
 
     def _hash(self, key: str) -> Iterator[tuple[str, bytes]]:
         """Yield the fields of a HASH, page by page; one that changes meanwhile as it was or as it is.
@@ -233,7 +251,8 @@ class ScheduleStore:
         """
         cursor = 0
         while True:
-            cursor, flat = self.client.execute_command("HSCAN", key, cursor, "COUNT", _PAGE, **{NEVER_DECODE: True})
+            with _naming(key):
+                cursor, flat = self.client.execute_command("HSCAN", key, cursor, "COUNT", _PAGE, **{NEVER_DECODE: True})
             cursor = int(cursor)
             items: Iterable[tuple[bytes, bytes]]
             items = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)

@@ -66,6 +66,11 @@ def test_a_worker_whose_broker_is_not_ours_is_told(broker_server: PrivateRedis, 
         worker.wait_for_log("DelayQ(app) has no effect")
 
 
+def test_and_that_periodic_tasks_do_not_run(broker_server: PrivateRedis, ledger: Ledger) -> None:
+    with Worker(broker=broker_server.url, ledger=ledger.url, conf={"beat_scheduler": "delayq"}) as worker:
+        worker.wait_for_log("Periodic tasks do not run")
+
+
 def test_delayq_twice_makes_each_step_once() -> None:
     app = Celery("twice", broker="delayq://", set_as_current=False)
     DelayQ(app)

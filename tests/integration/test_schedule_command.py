@@ -39,6 +39,10 @@ def test_an_entry_is_added_seen_and_removed(command: Command) -> None:
     (line,) = well(command("list", "--json")).splitlines()
     assert json.loads(line)["args"] == [42]
     assert json.loads(well(command("show", "report", "--json")))["timing"] == {"tz": "Europe/Berlin"}
+    well(command("update", "report", "--when", "1h30m", "--timing", '{"tz": null, "max_runs": 3}'))
+    changed = json.loads(well(command("show", "report", "--json")))
+    assert (changed["schedule"], changed["timing"]) == ({"every": 5400.0}, {"max_runs": 3})
+    assert changed["args"] == [42]
     assert "paused" in well(command("pause", "report"))
     assert re.search(r"^status +paused *$", well(command("show", "report")), re.MULTILINE)
     well(command("resume", "report"))
@@ -55,7 +59,7 @@ def test_intervals_are_seconds_or_spans(command: Command, when: str, every_s: fl
 
 def test_intervals_are_shown_in_words(command: Command) -> None:
     well(command("add", "often", "note", "2.5"))
-    assert "every 2.50 seconds" in well(command("list"))
+    assert "every 2.5s" in well(command("list"))
 
 
 def test_run_now_sends(command: Command, broker_client: redis.Redis) -> None:
@@ -69,9 +73,15 @@ def test_run_now_sends(command: Command, broker_client: redis.Redis) -> None:
     [
         (("show", "nothing"), "no periodic task 'nothing'"),
         (("add", "a", "note", "* *"), "five fields"),
-        (("add", "a", "note", "60", "--args", "{}"), "--args must be a JSON list"),
-        (("add", "a", "note", "60", "--kwargs", "x"), "--kwargs is no JSON"),
+        (("add", "a", "note", "60", "--args", "{}"), "'--args': it must be a JSON list"),
+        (("add", "a", "note", "60", "--kwargs", "x"), "'--kwargs': it is no JSON"),
         (("add", "a", "note", "60", "--timing", '{"tzz": "UTC"}'), "did you mean 'tz'"),
+        (("add", "a", "note", "60", "--timing", '{"name": "b"}'), "unknown option 'name'"),
+        (("add", "a", "note", "@daily"), "write seconds, or 90s"),
+        (("add", "a", "note", "1e300"), "write seconds, or 90s"),
+        (("update", "nothing", "--when", "60"), "no periodic task 'nothing'"),
+        (("update", "nothing"), "say what to change"),
+        (("remove", "\udcff"), "no periodic task '\\udcff'"),
     ],
 )
 def test_what_is_wrong_is_said(command: Command, args: tuple[str, ...], message: str) -> None:
@@ -79,6 +89,62 @@ def test_what_is_wrong_is_said(command: Command, args: tuple[str, ...], message:
     assert result.exit_code != 0
     assert message in result.output
     assert "Traceback" not in result.output
+
+
+def test_names_are_shown_as_they_are(command: Command) -> None:
+    """Neither markup nor control characters come from them."""
+    name = "a [bold]b[/c]\n\x1b[31m"
+    well(command("add", name, "note", "60"))
+    for shown in (well(command("list")), well(command("show", name))):
+        assert "a [bold]b[/c]\\n\\x1b[31m" in shown
+
+
+def test_an_entry_of_the_configuration_that_is_wrong_is_shown(command: Command, broker_client: redis.Redis) -> None:
+    broker_client.hset("delayq:schedule_errors", "bad", "max_runs must be more")
+    assert "max_runs must be more" in well(command("show", "bad"))
+    assert "there is no periodic task 'bad': max_runs must be more" in command("pause", "bad").output
+
+
+class TestWhatOthersWrote:
+    @pytest.fixture(autouse=True)
+    def entries(self, command: Command, broker_client: redis.Redis) -> None:
+        """One whose state cannot be read, one of the wrong shape, and one that cannot be read at all."""
+        well(command("add", "good", "note", "60"))
+        record = json.loads(broker_client.hget("delayq:schedule", "good"))
+        broker_client.hset("delayq:schedule", "good", json.dumps({**record, "queue": "celery"}))
+        broker_client.sadd("delayq:queues", "celery")
+        odd = {"fingerprint": "f", "since_ms": 1, "definition": {"timing": 5, "options": [], "schedule": {"x": 1}}}
+        broker_client.hset("delayq:schedule", mapping={"junk": "{", "odd": json.dumps(odd)})
+        broker_client.hset("delayq:schedule:{celery}", mapping={"good": "junk"})
+
+    def test_it_is_listed_with_its_error(self, command: Command) -> None:
+        found = {entry["name"]: entry for entry in map(json.loads, well(command("list", "--json")).splitlines())}
+        assert found.keys() == {"good", "junk", "odd"}
+        assert "no record" in found["junk"]["error"]
+        assert "no state" in found["good"]["error"]
+        assert "junk" in well(command("list"))
+
+    @pytest.mark.parametrize("action", ["show", "pause", "resume", "run-now"])
+    def test_it_is_an_error_that_says_what_to_do(self, command: Command, action: str) -> None:
+        result = command(action, "junk")
+        assert "remove() deletes it" in result.output
+        assert isinstance(result.exception, SystemExit)
+
+    def test_it_can_be_removed(self, command: Command) -> None:
+        well(command("remove", "junk"))
+        assert "junk" not in well(command("list"))
+
+    def test_an_entry_whose_state_cannot_be_read_can_be_paused(
+        self, command: Command, broker_client: redis.Redis
+    ) -> None:
+        well(command("pause", "good"))
+        assert not broker_client.hget("delayq:schedule:{celery}", "good")
+
+    def test_a_key_of_another_type_is_named(self, command: Command, broker_client: redis.Redis) -> None:
+        broker_client.delete("delayq:schedule")
+        broker_client.set("delayq:schedule", "no HASH")
+        for args in (("list",), ("show", "good"), ("add", "good", "note", "60")):
+            assert "delayq:schedule is no HASH" in command(*args).output
 
 
 class TestRedBeat:
@@ -125,6 +191,38 @@ class TestRedBeat:
         assert found["cron"]["options"] == {"queue": "q"}
         assert found["often"]["schedule"] == {"every": 30.0}
         assert found["often"]["timing"] == {"enabled": False}
+
+    def test_what_cannot_be_moved_is_left_out_with_the_reason(
+        self, command: Command, broker_client: redis.Redis
+    ) -> None:
+        interval = {"__type__": "interval", "every": 30.0}
+        moment = {"__type__": "datetime", "year": 2030, "month": 1, "day": 1}
+        junk = {"cut": "{", "list": "[]", "bare": "{}", "odd": json.dumps({"task": "note", "schedule": 5})}
+        junk["moment"] = json.dumps({"task": "note", "schedule": interval, "kwargs": {"at": [moment]}})
+        for name, definition in junk.items():
+            broker_client.hset(f"redbeat:{name}", "definition", definition)
+        broker_client.set("redbeat:string", "no HASH")
+        broker_client.zadd("redbeat::schedule", {f"redbeat:{name}": 1 for name in (*junk, "string")})
+        output = well(command("import-redbeat", "--apply"))
+        for name in (*junk, "string"):
+            assert f"- {name}: left out: " in output
+        assert "moment: left out: its arguments or options have types that JSON does not know" in output
+        assert "2 entries added" in output
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            (("--prefix", "other:"), "no entries under other::schedule"),
+            (("--url", "http://x"), "--url"),
+            (("--url", "redis://:secret@127.0.0.1:1"), "RedBeat"),
+        ],
+    )
+    def test_a_wrong_place_is_named(self, command: Command, args: tuple[str, str], message: str) -> None:
+        result = command("import-redbeat", *args)
+        assert message in result.output
+        assert "secret" not in result.output
+        assert result.exit_code != 0
+        assert isinstance(result.exception, SystemExit)
 
     def test_twice_adds_nothing_more(self, command: Command) -> None:
         well(command("import-redbeat", "--apply"))

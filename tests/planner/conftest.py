@@ -131,6 +131,14 @@ def run(*planners: Planner) -> None:
             pass
 
 
+def started(stage: Stage, *args: object, **kwargs: object) -> Planner:
+    """Return a planner that has read everything, and planned what was to be planned."""
+    planner = stage.planner(*args, **kwargs)  # type: ignore[arg-type]
+    planner.read()
+    run(planner)
+    return planner
+
+
 def run_until(predicate: Callable[[], Any], description: str, *planners: Planner) -> None:
     """Let planners work until something is so."""
 

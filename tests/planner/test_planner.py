@@ -8,18 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.records import State
-from tests.planner.conftest import Stage, run, run_until
-from tests.state import calls, out_of_memory
-
-
-def started(stage: Stage, *args: object, **kwargs: object) -> Planner:
-    """Return a planner that has read everything, and planned what was to be planned."""
-    planner = stage.planner(*args, **kwargs)  # type: ignore[arg-type]
-    planner.read()
-    run(planner)
-    return planner
+from tests.planner.conftest import Stage, run, run_until, started
+from tests.state import calls
+from tests.support import wait_until
 
 
 class TestOneOccurrence:
@@ -290,29 +282,21 @@ class TestQueues:
         assert stage.state("a", "other") is None
 
 
-class TestErrors:
-    def test_one_entry_that_cannot_be_built_does_not_stop_the_others(self, stage: Stage) -> None:
-        started(stage, {"bad": {"schedule": 60, "task": "broken"}, "good": 60})
-        assert stage.waiting() == ["good []"]
-        assert stage.store.error("bad") == "RuntimeError: it cannot be built"
-
-    def test_an_error_is_forgotten_once_it_can(self, stage: Stage) -> None:
-        started(stage, {"bad": {"schedule": 60, "task": "broken"}})
-        started(stage, {"bad": 60})
-        assert stage.store.errors() == {}
-
-    def test_a_record_that_cannot_be_read_is_shown(self, stage: Stage) -> None:
-        stage.client.hset(stage.store.keys.definitions, mapping={"junk": "{", "odd": '{"a": 1}'})
-        started(stage, {"good": 60})
-        assert stage.waiting() == ["good []"]
-        assert stage.store.errors().keys() == {"junk", "odd"}
-
-    def test_a_state_that_cannot_be_read_is_written_anew(self, stage: Stage) -> None:
-        started(stage, {"a": 60})
-        stage.queue().cancel((stage.state("a") or 0).task_id)  # type: ignore[union-attr]
-        stage.client.hset(stage.queue().keys.schedule, "a", "junk")
-        started(stage, {"a": 60})
-        assert stage.waiting() == ["a []"]
+def test_entries_that_are_new_do_not_hold_up_the_others(stage: Stage) -> None:
+    planner = started(stage, {"often": 0.5})
+    for n in range(300):
+        stage.add(f"e{n}", 3600)
+    run(planner)
+    planner.read()
+    before = stage.state("often")
+    assert before is not None
+    wait_until(lambda: stage.store.now_ms() > (before.at_ms or 0), "its time has come")
+    planner.run_due()
+    after = stage.state("often")
+    assert after is not None
+    assert after.last_ms == before.at_ms
+    assert stage.queue().size() < 300
+    run_until(lambda: stage.queue().size() > 300, "all are planned", planner)
 
 
 def test_ten_thousand_entries_each_have_one_occurrence(stage: Stage) -> None:
@@ -326,38 +310,3 @@ def test_ten_thousand_entries_each_have_one_occurrence(stage: Stage) -> None:
     assert len(found) == 1000
     assert stage.queue().size() == 10_000
     assert len(stage.store.states("celery")) == 10_001
-
-
-class TestWhatOthersWrote:
-    """Junk in Redis stops nobody."""
-
-    def test_names_that_are_no_text(self, stage: Stage) -> None:
-        stage.client.hset(stage.store.keys.definitions, b"\xff", b"{}")
-        started(stage, {"good": 60})
-        assert stage.waiting() == ["good []"]
-
-    def test_fields_of_wrong_types(self, stage: Stage) -> None:
-        record = '{"fingerprint": 1, "since_ms": "x", "definition": []}'
-        stage.client.hset(stage.store.keys.definitions, "odd", record)
-        started(stage, {"good": 60})
-        stage.queue().cancel((stage.state("good") or 0).task_id)  # type: ignore[union-attr]
-        stage.client.hset(stage.queue().keys.schedule, "good", '[1, 2, "x"]')
-        started(stage, {"good": 60})
-        assert stage.waiting() == ["good []"]
-        assert "wrong type" in (stage.store.error("odd") or "")
-
-    def test_a_queue_that_the_server_refuses(self, stage: Stage) -> None:
-        stage.client.set(stage.queue("odd").keys.schedule, "no HASH")
-        stage.client.sadd("delayq:queues", "odd")
-        started(stage, {"good": 60, "bad": {"schedule": 60, "task": "u"}}, queues={"u": "odd"})
-        assert stage.waiting() == ["good []"]
-        assert "WRONGTYPE" in (stage.store.error("bad") or "")
-
-    def test_a_full_server(self, stage: Stage) -> None:
-        planner = stage.planner({"a": 60})
-        planner.read()
-        with out_of_memory(stage.client):
-            run(planner)
-        assert stage.waiting() == []
-        started(stage, {"a": 60})
-        assert stage.waiting() == ["a []"]

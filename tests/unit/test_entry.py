@@ -13,7 +13,7 @@ from celery import Celery
 from celery.beat import BeatLazyFunc, ScheduleEntry
 from celery.schedules import crontab, schedule
 
-from celery_delayq.errors import InvalidSchedule
+from celery_delayq.errors import ConfigurationError, InvalidSchedule
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.entry import Definition
@@ -115,7 +115,7 @@ class TestConfigured:
         app.conf.beat_schedule = {"bad": {"task": "t"}, "good": {"task": "t", "schedule": 3}}
         found = configured(app)
         assert "good" in found.entries
-        assert "'bad'" in found.errors["bad"]
+        assert "None is no schedule" in found.errors["bad"]
 
     def test_routes_belong_to_it(self) -> None:
         def fingerprint(**conf: Any) -> str:
@@ -127,7 +127,60 @@ class TestConfigured:
         assert fingerprint() != fingerprint(task_routes={"t": "other"})
         assert fingerprint() != fingerprint(task_default_queue="other")
 
+    def test_queues_that_a_worker_comes_to_know_do_not(self) -> None:
+        """Workers consume from different queues, and routing to a queue that is not declared makes it known."""
+        app = Celery("shop", set_as_current=False)
+        app.conf.beat_schedule = {"a": {"task": "t", "schedule": 3}}
+        before = configured(app).fingerprint
+        app.amqp.queues.select(["mail"])
+        assert app.amqp.queues["reports"]
+        assert configured(app).fingerprint == before
+
 
 def test_a_misspelt_field_is_an_error() -> None:
     with pytest.raises(InvalidSchedule, match=r"'e'.*unknown field 'arg'"):
         define(arg=[1])
+
+
+def nested(times: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(times):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"options": 5}, "options must be a dict, not 5"),
+        ({"options": {"delayq": 5}}, "options['delayq'] must be a dict, not 5"),
+        ({"options": {"countdown": "soon"}}, "countdown must be"),
+        ({"timing": [1]}, "timing must be a dict"),
+        ({"timing": {"jitter": "5"}}, "jitter must be"),
+        ({"timing": {"jitter": 1e300}}, "jitter must be"),
+        ({"timing": {"max_lateness": 10**400}}, "max_lateness must be"),
+        ({"timing": {"start": "9999-12-31T23:59:59-05:00"}}, "start must be"),
+        ({"timing": {"start": "2030-01-02T00:00Z", "end": "2030-01-01T00:00Z"}}, "end must be later than start"),
+        ({"task": "\udcff"}, "no valid Unicode"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSchedule, match="periodic task 'e': ") as caught:
+        define(**fields)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [5, None, ["task"], {"task": "t", "schedule": 60, "args": nested(10_000)}])
+def test_a_wrong_entry_does_not_keep_the_others_from_running(wrong: Any) -> None:
+    app = Celery("shop", set_as_current=False, broker="memory://", backend="rpc://")
+    app.conf.beat_schedule = {"wrong": wrong, "good": {"task": "t", "schedule": 60}}
+    found = configured(app)
+    assert found.entries.keys() == {"good"}
+    assert found.errors.keys() == {"wrong"}
+
+
+def test_a_schedule_that_is_no_dict_is_named() -> None:
+    app = Celery("shop", set_as_current=False, broker="memory://", backend="rpc://")
+    app.conf.beat_schedule = ["t"]
+    with pytest.raises(ConfigurationError, match="beat_schedule must be a dict"):
+        configured(app)
