@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from logging import getLogger
 from typing import Any
 
@@ -338,10 +337,14 @@ class Fetcher:
     # -- the end
 
     def close(self) -> None:
-        """Wait for nothing any more, and put back what was not delivered. Never raises for a lost connection."""
-        with suppress(LeaseLost, OSError, exceptions.RedisError):
+        """Wait for nothing any more, and put back what was not delivered. Never raises."""
+        try:
             self._disarm(self._slots.values())
             self._give_back(lambda queue: True)
+        except (LeaseLost, OSError, exceptions.RedisError):
+            pass
+        except Exception:  # Celery drops what closing raises, and the messages would wait until the worker ends
+            logger.exception("Messages that were not delivered are put back with those that were")
         if any(slot.is_armed for slot in self._slots.values()):
             self._on_connection_lost()
         self.disconnect()

@@ -43,14 +43,21 @@ class Slot:
         sock = getattr(self.connection, "_sock", None)
         return -1 if sock is None else int(sock.fileno())
 
+    def _check(self) -> None:
+        # redis-py would connect anew to send, and break when it reads.
+        if self.fileno() < 0:
+            raise exceptions.ConnectionError(f"the connection that waited for {self.name!r} was lost")
+
     def arm(self) -> None:
         """Begin to wait."""
+        self._check()
         self.connection.send_command("BLMOVE", self.name, self._in_flight, "RIGHT", "LEFT", BLOCK_S)
         self.is_armed = True
         self._armed_at = time.monotonic()
 
     def has_reply(self) -> bool:
         """Return whether something was received; TLS, for one, makes sockets readable for nothing."""
+        self._check()
         return bool(self.connection.can_read(timeout=0))
 
     def read(self) -> bytes | None:
@@ -60,6 +67,7 @@ class Slot:
             redis.ResponseError: the server refused the command.
         """
         try:
+            self._check()
             reply = self.connection.read_response(disable_decoding=True)
         except exceptions.ReadOnlyError as exc:
             raise exceptions.ConnectionError(str(exc)) from exc

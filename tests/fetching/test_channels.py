@@ -45,6 +45,20 @@ def test_many_connections_share_a_backlog(ours: Broker) -> None:
     assert in_flight(ours.client) == 0
 
 
+def test_messages_are_put_back_although_a_connection_was_reset(ours: Broker) -> None:
+    """redis-py disconnects what was reset, and its parser breaks when it is read again."""
+    with reader(ours, "q", ack=False) as it:
+        publish(ours, "q", *range(3))
+        it.drain(3)
+        it.wait()
+        slots = it.channel.fetcher._slots.values()
+        wait_until(lambda: all(slot.is_armed for slot in slots), "it waits for more")
+        next(iter(slots)).connection.disconnect()
+        it.channel.connection.client.collect()
+        wait_until(lambda: bodies_on(ours.client) == [0, 1, 2], "they are put back")
+        assert in_flight(ours.client) == 0
+
+
 def test_a_consumer_without_acknowledgements_holds_nothing(ours: Broker) -> None:
     publish(ours, "q", *range(10))
     with reader(ours, "q", no_ack=True, prefetch=1) as it:
