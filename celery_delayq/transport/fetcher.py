@@ -125,17 +125,17 @@ class Fetcher:
         queues = self._cycle.consume(len(set(self._channel.task_queues.values())))
         # Each queue its share, so that the order strategy keeps its meaning with several messages at once.
         share = max(1, credit // len(queues)) if self._is_fair() else credit
+        lists = [(queue, name) for queue, name in self._lists(queues) if not self._is_refused(name)]
+        for _, name in lists:  # all of them, whatever is found in the first: who is gone is seen on lists of one's own
+            consumer.join(name)
         idle = []
-        for queue, name in self._lists(queues):
+        for queue, name in lists:
             slot = self._slots.get(name)
             if slot is not None and slot.is_armed:
                 if slot.is_overdue():
                     self._on_connection_lost()
                     raise exceptions.ConnectionError(f"Redis does not answer for {name!r}")
                 continue  # the server would have told
-            if self._is_refused(name):
-                continue
-            consumer.join(name)
             messages = self._fetch(consumer, name, share)
             if messages is None:
                 continue

@@ -59,6 +59,15 @@ def test_messages_are_put_back_although_a_connection_was_reset(ours: Broker) -> 
         assert in_flight(ours.client) == 0
 
 
+def test_a_consumer_joins_all_lists_of_its_queue_before_it_works_on_a_backlog(ours: Broker) -> None:
+    """Otherwise nobody would see that others of these lists are gone."""
+    publish(ours, "q", *range(50))
+    with reader(ours, "q", ack=False, prefetch=10) as it:
+        it.drain(10)
+        leases = [ours.client.zcard(f"delayq:consumers:{{{name}}}") for name in ours.channel.broker_lists("q")]
+        assert leases == [1, 1, 1, 1]
+
+
 def test_a_consumer_without_acknowledgements_holds_nothing(ours: Broker) -> None:
     publish(ours, "q", *range(10))
     with reader(ours, "q", no_ack=True, prefetch=1) as it:
