@@ -96,7 +96,8 @@ def _measure(report: Report, scale: Scale, filler: Filler, order: str, pending: 
 @contextmanager
 def _filled(order: str) -> Iterator[Filler]:
     """Give a delayed queue on a server of its own, and what fills it."""
-    with PrivateRedis() as server, server.client() as client:
+    # What is done to millions at once takes longer than redis-py waits.
+    with PrivateRedis() as server, server.client(socket_timeout=None) as client:
         yield _filler(DelayedQueue(client, "celery"), order)
 
 
