@@ -9,7 +9,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(VENV)/.dev ## install the package and all tools into .venv
@@ -36,9 +36,12 @@ fmt: $(VENV)/.dev ## format the code and mend what can be mended
 types: $(VENV)/.dev ## check the types
 	$(BIN)/mypy
 
-.PHONY: bench
-bench: $(VENV)/.dev ## run the benchmarks
+.PHONY: bench bench-quick
+bench: $(VENV)/.bench ## run the benchmarks; ARGS="publish --svg plots" selects
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+bench-quick: $(VENV)/.bench ## see that the benchmarks work, with small numbers
+	$(BIN)/python -m tests.benchmarks --quick $(ARGS)
 
 .PHONY: soak
 soak: $(VENV)/.dev ## break things under load, and count what is lost
@@ -68,4 +71,8 @@ $(VENV)/.demo: $(VENV)/.pip setup.cfg pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) install --group dev
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) install --group bench
 	@touch $@

@@ -9,13 +9,13 @@ from typing import Any
 from celery.canvas import Signature, _chain, _chord, group, maybe_signature
 from celery.result import AsyncResult
 from celery.utils import uuid
-from kombu import Producer
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
 
 from celery_delayq.config import require_transport
 from celery_delayq.errors import NotAllSent
 from celery_delayq.transport.batch import Batch, collecting
+from celery_delayq.transport.producer import Producer
 
 #: Tasks a round trip, unless told otherwise.
 CHUNK_SIZE = 1000
@@ -44,20 +44,7 @@ def _producer(app: Any) -> Iterator[Any]:
             connection.ensure_connection(max_retries=1)
         except connection.connection_errors as exc:
             raise OperationalError(f"cannot connect to {connection.as_uri()}: {exc}") from exc
-        yield _Producer(connection.default_channel, auto_declare=False)
-
-
-class _Producer(Producer):
-    """A producer that looks once at each queue whether it is declared; kombu's binds it anew each time."""
-
-    def revive(self, channel: Any) -> None:
-        self._declared: dict[int, Any] = {}
-        super().revive(channel)
-
-    def maybe_declare(self, entity: Any, retry: bool = False, **retry_policy: Any) -> Any:
-        if id(entity) not in self._declared:
-            super().maybe_declare(entity, retry, **retry_policy)
-            self._declared[id(entity)] = entity
+        yield Producer(connection.default_channel, auto_declare=False)
 
 
 def _single(app: Any, given: Any) -> Signature:

@@ -77,10 +77,14 @@ class Script:
 @cache
 def load(name: str) -> Script:
     """Return the script `lua/<name>.lua`, with what it includes from `lua/lib`."""
-    folder = files(__package__).joinpath("lua")
-    text = folder.joinpath(f"{name}.lua").read_text("utf-8")
+    return script_of(name, files(__package__).joinpath("lua").joinpath(f"{name}.lua").read_text("utf-8"))
+
+
+def script_of(name: str, text: str) -> Script:
+    """Return the script with this text and what it includes from `lua/lib`."""
+    lib = files(__package__).joinpath("lua").joinpath("lib")
     while _INCLUDE.search(text):
-        text = _INCLUDE.sub(lambda line: folder.joinpath("lib").joinpath(f"{line[1]}.lua").read_text("utf-8"), text)
+        text = _INCLUDE.sub(lambda line: lib.joinpath(f"{line[1]}.lua").read_text("utf-8"), text)
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -18,6 +18,7 @@ from celery_delayq.schedule.moves import Policy
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.transport import Connector, Transport
+from celery_delayq.transport.producer import Producer
 
 
 def planner_loop(app: Any, *, on_sent: Callable[[Definition], None] = lambda definition: None) -> PlannerLoop:
@@ -44,7 +45,7 @@ def planner_loop(app: Any, *, on_sent: Callable[[Definition], None] = lambda def
 
     @contextmanager
     def connect() -> Iterator[tuple[ScheduleStore, Planner]]:
-        with connector.channel() as channel, app.amqp.Producer(channel, auto_declare=False) as producer:
+        with connector.channel() as channel, Producer(channel, auto_declare=False) as producer:
             store = store_of(channel)
 
             def build_message(definition: Definition, at_ms: int, jitter_ms: int, lateness_s: float) -> Occurrence:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 #: The variants that most scenarios compare.
 STOCK, OURS = "stock", "delayq"
@@ -67,6 +68,15 @@ class Figure:
         ratios = [value / other for value, other in pairs if other]
         return median(ratios) if ratios else None
 
+    def bound(self) -> float | None:
+        """Return the target in the unit of the samples; None if there is none, or no baseline for it."""
+        if self.target is None:
+            return None
+        if not self.target.ratio:
+            return self.target.limit
+        base = self.samples.get(self.baseline)
+        return self.target.limit * median(base) if base else None
+
     def is_reached(self) -> bool | None:
         """Return whether `OURS` reaches the target; None if there is none."""
         if self.target is None or not self.samples.get(OURS):
@@ -75,9 +85,9 @@ class Figure:
         return None if value is None else self.target.is_reached(value)
 
 
-def in_turns(rounds: int, variants: dict[str, Callable[[], T]]) -> dict[str, list[T]]:
+def in_turns(rounds: int, variants: Mapping[V, Callable[[], T]]) -> dict[V, list[T]]:
     """Call each variant once a round, the order reversed every other round; return all results by variant."""
-    results: dict[str, list[T]] = {name: [] for name in variants}
+    results: dict[V, list[T]] = {name: [] for name in variants}
     for turn in range(rounds):
         for name in list(variants)[:: -1 if turn % 2 else 1]:
             results[name].append(variants[name]())

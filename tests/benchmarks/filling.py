@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from itertools import repeat
+from functools import cache
+from pathlib import Path
 
 from celery_delayq import DelayedQueue, scripts
 from tests.benchmarks.scale import SEED
@@ -11,31 +12,63 @@ from tests.benchmarks.scale import SEED
 #: Size of a payload in bytes, that of a small Celery message.
 PAYLOAD_BYTES = 600
 
-_PER_PIPELINE = 1_000
+#: How due times are spread: at random, in the order of the offers, or not at all.
+RANDOM, ORDERED, INSTANT = "random", "ordered", "instant"
+
+_A_CALL = 1_000
 
 
-def fill(queue: DelayedQueue, count: int, *, first_due_ms: int, span_ms: int) -> None:
-    """Offer messages through `offer.lua`, with due times in random order.
+@cache
+def _fill() -> scripts.Script:
+    return scripts.script_of("fill", Path(__file__).with_name("fill.lua").read_text())
+
+
+class Filler:
+    """Fills a delayed queue, again and again if need be; no two messages have the same id.
 
     Args:
-        count: how many.
+        queue: the delayed queue.
         first_due_ms: the earliest due time, unix time in ms.
         span_ms: length of the time over which they are spread.
+        order: `RANDOM`, `ORDERED` or `INSTANT`.
+        payload_bytes: size of each payload.
     """
-    rng = random.Random(SEED)
-    payload = rng.randbytes(PAYLOAD_BYTES)
-    script = scripts.load("offer")
-    queue.client.script_load(script.text)
-    queue.register()
-    for start in range(0, count, _PER_PIPELINE):
-        pipeline = queue.client.pipeline(transaction=False)
-        for _ in repeat(None, min(_PER_PIPELINE, count - start)):
-            keys, args = scripts.offer_command(
-                queue.keys,
-                due_ms=first_due_ms + rng.randrange(span_ms),
-                message_key=rng.randbytes(16),
-                payload=payload,
-                mirrored=queue.mirror_list,
+
+    def __init__(
+        self,
+        queue: DelayedQueue,
+        *,
+        first_due_ms: int,
+        span_ms: int,
+        order: str = RANDOM,
+        payload_bytes: int = PAYLOAD_BYTES,
+    ) -> None:
+        self.queue = queue
+        self._first_due_ms = first_due_ms
+        self._span_ms = span_ms
+        self._order = order
+        self._payload = random.Random(SEED).randbytes(payload_bytes)
+        self._offered = 0
+
+    def make_instant(self) -> None:
+        """Make all that waits due at one instant, in 1970, and what is offered from here on, too."""
+        key = self.queue.keys.timeout_set
+        self.queue.client.zunionstore(key, {key: 0})
+        self._order, self._first_due_ms = INSTANT, 0
+
+    def fill_up_to(self, pending: int) -> None:
+        """Offer as many messages as it takes until so many wait."""
+        queue, script = self.queue, _fill()
+        queue.register()
+        first, missing = self._offered, pending - queue.size()
+        self._offered += missing
+        for start in range(first, first + missing, _A_CALL):
+            count = min(_A_CALL, first + missing - start)
+            script.run(
+                queue.client,
+                (queue.keys.timeout_set, queue.keys.index, queue.keys.delay_list),
+                (
+                    *(start, count, self._first_due_ms, self._span_ms, self._order, pending),
+                    *(self._payload, int(queue.mirror_list), queue.keys.channel),
+                ),
             )
-            pipeline.evalsha(script.sha, len(keys), *keys, *args)
-        pipeline.execute()

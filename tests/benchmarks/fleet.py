@@ -1,130 +1,137 @@
-"""Fleet: how many Redis commands a delayed message costs, with one transfer loop and with many."""
+"""Fleet: what transfer loops send, with one loop and with many, and what it costs when the punctual one is killed."""
 
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections import Counter
-from typing import Any
-
-import redis
+from dataclasses import dataclass
 
 from celery_delayq import DelayedQueue
-from celery_delayq.scripts import Transferred
-from celery_delayq.transfer import TransferLoop
 from examples.private_redis import PrivateRedis
-from tests.benchmarks.figures import OURS, Target
+from tests.benchmarks.figures import OURS, Target, percentile
 from tests.benchmarks.filling import PAYLOAD_BYTES
+from tests.benchmarks.loops import Fleet, LoneLoop
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import SEED, Scale
 from tests.support import wait_until
 
-#: The messages become due over this time: several periodic looks (5 s) long.
-_SPAN_S = 20.0
 _FIRST_DUE_S = 2.0
 
-#: What a periodic look begins with: the registry of queues is read.
-_LOOK = "SMEMBERS"
-_SCRIPT = ("EVALSHA", "EVAL")
+#: Around the death of the punctual loop: this often a message is due, so long before and so long after.
+_EVERY_MS, _BEFORE_S, _AFTER_S = 5, 1.0, 1.0
 
+#: After so many seconds all loops have begun what they do periodically.
+_SETTLED_S = 3.0
 
-class _Counter:
-    """Counts the commands that all loops send; safe in any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.by_loop: dict[str, Counter[str]] = {}
-
-    def count(self, loop: str, kind: str) -> None:
-        with self._lock:
-            self.by_loop.setdefault(loop, Counter())[kind] += 1
-
-    def total(self, kind: str) -> int:
-        return sum(counted[kind] for counted in self.by_loop.values())
-
-
-class _CountingRedis(redis.Redis):
-    """The client of one loop; it tells commands of a periodic look from those that messages cause.
-
-    A look reads the registry, and perhaps asks whether there is something; with one queue, the script call after
-    that belongs to it.
-    """
-
-    def __init__(self, counter: _Counter, loop: str, port: int) -> None:
-        super().__init__(host="127.0.0.1", port=port)
-        self._counter = counter
-        self._loop = loop
-        self._looking = False
-
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        self._looking = self._looking or args[0] == _LOOK
-        self._counter.count(self._loop, "look" if self._looking else "message")
-        if args[0] in _SCRIPT:
-            self._looking = False
-        return super().execute_command(*args, **options)
+_SINGLE = f"{OURS}, 1 loop"
 
 
 def run(scale: Scale) -> Report:
-    report = Report(f"fleet: commands that transfer loops send for messages due over {_SPAN_S:g} s")
-    single, fleet = f"{OURS}, 1 loop", OURS
-    for count in scale.fleet_messages:
-        caused = report.figure(
-            f"{count:,} messages: a message",
-            "commands",
-            baseline=single,
-            target=Target(1.2, ratio=True),
-        )
-        looks = report.figure(f"{count:,} messages: periodic looks, a loop", "commands/s", baseline=single)
-        for variant, loops in ((single, 1), (fleet, scale.loops)):
-            counter, seconds = _measure(loops, count)
-            caused.add(variant, counter.total("message") / count)
-            looks.add(variant, counter.total("look") / loops / seconds)
-    report.notes.append(
-        f"{fleet}: {scale.loops} loops, of which one is punctual. Counted where they are sent; the commands "
-        "of subscriptions (one PING a loop in 5 s at most) are not."
-    )
+    report = Report(f"fleet: commands that transfer loops send for messages due over {scale.fleet_s:g} s")
+    one, *many = scale.loops
+    found = {loops: _loops(loops, scale) for loops in scale.loops}
+    for loops in many:
+        for count in scale.fleet_messages:
+            name = f"{loops} loops, {count:,} messages"
+            caused = report.figure(f"{name}: a message", "commands", baseline=_SINGLE, target=Target(1.2, ratio=True))
+            looks = report.figure(f"{name}: periodic looks, a loop", "commands/s", baseline=_SINGLE)
+            for variant, size in ((_SINGLE, one), (OURS, loops)):
+                a_message, a_second = found[size].transferring[count]
+                caused.add(variant, a_message)
+                looks.add(variant, a_second)
+    for loops in scale.loops:
+        report.figure(f"{loops} loops, idle: all of them", "commands/s").add(OURS, found[loops].idle)
+    for loops in many:
+        late = _takeover(loops)
+        for words, percent in {"p50": 50, "p99": 99, "max": 100}.items():
+            figure = report.figure(f"{loops} loops, the punctual one is killed: lateness {words}", "ms")
+            figure.add(OURS, percentile(late, percent))
+    report.notes += [
+        "Loops are threads of one process, without Celery around them; one of them is punctual. Commands are counted "
+        "where they are sent; those of subscriptions (one PING a loop in 5 s at most) are not.",
+        f"Killed: the punctual loop is a process that gets SIGKILL; lateness is that of the messages due within "
+        f"{_AFTER_S:g} s after it, from due time to a consumer that waits for them.",
+    ]
     return report
 
 
-def _measure(loops: int, count: int) -> tuple[_Counter, float]:
-    """Let loops transfer messages; return what they sent from the time all were connected, and how long that was."""
+@dataclass(frozen=True)
+class _Sent:
+    """What a fleet of one size sends.
+
+    Attributes:
+        idle: commands a second of all loops while nothing is due.
+        transferring: by number of messages: commands a message that messages cause, and commands a second and loop of
+            periodic looks.
+    """
+
+    idle: float
+    transferring: dict[int, tuple[float, float]]
+
+
+def _loops(loops: int, scale: Scale) -> _Sent:
+    with PrivateRedis() as server, server.client() as client:
+        queue = DelayedQueue(client, "celery")
+        queue.offer(bytes(PAYLOAD_BYTES), delay_s=3600)
+        with Fleet(server.port, loops) as fleet:
+            time.sleep(_SETTLED_S)
+            idle = _idle(fleet, scale.idle_s)
+            queue.offer(bytes(PAYLOAD_BYTES), delay_s=0)
+            wait_until(lambda: fleet.moved, "one of them is the punctual one")
+            counts = scale.fleet_messages
+            return _Sent(idle, {count: _transferring(queue, fleet, loops, count, scale.fleet_s) for count in counts})
+
+
+def _idle(fleet: Fleet, seconds: float) -> float:
+    fleet.forget()
+    time.sleep(seconds)
+    return (fleet.commands.total("look") + fleet.commands.total("message")) / seconds
+
+
+def _transferring(queue: DelayedQueue, fleet: Fleet, loops: int, count: int, span_s: float) -> tuple[float, float]:
     rng = random.Random(SEED)
-    counter = _Counter()
-    moved: Counter[str] = Counter()
+    fleet.forget()
+    begin = time.monotonic()
+    first_due_ms = int((time.time() + _FIRST_DUE_S) * 1000)
+    for _ in range(count):
+        due_ms = first_due_ms + rng.randrange(int(span_s * 1000))
+        queue.offer(bytes(PAYLOAD_BYTES), due_ms=due_ms)
+    wait_until(lambda: fleet.moved == count, "all are moved", _FIRST_DUE_S + span_s + 10)
+    seconds, commands = time.monotonic() - begin, fleet.commands
+    return commands.total("message") / count, commands.total("look") / loops / seconds
+
+
+def _takeover(loops: int) -> list[float]:
+    """Kill the punctual one of some loops; return how late in ms each message was that was due soon after."""
     with PrivateRedis() as server, server.client() as client:
         queue = DelayedQueue(client, "celery")
         queue.register()
-        started: set[str] = set()
+        with LoneLoop(server.port) as punctual:
+            wait_until(lambda: _is_punctual(queue, punctual), "it is the punctual one")
+            with Fleet(server.port, loops - 1):
+                return _lateness_around_death(queue, punctual)
 
-        def on_pass(name: str, seen: Transferred) -> None:
-            started.add(name)
-            if seen.moved:
-                moved[name] += seen.moved
 
-        fleet = [
-            TransferLoop(
-                lambda name=name: _CountingRedis(counter, name, server.port),  # type: ignore[misc]
-                on_pass=lambda _, seen, name=name: on_pass(name, seen),  # type: ignore[misc]
-                id=name,
-            )
-            for name in (f"loop-{number}" for number in range(loops))
-        ]
-        for loop in fleet:
-            loop.start()
-        try:
-            wait_until(lambda: len(started) == loops, "all loops had a first look")
-            queue.offer(bytes(PAYLOAD_BYTES), delay_s=0)
-            wait_until(lambda: moved, "one of them is the punctual one")
-            moved.clear()
-            counter.by_loop.clear()
-            begin = time.monotonic()
-            first_due_ms = int((time.time() + _FIRST_DUE_S) * 1000)
-            for _ in range(count):
-                due_ms = first_due_ms + rng.randrange(int(_SPAN_S * 1000))
-                queue.offer(bytes(PAYLOAD_BYTES), due_ms=due_ms)
-            wait_until(lambda: sum(moved.values()) == count, "all are moved", _FIRST_DUE_S + _SPAN_S + 10)
-            return counter, time.monotonic() - begin
-        finally:
-            for loop in fleet:
-                loop.stop()
+def _is_punctual(queue: DelayedQueue, loop: LoneLoop) -> bool:
+    queue.offer(b"0", delay_s=0)
+    found = queue.client.get(queue.keys.transferrer)
+    return isinstance(found, bytes) and found.decode().endswith(f":{loop.id}")
+
+
+def _lateness_around_death(queue: DelayedQueue, punctual: LoneLoop) -> list[float]:
+    first_due_ms = int((time.time() + _FIRST_DUE_S) * 1000)
+    killed_at_ms = first_due_ms + _BEFORE_S * 1000
+    for due_ms in range(first_due_ms, int(killed_at_ms + _AFTER_S * 1000), _EVERY_MS):
+        queue.offer(str(due_ms).encode(), due_ms=due_ms)
+    late: list[float] = []
+    killed = False
+    while not killed or queue.size() or queue.client.llen(queue.name):
+        if not killed and time.time() * 1000 >= killed_at_ms:
+            punctual.kill()
+            killed = True
+        taken = queue.client.brpop([queue.name], timeout=0.05)
+        if taken:
+            due_ms = int(taken[1])
+            if due_ms >= killed_at_ms:
+                late.append(time.time() * 1000 - due_ms)
+    return late

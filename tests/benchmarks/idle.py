@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.figures import OURS, STOCK, Target
@@ -19,43 +21,53 @@ _SETTLED_S = 3.0
 
 def run(scale: Scale) -> Report:
     report = Report(f"idle: what workers with one queue send to Redis in {scale.idle_s:g} s")
-    for workers in (1, 4):
-        rate = report.figure(
-            f"{workers} workers: commands of each" if workers > 1 else "a worker alone: commands",
-            "commands/s",
-            target=Target(1.5) if workers == 1 else None,
-        )
-        for variant in (STOCK, OURS):
-            sent = _sent(variant, workers, scale.idle_s)
-            rate.add(variant, sum(sent.values()) / workers / scale.idle_s)
-            names = ", ".join(f"{name} {count}" for name, count in sent.most_common(6))
-            report.notes.append(f"{variant}, {workers}: {names}")
+    with ExitStack() as stack:
+        servers = {variant: stack.enter_context(PrivateRedis()) for variant in (STOCK, OURS)}
+        running = 0
+        for workers in scale.idle_workers:
+            _start(stack, servers, workers - running)
+            running = workers
+            time.sleep(_SETTLED_S)
+            _watch(report, servers, workers, scale.idle_s)
     return report
 
 
-def _sent(variant: str, workers: int, seconds: float) -> Counter[str]:
-    """Return how often which command came from a client."""
-    with PrivateRedis() as server:
-        broker = broker_url(variant, server.port)
-        running = [
-            Worker(broker=broker, ledger="/dev/null", app="tests.benchmarks.shop", pool="prefork")
-            for _ in range(workers)
-        ]
-        try:
-            for worker in running:
-                worker.start()
-            for worker in running:
-                worker.wait_until_ready()
-            time.sleep(_SETTLED_S)
-            return _monitor(server, seconds)
-        finally:
-            for worker in running:
-                worker.__exit__()
+def _start(stack: ExitStack, servers: dict[str, PrivateRedis], workers: int) -> None:
+    """Start so many more workers of each variant."""
+    started = [
+        Worker(broker=broker_url(name, server.port), ledger="/dev/null", app="tests.benchmarks.shop", pool="prefork")
+        for name, server in servers.items()
+        for _ in range(workers)
+    ]
+    for worker in started:
+        stack.push(worker)
+        worker.start()
+        stack.callback(worker.kill)  # to end well takes each of them seconds
+    for worker in started:
+        worker.wait_until_ready()
 
 
-def _monitor(server: PrivateRedis, seconds: float) -> Counter[str]:
+def _watch(report: Report, servers: dict[str, PrivateRedis], workers: int, seconds: float) -> None:
+    """Count commands and connections, on all servers at the same time."""
+    rate = report.figure(
+        f"{workers} workers: commands of each" if workers > 1 else "a worker alone: commands",
+        "commands/s",
+        target=Target(1.5) if workers == 1 else None,
+    )
+    each = report.figure(f"{workers} workers: connections of each" if workers > 1 else "its connections", "")
+    with ThreadPoolExecutor() as threads:
+        counts = threads.map(lambda server: _monitor(server, seconds), servers.values())
+        for variant, (sent, connections) in zip(servers, counts, strict=True):
+            rate.add(variant, sum(sent.values()) / workers / seconds)
+            each.add(variant, connections / workers)
+            names = ", ".join(f"{name} {count}" for name, count in sent.most_common(6))
+            report.notes.append(f"{variant}, {workers}: {names}")
+
+
+def _monitor(server: PrivateRedis, seconds: float) -> tuple[Counter[str], int]:
     sent: Counter[str] = Counter()
     with server.client() as client, client.monitor() as monitor:
+        connections = len(client.client_list()) - len((client, monitor))
         stop = threading.Timer(seconds, lambda: server.client().set("stop", 1))
         stop.start()
         for command in monitor.listen():
@@ -65,4 +77,4 @@ def _monitor(server: PrivateRedis, seconds: float) -> Counter[str]:
             if command["client_type"] != "lua" and name not in ("HELLO", "CLIENT"):  # the monitor's own
                 sent[name] += 1
         stop.join()
-    return sent
+    return sent, connections

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import redis
 
 from celery_delayq import DelayedQueue
 from examples.private_redis import PrivateRedis
+from tests.benchmarks.copies import Copier
 from tests.benchmarks.figures import OURS, STOCK, Target
-from tests.benchmarks.filling import PAYLOAD_BYTES, fill
+from tests.benchmarks.filling import PAYLOAD_BYTES, Filler
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import Scale
-from tests.benchmarks.worker import BenchWorker
+from tests.benchmarks.usage import server_bytes
+from tests.benchmarks.worker import BenchWorker, worker_pair
 from tests.support import wait_until
 
-_DAY_MS = 86_400_000
+_DAY_S = 86_400
+_PAYLOADS = (200, PAYLOAD_BYTES, 10_000)
 _MIRRORED = "with Redisson's mirror list"
 
 #: Two samples of a worker's memory this far apart tell whether it still grows, in seconds.
@@ -24,60 +26,74 @@ _SETTLED_AFTER_S = 6.0
 
 
 def run(scale: Scale) -> Report:
-    report = Report(f"memory: pending messages with payloads of {PAYLOAD_BYTES} bytes")
-    for pending in scale.pending[1:]:
-        figure = report.figure(f"Redis, {pending:,} pending", "times the payload", target=Target(1.6))
-        figure.add(OURS, _server_bytes(pending, mirrored=False) / pending / PAYLOAD_BYTES)
-        if pending <= scale.mirrored_up_to:
-            mirrored = _server_bytes(pending, mirrored=True)
-            figure.add(_MIRRORED, mirrored / pending / PAYLOAD_BYTES)
+    report = Report(f"memory: what {scale.memory_pending:,} pending messages cost, a message")
+    for payload_bytes in _PAYLOADS:
+        used = report.figure(f"Redis, payload of {payload_bytes:,} bytes", "bytes")
+        times = report.figure(
+            f"Redis, payload of {payload_bytes:,} bytes",
+            "times the payload",
+            target=Target(1.6) if payload_bytes == PAYLOAD_BYTES else None,
+        )
+        variants = {OURS: False, _MIRRORED: True} if payload_bytes == PAYLOAD_BYTES else {OURS: False}
+        for variant, mirrored in variants.items():
+            a_message = _server_bytes(scale.memory_pending, payload_bytes, mirrored=mirrored) / scale.memory_pending
+            used.add(variant, a_message)
+            times.add(variant, a_message / payload_bytes)
     _worker_memory(report, scale)
     report.notes.append("Worker: resident memory of the main process after a warm-up, which is what receives messages.")
     return report
 
 
-def _server_bytes(pending: int, *, mirrored: bool) -> int:
+def _server_bytes(pending: int, payload_bytes: int, *, mirrored: bool) -> int:
     with PrivateRedis() as server, server.client() as client:
         queue = DelayedQueue(client, "celery", mirror_list=mirrored)
-        fill(queue, 1, first_due_ms=_far_away_ms(), span_ms=_DAY_MS)  # scripts and buffers
-        before = _used(client)
-        fill(queue, pending, first_due_ms=_far_away_ms(), span_ms=_DAY_MS)
-        return _used(client) - before
+        filler = _filler(queue, payload_bytes)
+        filler.fill_up_to(1)  # scripts and buffers
+        before = server_bytes(client)
+        filler.fill_up_to(1 + pending)
+        return server_bytes(client) - before
 
 
 def _worker_memory(report: Report, scale: Scale) -> None:
-    most = max(scale.pending)
+    task = report.figure(f"Redis, a small task, {scale.stock_pending:,} pending", "bytes")
+    million = report.figure(
+        f"Redis, payload of {PAYLOAD_BYTES} bytes, {scale.worker_pending:,} pending",
+        "times the payload",
+        target=Target(1.6),
+    )
     grown = report.figure("worker, growth by pending messages", "MiB", target=Target(1.0))
     total = report.figure("worker, with them", "MiB")
-    with PrivateRedis() as server, server.client() as client:
-        with BenchWorker(OURS, server.port) as worker:
-            empty = _settled(worker)
-            fill(DelayedQueue(client, "celery"), most, first_due_ms=_far_away_ms(), span_ms=_DAY_MS)
-            full = _settled(worker)
-        grown.add(OURS, (full - empty) / 2**20)
-        total.add(OURS, full / 2**20)
-        client.flushall()
-        with BenchWorker(STOCK, server.port) as worker:
-            empty = _settled(worker)
-            for number in range(scale.stock_pending):
-                worker.publish(number, countdown_s=86_400)
-            wait_until(lambda: client.hlen("unacked") >= scale.stock_pending, "the worker has all", 120)
-            full = _settled(worker)
-        grown.add(STOCK, (full - empty) / 2**20)
-        total.add(STOCK, full / 2**20)
-    report.notes.append(f"Pending are {most:,} messages with {OURS}, and {scale.stock_pending:,} with {STOCK}.")
+    with worker_pair() as workers:
+        empty = _settled(workers)
+        for variant, worker in workers.items():
+            before = server_bytes(worker.client)
+            Copier(worker.app, worker.client).publish(range(scale.stock_pending), time.time() + _DAY_S)
+            if variant == STOCK:
+                wait_until(lambda: workers[STOCK].client.hlen("unacked") >= scale.stock_pending, "it has all", 180)
+            task.add(variant, (server_bytes(worker.client) - before) / scale.stock_pending)
+        million.add(OURS, _fill(workers[OURS].client, scale.worker_pending) / PAYLOAD_BYTES)
+        for variant, full in _settled(workers).items():
+            grown.add(variant, (full - empty[variant]) / 2**20)
+            total.add(variant, full / 2**20)
+    report.notes.append(
+        f"Worker: with {scale.worker_pending:,} pending messages ({OURS}), with {scale.stock_pending:,} ({STOCK})."
+    )
 
 
-def _settled(worker: BenchWorker) -> int:
-    """Return the worker's memory in bytes after it had time for a look at its queues."""
+def _fill(client: redis.Redis, pending: int) -> float:
+    """Offer messages until so many wait; return how many bytes each of them took."""
+    queue, before = DelayedQueue(client, "celery"), server_bytes(client)
+    missing = pending - queue.size()
+    _filler(queue, PAYLOAD_BYTES).fill_up_to(pending)
+    return (server_bytes(client) - before) / missing
+
+
+def _settled(workers: dict[str, BenchWorker]) -> dict[str, int]:
+    """Return the memory of workers in bytes after they had time for a look at their queues."""
     time.sleep(_SETTLED_AFTER_S)
-    return worker.memory_bytes()
+    return {variant: worker.memory_bytes() for variant, worker in workers.items()}
 
 
-def _far_away_ms() -> int:
-    return int(time.time() * 1000) + 30 * _DAY_MS
-
-
-def _used(client: redis.Redis) -> int:
-    information: Any = client.info("memory")
-    return int(information["used_memory"])
+def _filler(queue: DelayedQueue, payload_bytes: int) -> Filler:
+    far_away_ms = int(time.time() + 30 * _DAY_S) * 1000
+    return Filler(queue, first_due_ms=far_away_ms, span_ms=_DAY_S * 1000, payload_bytes=payload_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.benchmarks.figures import OURS, Figure
+from tests.benchmarks.numbers import shown
+
+#: Whose versions are shown, if they are installed.
+_PACKAGES = ("celery", "kombu", "redis", "celery-delayq", "celery-redbeat")
+
+#: Of the columns of a table.
+HEADINGS = ("figure", "variant", "median", "min", "max", "ratio", "target", "reached")
 
 
 @dataclass
@@ -36,21 +43,25 @@ class Report:
         self.figures.append(Figure(name, unit, **options))
         return self.figures[-1]
 
-    def show(self, console: Console) -> None:
-        """Print a table: medians, the spread behind them, the ratio to the baseline, the target."""
+    def show(self, console: Console, seconds: float) -> None:
+        """Print a table: medians, the spread behind them, the ratio to the baseline, the target; and what it took."""
         table = Table(title=self.title, title_justify="left", title_style="bold", caption_justify="left")
         table.caption = "\n".join(self.notes)
-        for heading in ("figure", "variant"):
+        left, right = HEADINGS[:2], HEADINGS[2:-1]
+        for heading in left:
             table.add_column(heading, overflow="fold")
-        for heading in ("median", "min", "max", "ratio", "target"):
+        for heading in right:
             table.add_column(heading, justify="right")
-        table.add_column("reached")
+        table.add_column(HEADINGS[-1])
         for figure in self.figures:
             for row, variant in enumerate(figure.samples):
-                name = f"{figure.name} [dim]({figure.unit})[/dim]" if row == 0 else ""
-                table.add_row(name, variant, *_cells(figure, variant))
+                unit = f" [dim]({figure.unit})[/dim]" if figure.unit else ""
+                name = f"{figure.name}{unit}" if row == 0 else ""
+                *cells, reached = cells_of(figure, variant)
+                table.add_row(name, variant, *cells, f"[red]{reached}[/red]" if reached == "no" else reached)
             table.add_section()
         console.print(table)
+        console.print(f"[dim]measured in {seconds:,.0f} s[/dim]")
         console.print()
 
     def as_json(self) -> dict[str, Any]:
@@ -77,31 +88,32 @@ class Report:
 def environment(client: redis.Redis) -> dict[str, str]:
     """Return the machine, and the versions of all that takes part."""
     server: Any = client.info("server")
-    packages = ("celery", "kombu", "redis", "celery-delayq")
     return {
         "machine": f"{os.cpu_count()} cores, {_cpu_model()}, {platform.system()} {platform.release()}",
         "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),
         "python": platform.python_version(),
         "server": f"{server.get('server_name', 'redis')} {server['redis_version']}",
-        **{name: version(name) for name in packages},
+        **{name: found for name in _PACKAGES if (found := _version(name))},
     }
 
 
-def _cells(figure: Figure, variant: str) -> list[str]:
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def cells_of(figure: Figure, variant: str) -> list[str]:
+    """Return what stands in the row of a variant, from the third of `HEADINGS` on."""
     values = figure.samples[variant]
     ratio = figure.ratio(variant)
-    cells = [_number(median(values)), _number(min(values)), _number(max(values))]
-    cells.append("" if ratio is None else _number(ratio) if ratio >= 0.1 else f"{ratio:.1g}")
+    cells = [shown(median(values)), shown(min(values)), shown(max(values))]
+    cells.append("" if ratio is None else shown(ratio))
     if variant == OURS and figure.target:
         reached = figure.is_reached()
-        return [*cells, str(figure.target), "yes" if reached else "[red]no[/red]"]
+        return [*cells, str(figure.target), "yes" if reached else "no"]
     return [*cells, "", ""]
-
-
-def _number(value: float) -> str:
-    if value == int(value) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
 def _cpu_model() -> str:

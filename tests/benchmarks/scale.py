@@ -13,65 +13,134 @@ class Scale:
     """The sizes of all scenarios.
 
     Attributes:
-        rounds: turns of what takes seconds.
+        rounds: turns of random countdowns.
         tasks: tasks a turn whose lateness is measured.
         longest_countdown_s: of those tasks.
+        steady_s: how long tasks are due at a constant rate, in seconds.
+        steady_rate: how many of them a second.
+        beyond_s: countdowns just above so many seconds.
+        burst: tasks that are due at one instant.
+        immediate_burst: immediate tasks that they are compared with.
+        stock_burst: both for stock, whose worker holds all of them in memory, and fetches them first.
         publish_rounds: turns of publishing.
         publish_calls: calls a turn.
-        pending: numbers of pending messages at which transferring and memory are measured.
+        pending: numbers of pending messages at which transferring is measured.
         mirrored_up_to: of those, the largest at which Redisson's mirror list is measured; filling and draining
             it takes time in proportion to its square.
         transfer_rounds: turns of transferring.
+        memory_pending: number of pending messages at which the server's memory is measured.
+        worker_pending: number of pending messages at which the worker's memory is measured.
         stock_pending: tasks that a stock worker has to hold.
-        loops: size of the fleet.
-        fleet_messages: numbers of messages that the fleet transfers in 20 s.
-        backlog: immediate tasks that a worker finds.
+        loops: sizes of the fleet; the first is what the others are compared with.
+        fleet_messages: numbers of messages that the fleet transfers.
+        fleet_s: the messages become due over this time, in seconds: several periodic looks (5 s) long.
+        backlog: immediate tasks that a worker finds, in all turns together.
+        backlog_turns: turns.
+        limit_rounds: turns of redis-benchmark.
+        limit_calls: its calls a turn; five times as many in pipelines.
+        idle_workers: numbers of idle workers.
         idle_s: how long idle workers are watched, in seconds.
+        entries: periodic entries with which a planner starts.
+        peer_entries: the same for the peer, which takes its time for each.
+        storm: periodic entries that are due at one full minute.
+        storms_together: whether the storms of all variants are awaited at the same full minute, which saves minutes
+            and distorts what is measured.
     """
 
     rounds: int
     tasks: int
     longest_countdown_s: float
+    steady_s: float
+    steady_rate: int
+    beyond_s: float
+    burst: int
+    immediate_burst: int
+    stock_burst: int
     publish_rounds: int
     publish_calls: int
     pending: tuple[int, ...]
     mirrored_up_to: int
     transfer_rounds: int
+    memory_pending: int
+    worker_pending: int
     stock_pending: int
-    loops: int
+    loops: tuple[int, ...]
     fleet_messages: tuple[int, ...]
+    fleet_s: float
     backlog: int
+    backlog_turns: int
+    limit_rounds: int
+    limit_calls: int
+    idle_workers: tuple[int, ...]
     idle_s: float
+    entries: int
+    peer_entries: int
+    storm: int
+    storms_together: bool
 
 
 FULL = Scale(
-    rounds=3,
+    rounds=2,
     tasks=2_500,
     longest_countdown_s=12.0,
-    publish_rounds=40,
+    steady_s=60.0,
+    steady_rate=1_000,
+    beyond_s=60.0,
+    burst=100_000,
+    immediate_burst=20_000,
+    stock_burst=5_000,
+    publish_rounds=10,
     publish_calls=200,
-    pending=(10_000, 100_000, 1_000_000),
+    pending=(1_000, 100_000, 1_000_000, 3_000_000),
     mirrored_up_to=100_000,
-    transfer_rounds=20,
-    stock_pending=10_000,
-    loops=20,
-    fleet_messages=(20, 200, 2_000),
+    transfer_rounds=10,
+    memory_pending=100_000,
+    worker_pending=1_000_000,
+    stock_pending=5_000,
+    loops=(1, 20, 100),
+    fleet_messages=(20, 2_000),
+    fleet_s=6.0,
     backlog=20_000,
-    idle_s=30.0,
+    backlog_turns=4,
+    limit_rounds=2,
+    limit_calls=10_000,
+    idle_workers=(1, 4),
+    idle_s=10.0,
+    entries=100_000,
+    peer_entries=2_000,
+    storm=5_000,
+    storms_together=False,
 )
 
 QUICK = Scale(
     rounds=1,
-    tasks=300,
-    longest_countdown_s=3.0,
+    tasks=150,
+    longest_countdown_s=2.0,
+    steady_s=2.0,
+    steady_rate=200,
+    beyond_s=3.0,
+    burst=1_000,
+    immediate_burst=1_000,
+    stock_burst=500,
     publish_rounds=6,
     publish_calls=100,
-    pending=(2_000, 20_000),
+    pending=(1_000, 20_000),
     mirrored_up_to=20_000,
     transfer_rounds=3,
+    memory_pending=5_000,
+    worker_pending=20_000,
     stock_pending=1_000,
-    loops=5,
+    loops=(1, 5),
     fleet_messages=(200,),
-    backlog=2_000,
-    idle_s=10.0,
+    fleet_s=3.0,
+    backlog=1_000,
+    backlog_turns=2,
+    limit_rounds=1,
+    limit_calls=2_000,
+    idle_workers=(1,),
+    idle_s=2.0,
+    entries=1_000,
+    peer_entries=500,
+    storm=200,
+    storms_together=True,
 )

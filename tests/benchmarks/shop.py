@@ -29,7 +29,7 @@ def make_app(broker: str, ledger: str | None = None) -> Celery:
     app = Celery("bench", broker=broker, set_as_current=False)
     app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=True)
     if broker.startswith("delayq"):
-        DelayQ(app)
+        app.delayq = DelayQ(app)
     # Opened before the pool forks: appending lines of this size is atomic.
     descriptor = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if ledger else -1
 
@@ -40,8 +40,13 @@ def make_app(broker: str, ledger: str | None = None) -> Celery:
         os.write(descriptor, f"{number} {now:.6f} {self.request.eta or '-'}\n".encode())
 
     @app.task(name="empty", lazy=False, shared=False)
-    def empty() -> None:
+    def empty(number: int = 0) -> None:
         """Do nothing."""
+
+    @app.task(name="busy", lazy=False, shared=False)
+    def busy(seconds: float) -> None:
+        """Keep the process busy."""
+        time.sleep(seconds)
 
     return app
 

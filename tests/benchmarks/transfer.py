@@ -3,145 +3,150 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
-
-import redis
 
 from celery_delayq import DelayedQueue
 from celery_delayq.delayed_queue import BATCH_SIZE
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.figures import OURS, Target, in_turns, percentile
-from tests.benchmarks.filling import PAYLOAD_BYTES, fill
+from tests.benchmarks.filling import INSTANT, ORDERED, PAYLOAD_BYTES, RANDOM, Filler
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import Scale
 
 _REDISSON = "Redisson's way"
 _MIRRORED = "with its mirror list"
 
-#: Of what is pending, the share that is transferred: the rest keeps the queue as large as it is said to be.
-_DRAINED = 0.3
+_ORDERS = {RANDOM: "random order", ORDERED: "in order", INSTANT: "due at one instant"}
+
+#: Of what is pending, the share that a turn moves at most: so the queue is as large as it is said to be.
+_SHARE_A_TURN = 0.3
 _CALLS_A_TURN = 40
 _MIRRORED_CALLS = 3
 _SPAN_MS = 5_000_000
 
 _PERCENTS = {"p50": 50, "p99": 99, "max": 100}
 
+#: Targets: at so many pending in random order the rate and p99 of a call; from the fewest to the most the growth.
+_AT, _RATE, _CALL_P99_MS, _GROWTH = 1_000_000, 150_000, 2.0, 0.7
+
 
 def run(scale: Scale) -> Report:
-    report = Report(
-        f"transfer: due messages of {PAYLOAD_BYTES} bytes in random order, {BATCH_SIZE} a call, on the server's side"
-    )
-    for pending in scale.pending:
-        at_scale = pending == max(scale.pending)
-        rate = report.figure(
-            f"{pending:,} pending: rate",
-            "messages/s",
+    report = Report(f"transfer: due messages of {PAYLOAD_BYTES} bytes, {BATCH_SIZE} a call, on the server's side")
+    fewest, most = min(scale.pending), max(scale.pending)
+    rates: dict[str, dict[int, dict[str, list[float]]]] = {order: {} for order in _ORDERS}
+    with _filled(INSTANT) as filler:
+        rates[INSTANT][fewest] = _measure(report, scale, filler, INSTANT, fewest)
+    with _filled(RANDOM) as at_random, _filled(ORDERED) as in_order:
+        for pending in scale.pending[:-1]:
+            rates[RANDOM][pending] = _measure(report, scale, at_random, RANDOM, pending)
+        rates[ORDERED][fewest] = _measure(report, scale, in_order, ORDERED, fewest)
+        with ThreadPoolExecutor() as threads:  # takes minutes: at the same time
+            list(threads.map(lambda filler: filler.fill_up_to(most), (at_random, in_order)))
+        rates[RANDOM][most] = _measure(report, scale, at_random, RANDOM, most)
+        rates[ORDERED][most] = _measure(report, scale, in_order, ORDERED, most)
+        in_order.make_instant()
+        rates[INSTANT][most] = _measure(report, scale, in_order, INSTANT, most)
+    for order, words in _ORDERS.items():
+        growth = report.figure(
+            f"{words}: rate at {most:,} pending to that at {fewest:,}",
+            "times",
             baseline=_REDISSON,
-            target=Target(150_000, at_most=False) if at_scale else None,
+            target=Target(_GROWTH, at_most=False),
         )
-        a_call = {
-            name: report.figure(
-                f"{pending:,} pending: a call, {name}",
-                "ms",
-                baseline=_REDISSON,
-                target=Target(2.0) if at_scale and name == "p99" else None,
-            )
-            for name in _PERCENTS
-        }
-        for variant, caller in _measure(pending, scale).items():
-            rate.samples[variant] = caller.rates
-            for name, value in caller.call_ms().items():
-                a_call[name].add(variant, value)
+        for variant in (_REDISSON, OURS):
+            few, many = (median(rates[order][pending][variant]) for pending in (fewest, most))
+            growth.add(variant, many / few)
     report.notes += [
         f"{_REDISSON}: the commands of Redisson's script but for its mirror list, on the same delayed "
         "queue in turns; it keeps no index for cancelling.",
+        f"{_MIRRORED}: of all orders the slowest is random; up to {scale.mirrored_up_to:,} pending only, since its "
+        "cost grows with the number.",
         "The server's time includes that in which another process had its core.",
     ]
     return report
 
 
+def _measure(report: Report, scale: Scale, filler: Filler, order: str, pending: int) -> dict[str, list[float]]:
+    """Measure at one size; return the rates by variant."""
+    is_bound = order == RANDOM and pending == min(_AT, max(scale.pending))
+    name = f"{_ORDERS[order]}, {pending:,} pending"
+    target = Target(_RATE, at_most=False) if is_bound else None
+    rate = report.figure(f"{name}: rate", "messages/s", baseline=_REDISSON, target=target)
+    callers = {_REDISSON: _redissons_way(filler.queue), OURS: _ours(filler.queue)}
+    turns = {variant: partial(_turn, caller, filler, pending) for variant, caller in callers.items()}
+    in_turns(1, turns)  # knows the scripts from here on
+    rate.samples = in_turns(scale.transfer_rounds, turns)
+    if order == RANDOM and pending <= scale.mirrored_up_to:
+        callers[_MIRRORED], sample = _mirrored(pending)
+        rate.add(_MIRRORED, sample)
+    for words, percent in _PERCENTS.items() if pending >= min(_AT, max(scale.pending)) else ():
+        target = Target(_CALL_P99_MS) if is_bound and words == "p99" else None
+        figure = report.figure(f"{name}: a call, {words}", "ms", baseline=_REDISSON, target=target)
+        for variant, caller in callers.items():
+            figure.add(variant, percentile(caller.calls_ms, percent))
+    return rate.samples
+
+
+@contextmanager
+def _filled(order: str) -> Iterator[Filler]:
+    """Give a delayed queue on a server of its own, and what fills it."""
+    # What is done to millions at once takes longer than redis-py waits.
+    with PrivateRedis() as server, server.client(socket_timeout=None) as client:
+        yield _filler(DelayedQueue(client, "celery"), order)
+
+
+def _mirrored(pending: int) -> tuple[_Caller, float]:
+    with PrivateRedis() as server, server.client() as client:
+        queue = DelayedQueue(client, "celery", mirror_list=True)
+        caller = _redissons_way(queue)
+        return caller, _turn(caller, _filler(queue, RANDOM), pending, _MIRRORED_CALLS)
+
+
+def _filler(queue: DelayedQueue, order: str) -> Filler:
+    return Filler(queue, first_due_ms=int(time.time() * 1000) - 2 * _SPAN_MS, span_ms=_SPAN_MS, order=order)
+
+
+def _turn(caller: _Caller, filler: Filler, pending: int, most_calls: int = _CALLS_A_TURN) -> float:
+    """Fill up, call some times, return messages a second of the server's time."""
+    queue = caller.queue
+    calls = min(most_calls, max(1, int(pending * _SHARE_A_TURN) // BATCH_SIZE))
+    filler.fill_up_to(pending)
+    queue.client.delete(queue.name)
+    used_ms = sum(caller.call() for _ in range(calls))
+    return int(queue.client.llen(queue.name)) / used_ms * 1000
+
+
 class _Caller:
-    """Runs one script, and knows what that cost the server.
+    """Runs one script, and knows what each call cost the server.
 
     Args:
-        call: one call of the script.
-        command: by which command it calls; each variant has its own, so that the server counts them apart.
+        queue: the delayed queue.
+        run: one call of the script.
+        command: by which command it calls.
     """
 
-    def __init__(self, queue: DelayedQueue, call: Callable[[], Any], command: str) -> None:
+    def __init__(self, queue: DelayedQueue, run: Callable[[], Any], command: str) -> None:
         self.queue = queue
-        self.call = call
-        self.command = command
-        self.rates: list[float] = []
-        self._seen_by_client_ms: list[float] = []
+        self.calls_ms: list[float] = []
+        self._run = run
+        self._command = command
 
-    def turn(self, calls: int) -> None:
-        """Call so many times, and take a sample of the rate."""
-        client = self.queue.client
+    def call(self) -> float:
+        """Call once; return the server's time in ms."""
         before_us = self._used_us()
-        for _ in range(calls):
-            start = time.perf_counter()
-            self.call()
-            self._seen_by_client_ms.append((time.perf_counter() - start) * 1000)
-        used_us = self._used_us() - before_us
-        self.rates.append(int(client.llen(self.queue.name)) / used_us * 1_000_000)
-        client.delete(self.queue.name)
-
-    def call_ms(self) -> dict[str, float]:
-        """Return percentiles of all calls: the server's, or the client's where the server is older than 7.0."""
-        known = self.latencies.get(f"latency_percentiles_usec_{self.command}")
-        if known:
-            return {name: known[f"p{percent}"] / 1000 for name, percent in _PERCENTS.items()}
-        seen = self._seen_by_client_ms
-        return {name: percentile(seen, percent) for name, percent in _PERCENTS.items()}
-
-    def finish(self) -> None:
-        """Ask the server for what it has measured, before it ends."""
-        self.latencies: dict[str, Any] = self.queue.client.info("latencystats")
+        self._run()
+        self.calls_ms.append((self._used_us() - before_us) / 1000)
+        return self.calls_ms[-1]
 
     def _used_us(self) -> int:
         known: Any = self.queue.client.info("commandstats")
-        return int(known.get(f"cmdstat_{self.command}", {}).get("usec", 0))
-
-
-def _measure(pending: int, scale: Scale) -> dict[str, _Caller]:
-    callers: dict[str, _Caller] = {}
-    with PrivateRedis() as server, server.client() as client:
-        queue = _filled(client, pending, mirrored=False)
-        callers = {_REDISSON: _redissons_way(queue), OURS: _ours(queue)}
-        most = int(pending * _DRAINED) // BATCH_SIZE // len(callers)
-        calls = min(_CALLS_A_TURN, max(1, most // 3))
-        in_turns(
-            min(scale.transfer_rounds, most // calls),
-            {
-                name: lambda caller=caller: caller.turn(calls)  # type: ignore[misc]
-                for name, caller in callers.items()
-            },
-        )
-        for caller in callers.values():
-            caller.finish()
-    if pending <= scale.mirrored_up_to:
-        with PrivateRedis() as server, server.client() as client:
-            caller = _redissons_way(_filled(client, pending, mirrored=True))
-            caller.turn(_MIRRORED_CALLS)
-            caller.finish()
-            callers[_MIRRORED] = caller
-    return callers
-
-
-def _filled(client: redis.Redis, pending: int, *, mirrored: bool) -> DelayedQueue:
-    queue = DelayedQueue(client, "celery", mirror_list=mirrored)
-    first_due_ms = int(time.time() * 1000) - 2 * _SPAN_MS
-    fill(queue, pending, first_due_ms=first_due_ms, span_ms=_SPAN_MS)
-    queue.transfer(1)  # knows the script from here on
-    client.delete(queue.name)
-    client.config_resetstat()
-    with suppress(redis.ResponseError):  # older than 7.0
-        client.config_set("latency-tracking-info-percentiles", "50 99 100")
-    return queue
+        return int(known.get(f"cmdstat_{self._command}", {}).get("usec", 0))
 
 
 def _ours(queue: DelayedQueue) -> _Caller:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import redis
 from celery import Celery
 
+from examples.private_redis import PrivateRedis
+from tests.benchmarks.figures import OURS, STOCK
 from tests.benchmarks.shop import broker_url, make_app
+from tests.benchmarks.usage import process_bytes
 from tests.support import wait_until
 from tests.workers import CeleryCommand
 
@@ -19,26 +26,33 @@ _WARM_UP = 40
 
 @dataclass(frozen=True)
 class Run:
-    """That a task ran: its number, and how late, in ms; 0 for one without an eta."""
+    """That a task ran: its number, when (unix time in s), and how late, in ms; 0 for one without an eta."""
 
     number: int
+    ran_at: float
     lateness_ms: float
 
 
 class BenchWorker(CeleryCommand):
-    """`celery worker -P prefork -c 2 -l WARNING`, the options that matter most at their defaults.
+    """`celery worker -P prefork -c 2 -l WARNING`, all other options at their defaults.
 
     Args:
         variant: `stock` or `delayq`.
         port: of the Redis server, whose database 0 is used.
+        pool: `prefork` or `solo`.
+
+    Attributes:
+        app: to publish with.
+        client: of the server.
     """
 
-    def __init__(self, variant: str, port: int) -> None:
+    def __init__(self, variant: str, port: int, pool: str = "prefork") -> None:
         broker = broker_url(variant, port)
         self._records = tempfile.TemporaryDirectory(prefix="delayq-bench-")
         self._ledger = Path(self._records.name, "ledger")
         self.app: Celery = make_app(broker)
-        options = ("-P", "prefork", "-c", "2", "-l", "WARNING", "-n", f"{variant}@%h")
+        self.client = redis.Redis(host="127.0.0.1", port=port)
+        options = ("-P", pool, "-c", "2", "-l", "WARNING", "-n", f"{variant}@%h")
         super().__init__("worker", *options, broker=broker, ledger=str(self._ledger), app="tests.benchmarks.shop")
 
     def __enter__(self) -> BenchWorker:
@@ -46,41 +60,53 @@ class BenchWorker(CeleryCommand):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.kill()  # all is measured, and to end well may take it half a minute
         super().__exit__(*exc_info)
         self.app.close()
+        self.client.close()
         self._records.cleanup()
 
     def wait_until_ready(self) -> None:
         """Run some tasks, half of them delayed."""
         for number in range(_WARM_UP):
-            self.publish(-1 - number, countdown_s=0.2 if number % 2 else 0)
-        wait_until(lambda: len(self.runs(measured=False)) >= _WARM_UP, "the warm-up has run", 60)
+            self.publish(number, countdown_s=0.2 if number % 2 else 0)
+        wait_until(lambda: self._ledger.exists() and self.count() >= _WARM_UP, "the warm-up has run", 60)
+        self.forget()
 
     def publish(self, number: int, countdown_s: float) -> None:
-        """Publish a task; negative numbers are not measured."""
+        """Publish a task."""
         self.app.tasks["note"].apply_async((number,), countdown=countdown_s)
 
-    def runs(self, *, measured: bool = True) -> list[Run]:
-        """Return what ran so far: what is measured, or the warm-up."""
-        if not self._ledger.exists():
-            return []
+    def forget(self) -> None:
+        """Forget what ran so far."""
+        os.truncate(self._ledger, 0)
+
+    def runs(self) -> list[Run]:
+        """Return what ran so far."""
         lines = [line.split() for line in self._ledger.read_text().splitlines()]
-        return [
-            Run(int(number), _lateness_ms(float(ran_at), eta))
-            for number, ran_at, eta in lines
-            if (int(number) >= 0) is measured
-        ]
+        return [Run(int(number), float(ran_at), _lateness_ms(float(ran_at), eta)) for number, ran_at, eta in lines]
 
     def count(self) -> int:
-        """Return how many lines the ledger has, the warm-up's included; cheaper than `runs`."""
+        """Return how many tasks ran so far; cheaper than `runs`."""
         return self._ledger.read_bytes().count(b"\n")
 
     def memory_bytes(self) -> int:
         """Return the resident memory of the main process, which is what receives messages."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-        raise RuntimeError("no VmRSS: the process has ended")
+        return process_bytes(self.pid)
+
+
+@contextmanager
+def worker_pair(pool: str = "prefork") -> Iterator[dict[str, BenchWorker]]:
+    """Give a worker of each variant, on servers of their own; the one that is not measured has nothing to do."""
+    with ExitStack() as stack:
+        servers = {variant: stack.enter_context(PrivateRedis()) for variant in (STOCK, OURS)}
+        workers = {name: BenchWorker(name, server.port, pool) for name, server in servers.items()}
+        for worker in workers.values():
+            stack.push(worker)
+            worker.start()
+        for worker in workers.values():
+            worker.wait_until_ready()
+        yield workers
 
 
 def _lateness_ms(ran_at: float, eta: str) -> float:

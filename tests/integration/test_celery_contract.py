@@ -13,10 +13,10 @@ from celery.backends.base import Backend
 from celery.events import EventDispatcher
 from celery.worker import control as worker_control
 from celery.worker.request import Request
-from kombu import Producer
+from kombu import Connection, Producer, Queue
 
-from celery_delayq import bulk
 from celery_delayq.control import BY_ID, BY_STAMPS
+from celery_delayq.transport import producer
 
 METHODS: dict[Any, dict[str, str]] = {
     Control: {
@@ -83,6 +83,20 @@ def test_the_commands_that_we_wrap_are_in_the_table_of_all_workers() -> None:
     assert panel.meta["scheduled"].alias == "dump_schedule"
 
 
-def test_the_producer_of_batches_overrides_what_kombu_calls() -> None:
+def test_our_producer_overrides_what_kombu_calls() -> None:
     assert "self.maybe_declare" in inspect.getsource(Producer._publish)
-    assert {"maybe_declare", "revive"} <= vars(bulk._Producer).keys()
+    assert {"maybe_declare", "revive"} <= vars(producer.Producer).keys()
+
+
+def test_our_producer_looks_once_at_each_queue_of_a_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Queue] = []
+    monkeypatch.setattr(Producer, "maybe_declare", lambda self, entity, retry=False, **policy: looked.append(entity))
+    with Connection("memory://") as connection:
+        made = producer.Producer(connection.default_channel, auto_declare=False)
+        one, other = Queue("one"), Queue("other")
+        for queue in (one, other, one, other):
+            made.maybe_declare(queue)
+        assert looked == [one, other]
+        made.revive(connection.channel())
+        made.maybe_declare(one)
+    assert looked == [one, other, one]
