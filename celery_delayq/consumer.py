@@ -111,7 +111,8 @@ class Consumer:
         #: Until when a blocking command that nobody listens to may still move a message, on the monotonic clock.
         self.haunted_until = 0.0
         self._ghosts: set[Identity | None] = set()
-        self._valid_until = 0.0
+        #: Until when its leases last for sure, on the monotonic clock.
+        self.lease_until = 0.0
         self._connection: FetchConnection | None = None
         self.connect = connect
         self._stack = ExitStack()
@@ -141,7 +142,7 @@ class Consumer:
         if not scripts.renew(self.client, queue_keys, consumer=self.id, lease_ms=self.lease_ms, join=True).renewed:
             self._lose()
         if not self.joined:
-            self._valid_until = sent + self.lease_s
+            self.lease_until = sent + self.lease_s
         self.joined[name] = queue_keys
 
     def part(self, name: str) -> None:
@@ -163,7 +164,7 @@ class Consumer:
             if not renewed.renewed and name in self.joined:
                 self._lose()
             seen.append((name, renewed))
-        self._valid_until = sent + self.lease_s
+        self.lease_until = sent + self.lease_s
         return seen
 
     def check(self) -> None:
@@ -174,7 +175,7 @@ class Consumer:
         """
         if self.is_lost:
             self._lose()
-        if self.joined and time.monotonic() > self._valid_until:
+        if self.joined and time.monotonic() > self.lease_until:
             self.renew()
 
     def _lose(self) -> NoReturn:

@@ -4,8 +4,8 @@ Stock Celery leaves such tasks to the visibility timeout, and runs them twice. H
 left to the pool: those that the pool has taken up stay in flight until they are acknowledged, over the next connection.
 
 Private of Celery (5.6 and 5.7), all in this module
-    `pool.apply_async`: a request calls it with `accept_callback=request.on_accepted`; the only place at which all pools
-        take a task up.
+    `pool.apply_async`: a request calls it with the function that runs its task, and with
+        `accept_callback=request.on_accepted`; the only place at which all pools take a task up.
     `AsynPool._cache`, `ApplyResult._write_to`, `_accept_callback`: the prefork pool keeps tasks for which no child
         process has room, and drops them when the connection is lost.
     `AsynPool.flush`: forgets tasks that were written to a child (5.7: and not yet begun; 5.6: all of them, if nothing
@@ -15,7 +15,9 @@ Private of Celery (5.6 and 5.7), all in this module
 
 from __future__ import annotations
 
+import math
 from functools import partial
+from itertools import count
 from typing import Any
 from weakref import WeakSet
 
@@ -23,10 +25,11 @@ from celery.concurrency.asynpool import AsynPool
 from celery.worker import state
 
 from celery_delayq.transport.channel import DelayedChannel
+from celery_delayq.verdicts import Job, Verdicts, share_verdicts
 
 
 class Handover:
-    """Keeps book of what a worker hands over to its pool. Belongs to the worker's main thread.
+    """Keeps book of what a worker hands over to its pool. Belongs to the worker's main thread, made before it forks.
 
     Args:
         pool: a Celery `TaskPool`, before its worker makes the tasks' strategies, which take `apply_async` from it.
@@ -39,18 +42,24 @@ class Handover:
         self._cancels_late = cancels_late
         #: A message lives for as long as somebody may still acknowledge it.
         self._messages: WeakSet[Any] = WeakSet()
+        self._verdicts = share_verdicts()
+        self._numbers = count(1)
         self._apply_async = pool.apply_async
         pool.apply_async = self._hand_over
 
-    def _hand_over(self, *args: Any, **options: Any) -> Any:
+    def _hand_over(self, target: Any, *args: Any, **options: Any) -> Any:
         message = _message_of(options.get("accept_callback"))
         if message is not None:
             if not _is_held(message):
                 return None
             self._messages.add(message)
-            if not isinstance(getattr(self._pool, "_pool", None), AsynPool):
-                options["accept_callback"] = _Begin(options["accept_callback"])
-        return self._apply_async(*args, **options)
+            on_accepted = options["accept_callback"]
+            if isinstance(getattr(self._pool, "_pool", None), AsynPool):
+                target = Job(target, next(self._numbers), _sure_until(message))
+                options["accept_callback"] = _BeginInChild(on_accepted, target, self._verdicts)
+            else:
+                options["accept_callback"] = _Begin(on_accepted)
+        return self._apply_async(target, *args, **options)
 
     def delivery_tags(self) -> set[str]:
         """Return the tags of messages that are to be left to the pool; none if the worker stops."""
@@ -100,11 +109,12 @@ class NotBegun(Exception):
 class _Begin:
     """`Request.on_accepted`, which refuses to begin what others have taken over since it was handed over.
 
-    Pools that run tasks in this process call it just before the task; that of prefork, when a child has begun.
+    Pools that run tasks in this process call it just before the task.
     """
 
     def __init__(self, on_accepted: Any) -> None:
         self._on_accepted = on_accepted
+        self.message = on_accepted.__self__.message
 
     def __call__(self, pid: int, time_accepted: float) -> None:
         """Accept the task.
@@ -112,12 +122,46 @@ class _Begin:
         Raises:
             NotBegun: the pool drops the task. What is not acknowledged is put back when the process ends.
         """
-        message = self._on_accepted.__self__.message
         if state.should_terminate not in (None, False):
-            raise NotBegun(f"task {message.headers.get('id')} is put back: the worker ends")
-        if not _is_held(message):
-            raise NotBegun(f"task {message.headers.get('id')} is not this worker's any more")
+            raise NotBegun(f"task {self.message.headers.get('id')} is put back: the worker ends")
+        if not _is_held(self.message):
+            raise NotBegun(f"task {self.message.headers.get('id')} is not this worker's any more")
         self._on_accepted(pid, time_accepted)
+
+
+class _BeginInChild:
+    """`Request.on_accepted` of the prefork pool, which calls it when a child has begun, or waits for the verdict.
+
+    Args:
+        on_accepted: the method.
+        job: what the child begins.
+        verdicts: where it looks.
+    """
+
+    def __init__(self, on_accepted: Any, job: Job, verdicts: Verdicts) -> None:
+        self._on_accepted = on_accepted
+        self._job = job
+        self._verdicts = verdicts
+        self.message = on_accepted.__self__.message
+
+    def __call__(self, pid: int, time_accepted: float) -> None:
+        """Accept the task, unless others have taken it over.
+
+        Args:
+            pid: of the child.
+            time_accepted: by its monotonic clock.
+        """
+        # What it began in time runs already.
+        may_begin = time_accepted <= self._job.sure_until or _is_held(self.message)
+        if may_begin:
+            self._on_accepted(pid, time_accepted)
+        self._verdicts.give(self._job.number, may_begin=may_begin)
+
+
+def _sure_until(message: Any) -> float:
+    """Return until when a message is this worker's for sure, on the monotonic clock."""
+    channel = message.channel
+    return channel.lease_until if isinstance(channel, DelayedChannel) else math.inf
 
 
 def _is_held(message: Any) -> bool:
@@ -127,7 +171,9 @@ def _is_held(message: Any) -> bool:
 
 
 def _message_of(accept_callback: Any) -> Any:
-    """Return the message of the request whose method this is, or None."""
+    """Return the message of the request whose method this is, itself or handed over; or None."""
+    if isinstance(accept_callback, _BeginInChild):
+        return accept_callback.message
     return getattr(getattr(accept_callback, "__self__", None), "message", None)
 
 

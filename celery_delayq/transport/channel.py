@@ -5,6 +5,7 @@ Messages with an eta in the future are offered to a delayed queue; tasks are fet
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from logging import getLogger
 from typing import Any
@@ -238,6 +239,11 @@ class DelayedChannel(kombu_redis.Channel):
     def is_held(self, delivery_tag: str) -> bool:
         """Return whether a message that was fetched is still this consumer's, see `Consumer.is_held`."""
         return self._consumer is None or self._consumer.is_held(delivery_tag)
+
+    @property
+    def lease_until(self) -> float:
+        """Until when what was fetched is this consumer's for sure, on the monotonic clock."""
+        return math.inf if self._consumer is None else self._consumer.lease_until
 
     def requeue(self, delivery_tag: str) -> None:
         """Put a message that was fetched to the back of its list."""

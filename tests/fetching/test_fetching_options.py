@@ -59,7 +59,7 @@ def test_ack_emulation_off_is_as_kombu_has_it(redis_server: PrivateRedis) -> Non
         assert not ours.client.exists("q", "unacked")
 
 
-@pytest.mark.skipif(not hasattr(StockChannel, "_get_queue_expire"), reason="this kombu knows no x-expires")
+@pytest.mark.skipif(not hasattr(StockChannel, "_get_queue_expire"), reason="x-expires came with kombu 5.7")
 @pytest.mark.parametrize("scheme", ["redis", "delayq"])
 def test_an_expiring_queue_lives_for_as_long_as_it_is_used(redis_server: PrivateRedis, scheme: str) -> None:
     expiring = queue("q", expires=100)

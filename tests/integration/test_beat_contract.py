@@ -65,6 +65,6 @@ def test_lazy_functions_are_called_by_beat() -> None:
     assert beat.BeatLazyFunc(int, "7")() == 7
 
 
-@pytest.mark.skipif(celery.VERSION < (5, 7), reason="5.6.0 does not yet; we do with each version")
+@pytest.mark.skipif(celery.VERSION < (5, 7), reason="Celery 5.6 does not mark the messages of its beat yet")
 def test_beat_marks_its_messages() -> None:
     assert "'celery_beat_task'] = True" in inspect.getsource(beat.Scheduler.apply_async)

@@ -161,9 +161,8 @@ class TestCounts:
     def test_the_punctual_worker_and_what_it_holds(
         self, app: Celery, waiting: DelayedQueue, broker_url: str, ledger_url: str
     ) -> None:
-        app.tasks["note"].apply_async(countdown=0.1)
+        app.tasks["work_late"].apply_async((60,), countdown=1)
         with Worker(broker=broker_url, ledger=ledger_url) as worker:
-            app.tasks["work_late"].apply_async((60,), countdown=0.1)
 
             def celery() -> Any:
                 return next(queue for queue in app.delayq.counts().queues if queue.queue == "celery")

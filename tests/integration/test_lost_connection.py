@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -13,6 +14,7 @@ from celery import Celery
 from tests.integration.long_tasks import in_flight, long_worker, open_gate, task_ids
 from tests.ledger import Ledger
 from tests.support import lasting_keys, wait_until
+from tests.workers import Worker
 
 #: So many messages the worker holds at least: Celery's prefetch multiplier; gevent's main greenlet waits for room.
 _HELD = {"prefork": 4, "threads": 4, "gevent": 1}
@@ -55,27 +57,69 @@ def test_every_task_runs_once_although_the_connection_was_lost_meanwhile(
     assert [key for key in lasting_keys(broker_client) if key.startswith("delayq:")] == []
 
 
+def give_to_a_suspended_child(app: Celery, worker: Worker, *, late: bool) -> tuple[int, list[str]]:
+    """Suspend the only child of a worker, and have a task written to it; returns its pid, and the task's id."""
+    (child,) = worker.session() - {worker.pid}
+    os.kill(child, signal.SIGSTOP)
+    ids = send(app, 1, late=late)
+    worker.wait_for_log(f"[{ids[0]}] received")
+    with app.connection() as connection:
+        answers = app.control.ping(timeout=10, limit=1, connection=connection)
+    assert answers, "the event loop has turned, so the task is written to the child"
+    return child, ids
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
 def test_a_task_that_its_child_process_has_not_read_yet_runs_once(
     app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, late: bool
 ) -> None:
     open_gate(ledger)
     with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1) as worker:
-        (child,) = worker.session() - {worker.pid}
-        os.kill(child, signal.SIGSTOP)
-        try:
-            ids = send(app, 1, late=late)
-            worker.wait_for_log(f"[{ids[0]}] received")
-            with app.connection() as connection:
-                answers = app.control.ping(timeout=10, limit=1, connection=connection)
-            assert answers, "the event loop has turned, so the task is written to the child"
-            cut(broker_client)
-            worker.wait_for_log("Connected to", times=2)
-            assert task_ids(broker_client) == []
-        finally:
-            os.kill(child, signal.SIGCONT)
+        child, ids = give_to_a_suspended_child(app, worker, late=late)
+        cut(broker_client)
+        worker.wait_for_log("Connected to", times=2)
+        assert task_ids(broker_client) == []
+        os.kill(child, signal.SIGCONT)
         wait_until(lambda: in_flight(broker_client) == 0, "it is acknowledged")
         assert taken_up(ledger, ids) == ids
+
+
+@pytest.mark.parametrize("first", ["parent", "child"])
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+def test_what_others_took_over_does_not_begin_in_a_child_that_was_given_it(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, late: bool, first: str
+) -> None:
+    open_gate(ledger)
+    transport = {"lease": 2}
+    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1, transport=transport) as worker:
+        child, ids = give_to_a_suspended_child(app, worker, late=late)
+        os.kill(worker.pid, signal.SIGSTOP)
+        with long_worker(broker=broker_url, ledger=ledger, transport=transport):
+            wait_until(lambda: taken_up(ledger, ids) == ids, "the other worker has run it", 30)
+        for pid in sorted([worker.pid, child], reverse=first == "child"):
+            os.kill(pid, signal.SIGCONT)
+        worker.wait_for_log("Connected to", times=2)
+        (last,) = send(app, 1, late=late)
+        wait_until(lambda: taken_up(ledger, [last]) == [last], "it goes on working", 30)
+        wait_until(lambda: in_flight(broker_client) == 0, "all is acknowledged")
+    assert taken_up(ledger, ids) == ids
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+def test_what_a_child_begins_late_runs_if_it_is_still_its_workers(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, late: bool
+) -> None:
+    open_gate(ledger)
+    transport = {"lease": 2}
+    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1, transport=transport) as worker:
+        child, ids = give_to_a_suspended_child(app, worker, late=late)
+        given_at = time.monotonic()
+        wait_until(lambda: time.monotonic() > given_at + 2.1, "the lease that it was given under is over")
+        os.kill(child, signal.SIGCONT)
+        wait_until(lambda: taken_up(ledger, ids), "it runs")
+        wait_until(lambda: in_flight(broker_client) == 0, "it is acknowledged")
+    assert taken_up(ledger, ids) == ids
+    assert task_ids(broker_client) == []
 
 
 def test_late_tasks_that_celery_cancels_run_again(

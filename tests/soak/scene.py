@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +156,6 @@ class Scene:
             yield
         finally:
             os.killpg(worker.pid, signal.SIGCONT)
-            self.harms[-1] = replace(self.harms[-1], resumed_s=time.time())
 
     def cut_off(self, worker: Worker) -> None:
         """Take down that a worker is cut off from now on, for longer than its lease."""

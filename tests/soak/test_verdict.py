@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.ledger import Execution
@@ -53,27 +51,6 @@ def test_a_task_that_was_interrupted_runs_again() -> None:
 def test_a_suspended_task_may_end_twice() -> None:
     verdict = verdict_on(Execution("t", VICTIM, 9.9, 15.0), AGAIN)
     assert (verdict.twice, verdict.unexplained) == ({"t"}, set())
-
-
-SUSPENDED = replace(HARM, resumed_s=15.0)
-
-
-def test_what_a_process_had_been_given_when_it_was_suspended_may_run_twice() -> None:
-    given = Execution("t", VICTIM, 15.01, 15.1)
-    booking = Booking("t", 9.0, True, "sure")
-    assert judge([booking], [AGAIN, given], [SUSPENDED]).unexplained == set()
-    assert judge([booking], [AGAIN, given], [HARM]).unexplained == {"t"}
-
-
-@pytest.mark.parametrize(
-    "before",
-    [[Execution("u", VICTIM, 15.005, 15.008)], []],
-    ids=["not the first", "not at once"],
-)
-def test_but_nothing_else_that_it_begins_afterwards(before: list[Execution]) -> None:
-    begun = Execution("t", VICTIM, 15.01 if before else 15.5, 15.6)
-    verdict = judge([Booking("t", 9.0, True, "sure")], [*before, AGAIN, begun], [SUSPENDED])
-    assert verdict.unexplained == {"t"}
 
 
 @pytest.mark.parametrize(

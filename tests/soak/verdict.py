@@ -13,9 +13,6 @@ from tests.soak.publisher import Booking
 #: After a task, so long may pass before its acknowledgement has left the worker: until then it still counts as running.
 ACK_S = 0.3
 
-#: Within so many seconds a process that was suspended begins what it had been given before.
-AT_ONCE_S = 0.3
-
 
 @dataclass(frozen=True)
 class Harm:
@@ -25,27 +22,11 @@ class Harm:
         pids: which.
         begin_s: when it began, unix time.
         end_s: when all of them were hurt.
-        resumed_s: when they went on, if they were suspended; else None.
     """
 
     pids: frozenset[int]
     begin_s: float
     end_s: float
-    resumed_s: float | None = None
-
-    def had_been_given(self, executions: Iterable[Execution]) -> set[Execution]:
-        """Return the tasks that suspended processes had been given, and whose code began at once when they went on.
-
-        A child process has one such task at most: that which it was about to begin.
-        """
-        if self.resumed_s is None:
-            return set()
-        begun: dict[int, Execution] = {}
-        for execution in executions:
-            if execution.pid in self.pids and execution.started_s > self.end_s:
-                first = begun.setdefault(execution.pid, execution)
-                begun[execution.pid] = min(first, execution, key=lambda it: it.started_s)
-        return {execution for execution in begun.values() if execution.started_s <= self.resumed_s + AT_ONCE_S}
 
     def struck(self, execution: Execution) -> bool:
         """Return whether a task was running in one of these processes then."""
@@ -67,7 +48,7 @@ class Verdict:
         lost: did not run to their end.
         cut_off: did not either, but that is what acknowledging early means: their process was killed.
         twice: ran more than once.
-        unexplained: of these, those that did not run in a killed or suspended process then, nor had been given to one.
+        unexplained: of these, those that did not run in a killed or suspended process then.
         early: began before they were due.
         late_s: how much later than due each began, in the execution that came to its end.
     """
@@ -96,16 +77,14 @@ class Verdict:
 def judge(bookings: Iterable[Booking], executions: Iterable[Execution], harms: Sequence[Harm]) -> Verdict:
     """Return what became of the tasks that were booked."""
     by_task: dict[str, list[Execution]] = defaultdict(list)
-    executions = list(executions)
     for execution in executions:
         by_task[execution.task_id].append(execution)
-    given = {execution for harm in harms for execution in harm.had_been_given(executions)}
     verdict = Verdict()
     for booking in bookings:
         task_id = booking.task_id
         if booking.outcome == "sure":
             verdict.sure.add(task_id)
-            _judge_one(verdict, booking, by_task[task_id], harms, given)
+            _judge_one(verdict, booking, by_task[task_id], harms)
         elif booking.outcome == "in doubt":
             verdict.in_doubt.add(task_id)
         else:
@@ -115,11 +94,9 @@ def judge(bookings: Iterable[Booking], executions: Iterable[Execution], harms: S
     return verdict
 
 
-def _judge_one(
-    verdict: Verdict, booking: Booking, executions: list[Execution], harms: Sequence[Harm], given: set[Execution]
-) -> None:
+def _judge_one(verdict: Verdict, booking: Booking, executions: list[Execution], harms: Sequence[Harm]) -> None:
     task_id = booking.task_id
-    struck = [it for it in executions if it in given or any(harm.struck(it) for harm in harms)]
+    struck = [execution for execution in executions if any(harm.struck(execution) for harm in harms)]
     finished = [execution.started_s for execution in executions if execution.ended_s is not None]
     if finished:
         verdict.late_s.append(min(finished) - booking.due_s)

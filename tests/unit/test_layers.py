@@ -25,7 +25,7 @@ LAYERS = [
     {"consumer"},
     {"watchdog"},
     {"settings", "server"},
-    {"transport"},
+    {"transport", "verdicts"},
     {"config", "inspector", "task_message", "handover"},
     {"failures", "revocation", "bulk"},
     {"control", "schedule"},
@@ -42,7 +42,7 @@ BASE = 0
 MAY_IMPORT = {
     "kombu": {"transport", "task_message", "revocation", "bulk", "control", "schedule", "bootsteps", "cli", "app"},
     "celery": {
-        *("task_message", "revocation", "bulk", "control", "handover", "schedule", "beat"),
+        *("task_message", "revocation", "bulk", "control", "handover", "verdicts", "schedule", "beat"),
         *("bootsteps", "panel", "cli", "app"),
     },
 }

@@ -1,0 +1,86 @@
+"""Whether a job that a prefork child process was given may still begin: its worker says so, in memory that both share.
+
+A child has the job in its hands before the worker knows that it begins. If both are suspended then for longer than the
+lease, others take the message over; and a child that simply went on would run it a second time. So each job says until
+when it was sure to be its worker's, and a child that begins it later waits for the verdict, which the worker gives when
+it reads that the child has begun: some ms, for as long as both are well.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery.exceptions import Reject
+
+#: Verdicts that are remembered; a child reads its own within ms, long before so many others are given.
+_PLACES = 8192
+
+#: How often a child looks for the verdict, in seconds.
+_LOOK_S = 0.001
+
+_verdicts: Verdicts | None = None
+
+
+class Verdicts:
+    """The verdicts of one worker, made before it forks its children. One thread gives them.
+
+    A verdict is the number of a job, negative if it must not begin, so that a place needs not be cleared.
+    """
+
+    def __init__(self) -> None:
+        self._parent = os.getpid()
+        self._numbers = memoryview(mmap.mmap(-1, 8 * _PLACES)).cast("q")
+
+    def give(self, number: int, *, may_begin: bool) -> None:
+        """Say whether a job, counted from 1, may begin."""
+        self._numbers[number % _PLACES] = number if may_begin else -number
+
+    def wait(self, number: int) -> bool:
+        """Return whether a job may begin, once its worker has said so; False if the worker has ended."""
+        while abs(found := self._numbers[number % _PLACES]) != number:
+            if os.getppid() != self._parent:
+                return False
+            time.sleep(_LOOK_S)
+        return found > 0
+
+
+def share_verdicts() -> Verdicts:
+    """Return verdicts that children which this process forks from now on can read."""
+    global _verdicts
+    _verdicts = Verdicts()
+    return _verdicts
+
+
+class Job:
+    """What a child calls instead of Celery's `trace` function. It is pickled with each job, and therefore small.
+
+    Args:
+        trace: Celery's function, which runs the task.
+        number: of the job, from 1.
+        sure_until: until when it was sure to be its worker's, on the monotonic clock, which all processes share.
+    """
+
+    __slots__ = ("number", "sure_until", "trace")
+
+    def __init__(self, trace: Callable[..., Any], number: int, sure_until: float) -> None:
+        self.trace = trace
+        self.number = number
+        self.sure_until = sure_until
+
+    def __reduce__(self) -> tuple[type[Job], tuple[Callable[..., Any], int, float]]:
+        return Job, (self.trace, self.number, self.sure_until)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the task.
+
+        Raises:
+            Reject: it must not begin. The message is put back if it is still the worker's, and left alone if not.
+        """
+        # A child that was spawned and not forked shares nothing; it does what Celery does.
+        if _verdicts is not None and time.monotonic() > self.sure_until and not _verdicts.wait(self.number):
+            raise Reject("it is not this worker's any more", requeue=True)
+        return self.trace(*args, **kwargs)

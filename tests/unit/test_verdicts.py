@@ -1,0 +1,95 @@
+"""Whether a job may begin: what a forked child sees of its parent's verdicts."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from celery.exceptions import Reject
+
+from celery_delayq import verdicts
+from celery_delayq.verdicts import Job, Verdicts, share_verdicts
+from tests.support import wait_until
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Verdicts:
+    """Verdicts that jobs in this process look at, as if it were a child."""
+    monkeypatch.setattr(verdicts, "_verdicts", None)
+    made = share_verdicts()
+    monkeypatch.setattr(verdicts.os, "getppid", lambda: made._parent)
+    return made
+
+
+def late_job(number: int) -> Job:
+    """A job that is begun too late to be sure; it returns what it is called with."""
+    return pickle.loads(pickle.dumps(Job(str, number, time.monotonic() - 1)))
+
+
+def test_a_job_that_begins_in_time_asks_nobody(shared: Verdicts) -> None:
+    assert Job(str, 1, math.inf)(7) == "7"
+
+
+@pytest.mark.parametrize("number", [1, 8191, 8192, 8193, 3 * 8192 + 5, 2**40])
+def test_a_late_one_does_what_its_worker_says(shared: Verdicts, number: int) -> None:
+    shared.give(number, may_begin=True)
+    assert late_job(number)(7) == "7"
+    shared.give(number, may_begin=False)
+    with pytest.raises(Reject) as refused:
+        late_job(number)(7)
+    assert refused.value.requeue is True
+
+
+@pytest.mark.parametrize("may_begin", [True, False])
+def test_it_waits_for_its_own_verdict(shared: Verdicts, may_begin: bool) -> None:
+    answers: list[str] = []
+
+    def run() -> None:
+        try:
+            answers.append(late_job(9)(7))
+        except Reject:
+            answers.append("refused")
+
+    shared.give(9 + 8192, may_begin=not may_begin)  # of another job, in the same place
+    thread = threading.Thread(target=run)
+    thread.start()
+    shared.give(8, may_begin=not may_begin)
+    assert not answers
+    shared.give(9, may_begin=may_begin)
+    wait_until(lambda: answers, "it has its verdict")
+    thread.join()
+    assert answers == ["7" if may_begin else "refused"]
+
+
+def test_without_verdicts_a_job_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a child that was spawned, and not forked."""
+    monkeypatch.setattr(verdicts, "_verdicts", None)
+    assert late_job(1)(7) == "7"
+
+
+def test_a_forked_child_sees_them_and_gives_up_when_its_parent_has_ended() -> None:
+    code = """
+import os, time
+from celery.exceptions import Reject
+from celery_delayq.verdicts import Job, share_verdicts
+
+def begin(number):
+    try:
+        return Job(str, number, time.monotonic() - 1)("began")
+    except Reject as refused:
+        return "refused"
+
+shared = share_verdicts()
+if not os.fork():
+    print(begin(1), begin(2), begin(3), flush=True)  # the third: the parent ends without a word
+else:
+    shared.give(1, may_begin=True)
+    shared.give(2, may_begin=False)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["began", "refused", "refused"], done.stderr
