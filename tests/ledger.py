@@ -16,6 +16,7 @@ import redis
 
 _KEY = "ledger"
 _STARTS, _ENDS = "starts", "ends"
+_ACCEPTED = "accepted"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,21 @@ class Execution:
     pid: int
     started_s: float
     ended_s: float | None
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """That a worker accepted a task, written down just before it acknowledges those that are acknowledged early.
+
+    Attributes:
+        task_id: the id of the task.
+        pid: the process that begins it.
+        at_s: when, by the clock of the machine, unix time.
+    """
+
+    task_id: str
+    pid: int
+    at_s: float
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,14 @@ class Ledger:
         ends = {key: float(end) for key, end in self.client.hgetall(_ENDS).items()}  # first: each has its start then
         starts = {key: json.loads(start) for key, start in self.client.hgetall(_STARTS).items()}
         return [Execution(task_id, pid, at_s, ends.get(key)) for key, (task_id, pid, at_s) in starts.items()]
+
+    def accept(self, task_id: str, pid: int) -> None:
+        """Write down that a task was accepted."""
+        self.client.rpush(_ACCEPTED, json.dumps([task_id, pid, time.time()]))
+
+    def acceptances(self) -> list[Acceptance]:
+        """Return what `accept` wrote down."""
+        return [Acceptance(*json.loads(line)) for line in self.client.lrange(_ACCEPTED, 0, -1)]
 
     def has(self, task_ids: Iterable[str]) -> bool:
         """Return whether all of these tasks ran at least once."""

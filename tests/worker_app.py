@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from celery import Celery
+from celery.worker.request import Request
 from redis.credentials import UsernamePasswordCredentialProvider
 
 from celery_delayq import DelayQ
@@ -122,8 +123,15 @@ def add_tasks(app: Celery, ledger: Ledger) -> None:
         with ledger.execution(self.request.id):
             time.sleep(seconds)
 
-    task(name="work", acks_late=False, ignore_result=True)(work)
-    task(name="work_late", acks_late=True, ignore_result=True)(work)
+    class Noted(Request):
+        """Writes down that it is accepted, before it is acknowledged early."""
+
+        def on_accepted(self, pid: int, time_accepted: float) -> None:
+            ledger.accept(self.id, pid)
+            super().on_accepted(pid, time_accepted)
+
+    task(name="work", acks_late=False, ignore_result=True, Request=Noted)(work)
+    task(name="work_late", acks_late=True, ignore_result=True, Request=Noted)(work)
 
 
 if "LEDGER" in os.environ:

@@ -27,11 +27,11 @@ def test_fault(name: str) -> None:
     result = run(FAULTS[name], _SECONDS)
     verdict = result.verdict
     assert verdict.sure
-    assert verdict.lost == set()
+    assert verdict.lost == set(), result.traces
     assert verdict.early == set()
     assert result.tracebacks == []
     assert result.leftovers == set()
-    assert verdict.unexplained == set()
+    assert verdict.unexplained == set(), result.traces
     if name.startswith("kill-"):
         assert verdict.most_late_s < _RECOVERED_S + _NOISE_S
     else:

@@ -55,8 +55,8 @@ def main(
                 on_strike=lambda number: status.update(f"{name}: {fault.sentence}, {number + 1}"),  # noqa: B023
             )
         results.append(result)
-        for traceback in result.tracebacks:
-            out.print(traceback, markup=False, highlight=False)
+        for text in (*result.traces, *result.tracebacks):
+            out.print(text, markup=False, highlight=False)
         if json_path:
             json_path.write_text(json.dumps([_figures(result) for result in results], indent=1))
     out.print(_table(results, "stock Celery" if stock else "celery_delayq"))

@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,7 +191,26 @@ class Scene:
 
     def verdict(self) -> Verdict:
         """Return what became of the tasks so far."""
-        return judge(self.publisher.bookings, self.ledger.executions(), self.harms)
+        return judge(self.publisher.bookings, self.ledger.executions(), self.harms, self.ledger.acceptances())
+
+    def traces(self, task_ids: Collection[str]) -> list[str]:
+        """Return a line for each of these tasks: what is known of it, and where its message is."""
+        bookings = [booking for booking in self.publisher.bookings if booking.task_id in task_ids]
+        executions, acceptances = self.ledger.executions(), self.ledger.acceptances()
+        lines = []
+        for booking in bookings:
+            known = [it for it in (*executions, *acceptances) if it.task_id == booking.task_id]
+            lines.append(f"{booking}; {known or 'never accepted'}; in {self._places(booking.task_id) or 'no list'}")
+        return lines
+
+    def _places(self, task_id: str) -> list[str]:
+        with self.client() as client:
+            lists = list(client.scan_iter(count=1000, _type="list"))
+            return [
+                name.decode(errors="replace")
+                for name in lists
+                if any(task_id.encode() in message for message in client.lrange(name, 0, -1))
+            ]
 
     def drain(self, timeout_s: float) -> None:
         """Publish nothing more, and wait until all tasks have run, and the broker holds no message."""

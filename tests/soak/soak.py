@@ -28,6 +28,7 @@ class Result:
         errors: what publishers were told: the first of each kind.
         tracebacks: what workers should not have logged.
         leftovers: keys that should not be there after the end.
+        traces: of tasks that were lost, or ran twice without need: what is known of them.
     """
 
     fault: Fault
@@ -36,6 +37,7 @@ class Result:
     errors: list[str]
     tracebacks: list[str]
     leftovers: set[str]
+    traces: list[str]
 
 
 def run(
@@ -69,6 +71,8 @@ def run(
             next_s = max(next_s + fault.every_s, time.monotonic())
         time.sleep(max(_CALM_S, end - time.monotonic()))
         scene.drain(_STOCK_DRAIN_S if is_stock else _DRAIN_S)
+        bad = scene.verdict()
+        traces = scene.traces(bad.lost | bad.unexplained)
         tracebacks = scene.stop_workers()
         errors = {booking.error.partition(":")[0]: booking.error for booking in scene.publisher.bookings}
         return Result(
@@ -78,4 +82,5 @@ def run(
             [error for error in errors.values() if error],
             tracebacks,
             scene.leftovers(),
+            traces,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ledger import Execution
+from tests.ledger import Acceptance, Execution
 from tests.soak.logs import strange_tracebacks
 from tests.soak.publisher import Booking, Outcome
 from tests.soak.verdict import Harm, Verdict, judge
@@ -17,9 +17,11 @@ INTERRUPTED = Execution("t", VICTIM, 9.9, None)
 AGAIN = Execution("t", SURVIVOR, 12.0, 12.1)
 
 
-def verdict_on(*executions: Execution, acks_late: bool = True, outcome: Outcome = "sure") -> Verdict:
+def verdict_on(
+    *executions: Execution, acks_late: bool = True, outcome: Outcome = "sure", accepted: Acceptance | None = None
+) -> Verdict:
     """The verdict on one task, which is due at 9."""
-    return judge([Booking("t", 9.0, acks_late, outcome)], executions, [HARM])
+    return judge([Booking("t", 9.0, acks_late, outcome)], executions, [HARM], [accepted] if accepted else [])
 
 
 def test_a_task_that_never_ran_is_lost() -> None:
@@ -38,6 +40,21 @@ def test_a_task_that_was_refused_must_not_run() -> None:
 def test_a_task_that_was_interrupted_is_lost_unless_it_was_acknowledged_early() -> None:
     assert verdict_on(INTERRUPTED).lost == {"t"}
     assert verdict_on(INTERRUPTED, acks_late=False) == Verdict(sure={"t"}, cut_off={"t"})
+
+
+def test_a_task_that_was_accepted_and_not_begun_is_lost_unless_it_was_acknowledged_early() -> None:
+    accepted = Acceptance("t", VICTIM, 9.9)
+    assert verdict_on(accepted=accepted).lost == {"t"}
+    assert verdict_on(accepted=accepted, acks_late=False) == Verdict(sure={"t"}, cut_off={"t"})
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [Acceptance("t", SURVIVOR, 9.9), Acceptance("t", VICTIM, 9.6), Acceptance("t", VICTIM, 10.2)],
+    ids=["elsewhere", "long before", "after"],
+)
+def test_a_task_that_was_accepted_and_never_begun_for_no_reason_is_lost(accepted: Acceptance) -> None:
+    assert verdict_on(accepted=accepted, acks_late=False).lost == {"t"}
 
 
 def test_a_task_that_ends_in_nothing_for_no_reason_is_lost() -> None:

@@ -7,11 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from tests.ledger import Execution
+from tests.ledger import Acceptance, Execution
 from tests.soak.publisher import Booking
 
 #: After a task, so long may pass before its acknowledgement has left the worker: until then it still counts as running.
 ACK_S = 0.3
+
+#: Between accepting a task, and with it acknowledging it early, and the first line of its code.
+START_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class Harm:
             return False
         return execution.ended_s is None or execution.ended_s >= self.begin_s - ACK_S
 
+    def struck_before_start(self, acceptance: Acceptance) -> bool:
+        """Return whether one of these processes had just accepted a task then, so that it may not have begun it."""
+        return acceptance.pid in self.pids and self.begin_s - START_S <= acceptance.at_s <= self.end_s
+
 
 @dataclass
 class Verdict:
@@ -46,7 +53,8 @@ class Verdict:
         in_doubt: publishing failed, so they may run or not.
         refused: the server refused them.
         lost: did not run to their end.
-        cut_off: did not either, but that is what acknowledging early means: their process was killed.
+        cut_off: did not either, but that is what acknowledging early means: the process that ran or had just accepted
+            them was killed.
         twice: ran more than once.
         unexplained: of these, those that did not run in a killed or suspended process then.
         early: began before they were due.
@@ -74,17 +82,23 @@ class Verdict:
         return max(self.late_s, default=0.0)
 
 
-def judge(bookings: Iterable[Booking], executions: Iterable[Execution], harms: Sequence[Harm]) -> Verdict:
+def judge(
+    bookings: Iterable[Booking],
+    executions: Iterable[Execution],
+    harms: Sequence[Harm],
+    acceptances: Iterable[Acceptance] = (),
+) -> Verdict:
     """Return what became of the tasks that were booked."""
     by_task: dict[str, list[Execution]] = defaultdict(list)
     for execution in executions:
         by_task[execution.task_id].append(execution)
+    not_begun = {it.task_id for it in acceptances if any(harm.struck_before_start(it) for harm in harms)}
     verdict = Verdict()
     for booking in bookings:
         task_id = booking.task_id
         if booking.outcome == "sure":
             verdict.sure.add(task_id)
-            _judge_one(verdict, booking, by_task[task_id], harms)
+            _judge_one(verdict, booking, by_task[task_id], harms, may_be_cut_off=task_id in not_begun)
         elif booking.outcome == "in doubt":
             verdict.in_doubt.add(task_id)
         else:
@@ -94,13 +108,15 @@ def judge(bookings: Iterable[Booking], executions: Iterable[Execution], harms: S
     return verdict
 
 
-def _judge_one(verdict: Verdict, booking: Booking, executions: list[Execution], harms: Sequence[Harm]) -> None:
+def _judge_one(
+    verdict: Verdict, booking: Booking, executions: list[Execution], harms: Sequence[Harm], *, may_be_cut_off: bool
+) -> None:
     task_id = booking.task_id
     struck = [execution for execution in executions if any(harm.struck(execution) for harm in harms)]
     finished = [execution.started_s for execution in executions if execution.ended_s is not None]
     if finished:
         verdict.late_s.append(min(finished) - booking.due_s)
-    elif struck and not booking.acks_late:
+    elif not booking.acks_late and (struck or may_be_cut_off):
         verdict.cut_off.add(task_id)
     else:
         verdict.lost.add(task_id)
