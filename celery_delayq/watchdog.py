@@ -248,7 +248,9 @@ class Watchdog:
             self._missing.pop(other, None)
         self._tell_missing()
         self._seen |= alive
-        self._look_at = now + (_LOOK_AGAIN_S if self._missing else self._seconds_until_turn(sorted(alive)))
+        self._look_at = now + self._seconds_until_turn(sorted(alive))
+        if self._missing:  # since the first look that missed them, however often newcomers made this one look again
+            self._look_at = min(missing.since for missing in self._missing.values()) + _LOOK_AGAIN_S
         if not self._knows_all:
             self._look_at = min(self._look_at, self._connected_at + self._patience_s)
 

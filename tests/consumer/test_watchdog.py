@@ -193,6 +193,19 @@ class TestKilled:
             wait_until(consumers.waiting, "they are put back", 10)
         assert consumers.waiting() == recovered(b"1", b"2")
 
+    def test_and_the_second_look_is_not_put_off_by_newcomers(self, consumers: Consumers) -> None:
+        """A hello makes everybody look at once; a restarted worker says one while others miss what it was."""
+        watchdog = Watchdog(consumers.make())
+        watchdog._client = consumers.client
+        with lone(consumers, b"a") as other:
+            watchdog._look()
+            other.kill()
+            wait_until(lambda: not consumers.client.pubsub_numsub(keys.alive_channel(other.id, 0))[0][1], "it is gone")
+            watchdog._look()
+            second = watchdog._look_at
+            watchdog._look()
+            assert watchdog._look_at == second
+
     def test_before_anybody_could_see_it(self, consumers: Consumers) -> None:
         """All were killed, and one is started again: half a lease is enough, and it is forgotten at once."""
         gone = consumers.make(lease_s=4)
