@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime, timezone
 from importlib.util import find_spec
 
 from celery import Celery
@@ -39,17 +40,21 @@ class Beat(CeleryCommand):
     Args:
         variant: whose scheduler.
         port: of the Redis server.
-        kind: `daily` or `minutely`, see `make_schedule`.
+        kind: `daily`, `minutely` or `spread`, see `make_schedule`.
         entries: how many.
+        begin: of those that are spread, unix time in s.
+        interval_s: of those that are spread.
     """
 
-    def __init__(self, variant: str, port: int, kind: str, entries: int) -> None:
+    def __init__(
+        self, variant: str, port: int, kind: str, entries: int, begin: float = 0.0, interval_s: float = 0.0
+    ) -> None:
         super().__init__(
             *("beat", "-S", _SCHEDULERS[variant], "-l", "WARNING"),
             broker=broker(variant, port),
             ledger="/dev/null",
             app=_MODULE,
-            env={"SCHEDULE": f"{kind} {entries}"},
+            env={"SCHEDULE": f"{kind} {entries} {begin} {interval_s}"},
         )
 
     def __enter__(self) -> Beat:
@@ -57,22 +62,32 @@ class Beat(CeleryCommand):
         return self
 
 
-def make_schedule(kind: str, entries: int) -> dict[str, object]:
+def make_schedule(kind: str, entries: int, begin: float, interval_s: float) -> dict[str, object]:
     """Return a `beat_schedule`.
 
     Args:
-        kind: `daily` entries are due at night, `minutely` ones at each full minute, all of them.
+        kind: `daily` entries are due at night, `minutely` ones at each full minute, all of them; `spread` ones each
+            interval, at equal distances from one to the next.
         entries: how many.
+        begin: when the first of those that are spread is due, unix time in s.
+        interval_s: how often each of them is due, in seconds.
     """
-    schedule = {"daily": crontab(minute="59", hour="3"), "minutely": crontab()}[kind]
-    return {f"entry-{number:06}": {"task": "empty", "schedule": schedule, "args": ()} for number in range(entries)}
+    schedule = {"daily": crontab(minute="59", hour="3"), "minutely": crontab(), "spread": interval_s}[kind]
+    made: dict[str, object] = {}
+    for number in range(entries):
+        entry: dict[str, object] = {"task": "empty", "schedule": schedule, "args": ()}
+        if kind == "spread":
+            start = datetime.fromtimestamp(begin + number * interval_s / entries, timezone.utc)
+            entry["options"] = {"delayq": {"start": start.isoformat()}}
+        made[f"entry-{number:06}"] = entry
+    return made
 
 
 def make_beat_app() -> Celery:
     """Return the app of a process, as its environment says."""
     app = make_app(os.environ["BROKER"])
-    kind, entries = os.environ["SCHEDULE"].split()
-    app.conf.beat_schedule = make_schedule(kind, int(entries))
+    kind, entries, begin, interval_s = os.environ["SCHEDULE"].split()
+    app.conf.beat_schedule = make_schedule(kind, int(entries), float(begin), float(interval_s))
     app.conf.redbeat_redis_url = os.environ["BROKER"]
     return app
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
+from typing import Any
 
 import redis
 
@@ -35,6 +38,12 @@ _LOOK_EVERY_S = 0.002
 #: So long before the minute CPU begins to count, in seconds.
 _JUST_BEFORE_S = 0.5
 
+#: How long a planner takes to start, and to plan an entry, at most, in seconds.
+_TO_START_S, _TO_PLAN_S = 10.0, 0.005
+
+#: Occurrences a second of entries that are not due at one instant.
+_A_SECOND = 333
+
 #: A planner that used less CPU than this, in seconds, within this time, has nothing more to do.
 _IDLE_CPU_S, _IDLE_FOR_S = 0.05, 1.5
 
@@ -43,10 +52,12 @@ def run(scale: Scale) -> Report:
     report = Report(f"periodic tasks: {scale.entries:,} entries, and {scale.storm:,} that are due at one full minute")
     _start(report, scale)
     _full_minute(report, scale)
+    _spread(report, scale)
     report.notes += [
         f"Start: from the start of the process until all entries are in Redis, with {OURS} also their next "
         f"occurrences; {scale.peer_entries:,} entries with {REDBEAT}, {scale.entries:,} with {OURS}.",
         "Lateness: from the time of an occurrence until its message is in the broker list.",
+        f"Spread: {scale.spread:,} entries, due at equal distances, {_A_SECOND} a second: one occurrence of each.",
         "CPU: of the process that plans, and of Redis, from just before the minute until both have nothing more to do; "
         "with ours the transfer loop, which every worker has, is not counted.",
     ]
@@ -81,6 +92,26 @@ def _has_all(client: redis.Redis, variant: str, entries: int) -> bool:
     if variant == REDBEAT:
         return int(client.zcard(_REDBEAT_SCHEDULE)) >= entries
     return int(client.zcard(_KEYS.timeout_set)) >= entries
+
+
+def _spread(report: Report, scale: Scale) -> None:
+    late = {words: report.figure(f"spread: lateness {words}", "ms") for words in _PERCENTS}
+    with PrivateRedis() as server, server.client() as client, _transfer_loop(server, client):
+        begin = time.time() + _TO_START_S + scale.spread * _TO_PLAN_S
+        with Beat(OURS, server.port, "spread", scale.spread, begin, scale.spread / _A_SECOND):
+            wait_until(partial(_has_all, client, OURS, scale.spread), "all are planned", _DEADLINE_S)
+            if time.time() > begin:
+                raise RuntimeError("planning took longer than expected: the first were due before its end")
+            found = [_taken(client) for _ in range(scale.spread)]
+    for words, percent in _PERCENTS.items():
+        late[words].add(OURS, percentile(found, percent))
+
+
+def _taken(client: redis.Redis) -> float:
+    """Take a message as a worker would; return how late it came, in ms."""
+    taken: Any = client.brpop([_QUEUE], timeout=_DEADLINE_S)
+    now = time.time()
+    return (now - datetime.fromisoformat(json.loads(taken[1])["headers"]["eta"]).timestamp()) * 1000
 
 
 @dataclass

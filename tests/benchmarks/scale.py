@@ -43,6 +43,7 @@ class Scale:
         entries: periodic entries with which a planner starts.
         peer_entries: the same for the peer, which takes its time for each.
         storm: periodic entries that are due at one full minute.
+        spread: periodic entries that are not due at one instant.
         storms_together: whether the storms of all variants are awaited at the same full minute, which saves minutes
             and distorts what is measured.
     """
@@ -76,6 +77,7 @@ class Scale:
     entries: int
     peer_entries: int
     storm: int
+    spread: int
     storms_together: bool
 
 
@@ -109,6 +111,7 @@ FULL = Scale(
     entries=100_000,
     peer_entries=2_000,
     storm=5_000,
+    spread=10_000,
     storms_together=False,
 )
 
@@ -142,5 +145,6 @@ QUICK = Scale(
     entries=1_000,
     peer_entries=500,
     storm=200,
+    spread=200,
     storms_together=True,
 )
