@@ -153,9 +153,11 @@ class _BeginInChild:
         """
         # What it began in time runs already.
         may_begin = time_accepted <= self._job.sure_until or _is_held(self.message)
-        if may_begin:
-            self._on_accepted(pid, time_accepted)
-        self._verdicts.give(self._job.number, may_begin=may_begin)
+        try:
+            if may_begin:
+                self._on_accepted(pid, time_accepted)
+        finally:  # the child waits for it
+            self._verdicts.give(self._job.number, may_begin=may_begin)
 
 
 def _sure_until(message: Any) -> float:
