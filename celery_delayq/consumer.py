@@ -253,16 +253,21 @@ class Consumer:
         self.held[tag] = Held(name, message)
         return tag
 
-    def is_held(self, tag: str) -> bool:
+    def is_held(self, tag: str, *, ask: bool = True) -> bool:
         """Return whether a message may be worked on: others have not taken it over, and it was not put back.
 
         Never raises. Asks the server only if the lease should have ended; what it cannot ask, it believes. True for
         kombu's tags of messages that need no acknowledgement, which are no numbers.
+
+        Args:
+            tag: of the message.
+            ask: whether it may ask the server.
         """
         if not tag.isdecimal():
             return True
-        with suppress(LeaseLost, *CONNECTION_ERRORS, exceptions.ResponseError):
-            self.check()
+        if ask:
+            with suppress(LeaseLost, *CONNECTION_ERRORS, exceptions.ResponseError):
+                self.check()
         return tag in self.held
 
     def ack(self, tag: str) -> bool:

@@ -6,8 +6,8 @@ left to the pool: those that the pool has taken up stay in flight until they are
 Private of Celery (5.6 and 5.7), all in this module
     `pool.apply_async`: a request calls it with the function that runs its task, and with
         `accept_callback=request.on_accepted`; the only place at which all pools take a task up.
-    `AsynPool._cache`, `ApplyResult._write_to`, `_accept_callback`: the prefork pool keeps tasks for which no child
-        process has room, and drops them when the connection is lost.
+    `AsynPool._cache`, `outbound_buffer`, `ApplyResult._write_to`, `_accepted`, `_accept_callback`: the prefork pool
+        keeps tasks for which no child process has room, and drops them when the connection is lost.
     `AsynPool.flush`: forgets tasks that were written to a child (5.7: and not yet begun; 5.6: all of them, if nothing
         is being written), so that nobody would acknowledge them. A worker that stops does not call it, and waits for
         what it would drop.
@@ -16,8 +16,10 @@ Private of Celery (5.6 and 5.7), all in this module
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from itertools import count
+from logging import getLogger
 from typing import Any
 from weakref import WeakSet
 
@@ -26,6 +28,8 @@ from celery.worker import state
 
 from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.verdicts import Job, Verdicts, share_verdicts
+
+logger = getLogger(__name__)
 
 
 class Handover:
@@ -63,9 +67,9 @@ class Handover:
 
     def delivery_tags(self) -> set[str]:
         """Return the tags of messages that are to be left to the pool; none if the worker stops."""
+        self._keep_what_is_written()
         if is_stopping():
             return set()
-        self._keep_what_is_written()
         left = {message.delivery_tag for message in self._messages if not message.acknowledged}
         return left - self._unwritten() - self._cancelled()
 
@@ -86,8 +90,12 @@ class Handover:
 
     def _unwritten(self) -> set[str]:
         """Return the tags of messages for which no child process had room."""
-        jobs = tuple(getattr(getattr(self._pool, "_pool", None), "_cache", {}).values())
-        messages = (_message_of(job._accept_callback) for job in jobs if job._write_to is None)
+        processes = getattr(self._pool, "_pool", None)
+        if not isinstance(processes, AsynPool):
+            return set()
+        written = _written(processes)
+        jobs = [job for number, job in tuple(processes._cache.items()) if number not in written]
+        messages = (_message_of(job._accept_callback) for job in jobs)
         return {message.delivery_tag for message in messages if message is not None}
 
     def _cancelled(self) -> set[str]:
@@ -149,15 +157,25 @@ class _BeginInChild:
 
         Args:
             pid: of the child.
-            time_accepted: by its monotonic clock.
+            time_accepted: by its monotonic clock; it looks whether it is late a moment after.
         """
-        # What it began in time runs already.
-        may_begin = time_accepted <= self._job.sure_until or _is_held(self.message)
+        is_held = True
         try:
-            if may_begin:
+            is_held = _is_held(self.message)
+            if (
+                is_held or time_accepted <= self._job.sure_until
+            ):  # it runs already, unless it was stopped in that moment
                 self._on_accepted(pid, time_accepted)
-        finally:  # the child waits for it
-            self._verdicts.give(self._job.number, may_begin=may_begin)
+        finally:
+            self.decide(pid, may_begin=is_held)
+
+    def decide(self, pid: int, *, may_begin: bool | None = None) -> None:
+        """Give the verdict for which a child may be waiting: without asking the server, if it is not told."""
+        if may_begin is None:
+            may_begin = _is_held(self.message, ask=False)
+        if not may_begin:
+            logger.info("Task %s is not begun: it is not this worker's any more", self.message.headers.get("id"))
+        self._verdicts.give(pid, self._job.number, may_begin=may_begin)
 
 
 def _sure_until(message: Any) -> float:
@@ -166,10 +184,10 @@ def _sure_until(message: Any) -> float:
     return channel.lease_until if isinstance(channel, DelayedChannel) else math.inf
 
 
-def _is_held(message: Any) -> bool:
+def _is_held(message: Any, *, ask: bool = True) -> bool:
     """Return whether a message is still this worker's; asks the server only after a silence as long as the lease."""
     channel = message.channel
-    return not isinstance(channel, DelayedChannel) or channel.is_held(message.delivery_tag)
+    return not isinstance(channel, DelayedChannel) or channel.is_held(message.delivery_tag, ask=ask)
 
 
 def _message_of(accept_callback: Any) -> Any:
@@ -179,8 +197,32 @@ def _message_of(accept_callback: Any) -> Any:
     return getattr(getattr(accept_callback, "__self__", None), "message", None)
 
 
+def _written(processes: AsynPool) -> dict[int, Any]:
+    """Return the jobs that were written to a child process, by number, in the order in which they were made."""
+    # What was written to a child that died unread is in the buffer again.
+    buffered = {id(job) for job in processes.outbound_buffer}
+    jobs = tuple(processes._cache.items())
+    return {number: job for number, job in jobs if job._write_to is not None and id(job) not in buffered}
+
+
 def _flush(processes: AsynPool) -> None:
     """Drop what is not written to a child process, and nothing else."""
-    written = {number: job for number, job in processes._cache.items() if job._write_to is not None}
-    processes.flush()
-    processes._cache.update({number: job for number, job in written.items() if not job.ready()})
+    written = _written(processes)
+    _let_them_read(written.values())
+    try:
+        processes.flush()
+    finally:
+        processes._cache.update({number: job for number, job in written.items() if not job.ready()})
+
+
+def _let_them_read(jobs: Iterable[Any]) -> None:
+    """Give all verdicts for which children may be waiting.
+
+    While it flushes, the pool reads nothing, and waits until children have read what is partly written to them.
+    """
+    pids = set()
+    for job in jobs:
+        begin, pid = job._accept_callback, job._write_to.pid
+        if not job._accepted and pid not in pids and isinstance(begin, _BeginInChild):
+            pids.add(pid)  # a child begins the first of its jobs first
+            begin.decide(pid)

@@ -16,8 +16,8 @@ from typing import Any
 
 from celery.exceptions import Reject
 
-#: Verdicts that are remembered; a child reads its own within ms, long before so many others are given.
-_PLACES = 8192
+#: Each child has a place of its own, by its process id, of which Linux has so many; memory is what is written to.
+_PLACES = 2**22
 
 #: How often a child looks for the verdict, in seconds.
 _LOOK_S = 0.001
@@ -28,24 +28,24 @@ _verdicts: Verdicts | None = None
 class Verdicts:
     """The verdicts of one worker, made before it forks its children. One thread gives them.
 
-    A verdict is the number of a job, negative if it must not begin, so that a place needs not be cleared.
+    A verdict is the number of a job, negative if it must not begin, so that a place needs not be cleared. A child has
+    one job at a time.
     """
 
     def __init__(self) -> None:
         self._parent = os.getpid()
         self._numbers = memoryview(mmap.mmap(-1, 8 * _PLACES)).cast("q")
 
-    def give(self, number: int, *, may_begin: bool) -> None:
-        """Say whether a job, counted from 1, may begin."""
-        self._numbers[number % _PLACES] = number if may_begin else -number
+    def give(self, pid: int, number: int, *, may_begin: bool) -> None:
+        """Say whether a child may begin a job, counted from 1."""
+        self._numbers[pid % _PLACES] = number if may_begin else -number
 
     def wait(self, number: int) -> bool:
-        """Return whether a job may begin, once its worker has said so; False if the worker has ended."""
-        while abs(found := self._numbers[number % _PLACES]) != number:
-            if os.getppid() != self._parent:
-                return False
+        """Return whether this child may begin a job, once its worker has said so; False if it has ended without."""
+        place = os.getpid() % _PLACES
+        while abs(self._numbers[place]) != number and os.getppid() == self._parent:
             time.sleep(_LOOK_S)
-        return found > 0
+        return bool(self._numbers[place] == number)
 
 
 def share_verdicts() -> Verdicts:

@@ -236,9 +236,9 @@ class DelayedChannel(kombu_redis.Channel):
         if self.connection is not None:
             self.connection.cycle.on_acknowledged()
 
-    def is_held(self, delivery_tag: str) -> bool:
+    def is_held(self, delivery_tag: str, *, ask: bool = True) -> bool:
         """Return whether a message that was fetched is still this consumer's, see `Consumer.is_held`."""
-        return self._consumer is None or self._consumer.is_held(delivery_tag)
+        return self._consumer is None or self._consumer.is_held(delivery_tag, ask=ask)
 
     @property
     def lease_until(self) -> float:

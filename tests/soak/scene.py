@@ -134,7 +134,7 @@ class Scene:
 
     def kill(self, workers: Sequence[Worker]) -> None:
         """Kill all processes of some workers."""
-        with self._harming(workers):
+        with self._harming(workers, killed=True):
             for worker in workers:
                 os.killpg(worker.pid, signal.SIGKILL)
                 worker.kill()
@@ -163,11 +163,11 @@ class Scene:
             pass
 
     @contextmanager
-    def _harming(self, workers: Sequence[Worker]) -> Iterator[None]:
+    def _harming(self, workers: Sequence[Worker], *, killed: bool = False) -> Iterator[None]:
         pids = frozenset(pid for worker in workers for pid in worker.session())
         begin_s = time.time()
         yield
-        self.harms.append(Harm(pids, begin_s, time.time()))
+        self.harms.append(Harm(pids, begin_s, time.time(), killed))
 
     def fail_over(self) -> None:
         """Let Sentinel promote the replica, which lacks nothing; the old master is started again by the next call."""

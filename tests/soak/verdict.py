@@ -25,11 +25,13 @@ class Harm:
         pids: which.
         begin_s: when it began, unix time.
         end_s: when all of them were hurt.
+        killed: whether they were killed.
     """
 
     pids: frozenset[int]
     begin_s: float
     end_s: float
+    killed: bool = True
 
     def struck(self, execution: Execution) -> bool:
         """Return whether a task was running in one of these processes then."""
@@ -40,8 +42,8 @@ class Harm:
         return execution.ended_s is None or execution.ended_s >= self.begin_s - ACK_S
 
     def struck_before_start(self, acceptance: Acceptance) -> bool:
-        """Return whether one of these processes had just accepted a task then, so that it may not have begun it."""
-        return acceptance.pid in self.pids and self.begin_s - START_S <= acceptance.at_s <= self.end_s
+        """Return whether one of these processes was killed when it had just accepted a task, and perhaps not begun it."""
+        return self.killed and acceptance.pid in self.pids and self.begin_s - START_S <= acceptance.at_s <= self.end_s
 
 
 @dataclass
@@ -92,7 +94,8 @@ def judge(
     by_task: dict[str, list[Execution]] = defaultdict(list)
     for execution in executions:
         by_task[execution.task_id].append(execution)
-    not_begun = {it.task_id for it in acceptances if any(harm.struck_before_start(it) for harm in harms)}
+    last = {it.task_id: it for it in sorted(acceptances, key=lambda it: it.at_s)}
+    not_begun = {it.task_id for it in last.values() if any(harm.struck_before_start(it) for harm in harms)}
     verdict = Verdict()
     for booking in bookings:
         task_id = booking.task_id
