@@ -42,7 +42,7 @@ class Harm:
         return execution.ended_s is None or execution.ended_s >= self.begin_s - ACK_S
 
     def struck_before_start(self, acceptance: Acceptance) -> bool:
-        """Return whether one of these processes was killed when it had just accepted a task, and perhaps not begun it."""
+        """Return whether one of these processes was killed just after a task was accepted for it: before its code."""
         return self.killed and acceptance.pid in self.pids and self.begin_s - START_S <= acceptance.at_s <= self.end_s
 
 
