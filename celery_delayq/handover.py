@@ -159,23 +159,20 @@ class _BeginInChild:
             pid: of the child.
             time_accepted: by its monotonic clock; it looks whether it is late a moment after.
         """
+        in_time = time_accepted <= self._job.sure_until
         is_held = True
         try:
             is_held = _is_held(self.message)
-            if (
-                is_held or time_accepted <= self._job.sure_until
-            ):  # it runs already, unless it was stopped in that moment
+            if is_held or in_time:  # it runs already, unless the child was stopped in that very moment
                 self._on_accepted(pid, time_accepted)
+            else:
+                logger.info("Task %s is not begun: it is not this worker's any more", self.message.headers.get("id"))
         finally:
-            self.decide(pid, may_begin=is_held)
+            self._verdicts.give(pid, self._job.number, may_begin=is_held)
 
-    def decide(self, pid: int, *, may_begin: bool | None = None) -> None:
-        """Give the verdict for which a child may be waiting: without asking the server, if it is not told."""
-        if may_begin is None:
-            may_begin = _is_held(self.message, ask=False)
-        if not may_begin:
-            logger.info("Task %s is not begun: it is not this worker's any more", self.message.headers.get("id"))
-        self._verdicts.give(pid, self._job.number, may_begin=may_begin)
+    def foretell(self, pid: int) -> None:
+        """Give the verdict before the worker reads that the child waits for it, without asking the server."""
+        self._verdicts.give(pid, self._job.number, may_begin=_is_held(self.message, ask=False))
 
 
 def _sure_until(message: Any) -> float:
@@ -225,4 +222,4 @@ def _let_them_read(jobs: Iterable[Any]) -> None:
         begin, pid = job._accept_callback, job._write_to.pid
         if not job._accepted and pid not in pids and isinstance(begin, _BeginInChild):
             pids.add(pid)  # a child begins the first of its jobs first
-            begin.decide(pid)
+            begin.foretell(pid)

@@ -125,6 +125,32 @@ def test_what_a_child_begins_late_runs_if_it_is_still_its_workers(
     assert task_ids(broker_client) == []
 
 
+def test_a_child_that_begins_late_reads_on_while_its_worker_does_nothing_but_write(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger
+) -> None:
+    """When the connection is lost, Celery waits until children have read what is partly written to them.
+
+    And it forgets which of them are busy, so that a second task is written to this one.
+    """
+    open_gate(ledger)
+    transport = {"lease": 2}
+    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1, transport=transport) as worker:
+        child, ids = give_to_a_suspended_child(app, worker, late=False)
+        cut(broker_client)
+        worker.wait_for_log("Connected to", times=2)
+        ids.append(app.send_task("gated", headers={"more than a pipe holds": "x" * 300_000}).id)
+        worker.wait_for_log(f"[{ids[1]}] received")
+        given_at = time.monotonic()
+        wait_until(lambda: time.monotonic() > given_at + 2.1, "the lease that both were given under is over")
+        cut(broker_client)
+        worker.wait_for_log("Connection to broker lost", times=2)
+        os.kill(child, signal.SIGCONT)
+        worker.wait_for_log("Connected to", times=3)
+        wait_until(lambda: len(taken_up(ledger, ids)) == 2, "both run")
+        wait_until(lambda: in_flight(broker_client) == 0, "both are acknowledged")
+    assert sorted(taken_up(ledger, ids)) == sorted(ids)
+
+
 def test_late_tasks_that_celery_cancels_run_again(
     app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger
 ) -> None:
