@@ -104,6 +104,7 @@ class Transfer(bootsteps.StartStopStep):
             for finding in check_server(consumer.connection.default_channel.plain_client):
                 logger.log(finding.level, finding.message)
             self._server_checked = True
+        self._handover.keep_what_is_written()
         transport.running_tags = self._handover.delivery_tags
         if self.settings.fail_dead_letters:
             transport.on_dead_letter = partial(fail_task, consumer.app)

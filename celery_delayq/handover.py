@@ -8,9 +8,9 @@ Private of Celery (5.6 and 5.7), all in this module
         `accept_callback=request.on_accepted`; the only place at which all pools take a task up.
     `AsynPool._cache`, `outbound_buffer`, `ApplyResult._write_to`, `_accepted`, `_accept_callback`: the prefork pool
         keeps tasks for which no child process has room, and drops them when the connection is lost.
-    `AsynPool.flush`: forgets tasks that were written to a child (5.7: and not yet begun; 5.6: all of them, if nothing
-        is being written), so that nobody would acknowledge them. A worker that stops does not call it, and waits for
-        what it would drop.
+    `AsynPool.flush`: called when the connection is lost, and when the worker stops. It forgets tasks that were written
+        to a child (5.7: and not yet begun; 5.6: all of them, if nothing is being written), so that nobody would
+        acknowledge them, and a worker that stops would wait 30 s for children that wait for it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Handover:
 
     def delivery_tags(self) -> set[str]:
         """Return the tags of messages that are to be left to the pool; none if the worker stops."""
-        self._keep_what_is_written()
+        self.keep_what_is_written()
         if is_stopping():
             return set()
         left = {message.delivery_tag for message in self._messages if not message.acknowledged}
@@ -82,8 +82,11 @@ class Handover:
         if isinstance(processes, AsynPool):
             _flush(processes)
 
-    def _keep_what_is_written(self) -> None:
-        # Here, because a pool that was restarted has another `flush`, and this comes before Celery calls it.
+    def keep_what_is_written(self) -> None:
+        """Make the pool keep tasks that it has written to a child process, whenever Celery makes it drop the others.
+
+        To be called whenever the pool may have been started: it has another `flush` then.
+        """
         processes = getattr(self._pool, "_pool", None)
         if isinstance(processes, AsynPool):
             self._pool.flush = partial(_flush, processes)
@@ -107,7 +110,12 @@ class Handover:
 
 def is_stopping() -> bool:
     """Return whether the worker was told to stop, warm or cold."""
-    return state.should_stop not in (None, False) or state.should_terminate not in (None, False)
+    return _is_set(state.should_stop) or _is_set(state.should_terminate)
+
+
+def _is_set(exit_code: Any) -> bool:
+    """Return whether one of Celery's flags is set, which hold the exit status of the worker: 0 is one."""
+    return exit_code is not None and exit_code is not False
 
 
 class NotBegun(Exception):
@@ -130,7 +138,7 @@ class _Begin:
         Raises:
             NotBegun: the pool drops the task. What is not acknowledged is put back when the process ends.
         """
-        if state.should_terminate not in (None, False):
+        if _is_set(state.should_terminate):
             raise NotBegun(f"task {self.message.headers.get('id')} is put back: the worker ends")
         if not _is_held(self.message):
             raise NotBegun(f"task {self.message.headers.get('id')} is not this worker's any more")

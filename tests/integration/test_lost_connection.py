@@ -84,6 +84,22 @@ def test_a_task_that_its_child_process_has_not_read_yet_runs_once(
         assert taken_up(ledger, ids) == ids
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+def test_a_worker_that_stops_waits_for_a_task_that_its_child_process_has_not_read_yet(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, late: bool
+) -> None:
+    open_gate(ledger)
+    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1) as worker:
+        child, ids = give_to_a_suspended_child(app, worker, late=late)
+        worker.send_signal(signal.SIGTERM)
+        wait_until(lambda: not broker_client.pubsub_numsub("delayq:queues")[0][1], "its loop has ended", 20)
+        os.kill(child, signal.SIGCONT)
+        assert worker.wait() == 0
+    assert taken_up(ledger, ids) == ids
+    assert task_ids(broker_client) == []
+    assert in_flight(broker_client) == 0
+
+
 @pytest.mark.parametrize("first", ["parent", "child"])
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
 def test_what_others_took_over_does_not_begin_in_a_child_that_was_given_it(
