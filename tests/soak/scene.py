@@ -134,7 +134,7 @@ class Scene:
 
     def kill(self, workers: Sequence[Worker]) -> None:
         """Kill all processes of some workers."""
-        with self._harming(workers, killed=True):
+        with self._harming(workers):
             for worker in workers:
                 os.killpg(worker.pid, signal.SIGKILL)
                 worker.kill()
@@ -163,11 +163,11 @@ class Scene:
             pass
 
     @contextmanager
-    def _harming(self, workers: Sequence[Worker], *, killed: bool = False) -> Iterator[None]:
+    def _harming(self, workers: Sequence[Worker]) -> Iterator[None]:
         pids = frozenset(pid for worker in workers for pid in worker.session())
         begin_s = time.time()
         yield
-        self.harms.append(Harm(pids, begin_s, time.time(), killed))
+        self.harms.append(Harm(pids, begin_s, time.time()))
 
     def fail_over(self) -> None:
         """Let Sentinel promote the replica, which lacks nothing; the old master is started again by the next call."""
@@ -191,7 +191,7 @@ class Scene:
 
     def verdict(self) -> Verdict:
         """Return what became of the tasks so far."""
-        return judge(self.publisher.bookings, self.ledger.executions(), self.harms, self.ledger.acceptances())
+        return judge(self.publisher.bookings, self.ledger.executions(), self.harms)
 
     def traces(self, task_ids: Collection[str]) -> list[str]:
         """Return a line for each of these tasks: what is known of it, and where its message is."""

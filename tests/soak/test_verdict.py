@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import pytest
 
-from tests.ledger import Acceptance, Execution
+from tests.ledger import Execution
 from tests.soak.logs import strange_tracebacks
 from tests.soak.publisher import Booking, Outcome
 from tests.soak.verdict import Harm, Verdict, judge
@@ -20,15 +17,9 @@ INTERRUPTED = Execution("t", VICTIM, 9.9, None)
 AGAIN = Execution("t", SURVIVOR, 12.0, 12.1)
 
 
-def verdict_on(
-    *executions: Execution,
-    acks_late: bool = True,
-    outcome: Outcome = "sure",
-    accepted: Sequence[Acceptance] = (),
-    harm: Harm = HARM,
-) -> Verdict:
+def verdict_on(*executions: Execution, acks_late: bool = True, outcome: Outcome = "sure") -> Verdict:
     """The verdict on one task, which is due at 9."""
-    return judge([Booking("t", 9.0, acks_late, outcome)], executions, [harm], accepted)
+    return judge([Booking("t", 9.0, acks_late, outcome)], executions, [HARM])
 
 
 def test_a_task_that_never_ran_is_lost() -> None:
@@ -47,32 +38,6 @@ def test_a_task_that_was_refused_must_not_run() -> None:
 def test_a_task_that_was_interrupted_is_lost_unless_it_was_acknowledged_early() -> None:
     assert verdict_on(INTERRUPTED).lost == {"t"}
     assert verdict_on(INTERRUPTED, acks_late=False) == Verdict(sure={"t"}, cut_off={"t"})
-
-
-def test_a_task_that_was_accepted_and_not_begun_is_lost_unless_it_was_acknowledged_early() -> None:
-    accepted = [Acceptance("t", VICTIM, 9.9)]
-    assert verdict_on(accepted=accepted).lost == {"t"}
-    assert verdict_on(accepted=accepted, acks_late=False) == Verdict(sure={"t"}, cut_off={"t"})
-
-
-@pytest.mark.parametrize(
-    "accepted",
-    [
-        [Acceptance("t", SURVIVOR, 9.9)],
-        [Acceptance("t", VICTIM, 9.6)],
-        [Acceptance("t", VICTIM, 10.2)],
-        [Acceptance("t", VICTIM, 9.9), Acceptance("t", SURVIVOR, 12.0)],
-    ],
-    ids=["elsewhere", "long before", "after", "elsewhere again"],
-)
-def test_a_task_that_was_accepted_and_never_begun_for_no_reason_is_lost(accepted: list[Acceptance]) -> None:
-    assert verdict_on(accepted=accepted, acks_late=False).lost == {"t"}
-
-
-def test_a_suspended_process_begins_what_it_has_accepted() -> None:
-    suspended = replace(HARM, killed=False)
-    accepted = [Acceptance("t", VICTIM, 9.9)]
-    assert verdict_on(accepted=accepted, acks_late=False, harm=suspended).lost == {"t"}
 
 
 def test_a_task_that_ends_in_nothing_for_no_reason_is_lost() -> None:

@@ -7,14 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from tests.ledger import Acceptance, Execution
+from tests.ledger import Execution
 from tests.soak.publisher import Booking
 
 #: After a task, so long may pass before its acknowledgement has left the worker: until then it still counts as running.
 ACK_S = 0.3
-
-#: Between accepting a task, and with it acknowledging it early, and the first line of its code.
-START_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -25,13 +22,11 @@ class Harm:
         pids: which.
         begin_s: when it began, unix time.
         end_s: when all of them were hurt.
-        killed: whether they were killed.
     """
 
     pids: frozenset[int]
     begin_s: float
     end_s: float
-    killed: bool = True
 
     def struck(self, execution: Execution) -> bool:
         """Return whether a task was running in one of these processes then."""
@@ -40,10 +35,6 @@ class Harm:
         if execution.started_s > self.end_s:
             return False
         return execution.ended_s is None or execution.ended_s >= self.begin_s - ACK_S
-
-    def struck_before_start(self, acceptance: Acceptance) -> bool:
-        """Return whether one of these processes was killed just after a task was accepted for it: before its code."""
-        return self.killed and acceptance.pid in self.pids and self.begin_s - START_S <= acceptance.at_s <= self.end_s
 
 
 @dataclass
@@ -55,8 +46,7 @@ class Verdict:
         in_doubt: publishing failed, so they may run or not.
         refused: the server refused them.
         lost: did not run to their end.
-        cut_off: did not either, but that is what acknowledging early means: the process that ran or had just accepted
-            them was killed.
+        cut_off: did not either, but that is what acknowledging early means: their process was killed.
         twice: ran more than once.
         unexplained: of these, those that did not run in a killed or suspended process then.
         early: began before they were due.
@@ -84,24 +74,17 @@ class Verdict:
         return max(self.late_s, default=0.0)
 
 
-def judge(
-    bookings: Iterable[Booking],
-    executions: Iterable[Execution],
-    harms: Sequence[Harm],
-    acceptances: Iterable[Acceptance] = (),
-) -> Verdict:
+def judge(bookings: Iterable[Booking], executions: Iterable[Execution], harms: Sequence[Harm]) -> Verdict:
     """Return what became of the tasks that were booked."""
     by_task: dict[str, list[Execution]] = defaultdict(list)
     for execution in executions:
         by_task[execution.task_id].append(execution)
-    last = {it.task_id: it for it in sorted(acceptances, key=lambda it: it.at_s)}
-    not_begun = {it.task_id for it in last.values() if any(harm.struck_before_start(it) for harm in harms)}
     verdict = Verdict()
     for booking in bookings:
         task_id = booking.task_id
         if booking.outcome == "sure":
             verdict.sure.add(task_id)
-            _judge_one(verdict, booking, by_task[task_id], harms, may_be_cut_off=task_id in not_begun)
+            _judge_one(verdict, booking, by_task[task_id], harms)
         elif booking.outcome == "in doubt":
             verdict.in_doubt.add(task_id)
         else:
@@ -111,15 +94,13 @@ def judge(
     return verdict
 
 
-def _judge_one(
-    verdict: Verdict, booking: Booking, executions: list[Execution], harms: Sequence[Harm], *, may_be_cut_off: bool
-) -> None:
+def _judge_one(verdict: Verdict, booking: Booking, executions: list[Execution], harms: Sequence[Harm]) -> None:
     task_id = booking.task_id
     struck = [execution for execution in executions if any(harm.struck(execution) for harm in harms)]
     finished = [execution.started_s for execution in executions if execution.ended_s is not None]
     if finished:
         verdict.late_s.append(min(finished) - booking.due_s)
-    elif not booking.acks_late and (struck or may_be_cut_off):
+    elif struck and not booking.acks_late:
         verdict.cut_off.add(task_id)
     else:
         verdict.lost.add(task_id)
