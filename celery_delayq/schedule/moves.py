@@ -127,7 +127,11 @@ def next_move(
     if passed:
         if definition.is_asked:
             return _ask(entry, state, now_ms)
-        return _go_on_lazily(entry, state, now_ms) if not state.task_id else _go_on(entry, state, now_ms, still_waits)
+        if state.task_id:
+            return _go_on(entry, state, now_ms, still_waits)
+        if definition.is_lazy or state.fingerprint == definition.fingerprint:
+            return _go_on_lazily(entry, state, now_ms)
+        return _send_late(entry, state, now_ms)
     if state.fingerprint != definition.fingerprint:
         return _begin_again(entry, state, now_ms)
     return None
@@ -261,6 +265,17 @@ def _go_on_lazily(entry: Entry, state: State, now_ms: int) -> Move:
         made_up=made_up,
         passed=sent,
     )
+
+
+def _send_late(entry: Entry, state: State, now_ms: int) -> Move:
+    """Plan an occurrence whose time has come without a message: a change took it back, or none was to wait for it.
+
+    As if it had been planned ahead, so that the entry goes on as it should.
+    """
+    late = _go_on_lazily(entry, state, now_ms)
+    if late.send_ms is None:
+        return _to(entry, late.at_ms, last_ms=state.last_ms, runs=state.runs, made_up=late.made_up)
+    return _to(entry, late.send_ms, last_ms=state.last_ms, runs=state.runs, made_up=state.made_up)
 
 
 def _ask(entry: Entry, state: State, now_ms: int) -> Move:

@@ -258,23 +258,27 @@ class Planner:
 
         Its state is parked there until it is planned in its queue: so whoever comes in between goes on with it.
         """
-        strays, known.strays = known.strays, []
-        for queue, seen in strays:
-            if not seen.raw or (known.state is not None and not known.state.parked):
-                self._store.forget(name, queue, seen)
-                continue
-            try:
-                parked = self._store.park(name, queue, seen)
-            except ValueError:  # it cannot be read
-                self._store.forget(name, queue, seen)
-                continue
-            if parked is None:
+        while known.strays:
+            if not self._take_out(name, known, *known.strays[0]):
                 self._roster.refresh(name)
                 return False
-            state, seen = parked
-            known.parked.append((queue, seen))
-            if known.state is None or (state.runs, state.last_ms or 0) > (known.state.runs, known.state.last_ms or 0):
-                known.state = state
+            del known.strays[0]  # not before: the server may refuse it now, and not later
+        return True
+
+    def _take_out(self, name: str, known: Known, queue: str, seen: Seen) -> bool:
+        """Take the state of an entry out of one queue; returns False if it is another one by now."""
+        if not seen.raw or (known.state is not None and not known.state.parked):
+            return self._store.forget(name, queue, seen)
+        try:
+            parked = self._store.park(name, queue, seen)
+        except ValueError:  # it cannot be read
+            return self._store.forget(name, queue, seen)
+        if parked is None:
+            return False
+        state, seen = parked
+        known.parked.append((queue, seen))
+        if known.state is None or (state.runs, state.last_ms or 0) > (known.state.runs, known.state.last_ms or 0):
+            known.state = state
         return True
 
     def _settle(self, steps: list[tuple[str, Move, Step]]) -> list[tuple[str, Move, Step]]:
@@ -305,6 +309,9 @@ class Planner:
                     settled.append((name, move, replace(step, seen=known.seen)))
                 else:
                     known.strays = [(old_queue, old_seen)] if old_queue is not None else []
+                    # Those from which it was taken out before know where it is.
+                    known.strays += known.parked
+                    known.parked = []
                     self._roster.read_state(name, known)
         return settled
 

@@ -79,7 +79,7 @@ class State:
     """Where an entry is.
 
     Attributes:
-        fingerprint: of the definition by which the occurrence was planned.
+        fingerprint: of the definition by which the occurrence was planned; a parked one has one that nothing else has.
         planner: who planned it.
         at_ms: the occurrence, unix time in ms; None if none is planned.
         task_id: the id of the message that was offered for it; empty if it is sent when it is due.

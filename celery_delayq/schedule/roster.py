@@ -171,7 +171,9 @@ class Roster:
                 self.note_error(name, f"{owner} an entry of that name; that of the configuration does not run")
             elif record.fingerprint != definition.fingerprint:
                 fresh = self._new_record(definition, record.since_ms)
-                changes.append((name, raw, replace(fresh, queue=record.queue, paused=record.paused)))
+                changes.append(
+                    (name, raw, replace(fresh, queue=record.queue, earlier=record.earlier, paused=record.paused))
+                )
         for name, raw in records.items():
             if name not in self._configured.entries and name not in self._configured.errors:
                 record = self._record_of(name, raw)

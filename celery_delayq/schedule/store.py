@@ -7,6 +7,7 @@ Records and states are JSON, and compared as the bytes they are stored as.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -164,13 +165,16 @@ class ScheduleStore:
         replies = self._run_many("plan", commands)
         return [reply if isinstance(reply, redis.ResponseError) else Planned.of(reply) for reply in replies]
 
-    def forget(self, entry: str, queue: str, seen: Seen) -> None:
-        """Forget the state of an entry, and withdraw its message, if it is still as it was seen. One atomic script."""
+    def forget(self, entry: str, queue: str, seen: Seen) -> bool:
+        """Forget the state of an entry, and withdraw its message, if it is still as it was seen. One atomic script.
+
+        Returns whether it has none there now; then no step that was decided before this will be taken there.
+        """
         try:
             task_id = State.parse(seen.raw).task_id if seen.raw else ""
         except ValueError:
             task_id = ""
-        self._plan_one(Step(entry, queue, seen, b"", withdraw=task_id))
+        return not self._plan_one(Step(entry, queue, seen, b"", withdraw=task_id)).state
 
     def forget_all(self, entry: str, queues: Sequence[str]) -> None:
         """Forget the states of an entry in these queues, see `forget`."""
@@ -204,7 +208,9 @@ class ScheduleStore:
         Returns the state as it is then, None if it was not as seen.
         """
         state = State.parse(seen.raw)
-        return self._withdraw(entry, queue, seen, state, replace(state, task_id="", fingerprint="", parked=True))
+        # Of no definition, and like no other: who saw it parked before must not take it for that.
+        parked = replace(state, task_id="", fingerprint=uuid.uuid4().hex, parked=True)
+        return self._withdraw(entry, queue, seen, state, parked)
 
     def _withdraw(self, entry: str, queue: str, seen: Seen, state: State, without: State) -> tuple[State, Seen] | None:
         step = Step(entry, queue, seen, without.dump(), withdraw=state.task_id, must_wait=bool(state.task_id))

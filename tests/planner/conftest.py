@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -101,6 +102,12 @@ class Stage:
         delayed.cancel(old.task_id)
         if not transferred:
             delayed.offer(b"late", due_ms=at_ms, message_id=old.task_id)
+
+    def set_runs(self, name: str, runs: int) -> None:
+        """Let an entry have run that often."""
+        state = self.state(name)
+        assert state is not None
+        self.client.hset(self.queue().keys.schedule, name, replace(state, runs=runs).dump())
 
     def queue(self, name: str = "celery") -> DelayedQueue:
         """Return a delayed queue."""

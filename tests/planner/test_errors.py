@@ -128,6 +128,18 @@ class TestWhatOthersWrote:
             run(planner)
         assert sorted(stage.waiting()) == ["fresh []", "good []"]
 
+    def test_an_entry_whose_old_queue_the_server_refuses_moves_later(self, stage: Stage) -> None:
+        """Not before, or its message there would run as well."""
+        stage.add("a", 60)
+        started(stage)
+        stage.add("a", 60, queue="other", earlier=["celery"])
+        stage.client.set(stage.queue().keys.delay_list, "no LIST")
+        planner = started(stage, queues={"t": "other"})
+        assert "WRONGTYPE" in (planner.entries["a"].error or "")
+        stage.client.delete(stage.queue().keys.delay_list)
+        run_until(lambda: stage.waiting("other") == ["a []"], "it is planned", planner)
+        assert stage.waiting() == []
+
     def test_errors_that_cannot_be_kept(self, stage: Stage) -> None:
         stage.client.set(stage.store.keys.errors, "no HASH")
         started(stage, {"good": 60, "bad": {"schedule": 60, "task": "broken"}})

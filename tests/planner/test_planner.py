@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from celery_delayq.schedule.records import State
+from celery_delayq.codec import message_key
+from celery_delayq.schedule.records import State, Step
+from celery_delayq.schedule.scripts import DONE, Offer
 from tests.planner.conftest import Stage, run, run_until, started
 from tests.state import calls
 from tests.support import wait_until
@@ -280,6 +282,76 @@ class TestQueues:
         assert after is not None
         assert after.runs == 9
         assert stage.state("a", "other") is None
+
+    def test_one_that_goes_on_to_a_third_queue_keeps_its_state(self, stage: Stage) -> None:
+        """A planner was killed while it moved the entry, and by now it goes elsewhere."""
+        stage.add("a", 60)
+        started(stage)
+        stage.set_runs("a", 9)
+        stage.store.park("a", "celery", stage.store.seen([("a", "celery")])[0])
+        stage.add("a", 60, queue="mine", earlier=["celery"])
+        started(stage, queues={"t": "other"})
+        after = stage.state("a", "other")
+        assert after is not None
+        assert after.runs == 9
+        assert [stage.waiting(queue) for queue in ("celery", "mine", "other")] == [[], [], ["a []"]]
+
+    def test_one_whose_time_comes_while_it_moves_is_planned_ahead_again(self, stage: Stage) -> None:
+        stage.add("a", 0.1)
+        started(stage)
+        parked = stage.store.park("a", "celery", stage.store.seen([("a", "celery")])[0])
+        assert parked is not None
+        at_ms = parked[0].at_ms
+        wait_until(lambda: stage.store.now_ms() > at_ms, "its time has come")
+        stage.add("a", 0.1, queue="other", earlier=["celery"])
+        started(stage, queues={"t": "other"})
+        after = stage.state("a", "other")
+        assert after is not None
+        assert after.task_id
+        assert f"a [] {at_ms}" in stage.offered("other")
+
+    def test_a_planner_that_was_slower_than_the_move_back(self, stage: Stage) -> None:
+        """It had decided what to do while the entry still went to its queue."""
+        stage.add("a", 60)
+        started(stage)
+        stage.store.park("a", "celery", stage.store.seen([("a", "celery")])[0])
+        due_ms = stage.store.now_ms() + 60_000
+        slow = Step(
+            "a",
+            "other",
+            *stage.store.seen([("a", "other")]),
+            State("", "slow", due_ms, "m").dump(),
+            offer=Offer(message_key("m"), due_ms, b"slow"),
+        )
+        stage.add("a", 60, queue="celery", earlier=["other"])
+        planner = stage.planner()
+        planner.read()
+        planner.on_change(10**6, "a")
+        assert stage.store.plan([slow])[0].outcome == DONE
+        run(planner)
+        assert (stage.waiting(), stage.waiting("other")) == (["a []"], [])
+
+    def test_a_state_that_was_parked_twice_is_not_the_same(self, stage: Stage) -> None:
+        stage.add("a", 60)
+        started(stage)
+        before = stage.store.seen([("a", "celery")])[0]
+        first = stage.store.park("a", "celery", before)
+        stage.client.hset(stage.queue().keys.schedule, "a", before.raw)
+        stage.queue().offer(b"again", due_ms=10**13, message_id=State.parse(before.raw).task_id)
+        second = stage.store.park("a", "celery", before)
+        assert first is not None
+        assert second is not None
+        assert first[1].raw != second[1].raw
+
+    def test_a_deploy_remembers_where_a_state_may_be(self, stage: Stage) -> None:
+        """Planners that only hear of the change look for it in those queues."""
+        started(stage, {"a": 60})
+        stage.add("a", 60, app="shop", queue="other", earlier=["celery"])
+        started(stage, {"a": {"schedule": 60, "args": ["new"]}}, queues={"t": "other"})
+        record = stage.record("a")
+        assert record is not None
+        assert list(record.earlier) == ["celery"]
+        assert (stage.waiting(), stage.waiting("other")) == ([], ["a ['new']"])
 
 
 def test_entries_that_are_new_do_not_hold_up_the_others(stage: Stage) -> None:

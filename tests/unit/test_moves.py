@@ -113,6 +113,13 @@ class TestMissed:
         assert move.send_ms == (None if sent is None else T + sent * MINUTE)
         assert move.at_ms == (T + MINUTE if missed == "all" else T + 11 * MINUTE)
 
+    @pytest.mark.parametrize(("missed", "next_is"), [("skip", 11), ("once", 10), ("all", 0)])
+    def test_one_whose_message_was_taken_back_by_a_change(self, missed: str, next_is: int) -> None:
+        """It is planned with a message, as ever, and not sent when its time has come from then on."""
+        changed = replace(at(entry(), T, task_id="", runs=3), fingerprint="before")
+        move = next_move(entry(missed=missed), changed, self.now)
+        assert move == Move(T + next_is * MINUTE, send_ms=T + next_is * MINUTE, runs=3)
+
     def test_crontabs_keep_the_deadline_of_celery(self) -> None:
         definition = entry("* * * * *").definition
         assert Policy.of(definition, ScheduleSettings(), 30).max_lateness_s == 30
