@@ -150,8 +150,8 @@ class Planner:
         waiting = self._still_waiting(due, now_ms)
         steps: list[tuple[str, Move, Step]] = []
         for name in due:
-            known = self.entries[name]
-            if known.wake_ms is not None:  # another planner was there
+            known = self.entries.get(name)
+            if known is None or known.wake_ms is not None:  # another planner was there
                 continue
             step = self._step(name, known, now_ms, still_waits=name in waiting)
             if step is not None:
@@ -183,17 +183,15 @@ class Planner:
             and known.record.queue is not None
         ]
         for (name, _), seen in zip(stale, self._store.seen(stale), strict=True):
-            known = self.entries[name]
-            if seen.raw != known.seen.raw:
-                known.seen = seen
-                self._roster.read_state(name, known)
+            self._roster.on_state(name, seen)
 
     def _still_waiting(self, names: Iterable[str], now_ms: int) -> set[str]:
         """Return the entries whose messages nobody has transferred, long after their time."""
         overdue = [
             (name, known.state.task_id, known.record.queue)
             for name in names
-            if (known := self.entries[name]).state is not None
+            if (known := self.entries.get(name)) is not None
+            and known.state is not None
             and known.record.queue is not None
             and known.state.task_id
             and known.state.at_ms is not None

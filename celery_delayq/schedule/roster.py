@@ -274,6 +274,15 @@ class Roster:
             for queue, found in zip(queues, self._store.seen([(name, queue) for queue in queues]), strict=True):
                 self.forget(name, queue, found)
 
+    def on_state(self, name: str, seen: Seen) -> None:
+        """Take notice of the state of an entry in its queue, which another planner may have changed."""
+        known = self.entries[name]
+        if seen.raw != known.seen.raw:
+            known.seen = seen
+            self.read_state(name, known)
+            if known.state is None or known.state.parked:  # it may have gone to another queue before
+                self.refresh(name)
+
     def read_state(self, name: str, known: Known) -> None:
         """Take notice of the state of an entry, as it was seen."""
         try:
@@ -289,11 +298,14 @@ class Roster:
         Returns those that were written, and those that the server refused. The others have changed, and are read again.
         """
         names = list(queues)
+        # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
+        states = dict(zip(names, self._store.seen([(name, queues[name]) for name in names]), strict=True))
         records = [Record.parse(self.entries[name].record.raw).to(queues[name]) for name in names]
         replies = self._store.write_records(
             [(name, self.entries[name].record.raw, record) for name, record in zip(names, records, strict=True)]
         )
-        written, refused = [], {}
+        written: set[str] = set()
+        refused = {}
         for name, record, reply in zip(names, records, replies, strict=True):
             if isinstance(reply, ResponseError):
                 refused[name] = reply
@@ -301,13 +313,12 @@ class Roster:
             done, number = reply
             if done:
                 self._changes = number if number == self._changes + 1 else self._changes
-                self.entries[name].record = replace(record.stored(), definition=None)
-                written.append(name)
+                known = self.entries[name]
+                known.record, known.seen = replace(record.stored(), definition=None), states[name]
+                written.add(name)
             else:
                 self.refresh(name)
-        for name, seen in zip(written, self._store.seen([(name, queues[name]) for name in written]), strict=True):
-            self.entries[name].seen = seen
-        return set(written), refused
+        return written, refused
 
     def note_error(self, name: str, error: str | None) -> None:
         """Write an error down where people see it, and log it once."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from celery_delayq.codec import message_key
 from celery_delayq.schedule.records import State, Step
 from celery_delayq.schedule.scripts import DONE, Offer
+from celery_delayq.schedule.store import ScheduleStore
 from tests.planner.conftest import Stage, run, run_until, started
 from tests.state import calls
 from tests.support import wait_until
@@ -330,6 +332,39 @@ class TestQueues:
         assert stage.store.plan([slow])[0].outcome == DONE
         run(planner)
         assert (stage.waiting(), stage.waiting("other")) == (["a []"], [])
+
+    @pytest.mark.parametrize("parked", [False, True])
+    def test_a_planner_that_looks_after_the_move_and_has_not_heard_of_it(self, stage: Stage, parked: bool) -> None:
+        started(stage, {"a": 0.3})
+        looks = started(stage, {"a": 0.3})
+        before = stage.state("a")
+        assert before is not None
+        seen = stage.store.seen([("a", "celery")])[0]
+        stage.queue().transfer(10)
+        started(stage, {"a": 0.3}, queues={"t": "other"})
+        if parked:  # as in the middle of it
+            stage.client.hset(stage.queue().keys.schedule, "a", seen.raw)
+            stage.store.park("a", "celery", seen)
+        wait_until(lambda: stage.store.now_ms() > (before.at_ms or 0) + 1000, "it looks whether somebody planned")
+        run(looks)
+        assert [entry for entry in stage.offered() if entry != f"a [] {before.at_ms}"] == []
+
+    def test_a_planner_that_is_overtaken_with_a_new_entry(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It lets a new entry go to a queue from which another one takes it away at once."""
+        stage.add("a", 60)
+        write = ScheduleStore.write_records
+
+        def write_and_sleep(store: ScheduleStore, changes: Any) -> Any:
+            replies = write(store, changes)
+            monkeypatch.undo()
+            started(stage, queues={"t": "third"})
+            return replies
+
+        slow = stage.planner(queues={"t": "other"})
+        slow.read()
+        monkeypatch.setattr(ScheduleStore, "write_records", write_and_sleep)
+        slow.run_due()
+        assert (stage.waiting("other"), stage.waiting("third")) == ([], ["a []"])
 
     def test_a_state_that_was_parked_twice_is_not_the_same(self, stage: Stage) -> None:
         stage.add("a", 60)
