@@ -95,7 +95,7 @@ class _Sender:
         try:
             signature = _single(self._app, given)
             task_id = signature.options.get("task_id") or uuid()
-            result = signature.apply_async(producer=self._producer, task_id=task_id)
+            result = signature.apply_async(producer=self._producer, task_id=task_id, retry=False)
         except Exception as exc:
             self._batch.truncate(before)
             self._failed.append((given, exc))

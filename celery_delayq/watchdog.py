@@ -21,9 +21,9 @@ What an outage of Redis must not do
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -355,7 +355,7 @@ def _has_greenlets() -> bool:
 
 def start_native_thread(target: Callable[[], None]) -> None:
     """Run a function in a daemon thread of the operating system, whatever has been monkey-patched."""
-    start: Any = threading._start_new_thread  # type: ignore[attr-defined]
+    start: Any = _thread.start_new_thread
     if "gevent.monkey" in sys.modules:
         start = sys.modules["gevent.monkey"].get_original("_thread", "start_new_thread")
     elif "eventlet.patcher" in sys.modules:
