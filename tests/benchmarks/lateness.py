@@ -14,9 +14,7 @@ from tests.benchmarks.figures import Figure, Target, in_turns, percentile
 from tests.benchmarks.load import busy_tasks, cpu_load
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import SEED, Scale
-from tests.benchmarks.worker import BenchWorker, Run, worker_pair
-
-_SHORTEST_COUNTDOWN_S = 0.5
+from tests.benchmarks.worker import SHORTEST_COUNTDOWN_S, BenchWorker, Run, worker_pair
 
 #: After the last eta, and so long after the last one that ran, what did not run counts as lost, in seconds.
 _LOST_AFTER_S = 10.0
@@ -25,7 +23,7 @@ _PERCENTS = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
 
 
 @dataclass(frozen=True)
-class _Condition:
+class Condition:
     """Under what lateness is measured.
 
     Attributes:
@@ -51,13 +49,13 @@ def run(scale: Scale) -> Report:
     report = Report("lateness of execution: from the eta of a task to its start")
     with worker_pair() as workers:
         for condition in _conditions(scale):
-            _compare(report, workers, condition)
+            compare(report, workers, condition)
     with worker_pair() as waiting:
-        beyond = _Beyond(waiting, scale)
+        beyond = Beyond(waiting, scale)
         with worker_pair() as workers:
-            _compare(report, workers, _under_load(scale))
+            compare(report, workers, _under_load(scale))
         with worker_pair("solo") as workers:
-            _compare(report, workers, _on_a_busy_worker(scale))
+            compare(report, workers, _on_a_busy_worker(scale))
         beyond.show(report)
     report.notes += [
         "One worker: prefork with 2 processes, unless it says solo.",
@@ -69,32 +67,35 @@ def run(scale: Scale) -> Report:
     return report
 
 
-def _conditions(scale: Scale) -> list[_Condition]:
-    shorts = _countdowns(scale)
+def _conditions(scale: Scale) -> list[Condition]:
     steady_tasks = int(scale.steady_s * scale.steady_rate)
     steady = [seconds_to_publish(steady_tasks) + number / scale.steady_rate for number in range(steady_tasks)]
     return [
-        _Condition(
-            f"{scale.tasks:,} in {scale.longest_countdown_s:g} s", shorts, rounds=scale.rounds, targets=("p50", "p99")
-        ),
-        _Condition(f"{scale.steady_rate:,}/s for {scale.steady_s:g} s", steady, published_by_celery=False),
+        random_countdowns(scale),
+        Condition(f"{scale.steady_rate:,}/s for {scale.steady_s:g} s", steady, published_by_celery=False),
     ]
 
 
-def _under_load(scale: Scale) -> _Condition:
+def random_countdowns(scale: Scale) -> Condition:
+    """Return the condition in which nothing else goes on."""
+    name = f"{scale.tasks:,} in {scale.longest_countdown_s:g} s"
+    return Condition(name, _countdowns(scale), rounds=scale.rounds, targets=("p50", "p99"))
+
+
+def _under_load(scale: Scale) -> Condition:
     loaded = _first_half(_countdowns(scale))
-    return _Condition(f"{len(loaded):,} under CPU load", loaded, loaded=True)
+    return Condition(f"{len(loaded):,} under CPU load", loaded, loaded=True)
 
 
-def _on_a_busy_worker(scale: Scale) -> _Condition:
+def _on_a_busy_worker(scale: Scale) -> Condition:
     loaded = _first_half(_countdowns(scale))
     few = loaded[:: max(1, len(loaded) // 150)]
-    return _Condition(f"{len(few):,} on a busy solo worker", few, busy=True)
+    return Condition(f"{len(few):,} on a busy solo worker", few, busy=True)
 
 
 def _countdowns(scale: Scale) -> list[float]:
     rng = random.Random(SEED)
-    return [rng.uniform(_SHORTEST_COUNTDOWN_S, scale.longest_countdown_s) for _ in range(scale.tasks)]
+    return [rng.uniform(SHORTEST_COUNTDOWN_S, scale.longest_countdown_s) for _ in range(scale.tasks)]
 
 
 def _first_half(countdowns: Sequence[float]) -> list[float]:
@@ -102,7 +103,7 @@ def _first_half(countdowns: Sequence[float]) -> list[float]:
     return [one for one in countdowns if one <= max(countdowns) / 2]
 
 
-def _show(report: Report, condition: _Condition, results: dict[str, list[list[Run]]]) -> None:
+def _show(report: Report, condition: Condition, results: dict[str, list[list[Run]]]) -> None:
     def figure(name: str, unit: str, target: Target | None) -> Figure:
         return report.figure(f"{condition.name}: {name}", unit, target=target)
 
@@ -121,12 +122,13 @@ def _show(report: Report, condition: _Condition, results: dict[str, list[list[Ru
             twice.add(variant, len(runs) - different)
 
 
-def _compare(report: Report, workers: dict[str, BenchWorker], condition: _Condition) -> None:
+def compare(report: Report, workers: dict[str, BenchWorker], condition: Condition) -> None:
+    """Measure a condition with each worker in turn, and add what was found to a report."""
     turns = {name: partial(_measure, worker, condition) for name, worker in workers.items()}
     _show(report, condition, in_turns(condition.rounds, turns))
 
 
-def _measure(worker: BenchWorker, condition: _Condition) -> list[Run]:
+def _measure(worker: BenchWorker, condition: Condition) -> list[Run]:
     countdowns = condition.countdowns
     worker.forget()
     with ExitStack() as stack:
@@ -142,8 +144,8 @@ def _measure(worker: BenchWorker, condition: _Condition) -> list[Run]:
         return _wait(worker, countdowns)
 
 
-class _Beyond:
-    """Lets two workers wait for tasks at the same time; those of the second are due after those of the first.
+class Beyond:
+    """Lets workers wait for tasks at the same time; those of the second are due after those of the first, and so on.
 
     Other conditions can be measured meanwhile. If they take longer than the wait, `show` says so.
     """
@@ -152,11 +154,12 @@ class _Beyond:
         rng = random.Random(SEED)
         span_s = scale.longest_countdown_s / 2
         countdowns = [scale.beyond_s + rng.uniform(0.5, span_s) for _ in range(scale.tasks // 2)]
-        self._condition = _Condition(f"{len(countdowns):,} above {scale.beyond_s:g} s", countdowns)
+        self._condition = Condition(f"{len(countdowns):,} above {scale.beyond_s:g} s", countdowns)
         self._due_at = time.monotonic() + scale.beyond_s
         self._workers = workers
         self._late = {name: [span_s * turn + one for one in countdowns] for turn, name in enumerate(workers)}
         for name, worker in workers.items():
+            worker.forget()
             _publish(worker, self._late[name])
 
     def show(self, report: Report) -> None:

@@ -18,7 +18,7 @@ from tests.benchmarks.figures import OURS, Figure
 from tests.benchmarks.numbers import shown
 
 #: Whose versions are shown, if they are installed.
-_PACKAGES = ("celery", "kombu", "redis", "celery-delayq", "celery-redbeat")
+_PACKAGES = ("celery", "kombu", "redis", "celery-delayq", "celery-redbeat", "celery-redis-plus")
 
 #: Of the columns of a table.
 HEADINGS = ("figure", "variant", "median", "min", "max", "ratio", "target", "reached")

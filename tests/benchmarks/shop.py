@@ -1,22 +1,24 @@
-"""The app of the benchmarks: on stock Celery or on celery_delayq, as the broker URL says, and otherwise the same."""
+"""The app of the benchmarks: on stock Celery, on celery_delayq or on a peer, as the broker URL says."""
 
 from __future__ import annotations
 
 import os
 import time
+from importlib import import_module
 from typing import Any
 
 from celery import Celery
 
 from celery_delayq import DelayQ
 
-#: Scheme of the broker URL -> what it stands for.
-SCHEMES = {"stock": "redis", "delayq": "delayq"}
+#: Variant -> scheme of its broker URL.
+SCHEMES = {"stock": "redis", "delayq": "delayq", "celery-redis-plus": "valkey", "RabbitMQ": "amqp"}
 
 
 def broker_url(variant: str, port: int, db: int = 0) -> str:
     """Return the URL of a local server for a variant."""
-    return f"{SCHEMES[variant]}://127.0.0.1:{port}/{db}"
+    scheme = SCHEMES[variant]
+    return f"amqp://guest:guest@127.0.0.1:{port}//" if scheme == "amqp" else f"{scheme}://127.0.0.1:{port}/{db}"
 
 
 def make_app(broker: str, ledger: str | None = None) -> Celery:
@@ -30,6 +32,10 @@ def make_app(broker: str, ledger: str | None = None) -> Celery:
     app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=True)
     if broker.startswith("delayq"):
         app.delayq = DelayQ(app)
+    elif broker.startswith("valkey"):
+        import_module("celery_redis_plus")  # it makes the scheme known
+    elif broker.startswith("amqp"):  # what native delays want
+        app.conf.update(task_default_queue_type="quorum", task_default_exchange_type="topic")
     # Opened before the pool forks: appending lines of this size is atomic.
     descriptor = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT) if ledger else -1
 

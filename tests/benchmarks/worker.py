@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +19,9 @@ from tests.benchmarks.shop import broker_url, make_app
 from tests.benchmarks.usage import process_bytes
 from tests.support import wait_until
 from tests.workers import CeleryCommand
+
+#: RabbitMQ's native delays take no shorter countdown, in seconds.
+SHORTEST_COUNTDOWN_S = 1.0
 
 #: Tasks that run before anything is measured; each child process of the worker gets some.
 _WARM_UP = 40
@@ -37,13 +40,13 @@ class BenchWorker(CeleryCommand):
     """`celery worker -P prefork -c 2 -l WARNING`, all other options at their defaults.
 
     Args:
-        variant: `stock` or `delayq`.
-        port: of the Redis server, whose database 0 is used.
+        variant: `stock`, `delayq` or a peer.
+        port: of its server; of a Redis server, database 0 is used.
         pool: `prefork` or `solo`.
 
     Attributes:
         app: to publish with.
-        client: of the server.
+        client: of the server, if that is a Redis.
     """
 
     def __init__(self, variant: str, port: int, pool: str = "prefork") -> None:
@@ -69,13 +72,13 @@ class BenchWorker(CeleryCommand):
     def wait_until_ready(self) -> None:
         """Run some tasks, half of them delayed."""
         for number in range(_WARM_UP):
-            self.publish(number, countdown_s=0.2 if number % 2 else 0)
+            self.publish(number, countdown_s=SHORTEST_COUNTDOWN_S if number % 2 else 0)
         wait_until(lambda: self._ledger.exists() and self.count() >= _WARM_UP, "the warm-up has run", 60)
         self.forget()
 
     def publish(self, number: int, countdown_s: float) -> None:
         """Publish a task."""
-        self.app.tasks["note"].apply_async((number,), countdown=countdown_s)
+        self.app.tasks["note"].apply_async((number,), countdown=countdown_s or None)
 
     def forget(self) -> None:
         """Forget what ran so far."""
@@ -100,7 +103,14 @@ def worker_pair(pool: str = "prefork") -> Iterator[dict[str, BenchWorker]]:
     """Give a worker of each variant, on servers of their own; the one that is not measured has nothing to do."""
     with ExitStack() as stack:
         servers = {variant: stack.enter_context(PrivateRedis()) for variant in (STOCK, OURS)}
-        workers = {name: BenchWorker(name, server.port, pool) for name, server in servers.items()}
+        yield stack.enter_context(workers_on({name: server.port for name, server in servers.items()}, pool))
+
+
+@contextmanager
+def workers_on(ports: Mapping[str, int], pool: str = "prefork") -> Iterator[dict[str, BenchWorker]]:
+    """Give a worker of each variant, on the server at its port."""
+    with ExitStack() as stack:
+        workers = {name: BenchWorker(name, port, pool) for name, port in ports.items()}
         for worker in workers.values():
             stack.push(worker)
             worker.start()
