@@ -18,9 +18,10 @@ class Certificates:
         self._folder = folder
         self.authority = folder / "ca.crt"
         extensions = folder / "extensions"
-        extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        extensions.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\nauthorityKeyIdentifier=keyid\n")
         self._openssl(
             *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=tests"),
+            *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),  # Python 3.13 asks for it
             *("-keyout", "ca.key", "-out", "ca.crt"),
         )
         self._openssl(
