@@ -171,12 +171,15 @@ class _BeginInChild:
         is_held = True
         try:
             is_held = _is_held(self.message)
-            if is_held or in_time:  # it runs already, unless the child was stopped in that very moment
+            if is_held or in_time:  # it runs already, unless the child was suspended in that very moment
                 self._on_accepted(pid, time_accepted)
             else:
                 logger.info("Task %s is not begun: it is not this worker's any more", self.message.headers.get("id"))
         finally:
-            self._verdicts.give(pid, self._job.number, may_begin=is_held)
+            # A child that was in time looks only if it was suspended since then: others may have the message by now,
+            # unless it was acknowledged.
+            may_begin = is_held and (self.message.acknowledged or not in_time)
+            self._verdicts.give(pid, self._job.number, may_begin=may_begin)
 
     def foretell(self, pid: int) -> None:
         """Give the verdict before the worker reads that the child waits for it, without asking the server."""

@@ -1,12 +1,18 @@
-"""Which jobs of Celery's prefork pool a child process has been given."""
+"""Which jobs of Celery's prefork pool a child process has been given, and whether it may begin them late."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-from celery_delayq.handover import _written
+import pytest
+
+from celery_delayq import handover
+from celery_delayq.handover import _BeginInChild, _written
+from celery_delayq.verdicts import Job, Verdicts
 
 
 def job(*, child: object = None) -> Any:
@@ -25,3 +31,42 @@ def test_one_whose_child_died_before_it_read_is_not_written_any_more() -> None:
     back = job(child="a process that has ended")
     pool: Any = SimpleNamespace(_cache={1: back}, outbound_buffer=deque([back]))
     assert _written(pool) == {}
+
+
+class Request:
+    """A request of Celery's, as far as it is looked at."""
+
+    def __init__(self, *, acks_late: bool) -> None:
+        self.message: Any = SimpleNamespace(channel=None, acknowledged=False, headers={})
+        self._acks_late = acks_late
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        self.message.acknowledged = not self._acks_late
+
+
+@pytest.mark.parametrize("acks_late", [True, False])
+def test_a_child_that_was_suspended_as_it_began_leaves_what_others_may_have(acks_late: bool) -> None:
+    """Its worker saw it begin in time. What is acknowledged is nobody else's, and would be lost."""
+    verdicts, child = Verdicts(), os.getpid()
+    begin = _BeginInChild(Request(acks_late=acks_late).on_accepted, Job(print, 7, sure_until=10.0), verdicts)
+    begin(child, 9.0)
+    verdicts._parent = os.getppid()  # this process is the child, too
+    assert verdicts.wait(7) is not acks_late
+
+
+@pytest.mark.parametrize("accepted_at", [9.0, 11.0])
+def test_nor_does_it_begin_what_others_have(accepted_at: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "_is_held", lambda message, ask=True: False)
+    verdicts, child = Verdicts(), os.getpid()
+    begin = _BeginInChild(Request(acks_late=False).on_accepted, Job(print, 7, sure_until=10.0), verdicts)
+    begin(child, accepted_at)
+    verdicts._parent = os.getppid()
+    assert not verdicts.wait(7)
+
+
+def test_a_child_that_begins_late_may_begin_what_is_still_its_workers() -> None:
+    verdicts, child = Verdicts(), os.getpid()
+    begin = _BeginInChild(Request(acks_late=True).on_accepted, Job(print, 7, sure_until=10.0), verdicts)
+    begin(child, math.inf)
+    verdicts._parent = os.getppid()
+    assert verdicts.wait(7)
