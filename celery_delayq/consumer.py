@@ -102,8 +102,9 @@ class Consumer:
         self.joined: dict[str, keys.QueueKeys] = {}
         self.names: set[str] = set()
         self.held: dict[str, Held] = {}
-        #: Tags whose acknowledgement did not reach the server.
+        #: Tags whose acknowledgement did not reach the server, and those where it came too late.
         self.owed: set[str] = set()
+        self.too_late: set[str] = set()
         self.is_lost = False
         self._lost = ""
         #: When it was closed, on the monotonic clock; None while it is in use.
@@ -241,6 +242,8 @@ class Consumer:
         # Only now: what is in flight and not held is put back by `reconcile`.
         for tag, was_in_flight in answered.items():
             held = self.held.pop(tag, None)
+            if not was_in_flight:
+                self.too_late.add(tag)
             if held is not None and not was_in_flight and not self.is_lost:
                 logger.warning("A message of %r is not this consumer's own any more: its task may run twice", held.name)
 
@@ -281,6 +284,8 @@ class Consumer:
         """
         held = self.held.get(tag)
         if held is None:
+            if self.is_lost:
+                self.too_late.add(tag)
             return False
         try:
             if self._is_fetching_thread:
@@ -294,6 +299,14 @@ class Consumer:
             self.owed.add(tag)
             self._log_owed(exc)
         return True
+
+    def came_too_late(self, tag: str) -> bool:
+        """Return whether an acknowledgement was of no use: the message was not this consumer's any more.
+
+        Waits for the server's reply. Never raises; what nobody knows counts as in time.
+        """
+        self.read_answers()
+        return tag in self.too_late
 
     def _in_flight(self, held: Held) -> str:
         queue_keys = self.joined.get(held.name) or keys.QueueKeys.of(held.name, self.db)

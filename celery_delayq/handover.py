@@ -16,6 +16,7 @@ Private of Celery (5.6 and 5.7), all in this module
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
 from functools import partial
 from itertools import count
@@ -168,17 +169,21 @@ class _BeginInChild:
             time_accepted: by its monotonic clock; it looks whether it is late a moment after.
         """
         in_time = time_accepted <= self._job.sure_until
-        is_held = True
+        may_begin = True
         try:
-            is_held = _is_held(self.message)
+            may_begin = is_held = _is_held(self.message)
+            sure_until = _sure_until(self.message)
             if is_held or in_time:  # it runs already, unless the child was suspended in that very moment
                 self._on_accepted(pid, time_accepted)
             else:
                 logger.info("Task %s is not begun: it is not this worker's any more", self.message.headers.get("id"))
+            # A child that was in time looks only if it was suspended since then, and this process with it: others may
+            # have taken the message over by now, or in the middle of this method.
+            if self.message.acknowledged and time.monotonic() > sure_until:
+                may_begin = is_held and not _came_too_late(self.message)
+            elif in_time:
+                may_begin = is_held and self.message.acknowledged
         finally:
-            # A child that was in time looks only if it was suspended since then: others may have the message by now,
-            # unless it was acknowledged.
-            may_begin = is_held and (self.message.acknowledged or not in_time)
             self._verdicts.give(pid, self._job.number, may_begin=may_begin)
 
     def foretell(self, pid: int) -> None:
@@ -196,6 +201,12 @@ def _is_held(message: Any, *, ask: bool = True) -> bool:
     """Return whether a message is still this worker's; asks the server only after a silence as long as the lease."""
     channel = message.channel
     return not isinstance(channel, DelayedChannel) or channel.is_held(message.delivery_tag, ask=ask)
+
+
+def _came_too_late(message: Any) -> bool:
+    """Return whether a message was acknowledged when others had taken it over."""
+    channel = message.channel
+    return isinstance(channel, DelayedChannel) and channel.came_too_late(message.delivery_tag)
 
 
 def _message_of(accept_callback: Any) -> Any:

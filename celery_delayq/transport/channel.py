@@ -240,6 +240,10 @@ class DelayedChannel(kombu_redis.Channel):
         """Return whether a message that was fetched is still this consumer's, see `Consumer.is_held`."""
         return self._consumer is None or self._consumer.is_held(delivery_tag, ask=ask)
 
+    def came_too_late(self, delivery_tag: str) -> bool:
+        """Return whether an acknowledgement was of no use, see `Consumer.came_too_late`."""
+        return self._consumer is not None and self._consumer.came_too_late(delivery_tag)
+
     @property
     def lease_until(self) -> float:
         """Until when what was fetched is this consumer's for sure, on the monotonic clock."""

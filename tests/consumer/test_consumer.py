@@ -104,6 +104,13 @@ class TestAcknowledging:
         assert consumer.held.keys() == {second}
         assert consumers.in_flight(consumer) == [b"2"]
 
+    def test_came_not_too_late(self, consumers: Consumers) -> None:
+        consumer = consumers.make()
+        (tag,) = consumers.take(consumer, b"1")
+        consumer.ack(tag)
+        assert not consumer.came_too_late(tag)
+        assert consumer.held == {}
+
     def test_in_another_thread(self, consumers: Consumers) -> None:
         consumer = consumers.make()
         first, second = consumers.take(consumer, b"1", b"2")

@@ -157,9 +157,18 @@ class TestLeaseLost:
                 consumer.ack(tag)
             else:
                 in_another_thread(consumer.ack, tag)
-            consumer.read_answers()
+            assert consumer.came_too_late(tag)
         assert "is not this consumer's own any more" in caplog.text
         assert consumer.held == {}
+
+    def test_an_acknowledgement_when_it_knows(self, consumers: Consumers) -> None:
+        consumer = consumers.make()
+        (tag,) = consumers.take(consumer, b"1")
+        give_up(consumers, consumer)
+        with pytest.raises(LeaseLost):
+            consumer.renew()
+        assert not consumer.ack(tag)
+        assert consumer.came_too_late(tag)
 
     def test_a_requeue_before_it_knows(self, consumers: Consumers) -> None:
         consumer = consumers.make()

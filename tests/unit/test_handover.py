@@ -54,6 +54,21 @@ def test_a_child_that_was_suspended_as_it_began_leaves_what_others_may_have(acks
     assert verdicts.wait(7) is not acks_late
 
 
+@pytest.mark.parametrize("came_too_late", [True, False])
+@pytest.mark.parametrize("accepted_at", [9.0, 11.0])
+def test_it_does_not_begin_what_its_worker_acknowledged_too_late(
+    accepted_at: float, came_too_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker was suspended, too, before it acknowledged the message."""
+    monkeypatch.setattr(handover, "_sure_until", lambda message: 0.0)
+    monkeypatch.setattr(handover, "_came_too_late", lambda message: came_too_late)
+    verdicts, child = Verdicts(), os.getpid()
+    begin = _BeginInChild(Request(acks_late=False).on_accepted, Job(print, 7, sure_until=10.0), verdicts)
+    begin(child, accepted_at)
+    verdicts._parent = os.getppid()
+    assert verdicts.wait(7) is not came_too_late
+
+
 @pytest.mark.parametrize("accepted_at", [9.0, 11.0])
 def test_nor_does_it_begin_what_others_have(accepted_at: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "_is_held", lambda message, ask=True: False)
