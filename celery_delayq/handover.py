@@ -169,26 +169,35 @@ class _BeginInChild:
             time_accepted: by its monotonic clock; it looks whether it is late a moment after.
         """
         in_time = time_accepted <= self._job.sure_until
-        may_begin = True
+        may_begin = False
         try:
-            may_begin = is_held = _is_held(self.message)
-            sure_until = _sure_until(self.message)
+            is_held = _is_held(self.message)
+            sure_until = _sure_until(self.message) if in_time else -math.inf
             if is_held or in_time:  # it runs already, unless the child was suspended in that very moment
                 self._on_accepted(pid, time_accepted)
-            else:
+            may_begin = is_held and self._may_begin(in_time, sure_until)
+            if not may_begin and not in_time:
                 logger.info("Task %s is not begun: it is not this worker's any more", self.message.headers.get("id"))
-            # A child that was in time looks only if it was suspended since then, and this process with it: others may
-            # have taken the message over by now, or in the middle of this method.
-            if self.message.acknowledged and time.monotonic() > sure_until:
-                may_begin = is_held and not _came_too_late(self.message)
-            elif in_time:
-                may_begin = is_held and self.message.acknowledged
         finally:
             self._verdicts.give(pid, self._job.number, may_begin=may_begin)
 
+    def _may_begin(self, in_time: bool, sure_until: float) -> bool:
+        """Return the verdict for a child that looks: because it is late, or has been suspended since it was in time.
+
+        This process may have been suspended with it, and others have taken the message over, also in the middle of
+        `__call__`.
+
+        Args:
+            in_time: whether the child was.
+            sure_until: until when the message was this worker's for sure, before it was accepted.
+        """
+        if self.message.acknowledged:
+            return time.monotonic() <= sure_until or not _came_too_late(self.message)
+        return not in_time and _is_held(self.message)
+
     def foretell(self, pid: int) -> None:
         """Give the verdict before the worker reads that the child waits for it, without asking the server."""
-        self._verdicts.give(pid, self._job.number, may_begin=_is_held(self.message, ask=False))
+        self._verdicts.give(pid, self._job.number, may_begin=_is_held(self.message, ask=False), foretold=True)
 
 
 def _sure_until(message: Any) -> float:

@@ -29,23 +29,35 @@ class Verdicts:
     """The verdicts of one worker, made before it forks its children. One thread gives them.
 
     A verdict is the number of a job, negative if it must not begin, so that a place needs not be cleared. A child has
-    one job at a time.
+    two places: one for the job that it begins, and one for what was foretold of the next.
     """
 
     def __init__(self) -> None:
         self._parent = os.getpid()
-        self._numbers = memoryview(mmap.mmap(-1, 8 * _PLACES)).cast("q")
+        self._numbers = memoryview(mmap.mmap(-1, 2 * 8 * _PLACES)).cast("q")
 
-    def give(self, pid: int, number: int, *, may_begin: bool) -> None:
-        """Say whether a child may begin a job, counted from 1."""
-        self._numbers[pid % _PLACES] = number if may_begin else -number
+    def give(self, pid: int, number: int, *, may_begin: bool, foretold: bool = False) -> None:
+        """Say whether a child may begin a job, counted from 1.
+
+        Args:
+            pid: of the child.
+            number: of the job.
+            may_begin: the verdict.
+            foretold: whether the child may be about to read that of another job.
+        """
+        self._numbers[pid % _PLACES + foretold * _PLACES] = number if may_begin else -number
 
     def wait(self, number: int) -> bool:
         """Return whether this child may begin a job, once its worker has said so; False if it has ended without."""
         place = os.getpid() % _PLACES
-        while abs(self._numbers[place]) != number and os.getppid() == self._parent:
+        while True:
+            has_parent = os.getppid() == self._parent
+            for given in (self._numbers[place], self._numbers[place + _PLACES]):
+                if abs(given) == number:
+                    return bool(given > 0)
+            if not has_parent:
+                return False
             time.sleep(_LOOK_S)
-        return bool(self._numbers[place] == number)
 
 
 def share_verdicts() -> Verdicts:

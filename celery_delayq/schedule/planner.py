@@ -164,13 +164,14 @@ class Planner:
         while self._heap and len(due) < _BATCH and self._heap[0][0] <= now_ms:
             wake_ms, name = heapq.heappop(self._heap)
             if self._is_current(wake_ms, name):
+                self.entries[name].wake_ms = None  # there may be more of the same in the heap
                 due.append(name)
+        already = set(due)
         while self._new and len(due) < _BATCH:
             name, known = self._new.popitem()
-            if self.entries.get(name) is known:
+            if self.entries.get(name) is known and name not in already:
+                known.wake_ms = None
                 due.append(name)
-        for name in due:
-            self.entries[name].wake_ms = None
         return due
 
     def _read_others(self, names: Iterable[str]) -> None:
@@ -218,7 +219,10 @@ class Planner:
         entry = self._entry(known)
         try:
             move = next_move(entry, known.state, now_ms, still_waits=still_waits, gone=gone)
+            if move is None and known.state is not None and known.state.parked:
+                move = Move(None, last_ms=known.state.last_ms, runs=known.state.runs)  # it has ended, or rests
             if move is None:
+                self._forget_error(name, known)
                 self._wake(name, known, self._turn_ms(known.state) if known.state else None)
                 if known.wake_ms is not None and known.wake_ms <= now_ms:
                     known.wake_ms = None
@@ -306,9 +310,9 @@ class Planner:
                 if old_queue is None and not known.seen.raw:
                     settled.append((name, move, replace(step, seen=known.seen)))
                 else:
-                    known.strays = [(old_queue, old_seen)] if old_queue is not None else []
                     # Those from which it was taken out before know where it is.
-                    known.strays += known.parked
+                    strays = [(old_queue, old_seen), *known.parked]
+                    known.strays = [(queue, seen) for queue, seen in strays if queue not in (None, step.queue)]
                     known.parked = []
                     self._roster.read_state(name, known)
         return settled
@@ -340,10 +344,8 @@ class Planner:
             self._take(self._settle(again))
 
     def _on_planned(self, name: str, known: Known, move: Move, step: Step, seen: Seen) -> None:
-        known.seen, known.state, known.failures = seen, State.parse(step.state), 0
-        if known.error is not None:
-            known.error = None
-            self._roster.note_error(name, None)
+        known.seen, known.state = seen, State.parse(step.state)
+        self._forget_error(name, known)
         while known.parked:
             self._roster.forget(name, *known.parked.pop())
         if move.passed:
@@ -351,6 +353,12 @@ class Planner:
         self._wake(name, known, move.at_ms)
 
     # -- errors
+
+    def _forget_error(self, name: str, known: Known) -> None:
+        known.failures = 0
+        if known.error is not None:
+            known.error = None
+            self._roster.note_error(name, None)
 
     def _fail(self, name: str, known: Known, error: Exception) -> None:
         known.error = f"{type(error).__name__}: {error}" if not isinstance(error, DelayqError) else str(error)

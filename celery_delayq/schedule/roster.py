@@ -10,7 +10,7 @@ Which definition counts
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from logging import getLogger
@@ -219,9 +219,12 @@ class Roster:
 
     def _place(self, name: str, known: Known, states: Mapping[str, Mapping[str, Seen]]) -> None:
         queue = known.record.queue
+        others = {other for other, found in states.items() if other != queue and name in found}
+        if others or known.record.earlier or (queue is not None and queue not in states):
+            self.refresh(name, others)
+            return
         in_queue = states.get(queue or "", {})
         known.seen = in_queue.get(name) or Seen(b"", in_queue[""].forgotten if "" in in_queue else b"0")
-        known.strays = [(other, found[name]) for other, found in states.items() if other != queue and name in found]
         self.read_state(name, known)
 
     def _remove_strays(self, states: Mapping[str, Mapping[str, Seen]], records: Mapping[str, bytes]) -> None:
@@ -248,13 +251,21 @@ class Roster:
             self._changes = number
         self.refresh(name)
 
-    def refresh(self, name: str) -> None:
-        """Read an entry again."""
+    def refresh(self, name: str, also: Collection[str] = ()) -> None:
+        """Read an entry again.
+
+        Args:
+            name: of the entry.
+            also: queues in which it may have a state besides those that its record names.
+        """
         before = self.entries.pop(name, None)
         raw = self._store.record(name)
         while True:
             known = self._known(name, raw) if raw else None
-            queues = known.record.queues if known else []
+            own = known.record.queue if known else None
+            others = sorted({*known.record.earlier, *also} - {own}) if known else []
+            # Its own queue last: if it has been in two of them meanwhile, that is where it went.
+            queues = others if own is None else [*others, own]
             seen = self._store.seen([(name, queue) for queue in queues])
             # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
             again = self._store.record(name)
@@ -262,9 +273,9 @@ class Roster:
                 break
             raw = again
         if known is not None:
-            if known.record.queue is not None:
-                known.seen = seen.pop(0)
-            known.strays = list(zip(known.record.earlier, seen, strict=True))
+            if own is not None:
+                known.seen = seen.pop()
+            known.strays = list(zip(others, seen, strict=True))
             self.entries[name] = known
             self.read_state(name, known)
         elif not raw:
@@ -276,8 +287,8 @@ class Roster:
 
     def on_state(self, name: str, seen: Seen) -> None:
         """Take notice of the state of an entry in its queue, which another planner may have changed."""
-        known = self.entries[name]
-        if seen.raw != known.seen.raw:
+        known = self.entries.get(name)
+        if known is not None and seen.raw != known.seen.raw:
             known.seen = seen
             self.read_state(name, known)
             if known.state is None or known.state.parked:  # it may have gone to another queue before

@@ -146,7 +146,7 @@ class ScheduleStore:
 
         Returns for each what happened, or how the server refused it.
         """
-        for name in {step.queue for step in steps if step.offer}:
+        for name in {step.queue for step in steps if step.state}:
             self.queue(name).register()
         commands = [
             scripts.plan_command(
@@ -174,12 +174,16 @@ class ScheduleStore:
             task_id = State.parse(seen.raw).task_id if seen.raw else ""
         except ValueError:
             task_id = ""
-        return not self._plan_one(Step(entry, queue, seen, b"", withdraw=task_id)).state
+        done = self._plan_one(Step(entry, queue, seen, b"", withdraw=task_id))
+        while done.outcome == scripts.CHANGED and not done.state:  # others forgot; this has to be counted, too
+            done = self._plan_one(Step(entry, queue, Seen(b"", done.forgotten), b""))
+        return done.outcome == scripts.DONE
 
     def forget_all(self, entry: str, queues: Sequence[str]) -> None:
-        """Forget the states of an entry in these queues, see `forget`."""
+        """Forget the states of an entry in these queues, whatever they are, see `forget`."""
         for queue, seen in zip(queues, self.seen([(entry, queue) for queue in queues]), strict=True):
-            self.forget(entry, queue, seen)
+            while not self.forget(entry, queue, seen):
+                (seen,) = self.seen([(entry, queue)])
 
     def _plan_one(self, step: Step) -> Planned:
         (done,) = self.plan([step])

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from examples.private_redis import dying_with_us
@@ -75,7 +76,8 @@ class PrivateRabbitMQ:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        subprocess.run(["epmd", "-kill"], env=self._env, capture_output=True, check=False)
+        with suppress(FileNotFoundError):
+            subprocess.run(["epmd", "-kill"], env=self._env, capture_output=True, check=False)
         self._folder.cleanup()
 
 

@@ -21,7 +21,7 @@ from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.message import Occurrence
 from celery_delayq.schedule.moves import Policy
 from celery_delayq.schedule.planner import Planner
-from celery_delayq.schedule.records import Record, State
+from celery_delayq.schedule.records import Record, State, Step
 from celery_delayq.schedule.scripts import Offer
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.settings import ScheduleSettings
@@ -108,6 +108,13 @@ class Stage:
         state = self.state(name)
         assert state is not None
         self.client.hset(self.queue().keys.schedule, name, replace(state, runs=runs).dump())
+
+    def slow_step(self, name: str, queue: str) -> Step:
+        """Return what a planner has decided, and not done yet: to plan an entry in a queue, as it is there now."""
+        due_ms = self.store.now_ms() + 60_000
+        state = State("", "slow", due_ms, "slow").dump()
+        offer = Offer(message_key("slow"), due_ms, b"slow")
+        return Step(name, queue, *self.store.seen([(name, queue)]), state, offer=offer)
 
     def queue(self, name: str = "celery") -> DelayedQueue:
         """Return a delayed queue."""

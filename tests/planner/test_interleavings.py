@@ -142,9 +142,13 @@ class Play:
                 return record
 
     def transferrer(self, number: int) -> None:
-        """What is due is transferred."""
+        """What is due is transferred; other entries are removed."""
         while True:
-            self.store.queue(self.choose.choice(QUEUES)).transfer(100)
+            queue = self.choose.choice(QUEUES)
+            self.store.queue(queue).transfer(100)
+            if self.choose.random() < 0.1:
+                with suppress(redis.ResponseError):
+                    self.store.forget_all("another", [queue])
 
     def run(self, turns: int, *, planners: int = 3) -> None:
         """Give turns to all; now and then a planner is killed, and another one comes; some get no turn for a while."""

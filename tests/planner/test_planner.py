@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from celery_delayq.codec import message_key
-from celery_delayq.schedule.records import State, Step
-from celery_delayq.schedule.scripts import DONE, Offer
+from celery_delayq.schedule.records import State
+from celery_delayq.schedule.scripts import CHANGED, DONE
 from celery_delayq.schedule.store import ScheduleStore
 from tests.planner.conftest import Stage, run, run_until, started
 from tests.state import calls
@@ -100,6 +99,25 @@ class TestAtRunTime:
         planner.on_change(10**6, "a")
         run(planner)
         assert stage.waiting() == ["a [2]"]
+
+    def test_an_entry_that_was_read_often_is_planned_once(self, stage: Stage) -> None:
+        planner = started(stage, {"a": 0.3})
+        for number in range(3):
+            planner.on_change(10**6 + number, "a")
+        before, state = stage.built, stage.state("a")
+        assert state is not None
+        wait_until(lambda: stage.store.now_ms() > (state.at_ms or 0), "its time has come")
+        planner.run_due()
+        assert stage.built == before + 1
+
+    def test_one_that_was_read_often_and_is_gone(self, stage: Stage) -> None:
+        started(stage, {"a": 0.3})
+        looks = started(stage, {"a": 0.3})
+        for number in range(3):
+            looks.on_change(10**6 + number, "a")
+        stage.store.write_record("a", stage.store.record("a"), None)
+        stage.store.forget_all("a", ["celery"])
+        run_until(lambda: not looks.entries, "it is noticed", looks)
 
     def test_a_removed_entry_is_withdrawn(self, stage: Stage) -> None:
         stage.add("a", 60)
@@ -317,14 +335,7 @@ class TestQueues:
         stage.add("a", 60)
         started(stage)
         stage.store.park("a", "celery", stage.store.seen([("a", "celery")])[0])
-        due_ms = stage.store.now_ms() + 60_000
-        slow = Step(
-            "a",
-            "other",
-            *stage.store.seen([("a", "other")]),
-            State("", "slow", due_ms, "m").dump(),
-            offer=Offer(message_key("m"), due_ms, b"slow"),
-        )
+        slow = stage.slow_step("a", "other")
         stage.add("a", 60, queue="celery", earlier=["other"])
         planner = stage.planner()
         planner.read()
@@ -365,6 +376,46 @@ class TestQueues:
         monkeypatch.setattr(ScheduleStore, "write_records", write_and_sleep)
         slow.run_due()
         assert (stage.waiting("other"), stage.waiting("third")) == ([], ["a []"])
+
+    def test_that_there_is_no_state_is_forgotten_although_others_forget_meanwhile(self, stage: Stage) -> None:
+        """So that who has seen the same does not plan any more."""
+        (before,) = stage.store.seen([("a", "celery")])
+        stage.store.forget("another", "celery", before)
+        slow = stage.slow_step("a", "celery")
+        assert stage.store.forget("a", "celery", before)
+        assert stage.store.plan([slow])[0].outcome == CHANGED
+
+    def test_a_planner_that_starts_takes_an_entry_out_of_queues_where_it_was_never_planned(self, stage: Stage) -> None:
+        """Another one may be about to; the one that moved the entry was killed."""
+        slow = stage.slow_step("a", "celery")
+        stage.add("a", 60, queue="other", earlier=["celery"])
+        started(stage, queues={"t": "other"})
+        assert stage.store.plan([slow])[0].outcome == CHANGED
+        assert stage.waiting("other") == ["a []"]
+
+    def test_a_lazy_one_is_found_in_the_queue_from_which_it_came(self, stage: Stage) -> None:
+        stage.add("a", {"schedule": 60, "timing": {"lazy": True}})
+        started(stage)
+        stage.set_runs("a", 9)
+        stage.add("a", {"schedule": 60, "timing": {"lazy": True}}, queue="other")
+        started(stage, queues={"t": "other"})
+        after = stage.state("a", "other")
+        assert after is not None
+        assert after.runs == 9
+
+    def test_one_that_has_ended_keeps_its_runs(self, stage: Stage) -> None:
+        one = {"schedule": 60, "timing": {"max_runs": 9}}
+        stage.add("a", one)
+        started(stage)
+        stage.set_runs("a", 9)
+        stage.store.rest("a", "celery")
+        started(stage, queues={"t": "other"})
+        stage.add("a", one, queue="other", earlier=["celery"])
+        started(stage, queues={"t": "other"})
+        after = stage.state("a", "other")
+        assert after is not None
+        assert after.runs == 9
+        assert stage.state("a") is None
 
     def test_a_state_that_was_parked_twice_is_not_the_same(self, stage: Stage) -> None:
         stage.add("a", 60)

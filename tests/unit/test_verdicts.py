@@ -47,6 +47,14 @@ def test_a_late_one_does_what_its_worker_says(shared: Verdicts, number: int) -> 
 
 
 @pytest.mark.parametrize("may_begin", [True, False])
+def test_what_is_foretold_of_the_next_job_leaves_that_of_this_one(shared: Verdicts, may_begin: bool) -> None:
+    shared.give(os.getpid(), 8, may_begin=True)
+    shared.give(os.getpid(), 9, may_begin=may_begin, foretold=True)
+    assert shared.wait(8)
+    assert shared.wait(9) is may_begin
+
+
+@pytest.mark.parametrize("may_begin", [True, False])
 def test_it_waits_for_its_own_verdict(shared: Verdicts, may_begin: bool) -> None:
     answers: list[str] = []
 
