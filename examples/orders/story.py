@@ -16,6 +16,8 @@ import uuid
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+# Not when the first task is sent: up to Python 3.11, a Ctrl-C in the middle of a class body becomes another error.
+import celery.app.events  # noqa: F401
 import kombu.exceptions
 import redis
 
