@@ -162,7 +162,7 @@ class Consumer:
             renewed = scripts.renew(
                 client or self.client, queue_keys, consumer=self.id, lease_ms=self.lease_ms, join=False
             )
-            if not renewed.renewed and name in self.joined:
+            if not renewed.renewed and self.joined.get(name) is queue_keys:  # it has not left meanwhile
                 self._lose()
             seen.append((name, renewed))
         self.lease_until = sent + self.lease_s
@@ -474,8 +474,14 @@ class Consumer:
             held = any(held.name == name for held in list(self.held.values()))
             if name in self.names or held:
                 continue
-            if scripts.leave(client or self.client, queue_keys, consumer=self.id):
-                self.joined.pop(name, None)
+            # Not afterwards: the watchdog would miss the lease, and take the consumer for lost.
+            self.joined.pop(name, None)
+            has_left = False
+            try:
+                has_left = scripts.leave(client or self.client, queue_keys, consumer=self.id)
+            finally:
+                if not has_left:
+                    self.joined[name] = queue_keys
         return not self.joined
 
     def after_fork(self) -> None:

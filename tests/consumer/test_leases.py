@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import redis
 
 from celery_delayq import consumer as consumer_module
 from celery_delayq import keys, scripts
@@ -114,6 +116,56 @@ class TestLease:
         consumer.leave_all()
         assert not consumers.score(consumer, "r")
         assert consumers.score(consumer) > 0
+
+    def test_is_not_missed_while_it_is_given_up(self, consumers: Consumers, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The watchdog renews all leases just then."""
+        consumer = consumers.make("q", "r")
+        leave = scripts.leave
+
+        def leave_and_renew(*args: Any, **options: Any) -> bool:
+            has_left = leave(*args, **options)
+            consumer.renew()
+            return has_left
+
+        monkeypatch.setattr(scripts, "leave", leave_and_renew)
+        consumer.part("r")
+        consumer.leave_all()
+        assert not consumer.is_lost
+        assert not consumers.score(consumer, "r")
+
+    def test_is_not_missed_when_it_was_joined_again(
+        self, consumers: Consumers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The watchdog had begun to renew it before."""
+        consumer = consumers.make("r")
+        renew = scripts.renew
+
+        def renew_in_between(client: Any, queue_keys: Any, **options: Any) -> Any:
+            monkeypatch.undo()
+            consumer.part("r")
+            consumer.leave_all()
+            renewed = renew(client, queue_keys, **options)
+            consumer.join("r")
+            return renewed
+
+        monkeypatch.setattr(scripts, "renew", renew_in_between)
+        consumer.renew()
+        assert not consumer.is_lost
+        assert consumers.score(consumer, "r") > 0
+
+    def test_is_kept_in_mind_when_it_could_not_be_given_up(
+        self, consumers: Consumers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        consumer = consumers.make("r")
+        consumer.part("r")
+        monkeypatch.setattr(scripts, "leave", _refuse)
+        with pytest.raises(redis.ConnectionError):
+            consumer.leave_all()
+        assert "r" in consumer.joined
+
+
+def _refuse(*args: Any, **options: Any) -> bool:
+    raise redis.ConnectionError("lost")
 
 
 class TestLeaseLost:
