@@ -242,9 +242,10 @@ class Consumer:
         # Only now: what is in flight and not held is put back by `reconcile`.
         for tag, was_in_flight in answered.items():
             held = self.held.pop(tag, None)
-            if not was_in_flight:
-                self.too_late.add(tag)
-            if held is not None and not was_in_flight and not self.is_lost:
+            if was_in_flight:
+                continue
+            self.too_late.add(tag)
+            if held is not None and not self.is_lost:
                 logger.warning("A message of %r is not this consumer's own any more: its task may run twice", held.name)
 
     def _log_owed(self, exc: Exception) -> None:

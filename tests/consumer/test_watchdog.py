@@ -2,71 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 
 import pytest
 import redis
-from kombu.utils.json import dumps, loads
 
 from celery_delayq import consumer as consumer_module
-from celery_delayq import dead_letters, keys
-from celery_delayq.consumer import Consumer, Redelivery
+from celery_delayq import keys
+from celery_delayq.consumer import Redelivery
 from celery_delayq.errors import LeaseLost
-from celery_delayq.transport import redelivery
 from celery_delayq.watchdog import Watchdog
 from tests.consumer.conftest import Consumers, in_another_thread
+from tests.consumer.lone import LONG_S, known, lone, wait_for_end_of_lease
 from tests.state import calls, now_ms, oldest_first
 from tests.support import wait_until
-
-REPOSITORY = Path(__file__).parents[2]
-
-#: So long that no test lasts until it ends: what is recovered meanwhile was seen to be gone.
-LONG_S = 300.0
-
-
-class Lone:
-    """A consumer in another process, see `lone_consumer`."""
-
-    def __init__(self, port: int, lease_s: float, count: int) -> None:
-        command = [sys.executable, "-m", "tests.consumer.lone_consumer", str(port), str(lease_s), str(count)]
-        self.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.output = self.process.stdout
-        self.id = self.output.readline().strip()
-        assert self.id
-
-    def kill(self) -> None:
-        """End it without a chance to do anything."""
-        self.process.kill()
-        self.process.wait()
-
-
-@contextmanager
-def lone(consumers: Consumers, *messages: bytes, lease_s: float = LONG_S) -> Iterator[Lone]:
-    """Publish messages, and give them to a consumer in another process, which others can see."""
-    consumers.publish(*messages)
-    process = Lone(consumers.server.port, lease_s, len(messages))
-    try:
-        consumers.wait_until_seen(process.id)
-        assert consumers.waiting() == []
-        yield process
-    finally:
-        process.kill()
-        process.output.close()
-
-
-def known(consumers: Consumers) -> list[str]:
-    """Return the ids of all consumers that have a lease or were given up."""
-    return [name.decode() for name in consumers.client.zrange("delayq:consumers:{q}", 0, -1)]
 
 
 def looks(consumers: Consumers) -> int:
@@ -84,11 +38,6 @@ def wait_for_looks(consumers: Consumers, more: int) -> None:
 def recovered(*messages: bytes) -> list[bytes]:
     """Return messages as another consumer puts them back."""
     return [message + b" recovered" for message in messages]
-
-
-def wait_for_end_of_lease(consumers: Consumers, *leases: Consumer) -> None:
-    ends = [consumers.score(consumer) for consumer in leases]
-    wait_until(lambda: time.time() * 1000 > max(ends), "their leases have ended", 20)
 
 
 class TestOwnLease:
@@ -334,92 +283,6 @@ class TestWhereNobodyMayLook:
         wait_until(consumers.waiting, "it is put back", 20)
         assert now_ms(consumers.client) >= end
         assert consumers.waiting() == recovered(b"1")
-
-
-class TestDeadLetters:
-    LIMIT = 3
-
-    def message(self, number: int, deliveries: int = 0) -> bytes:
-        headers = {"id": str(number), "task": "note", redelivery.DELIVERY_COUNT: deliveries}
-        return str(dumps({"body": "", "headers": headers, "properties": {"delivery_tag": str(number)}})).encode()
-
-    def limited(self, told: list[tuple[str, bytes]]) -> Redelivery:
-        return Redelivery(
-            recover=partial(redelivery.recover, delivery_limit=self.LIMIT),
-            on_dead=lambda name, message: told.append((name, message)),
-        )
-
-    def test_are_what_was_delivered_too_often_and_what_is_no_message(
-        self, consumers: Consumers, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        messages = [self.message(0), self.message(1, self.LIMIT - 1), b"garbage", self.message(2, self.LIMIT - 2)]
-        told: list[tuple[str, bytes]] = []
-        with caplog.at_level(logging.ERROR):
-            for _ in range(2):
-                consumers.start(lease_s=LONG_S, redelivery=self.limited(told))
-            with lone(consumers, *messages) as process:
-                process.kill()
-                wait_until(lambda: len(told) == 2, "they are dead", 10)
-        wait_until(lambda: len(known(consumers)) == 2, "it is forgotten")
-        counts = {loads(m.decode())["headers"]["id"]: redelivery.deliveries(loads(m)) for m in consumers.waiting()}
-        assert counts == {"0": 1, "2": self.LIMIT - 1}
-        assert sorted(told) == sorted([("q", messages[1]), ("q", b"garbage")])
-        letters = list(dead_letters.DeadLetters(consumers.client, "q"))
-        assert {(letter.reason, letter.deliveries, letter.message) for letter in letters} == {
-            (dead_letters.DELIVERY_LIMIT, self.LIMIT, messages[1]),
-            (dead_letters.NOT_A_MESSAGE, None, b"garbage"),
-        }
-        assert "delayq:dead:{q}" in caplog.text
-
-    def test_after_as_many_deaths_as_the_limit(self, consumers: Consumers) -> None:
-        told: list[tuple[str, bytes]] = []
-        consumers.publish(self.message(1))
-        for deaths in range(1, self.LIMIT + 1):
-            gone = consumers.make(lease_s=0.5)
-            assert len(gone.fetch("q", 1)) == 1
-            rescuer = consumers.start(lease_s=0.5, redelivery=self.limited(told))
-            wait_until(lambda: not consumers.in_flight(gone), "it is recovered", 20)  # noqa: B023
-            assert len(consumers.waiting()) == (deaths < self.LIMIT)
-            wait_until(lambda: len(told) == (deaths == self.LIMIT), "it is told when it is dead")  # noqa: B023
-            consumers.unwatch(rescuer)
-            rescuer.close()
-        assert len(dead_letters.DeadLetters(consumers.client, "q")) == 1
-
-    def test_are_told_although_their_neighbour_was_acknowledged_just_then(self, consumers: Consumers) -> None:
-        """The consumer was suspended, and goes on while it is recovered."""
-        told: list[tuple[str, bytes]] = []
-        gone = consumers.make(lease_s=0.5)
-        dead, neighbour = self.message(1, self.LIMIT - 1), self.message(2)
-        _, tag = consumers.take(gone, dead, neighbour)
-        limited = self.limited(told)
-
-        def recover(raw: bytes) -> tuple[bytes, bool]:
-            in_another_thread(gone.ack, tag)
-            return limited.recover(raw)
-
-        consumers.start(lease_s=0.5, redelivery=Redelivery(recover=recover, on_dead=limited.on_dead))
-        wait_until(lambda: len(dead_letters.DeadLetters(consumers.client, "q")) == 1, "it is dead", 20)
-        wait_until(lambda: told == [("q", dead)], "it is told", 5)
-
-    def test_that_take_long_to_be_told_do_not_cost_the_lease(self, consumers: Consumers) -> None:
-        """For example because the result backend is away."""
-        is_told, may_end = threading.Event(), threading.Event()
-
-        def on_dead(name: str, message: bytes) -> None:
-            is_told.set()
-            may_end.wait(20)
-
-        gone = consumers.make(lease_s=0.5)
-        consumers.take(gone, b"garbage")
-        limited = self.limited([])
-        slow = consumers.start(lease_s=0.5, redelivery=Redelivery(recover=limited.recover, on_dead=on_dead))
-        try:
-            assert is_told.wait(20)
-            for _ in range(2):
-                wait_for_end_of_lease(consumers, slow)
-                wait_until(lambda: consumers.score(slow) > now_ms(consumers.client), "it is renewed", 3)
-        finally:
-            may_end.set()
 
 
 class TestTwoAtOnce:
