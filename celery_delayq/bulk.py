@@ -14,6 +14,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from celery_delayq.config import require_transport
 from celery_delayq.errors import NotAllSent
+from celery_delayq.series import Series
 from celery_delayq.transport.batch import Batch, collecting
 from celery_delayq.transport.producer import Producer
 
@@ -73,6 +74,8 @@ class _Sender:
         self._chunk_size = chunk_size
         #: Those in the batch: signature, result, and how many commands there are up to its end.
         self._chunk: list[tuple[Signature, AsyncResult, int]] = []
+        #: By the name of the task, the last of each.
+        self._series: dict[str, Series] = {}
         self._failed: list[tuple[Any, Exception]] = []
         self._uncertain: list[Signature] = []
 
@@ -95,13 +98,22 @@ class _Sender:
         try:
             signature = _single(self._app, given)
             task_id = signature.options.get("task_id") or uuid()
-            result = signature.apply_async(producer=self._producer, task_id=task_id, retry=False)
+            result = self._publish(signature, task_id)
         except Exception as exc:
             self._batch.truncate(before)
             self._failed.append((given, exc))
             return False
         self._chunk.append((signature, result, self._batch.size))
         return True
+
+    def _publish(self, signature: Signature, task_id: str) -> AsyncResult:
+        series = self._series.get(signature.task)
+        if series is not None and series.has(signature):
+            return series.send(signature, task_id)
+        result = signature.apply_async(producer=self._producer, task_id=task_id, retry=False)
+        if Series.may_begin(signature):
+            self._series[signature.task] = Series(signature, self._producer)
+        return result
 
     def _flush(self) -> None:
         chunk, self._chunk = self._chunk, []

@@ -143,6 +143,26 @@ def offer(client: redis.Redis, keys: QueueKeys, **message: Any) -> tuple[int, bo
     return int(due_ms), bool(alone)
 
 
+#: Most messages that one call of `offer_many` stores.
+MAX_OFFERS = 100
+
+
+def offer_many(
+    client: redis.Redis, keys: QueueKeys, *, messages: Sequence[tuple[int, bytes, bytes]], mirrored: bool
+) -> bool:
+    """Store messages (due time in ms, message key, payload), see `offer_many.lua`.
+
+    Returns whether no other entry waits.
+    """
+    return bool(load("offer_many").run(client, *offer_many_command(keys, messages=messages, mirrored=mirrored)))
+
+
+def offer_many_command(keys: QueueKeys, *, messages: Sequence[tuple[int, bytes, bytes]], mirrored: bool) -> Call:
+    """Return keys and arguments of `offer_many.lua`, for `run` or for a pipeline."""
+    parts = [part for message in messages for part in message]
+    return (keys.timeout_set, keys.index, keys.delay_list), (int(mirrored), keys.channel, *parts)
+
+
 def transfer(
     client: redis.Redis, keys: QueueKeys, *, limit: int, transferrer: str, grace_ms: int, lead_ms: int
 ) -> Transferred:

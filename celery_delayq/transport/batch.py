@@ -4,25 +4,82 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from redis.client import NEVER_DECODE
 from redis.exceptions import NoScriptError, RedisError
 
-from celery_delayq import scripts
+from celery_delayq import codec, scripts
 from celery_delayq.delayed_queue import DelayedQueue
 
-_OFFER = scripts.load("offer")
+_SCRIPT = scripts.load("offer_many")
+
+#: One call of the script has no more bytes of messages than this, but for those of the last one.
+_CALL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
 class _Offer:
-    """What an offer takes to be sent: its delayed queue, and keys and arguments of the script."""
+    """A message for a delayed queue."""
 
     queue: DelayedQueue
-    keys: Sequence[str]
-    args: Sequence[bytes | str | int]
+    due_ms: int
+    message_key: bytes
+    payload: bytes
+
+
+@dataclass
+class _Command:
+    """A command by the name of redis-py's method; it publishes one message."""
+
+    name: str
+    args: tuple[Any, ...]
+
+    def add_to(self, pipe: Any) -> None:
+        getattr(pipe, self.name)(*self.args)
+
+    def outcomes(self, reply: Any) -> list[RedisError | None]:
+        return [reply if isinstance(reply, RedisError) else None]
+
+
+@dataclass
+class _Call:
+    """A call of the script, for messages in a row that have one delayed queue."""
+
+    queue: DelayedQueue
+    messages: list[tuple[int, bytes, bytes]] = field(default_factory=list)
+    bytes: int = 0
+
+    def takes(self, offer: _Offer) -> bool:
+        return offer.queue is self.queue and len(self.messages) < scripts.MAX_OFFERS and self.bytes < _CALL_BYTES
+
+    def add(self, offer: _Offer) -> None:
+        self.messages.append((offer.due_ms, offer.message_key, offer.payload))
+        self.bytes += len(offer.payload)
+
+    def add_to(self, pipe: Any) -> None:
+        keys, args = self._input()
+        # Not `evalsha`: its keys have their prefix already.
+        pipe.pipeline_execute_command("EVALSHA", _SCRIPT.sha, len(keys), *keys, *args, **{NEVER_DECODE: True})
+
+    def outcomes(self, reply: Any) -> list[RedisError | None]:
+        return [self._outcome(reply)] * len(self.messages)
+
+    def _outcome(self, reply: Any) -> RedisError | None:
+        try:
+            if isinstance(reply, NoScriptError):
+                reply = _SCRIPT.run(self.queue.client, *self._input())
+            if isinstance(reply, RedisError):
+                return reply
+            if reply:  # no other entry waits, see `DelayedQueue.offer`
+                self.queue.register(again=True)
+        except RedisError as exc:
+            return exc
+        return None
+
+    def _input(self) -> scripts.Call:
+        return scripts.offer_many_command(self.queue.keys, messages=self.messages, mirrored=self.queue.mirror_list)
 
 
 class Batch:
@@ -33,12 +90,12 @@ class Batch:
     """
 
     def __init__(self) -> None:
-        self._commands: list[_Offer | tuple[Any, ...]] = []
+        self._commands: list[_Offer | _Command] = []
         self.bytes = 0
 
     @property
     def size(self) -> int:
-        """How many commands there are."""
+        """How many commands there are; an offer counts as one."""
         return len(self._commands)
 
     def truncate(self, size: int) -> None:
@@ -47,21 +104,20 @@ class Batch:
 
     def add(self, name: str, *args: Any) -> None:
         """Add a command by the name of redis-py's method; kombu 5.7 calls this, see its `PublishBatch`."""
-        self._add((name, *args), args)
-
-    def offer(self, queue: DelayedQueue, keys: Sequence[str], args: Sequence[bytes | str | int]) -> None:
-        """Add an offer to a delayed queue, see `scripts.offer_command`."""
-        self._add(_Offer(queue, keys, args), args)
-
-    def _add(self, command: _Offer | tuple[Any, ...], args: Sequence[Any]) -> None:
-        self._commands.append(command)
+        self._commands.append(_Command(name, args))
         self.bytes += sum(len(arg) for arg in args if isinstance(arg, (bytes, str)))
+
+    def offer(self, queue: DelayedQueue, *, due_ms: int, message_id: str, payload: bytes) -> None:
+        """Add a message for a delayed queue, which was registered."""
+        self._commands.append(_Offer(queue, due_ms, codec.message_key(message_id), payload))
+        self.bytes += len(payload)
 
     def send(self, client: Any) -> list[RedisError | None]:
         """Send everything in one round trip, without a retry; the batch is empty afterwards, whatever happens.
 
-        The script is loaded in the same pipeline. Where it is unknown nevertheless, since somebody flushed the scripts
-        at that very moment, nothing was offered, and the offer is sent again by itself.
+        Messages in a row for one delayed queue share a call of the script, which stores all of them or none. The
+        script is loaded in the same pipeline. Where it is unknown nevertheless, since somebody flushed the scripts at
+        that very moment, nothing was stored, and the call is made again by itself.
 
         Args:
             client: that of kombu's channel, which prefixes keys.
@@ -72,36 +128,31 @@ class Batch:
         Raises:
             redis.RedisError: the connection was lost: nobody knows which commands were carried out.
         """
-        commands, self._commands, self.bytes = self._commands, [], 0
-        if not commands:
+        calls = _joined(self._commands)
+        self._commands, self.bytes = [], 0
+        if not calls:
             return []
         with client.pipeline(transaction=False) as pipe:
-            pipe.script_load(_OFFER.text)
-            for command in commands:
-                if isinstance(command, _Offer):
-                    # Not `evalsha`: its keys have their prefix already.
-                    pipe.pipeline_execute_command(
-                        "EVALSHA", _OFFER.sha, len(command.keys), *command.keys, *command.args, **{NEVER_DECODE: True}
-                    )
-                else:
-                    getattr(pipe, command[0])(*command[1:])
+            pipe.script_load(_SCRIPT.text)
+            for call in calls:
+                call.add_to(pipe)
             replies = pipe.execute(raise_on_error=False)[1:]
-        return [_outcome(command, reply) for command, reply in zip(commands, replies, strict=True)]
+        return [outcome for call, reply in zip(calls, replies, strict=True) for outcome in call.outcomes(reply)]
 
 
-def _outcome(command: _Offer | tuple[Any, ...], reply: Any) -> RedisError | None:
-    if not isinstance(command, _Offer):
-        return reply if isinstance(reply, RedisError) else None
-    try:
-        if isinstance(reply, NoScriptError):
-            reply = _OFFER.run(command.queue.client, command.keys, command.args)
-        if isinstance(reply, RedisError):
-            return reply
-        if reply[1]:  # alone, see `DelayedQueue.offer`
-            command.queue.register(again=True)
-    except RedisError as exc:
-        return exc
-    return None
+def _joined(commands: Sequence[_Offer | _Command]) -> list[_Call | _Command]:
+    """Return the commands in order, with one call of the script for offers in a row."""
+    joined: list[_Call | _Command] = []
+    for command in commands:
+        if isinstance(command, _Command):
+            joined.append(command)
+            continue
+        last = joined[-1] if joined else None
+        if not isinstance(last, _Call) or not last.takes(command):
+            last = _Call(command.queue)
+            joined.append(last)
+        last.add(command)
+    return joined
 
 
 @contextmanager

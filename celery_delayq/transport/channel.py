@@ -80,6 +80,10 @@ class DelayedChannel(kombu_redis.Channel):
         if self.batch is None and kombu_batch is None:
             delayed_queue.offer(payload, due_ms=due_ms, message_id=message_id)
             return
+        delayed_queue.register()
+        if self.batch is not None:
+            self.batch.offer(delayed_queue, due_ms=due_ms, message_id=message_id, payload=payload)
+            return
         keys, args = scripts.offer_command(
             delayed_queue.keys,
             due_ms=due_ms,
@@ -87,12 +91,8 @@ class DelayedChannel(kombu_redis.Channel):
             payload=payload,
             mirrored=self.mirror_list,
         )
-        delayed_queue.register()
-        if self.batch is not None:
-            self.batch.offer(delayed_queue, keys, args)
-        else:
-            # EVAL and not EVALSHA: in kombu's pipeline no one could answer NOSCRIPT.
-            kombu_batch.add("eval", scripts.load("offer").text, len(keys), *keys, *args)
+        # EVAL and not EVALSHA: in kombu's pipeline no one could answer NOSCRIPT.
+        kombu_batch.add("eval", scripts.load("offer").text, len(keys), *keys, *args)
 
     def _put_now(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         if self.batch is not None and _KOMBU_HAS_NO_BATCH:

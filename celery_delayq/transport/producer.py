@@ -12,7 +12,19 @@ class Producer(kombu.Producer):
     """kombu's producer, that looks once at each queue whether it is declared; kombu's binds the queue anew each time.
 
     What was declared is forgotten with the channel, see `revive`.
+
+    Attributes:
+        published: the options with which `publish` was called last.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.published: dict[str, Any] = {}
+        super().__init__(*args, **kwargs)
+
+    def publish(self, body: Any, **options: Any) -> Any:
+        """Publish a message, see kombu."""
+        self.published = options
+        return super().publish(body, **options)
 
     def revive(self, channel: Any) -> None:
         """Use another channel, see kombu."""

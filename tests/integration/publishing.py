@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -96,6 +96,18 @@ class Broker:
 def ready(client: redis.Redis, name: str = "celery") -> list[dict[str, Any]]:
     """The messages on a broker list, the next one first."""
     return [json.loads(message) for message in oldest_first(client, name)]
+
+
+def stored(client: redis.Redis, without: Sequence[str] = ("delivery_tag",)) -> dict[str, list[dict[str, Any]]]:
+    """All messages of a server by list, decoded, without some properties; those that wait first."""
+    found = {}
+    for name in sorted(registered(client) | {key.decode() for key in client.scan_iter(_type="list")}):
+        raw = [entry.payload for entry in DelayedQueue(client, name).peek(1000)] + oldest_first(client, name)
+        found[name] = [json.loads(message) for message in raw]
+        for message in found[name]:
+            for key in without:
+                message["properties"].pop(key, None)
+    return found
 
 
 def anonymous(raw: bytes) -> bytes:

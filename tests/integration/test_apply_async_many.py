@@ -18,6 +18,7 @@ from celery_delayq import ConfigurationError, DelayedQueue, NotAllSent
 from celery_delayq.delayed_queue import registered
 from examples.private_redis import PrivateRedis
 from tests.integration.monitoring import task_events
+from tests.integration.publishing import stored
 from tests.ledger import ALL_WELL, Ledger
 from tests.state import calls
 from tests.support import wait_until
@@ -26,26 +27,10 @@ from tests.workers import Worker
 
 LATER = datetime.now(timezone.utc) + timedelta(days=1)
 
-#: What is not the same in two messages of one task.
-OF_ITS_OWN = ("delivery_tag", "reply_to", "correlation_id", "expiration")
-
 
 def note(app: Celery, *args: Any, **options: Any) -> Signature:
     """The signature of a task that is due tomorrow, unless options say otherwise."""
     return app.tasks["note"].s(*args).set(**{"eta": LATER, **options})
-
-
-def stored(client: redis.Redis) -> dict[str, list[dict[str, Any]]]:
-    """All messages of a server by list, decoded, without what differs each time; those that wait first."""
-    found = {}
-    for name in sorted(registered(client) | {key.decode() for key in client.scan_iter(_type="list")}):
-        raw = [entry.payload for entry in DelayedQueue(client, name).peek(1000)] + client.lrange(name, 0, -1)[::-1]
-        messages = [loads(message.decode()) for message in raw]
-        for message in messages:
-            for key in OF_ITS_OWN:
-                message["properties"].pop(key, None)
-        found[name] = messages
-    return found
 
 
 @contextmanager
@@ -89,10 +74,11 @@ def mixture(app: Celery) -> list[Signature]:
 def test_the_messages_are_those_of_apply_async(app: Celery, broker_client: redis.Redis) -> None:
     for signature in mixture(app):
         signature.apply_async()
-    expected = stored(broker_client)
+    own = ("delivery_tag", "reply_to", "correlation_id", "expiration")
+    expected = stored(broker_client, without=own)
     broker_client.flushall()
     results = app.delayq.apply_async_many(mixture(app))
-    found = stored(broker_client)
+    found = stored(broker_client, without=own)
     assert found.keys() == expected.keys()
     for name, messages in expected.items():
         for message, other in zip(found[name], messages, strict=True):
@@ -108,7 +94,7 @@ def test_thousands_take_a_few_round_trips(app: Celery, waiting: DelayedQueue) ->
     results = app.delayq.apply_async_many((note(app, number) for number in range(2500)), chunk_size=1000)
     assert len({result.id for result in results}) == 2500
     assert waiting.size() == 2501
-    assert calls(client, "evalsha") == 2500
+    assert calls(client, "evalsha") <= 2500 / 20
     assert (calls(client, "script|load") or calls(client, "script")) == 3  # Redis 7, Redis 6
     assert calls(client, "sadd") <= 3
     assert calls(client, "eval") == 0
@@ -214,20 +200,22 @@ class TestErrors:
         assert len(caught.value.results) == waiting.size() == 1
 
     @pytest.mark.usefixtures("ledger")
+    @pytest.mark.parametrize("places", ["cococo", "cccooo", "oooccc", "coooco"])
     def test_a_queue_that_the_server_refuses_fails_alone(
-        self, app: Celery, waiting: DelayedQueue, broker_client: redis.Redis
+        self, app: Celery, waiting: DelayedQueue, broker_client: redis.Redis, places: str
     ) -> None:
+        queues = {"c": "celery", "o": "other"}
         broker_client.set("redisson_delay_queue_timeout:{other}", "of a wrong type")
         with pytest.raises(NotAllSent) as caught:
-            app.delayq.apply_async_many(note(app, task_id=str(n), queue=("celery", "other")[n % 2]) for n in range(6))
+            app.delayq.apply_async_many(note(app, task_id=str(n), queue=queues[c]) for n, c in enumerate(places))
         error = caught.value
-        assert [result.id for result in error.results] == ["0", "2", "4"]
-        assert [signature.id for signature, _ in error.failed] == ["1", "3", "5"]
+        assert [places[int(result.id)] for result in error.results] == ["c"] * places.count("c")
+        assert [places[int(signature.id)] for signature, _ in error.failed] == ["o"] * places.count("o")
         assert "WRONGTYPE" in str(error.__cause__)
-        assert waiting.size() == 3
+        assert waiting.size() == places.count("c")
         broker_client.delete("redisson_delay_queue_timeout:{other}")
         app.delayq.apply_async_many(signature for signature, _ in error.failed)
-        assert DelayedQueue(broker_client, "other").size() == 3
+        assert DelayedQueue(broker_client, "other").size() == places.count("o")
 
     def test_a_connection_that_is_lost_leaves_ids_to_ask_for(self, ledger: Ledger) -> None:
         with PrivateRedis() as server, publisher(f"delayq://127.0.0.1:{server.port}/0", ledger.url) as app:

@@ -228,3 +228,77 @@ class TestAllOrNothing:
         if repeated:
             offer(queue, "a")
         wrong_type(queue, key, lambda: offer(queue, "a"))
+
+
+MESSAGES = st.lists(
+    st.tuples(st.sampled_from([1, FAR - 1, FAR, FAR + 1]), st.sampled_from("abcdef"), st.binary(max_size=9)),
+    max_size=scripts.MAX_OFFERS,
+)
+
+
+def offer_many(queue: DelayedQueue, messages: list[tuple[int, str, bytes]]) -> bool:
+    """Run the script for many messages; each is its due time, its id and its payload."""
+    return scripts.offer_many(
+        queue.client,
+        queue.keys,
+        messages=[(due_ms, message_key(message_id), payload) for due_ms, message_id, payload in messages],
+        mirrored=queue.mirror_list,
+    )
+
+
+class TestMany:
+    """offer_many.lua: as if they were offered one by one."""
+
+    @on_a_server(max_examples=25)
+    @given(before=MESSAGES, messages=MESSAGES, mirror_list=st.booleans())
+    def test_as_one_by_one(
+        self,
+        one_queue: DelayedQueue,
+        before: list[tuple[int, str, bytes]],
+        messages: list[tuple[int, str, bytes]],
+        mirror_list: bool,
+    ) -> None:
+        client = one_queue.client
+        one_queue.mirror_list = mirror_list
+        client.flushall()
+        for due_ms, message_id, payload in before + messages:
+            offer(one_queue, message_id, due_ms, payload)
+        expected = waiting(one_queue)
+        mirrored = [codec.unpack(entry)[1] for entry in client.lrange(DELAY_LIST, 0, -1)]
+        cancelled = {message_id: one_queue.cancel(message_id) for message_id in "abcdef"}
+
+        client.flushall()
+        for due_ms, message_id, payload in before:
+            offer(one_queue, message_id, due_ms, payload)
+        alone = offer_many(one_queue, messages)
+        assert alone == (not before)
+        assert waiting(one_queue) == expected
+        assert [codec.unpack(entry)[1] for entry in client.lrange(DELAY_LIST, 0, -1)] == mirrored
+        assert {message_id: one_queue.cancel(message_id) for message_id in "abcdef"} == cancelled
+        assert one_queue.size() == 0
+        assert not client.exists(DELAY_LIST)
+
+    def test_the_same_message_many_times_is_so_many_entries(self, queue: DelayedQueue) -> None:
+        for _ in range(2):
+            offer_many(queue, [(FAR, "a", b"same"), (FAR + 1, "a", b"same")] * 50)
+        assert queue.size() == 200
+        assert queue.cancel("a") == 200
+
+    def test_listeners_hear_of_each_new_head(self, queue: DelayedQueue) -> None:
+        heard = Heard(queue.client, "redisson_delay_queue_channel:{q}")
+        offer_many(queue, [(FAR, "a", b""), (FAR + 1, "b", b""), (FAR - 1, "c", b"")])
+        assert heard.all() == [b"%d" % FAR, b"%d" % (FAR - 1)]
+
+    def test_out_of_memory(self, queue: DelayedQueue) -> None:
+        offer(queue, "a")
+        with (
+            nothing_changes(queue.client),
+            out_of_memory(queue.client),
+            pytest.raises(redis.ResponseError, match="maxmemory"),
+        ):
+            offer_many(queue, [(FAR, "b", b""), (FAR, "c", b"")])
+
+    @pytest.mark.parametrize("key", [TIMEOUT_SET, INDEX, DELAY_LIST])
+    def test_keys_of_another_type(self, queue: DelayedQueue, key: str) -> None:
+        queue.mirror_list = True
+        wrong_type(queue, key, lambda: offer_many(queue, [(FAR, "a", b""), (FAR, "b", b"")]))

@@ -27,7 +27,8 @@ LAYERS = [
     {"settings", "server"},
     {"transport", "verdicts"},
     {"config", "inspector", "task_message", "handover"},
-    {"failures", "revocation", "bulk"},
+    {"failures", "revocation", "series"},
+    {"bulk"},
     {"control", "schedule"},
     {"beat"},
     {"bootsteps", "panel", "cli"},
@@ -42,7 +43,7 @@ BASE = 0
 MAY_IMPORT = {
     "kombu": {"transport", "task_message", "revocation", "bulk", "control", "schedule", "bootsteps", "cli", "app"},
     "celery": {
-        *("task_message", "revocation", "bulk", "control", "handover", "verdicts", "schedule", "beat"),
+        *("task_message", "revocation", "series", "bulk", "control", "handover", "verdicts", "schedule", "beat"),
         *("bootsteps", "panel", "cli", "app"),
     },
 }

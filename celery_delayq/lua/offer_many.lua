@@ -1,0 +1,29 @@
+--[[
+offer_many: store messages in a delayed queue, each as offer.lua does.
+
+Guarantee: all or nothing. Entries of one due time keep the order in which the messages are given.
+
+KEYS[1] timeout set   ZSET
+KEYS[2] index         HASH, see offer.lua
+KEYS[3] delay list    LIST
+ARGV[1] mirrored      '1' to write the delay list too
+ARGV[2] channel       of Redisson
+ARGV    due (unix time in ms), message key (16 bytes) and payload (any bytes), in turns, at most 100 of each
+
+Returns 1 if no other entry waits, else 0.
+]]
+local timeout_set, index, delay_list = KEYS[1], KEYS[2], KEYS[3]
+local mirrored, channel = ARGV[1] == '1', ARGV[2]
+
+-- include: write_entry
+
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+local count = 0
+for at = 3, #ARGV, 3 do
+    -- A microsecond each: none is like another then, whatever they are.
+    write_entry(
+        timeout_set, index, delay_list, ARGV[at], ARGV[at + 1], ARGV[at + 2], mirrored, channel, now_us + count)
+    count = count + 1
+end
+return redis.call('ZCARD', timeout_set) == count and 1 or 0

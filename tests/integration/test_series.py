@@ -1,0 +1,338 @@
+"""A series of `apply_async_many`: the messages of `apply_async`, and whoever wants to see each task sees each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery, signals
+from celery._state import _task_stack
+from celery.app.task import Task
+from celery.canvas import Signature
+from kombu import Exchange, Queue
+
+from celery_delayq import DelayedQueue, NotAllSent
+from celery_delayq.series import Series
+from examples.private_redis import PrivateRedis
+from tests.integration.publishing import stored
+from tests.worker_app import publisher
+
+LATER = datetime.now(timezone.utc) + timedelta(days=1)
+
+TOPIC = Exchange("news", "topic")
+QUEUES = (
+    Queue("celery", Exchange("celery"), routing_key="celery"),
+    Queue("other", Exchange("other"), routing_key="other"),
+    Queue("sports", TOPIC, routing_key="sports.*"),
+    Queue("all", TOPIC, routing_key="#"),
+)
+
+#: Options of all tasks of a series.
+SHARED: list[dict[str, Any]] = [
+    {},
+    {"eta": LATER},
+    {"eta": LATER.isoformat()},
+    {"eta": LATER - timedelta(days=2)},
+    {"countdown": 3600},
+    {"countdown": 0},
+    {"countdown": 3600, "eta": LATER},
+    {"countdown": None},
+    {"queue": "other", "priority": 6, "eta": LATER},
+    {"queue": QUEUES[1]},
+    {"queue": "sports", "routing_key": "sports.chess"},
+    {"exchange": "news", "routing_key": "sports.chess", "eta": LATER},
+    {"serializer": "pickle"},
+    {"compression": "zlib", "eta": LATER},
+    {"ignore_result": True, "shadow": "another name"},
+    {"time_limit": 9, "soft_time_limit": 5},
+]
+
+#: Options with which there is no series.
+SINGLE: list[dict[str, Any]] = [
+    {"link": Signature("note")},
+    {"link_error": Signature("note")},
+    {"headers": {"x": 1}},
+    {"expires": 3600},
+    {"group_id": "group", "group_index": 0},
+    {"chord": Signature("note")},
+    {"stamped_headers": ["customer"], "customer": "7"},
+    {"retries": 2},
+    {"root_id": "root", "parent_id": "parent"},
+]
+
+NAMES = ("first", "second", "third")
+
+
+@pytest.fixture
+def server(redis_server: PrivateRedis) -> PrivateRedis:
+    """A server with an empty database 5."""
+    with redis_server.client(db=5) as client:
+        client.flushdb()
+    return redis_server
+
+
+@pytest.fixture
+def client(server: PrivateRedis) -> Iterator[redis.Redis]:
+    """A client of that database."""
+    with server.client(db=5) as client:
+        yield client
+
+
+@pytest.fixture
+def broker_url(server: PrivateRedis) -> str:
+    """Where the messages go."""
+    return f"delayq://127.0.0.1:{server.port}/5"
+
+
+@pytest.fixture
+def app(broker_url: str, ledger_url: str) -> Iterator[Celery]:
+    """An app whose queues are declared, some of them on a topic exchange."""
+    with publisher(broker_url, ledger_url, task_queues=QUEUES) as app, app.connection_for_write() as connection:
+        for queue in QUEUES:
+            queue(connection.default_channel).declare()
+        yield app
+
+
+@pytest.fixture
+def in_series(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the tasks that were sent with a series."""
+    ids: list[str] = []
+    send = Series.send
+
+    def noted(series: Series, signature: Signature, task_id: str) -> Any:
+        ids.append(task_id)
+        return send(series, signature, task_id)
+
+    monkeypatch.setattr(Series, "send", noted)
+    return ids
+
+
+def notes(app: Celery, **options: Any) -> list[Signature]:
+    """Three tasks with ids and arguments of their own, of every kind."""
+    note = app.tasks["note"]
+    arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), {}), (("x" * 2000,), {}), ((), {"value": [1, "ä"]})]
+    return [note.s(*args, **kw).set(task_id=name, **options) for name, (args, kw) in zip(NAMES, arguments, strict=True)]
+
+
+def taken(client: redis.Redis) -> dict[str, list[dict[str, Any]]]:
+    """All messages by list; they are gone afterwards."""
+    messages = stored(client)
+    keys = [key for key in client.scan_iter() if not key.startswith(b"_kombu.binding.")]
+    client.delete("-", *keys)
+    return messages
+
+
+def nothing(value: Any) -> None:
+    """A task's function."""
+
+
+def without_times(messages: dict[str, list[dict[str, Any]]]) -> list[datetime]:
+    """Take out when messages are due and expire, since a countdown begins with its task."""
+    times = []
+    for message in (message for of_one in messages.values() for message in of_one):
+        times += [datetime.fromisoformat(time) for name in ("expires", "eta") if (time := message["headers"].pop(name))]
+        due_ms = message["properties"].pop("delayq_due", None)
+        if due_ms:
+            assert abs(times[-1].timestamp() * 1000 - due_ms) <= 1
+    return times
+
+
+@pytest.mark.parametrize("options", SHARED + SINGLE, ids=str)
+def test_the_messages_are_those_of_apply_async(
+    app: Celery, client: redis.Redis, in_series: list[str], options: dict[str, Any]
+) -> None:
+    expected_results = [signature.apply_async() for signature in notes(app, **options)]
+    expected = taken(client)
+    results = app.delayq.apply_async_many(notes(app, **options))
+    found = stored(client)
+
+    for one, other in zip(without_times(found), without_times(expected), strict=True):
+        assert abs(one - other) < timedelta(minutes=1)
+        assert one.utcoffset() == other.utcoffset()
+    assert found == expected
+    assert sum(map(len, found.values())) >= 3
+    assert [result.id for result in results] == list(NAMES)
+    assert [result.ignored for result in results] == [result.ignored for result in expected_results]
+    assert [type(result) for result in results] == [type(result) for result in expected_results]
+    assert in_series == ([] if options in SINGLE else list(NAMES[1:]))
+
+
+def test_a_countdown_begins_with_each_task(app: Celery, client: redis.Redis) -> None:
+    moments: list[datetime] = []
+
+    def signatures() -> Iterator[Signature]:
+        for signature in notes(app, countdown=3600):
+            moments.append(datetime.now(timezone.utc))
+            yield signature
+        moments.append(datetime.now(timezone.utc))
+
+    app.delayq.apply_async_many(signatures())
+    etas = without_times(stored(client))
+    for before, eta, after in zip(moments[:-1], etas, moments[1:], strict=True):
+        assert before <= eta - timedelta(hours=1) <= after
+
+
+def test_tasks_and_options_may_alternate(app: Celery, client: redis.Redis, in_series: list[str]) -> None:
+    note, add = app.tasks["note"], app.tasks["add"]
+    mixture = [
+        note.s(1),
+        add.s(1, 2),
+        note.s(2),
+        add.s(3, 4),
+        note.s(3).set(queue="other"),
+        dict(note.s(4)),
+        note.s(5),
+        app.signature("unknown here", (6,)),
+        app.signature("unknown here", (7,)),
+    ]
+    results = app.delayq.apply_async_many(mixture)
+    headers = [message["headers"] for of_one in stored(client).values() for message in of_one]
+    arguments = {of_one["id"]: of_one["argsrepr"] for of_one in headers}
+    assert [arguments[result.id] for result in results] == [
+        *("(1,)", "(1, 2)", "(2,)", "(3, 4)", "(3,)", "(4,)", "(5,)", "(6,)", "(7,)"),
+    ]
+    assert in_series == [results[place].id for place in (2, 3, 6)]
+
+
+@pytest.mark.parametrize("inherit", [False, True])
+def test_in_a_task_they_are_its_children(
+    broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str], inherit: bool
+) -> None:
+    found = []
+    with publisher(broker_url, ledger_url, task_inherit_parent_priority=inherit) as app:
+        for send in (lambda: [s.apply_async() for s in notes(app)], lambda: app.delayq.apply_async_many(notes(app))):
+            parent = app.tasks["add"]
+            parent.push_request(
+                id="parent", root_id="root", called_directly=False, children=[], delivery_info={"priority": 3}
+            )
+            _task_stack.push(parent)
+            try:
+                results = send()
+                assert parent.request.children == results
+            finally:
+                _task_stack.pop()
+                parent.pop_request()
+            found.append(taken(client))
+    assert found[0] == found[1]
+    assert in_series == list(NAMES[1:])
+    (messages,) = found[0].values()
+    assert {message["headers"]["root_id"] for message in messages} == {"root"}
+    assert {message["headers"]["parent_id"] for message in messages} == {"parent"}
+    assert {message["properties"]["priority"] for message in messages} == {3 if inherit else 0}
+
+
+class TestWhoSeesEach:
+    """Whoever hooks into publishing is asked for each task, as with `apply_async`."""
+
+    @pytest.fixture
+    def seen(self, app: Celery, in_series: list[str]) -> Iterator[list[str]]:
+        """Ids of tasks, filled in by a test; those of all tasks in the end."""
+        ids: list[str] = []
+        yield ids
+        assert ids == list(NAMES)
+        assert in_series == []
+
+    @pytest.mark.parametrize("name", ["before_task_publish", "after_task_publish"])
+    def test_a_signal(self, app: Celery, seen: list[str], name: str) -> None:
+        def heard(headers: dict[str, Any], **kwargs: Any) -> None:
+            seen.append(headers["id"])
+
+        signal = getattr(signals, name)
+        signal.connect(heard)
+        try:
+            app.delayq.apply_async_many(notes(app))
+        finally:
+            signal.disconnect(heard)
+
+    @pytest.mark.parametrize(
+        ("owner", "name"),
+        [(Task, "apply_async"), (Signature, "apply_async"), (Celery, "send_task")],
+        ids=["task", "signature", "app"],
+    )
+    def test_whoever_wraps_a_method(
+        self, app: Celery, seen: list[str], monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+    ) -> None:
+        method: Callable[..., Any] = getattr(owner, name)
+
+        @functools.wraps(method)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(kwargs["task_id"])
+            return method(self, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrapper)
+        app.delayq.apply_async_many(notes(app))
+
+    def test_a_task_with_an_apply_async_of_its_own(self, app: Celery, seen: list[str]) -> None:
+        class Seen(Task):
+            name = "seen"
+
+            def apply_async(self, *args: Any, **kwargs: Any) -> Any:
+                seen.append(kwargs["task_id"])
+                return super().apply_async(*args, **kwargs)
+
+            def run(self, value: Any = None) -> None: ...
+
+        task = app.register_task(Seen())
+        app.delayq.apply_async_many(task.s(name).set(task_id=name) for name in NAMES)
+
+    def test_a_shadow_name(self, app: Celery, seen: list[str]) -> None:
+        def shadow_name(task: Task, args: Any, kwargs: Any, options: Any) -> str:
+            seen.append(args[0])
+            return "shadow"
+
+        task = app.task(name="shadowed", shared=False, lazy=False, shadow_name=shadow_name)(nothing)
+        app.delayq.apply_async_many(task.s(name).set(task_id=name) for name in NAMES)
+
+    def test_a_protocol_of_its_own(self, broker_url: str, ledger_url: str, seen: list[str]) -> None:
+        with publisher(broker_url, ledger_url) as app:
+            usual = app.amqp.task_protocols[2]
+
+            def own(task_id: str, *args: Any, **kwargs: Any) -> Any:
+                seen.append(task_id)
+                return usual(task_id, *args, **kwargs)
+
+            app.amqp.task_protocols[2] = own
+            app.delayq.apply_async_many(notes(app))
+
+    def test_a_route(self, broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str]) -> None:
+        def by_argument(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **kw: Any) -> dict[str, str]:
+            return {"queue": f"queue of {args[0]}"}
+
+        with publisher(broker_url, ledger_url, task_routes=(by_argument,)) as app:
+            app.delayq.apply_async_many(app.tasks["note"].s(number) for number in range(3))
+        assert stored(client).keys() == {f"queue of {number}" for number in range(3)}
+        assert in_series == []
+
+    def test_routes_by_name_are_the_same_for_all(
+        self, broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str]
+    ) -> None:
+        with publisher(broker_url, ledger_url, task_routes={"no*": {"queue": "mapped"}}) as app:
+            app.delayq.apply_async_many(notes(app))
+        assert len(stored(client)["mapped"]) == 3
+        assert len(in_series) == 2
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("bad", "reason"), [(("too few",), TypeError), ((1, object()), Exception)], ids=["arguments", "serializer"]
+    )
+    def test_a_bad_one_in_the_middle_fails_alone(
+        self, app: Celery, client: redis.Redis, bad: tuple[Any, ...], reason: type[Exception]
+    ) -> None:
+        add = app.tasks["add"]
+        wrong = add.s(*bad).set(eta=LATER)
+        with pytest.raises(NotAllSent) as caught:
+            app.delayq.apply_async_many([add.s(1, 2).set(eta=LATER), add.s(3, 4).set(eta=LATER), wrong, add.s(5, 6)])
+        ((signature, error),) = caught.value.failed
+        assert signature is wrong
+        assert isinstance(error, reason)
+        assert len(caught.value.results) == DelayedQueue(client, "celery").size() == 2
+
+    def test_a_task_without_a_typed_signature_takes_anything(self, app: Celery, client: redis.Redis) -> None:
+        task = app.task(name="untyped", shared=False, lazy=False, typing=False)(nothing)
+        app.delayq.apply_async_many(task.s(*range(number)) for number in range(3))
+        assert client.llen("celery") == 3
