@@ -12,7 +12,7 @@ ARGV[3] first due     unix time in ms
 ARGV[4] span          ms over which due times are spread
 ARGV[5] order         random, ordered or instant
 ARGV[6] total         number of messages over which ordered due times are spread
-ARGV[7] payload       any bytes
+ARGV[7] payload       any bytes, 16 or more, of which the first ones become the message key
 ARGV[8] mirrored      '1' to write the delay list too
 ARGV[9] channel       of Redisson
 ]]
@@ -35,5 +35,7 @@ local now_us = time[1] * 1000000 + time[2]
 for number = first, first + count - 1 do
     local due = string.format('%.0f', first_due + place(number))
     local message_key = string.sub(redis.sha1hex(tostring(number)), 1, 16)
-    write_entry(timeout_set, index, delay_list, due, message_key, payload, mirrored, channel, now_us + number - first)
+    write_entry(
+        timeout_set, index, delay_list, due, message_key, message_key .. string.sub(payload, 17), mirrored, channel,
+        now_us + number - first)
 end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from celery_delayq import DelayedQueue, scripts
 from tests.benchmarks.scale import SEED
@@ -16,6 +17,9 @@ PAYLOAD_BYTES = 600
 RANDOM, ORDERED, INSTANT = "random", "ordered", "instant"
 
 _A_CALL = 1_000
+
+#: With so many bytes each payload begins: its message key.
+_KEY_BYTES = 16
 
 
 @cache
@@ -72,3 +76,15 @@ class Filler:
                     *(self._payload, int(queue.mirror_list), queue.keys.channel),
                 ),
             )
+
+    def forget_transferred(self) -> int:
+        """Empty the broker list, and forget in the index what was in it, as our transfer does; return how much it was.
+
+        Redisson's commands leave the index as it is. It would grow with each of their turns, and be resized in ours.
+        """
+        queue = self.queue
+        transferred: list[Any] = queue.client.lrange(queue.name, 0, -1)
+        if transferred:
+            queue.client.hdel(queue.keys.index, *(payload[:_KEY_BYTES] for payload in transferred))
+        queue.client.delete(queue.name)
+        return len(transferred)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import redis
@@ -14,6 +14,7 @@ from examples.private_redis import PrivateRedis
 from tests.benchmarks.copies import Copier
 from tests.benchmarks.figures import OURS, STOCK
 from tests.benchmarks.filling import INSTANT, ORDERED, RANDOM, Filler
+from tests.benchmarks.transfer import _Caller, _ours, _redissons_way
 from tests.benchmarks.shop import broker_url, make_app
 from tests.benchmarks.worker import BenchWorker
 from tests.support import wait_until
@@ -44,6 +45,7 @@ def test_what_fills_a_queue_is_what_an_offer_writes(client: redis.Redis, order: 
     assert {len(entry.payload) for entry in entries} == {50}
     assert all(FIRST_DUE_MS <= entry.due_ms < FIRST_DUE_MS + 10_000 for entry in entries)
     ids = [OfferId.from_bytes(entry.id) for entry in entries]
+    assert [entry.payload[:16] for entry in entries] == [one.message_key for one in ids if one is not None]
     assert all(one is not None and one.mirrored and not one.repeated for one in ids)
     offered = [one.offered_us for one in ids if one is not None]
     assert (offered == sorted(offered)) is (order != RANDOM)
@@ -67,6 +69,21 @@ def test_what_waits_can_be_due_at_one_instant(client: redis.Redis) -> None:
     assert {entry.due_ms for entry in queue.peek(600)} == {0}
     assert queue.transfer(600).moved == 600
     assert client.hlen(queue.keys.index) == 0
+
+
+@pytest.mark.parametrize("caller", [_ours, _redissons_way], ids=["ours", "Redisson's"])
+def test_the_index_has_what_waits_whoever_transfers(
+    client: redis.Redis, caller: Callable[[DelayedQueue], _Caller]
+) -> None:
+    queue = DelayedQueue(client, "celery")
+    filler = Filler(queue, first_due_ms=1, span_ms=10)
+    for _ in range(3):
+        filler.fill_up_to(250)
+        assert queue.size() == client.hlen(queue.keys.index) == 250
+        caller(queue).call()
+        assert filler.forget_transferred() == 100
+    assert client.hlen(queue.keys.index) == 150
+    assert client.llen("celery") == 0
 
 
 @pytest.mark.parametrize("variant", [STOCK, OURS])

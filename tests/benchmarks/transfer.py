@@ -114,12 +114,10 @@ def _filler(queue: DelayedQueue, order: str) -> Filler:
 
 def _turn(caller: _Caller, filler: Filler, pending: int, most_calls: int = _CALLS_A_TURN) -> float:
     """Fill up, call some times, return messages a second of the server's time."""
-    queue = caller.queue
     calls = min(most_calls, max(1, int(pending * _SHARE_A_TURN) // BATCH_SIZE))
     filler.fill_up_to(pending)
-    queue.client.delete(queue.name)
     used_ms = sum(caller.call() for _ in range(calls))
-    return int(queue.client.llen(queue.name)) / used_ms * 1000
+    return filler.forget_transferred() / used_ms * 1000
 
 
 class _Caller:
