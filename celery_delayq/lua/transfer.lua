@@ -30,11 +30,12 @@ local queue, timeout_set, delay_list, index, dead_list, transferrer =
     KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local limit, caller, grace, channel, lead = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 
--- codec.py: kinds of our entries, and where their payload starts.
+-- codec.py: kinds of our entries, the size of their ids, and where their payload starts.
 local KIND, MIRRORED, REPEATED = 208, 1, 2
-local OUR_PAYLOAD = 34
+local ID_SIZE, OUR_PAYLOAD = 24, 34
 
-local MAX_SLICE = 50
+-- Of small messages so many fit into 16 KiB: a larger reply is copied once more on its way into Lua.
+local MAX_SLICE = 24
 local MAX_BYTES = 262144
 local REMEMBER_TRANSFERRER_MS = 86400000
 
@@ -71,11 +72,20 @@ end
 
 local byte, sub, unpack_struct = string.byte, string.sub, struct.unpack
 
--- Where the payload of an entry starts, or nil if it is no entry (codec.unpack).
-local function payload_start(entry)
+-- Where the payload of an entry starts, or nil if it is no entry (codec.unpack); kind and message key of ours.
+local function read(entry)
     local size = #entry
     local id_size = byte(entry, 1)
-    if id_size and size >= id_size + 9 and unpack_struct('<I8', entry, id_size + 2) == size - id_size - 9 then
+    if id_size == ID_SIZE and size >= OUR_PAYLOAD - 1 then
+        local kind, message_key, payload_size = unpack_struct('Bc16<I8', entry, 9)
+        if payload_size == size - OUR_PAYLOAD + 1 then
+            kind = kind - KIND
+            if kind >= 0 and kind <= MIRRORED + REPEATED then
+                return OUR_PAYLOAD, kind, message_key
+            end
+            return OUR_PAYLOAD
+        end
+    elseif id_size and size >= id_size + 9 and unpack_struct('<I8', entry, id_size + 2) == size - id_size - 9 then
         return id_size + 10
     end
     if size >= 16 and unpack_struct('<I8', entry, 9) == size - 16 then
@@ -103,20 +113,18 @@ while moved + dead < limit and bytes < MAX_BYTES do
 
     local payloads, garbage, listed, first, repeated = {}, {}, {}, {}, {}
     for _, entry in ipairs(entries) do
-        local start = payload_start(entry)
-        local kind = start == OUR_PAYLOAD and byte(entry, 9) - KIND or -1
-        local ours = kind >= 0 and kind <= MIRRORED + REPEATED
+        local start, kind, message_key = read(entry)
         if start then
             payloads[#payloads + 1] = sub(entry, start)
         else
             garbage[#garbage + 1] = entry
         end
-        if ours and kind < REPEATED then
-            first[#first + 1] = sub(entry, 10, 25)
-        elseif ours then
+        if kind and kind >= REPEATED then
             repeated[#repeated + 1] = entry
+        elseif kind then
+            first[#first + 1] = message_key
         end
-        if to_walk > 0 and not (ours and kind % REPEATED ~= MIRRORED) then
+        if to_walk > 0 and not (kind and kind % REPEATED ~= MIRRORED) then
             listed[#listed + 1] = entry
         end
         bytes = bytes + #entry
