@@ -14,8 +14,8 @@ from examples.private_redis import PrivateRedis
 from tests.benchmarks.copies import Copier
 from tests.benchmarks.figures import OURS, STOCK
 from tests.benchmarks.filling import INSTANT, ORDERED, RANDOM, Filler
-from tests.benchmarks.transfer import _Caller, _ours, _redissons_way
 from tests.benchmarks.shop import broker_url, make_app
+from tests.benchmarks.transfer import _Caller, _ours, _redissons_way
 from tests.benchmarks.worker import BenchWorker
 from tests.support import wait_until
 
