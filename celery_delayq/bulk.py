@@ -110,9 +110,11 @@ class _Sender:
         series = self._series.get(signature.task)
         if series is not None and series.has(signature):
             return series.send(signature, task_id)
+        self._producer.published = {}
         result = signature.apply_async(producer=self._producer, task_id=task_id, retry=False)
-        if Series.may_begin(signature):
-            self._series[signature.task] = Series(signature, self._producer)
+        series = Series.after(signature, task_id, self._producer)
+        if series is not None:
+            self._series[signature.task] = series
         return result
 
     def _flush(self) -> None:

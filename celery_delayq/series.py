@@ -1,7 +1,8 @@
-"""A series: tasks that differ only in their ids and arguments, so what Celery found out for the first holds for all."""
+"""A series: tasks that differ only in when, what and who they are, so what Celery found out for one holds for all."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,22 @@ from celery.result import AsyncResult
 
 from celery_delayq.transport.producer import Producer
 
-#: Options that mean the same for each task of a series, beside its id. All others, such as `link`, `group_id` or
-#: `expires`, say something of one task.
-_OPTIONS = frozenset(
+#: Options of a single task, and options that mean the same for each task that has them. Each other one says more of a
+#: task: `link`, `group_id` or `expires`, for example.
+_OF_ONE = frozenset({"task_id", "countdown", "eta"})
+_OF_ALL = frozenset(
     {
-        *("countdown", "eta", "queue", "exchange", "routing_key", "priority", "serializer", "compression"),
+        *("queue", "exchange", "routing_key", "priority", "serializer", "compression"),
         *("ignore_result", "shadow", "time_limit", "soft_time_limit"),
     }
 )
 
+#: Headers that `create_task_message` makes for each task; the others are those of the first.
+_HEADERS = ("id", "eta", "argsrepr", "kwargsrepr")
+
 _SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
 
-_CELERY = Path(celery.__file__).parent
+_CELERY = str(Path(celery.__file__).parent)
 
 
 class Series:
@@ -34,51 +39,46 @@ class Series:
     What depends on the task and its options only is taken from the first: route, queue and its declaration, properties
     and headers. What depends on a single task is done for each.
 
-    Source: Celery 5.7 `Task.apply_async`, `Celery.send_task` and `AMQP.send_task_message`; see `may_begin`.
-
-    Args:
-        signature: of the first, which was just published.
-        producer: by which it was.
+    Source: Celery 5.7 `Task.apply_async`, `Celery.send_task` and `AMQP.send_task_message`.
     """
 
     def __init__(self, signature: Signature, producer: Producer) -> None:
         self._task = _task(signature)
-        self._options = _options(signature)
+        self._options = _shared(signature)
         self._producer = producer
         self._published = producer.published
         self._headers: dict[str, Any] = self._published["headers"]
-        self._are_roots = self._headers["root_id"] == self._headers["id"]
-        self._ignore_result = self._headers["ignore_result"]
-        self._check_arguments = self._task.typing and getattr(self._task, "__header__", None)
         self._parent = self._task.app.current_worker_task
+        request = self._parent and self._parent.request
+        self._are_roots = not (request and (request.root_id or request.id))
+        self._check_arguments = self._task.typing and getattr(self._task, "__header__", None)
 
-    @staticmethod
-    def may_begin(signature: Signature) -> bool:
-        """Whether others could be sent after this one: nobody looks at each task as it is sent.
+    @classmethod
+    def after(cls, signature: Signature, task_id: str, producer: Producer) -> Series | None:
+        """Return the series of a task that was just sent with `apply_async()`; None if others could not follow it.
 
-        Whoever does, by overriding or wrapping a method of Celery, by a signal, an event or a route, is asked for each.
+        They could not where somebody looks at each task as it is sent: by a signal, an event or a route, or by
+        overriding or wrapping a method of Celery; and where the message that the series would have made of this task
+        is not the one that was published, whatever the reason.
         """
-        task = _task(signature)
-        if task is None:
-            return False
-        app, amqp = task.app, task.app.amqp
-        return (
-            _OPTIONS.issuperset(_options(signature))
-            and type(signature) is Signature
-            and type(amqp) is AMQP
-            and type(amqp.router) is Router
-            and all(isinstance(route, MapRoute) for route in amqp.router.routes)
-            and all(map(_is_celerys, (signature.apply_async, task.apply_async, task.shadow_name, app.send_task)))
-            and all(map(_is_celerys, (amqp.create_task_message, amqp.send_task_message)))
-            and not any(signal.receivers for signal in _SIGNALS)
-            and not getattr(task, "_dump_pydantic_arguments", None)
-            and not app.conf.task_send_sent_event
-            and app.conf.task_protocol == 2
-        )
+        if not (_is_heard_by_nobody() and _may_have_followers(signature)):
+            return None
+        published = producer.published
+        if published.get("correlation_id") != task_id or published["headers"].get("expires"):
+            return None
+        series = cls(signature, producer)
+        _, headers = series._message(signature, task_id)
+        same = {**headers, "eta": None} == {**published["headers"], "eta": None}
+        return series if same else None
 
     def has(self, signature: Signature) -> bool:
         """Whether this task can be sent with the series."""
-        return type(signature) is Signature and _task(signature) is self._task and _options(signature) == self._options
+        return (
+            type(signature) is Signature
+            and _task(signature) is self._task
+            and _are_same(_shared(signature), self._options)
+            and _is_heard_by_nobody()
+        )
 
     def send(self, signature: Signature, task_id: str) -> AsyncResult:
         """Send a task that the series has.
@@ -86,35 +86,37 @@ class Series:
         Raises:
             Exception: as `apply_async()` does.
         """
-        task, app, args, kwargs = self._task, self._task.app, signature.args, signature.kwargs
+        task, ignore_result = self._task, self._headers["ignore_result"]
         if self._check_arguments:
-            self._check_arguments(*args, **kwargs)
-        made = app.amqp.create_task_message(
-            task_id,
-            task.name,
-            args,
-            kwargs,
-            countdown=self._options.get("countdown"),
-            kwargsrepr=None if kwargs else "{}",  # as Celery has it, without asking how long it may be
-        )
-        headers = {
-            **self._headers,
-            "id": task_id,
-            "argsrepr": made.headers["argsrepr"],
-            "kwargsrepr": made.headers["kwargsrepr"],
-        }
-        if made.headers["eta"]:
-            headers["eta"] = made.headers["eta"]
-        if self._are_roots:
-            headers["root_id"] = task_id
-        if not self._ignore_result:
-            app.backend.on_task_call(self._producer, task_id)
-        self._producer.publish(made.body, **{**self._published, "headers": headers, "correlation_id": task_id})
+            self._check_arguments(*(signature.args or ()), **(signature.kwargs or {}))
+        body, headers = self._message(signature, task_id)
+        # Private, and what `send_task` does: errors are kombu's.
+        with self._producer.connection._reraise_as_library_errors():
+            if not ignore_result:
+                task.app.backend.on_task_call(self._producer, task_id)
+            self._producer.publish(body, **{**self._published, "headers": headers, "correlation_id": task_id})
         result = task.AsyncResult(task_id)
-        result.ignored = self._ignore_result
+        result.ignored = ignore_result
         if self._parent:
             self._parent.add_trail(result)
         return result
+
+    def _message(self, signature: Signature, task_id: str) -> tuple[Any, dict[str, Any]]:
+        """Return body and headers of a task."""
+        kwargs, options = signature.kwargs, signature.options
+        made = self._task.app.amqp.create_task_message(
+            task_id,
+            self._task.name,
+            signature.args,
+            kwargs,
+            countdown=options.get("countdown"),
+            eta=options.get("eta"),
+            kwargsrepr=None if kwargs else "{}",  # which is what Celery would find out
+        )
+        headers = {**self._headers, **{name: made.headers[name] for name in _HEADERS}}
+        if self._are_roots:
+            headers["root_id"] = task_id
+        return made.body, headers
 
 
 def _task(signature: Signature) -> Any:
@@ -125,12 +127,53 @@ def _task(signature: Signature) -> Any:
         return None
 
 
-def _options(signature: Signature) -> dict[str, Any]:
-    """Return the options of a signature, without the task's id."""
-    return {name: value for name, value in signature.options.items() if name != "task_id"}
+def _shared(signature: Signature) -> dict[str, Any]:
+    """Return the options of a signature that are the same in a series."""
+    return {name: value for name, value in signature.options.items() if name not in _OF_ONE}
+
+
+def _are_same(options: dict[str, Any], others: dict[str, Any]) -> bool:
+    """Whether options are the same; equal ones need not be: 1 and True, or queues with other bindings."""
+    if not options and not others:
+        return True
+    return options.keys() == others.keys() and all(_is_same(options[name], others[name]) for name in options)
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return value is other or (type(value) is type(other) and isinstance(value, (str, int, float)) and value == other)
+
+
+def _is_heard_by_nobody() -> bool:
+    return not any(signal.receivers for signal in _SIGNALS)
+
+
+def _may_have_followers(signature: Signature) -> bool:
+    """Whether Celery asks nobody who could want to see each task."""
+    task = _task(signature)
+    if task is None or type(signature) is not Signature or not _OF_ALL.issuperset(_shared(signature)):
+        return False
+    app, amqp = task.app, task.app.amqp
+    asked = (
+        *(signature.apply_async, task.apply_async, task.shadow_name, task._get_exec_options, app.send_task),
+        *(amqp.router.route, amqp.create_task_message, amqp.send_task_message),
+    )
+    return (
+        type(amqp) is AMQP
+        and type(amqp.router) is Router
+        and all(type(route) is MapRoute for route in amqp.router.routes)
+        and all(map(_is_celerys, asked))
+        and not getattr(task, "_dump_pydantic_arguments", None)
+        and not app.conf.task_send_sent_event
+        and not app.conf.task_always_eager
+    )
 
 
 def _is_celerys(function: Any) -> bool:
     """Whether a function or method is Celery's own: neither overridden nor wrapped."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return code is not None and not hasattr(function, "__wrapped__") and _CELERY in Path(code.co_filename).parents
+    return code is not None and not hasattr(function, "__wrapped__") and _is_in_celery(code.co_filename)
+
+
+@cache
+def _is_in_celery(filename: str) -> bool:
+    return Path(filename).is_relative_to(_CELERY)

@@ -18,12 +18,10 @@ local mirrored, channel = ARGV[1] == '1', ARGV[2]
 -- include: write_entry
 
 local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
-local count = 0
+local offered_us = time[1] * 1000000 + time[2]
 for at = 3, #ARGV, 3 do
-    -- A microsecond each: none is like another then, whatever they are.
-    write_entry(
-        timeout_set, index, delay_list, ARGV[at], ARGV[at + 1], ARGV[at + 2], mirrored, channel, now_us + count)
-    count = count + 1
+    -- Each is later than the one before, so no entry is like another, whatever the messages are.
+    offered_us = 1 + write_entry(
+        timeout_set, index, delay_list, ARGV[at], ARGV[at + 1], ARGV[at + 2], mirrored, channel, offered_us)
 end
-return redis.call('ZCARD', timeout_set) == count and 1 or 0
+return redis.call('ZCARD', timeout_set) == (#ARGV - 2) / 3 and 1 or 0

@@ -72,7 +72,8 @@ end
 
 local byte, sub, unpack_struct = string.byte, string.sub, struct.unpack
 
--- Where the payload of an entry starts, or nil if it is no entry (codec.unpack); kind and message key of ours.
+-- Where the payload of an entry starts, or nil if it is no entry (codec.unpack); of ours also the kind, counted from
+-- KIND, and the message key.
 local function read(entry)
     local size = #entry
     local id_size = byte(entry, 1)

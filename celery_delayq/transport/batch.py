@@ -19,6 +19,10 @@ _SCRIPT = scripts.load("offer_many")
 _CALL_BYTES = 64 * 1024
 
 
+class NotRegistered(RedisError):
+    """Messages were stored, and the server refused to register their queue again: it may have been all along."""
+
+
 @dataclass(frozen=True)
 class _Offer:
     """A message for a delayed queue."""
@@ -31,7 +35,7 @@ class _Offer:
 
 @dataclass
 class _Command:
-    """A command by the name of redis-py's method; it publishes one message."""
+    """A command by the name of redis-py's method; publishing a message takes one, or a few."""
 
     name: str
     args: tuple[Any, ...]
@@ -70,12 +74,15 @@ class _Call:
         try:
             if isinstance(reply, NoScriptError):
                 reply = _SCRIPT.run(self.queue.client, *self._input())
-            if isinstance(reply, RedisError):
-                return reply
-            if reply:  # no other entry waits, see `DelayedQueue.offer`
-                self.queue.register(again=True)
         except RedisError as exc:
             return exc
+        if isinstance(reply, RedisError):
+            return reply
+        if reply:  # no other entry waits, see `DelayedQueue.offer`
+            try:
+                self.queue.register(again=True)
+            except RedisError as exc:
+                return NotRegistered(f"stored, but maybe not known to transfer loops: {exc}")
         return None
 
     def _input(self) -> scripts.Call:

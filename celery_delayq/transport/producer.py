@@ -14,7 +14,7 @@ class Producer(kombu.Producer):
     What was declared is forgotten with the channel, see `revive`.
 
     Attributes:
-        published: the options with which `publish` was called last.
+        published: the options with which `publish` was called last, its headers as they were then.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -23,7 +23,7 @@ class Producer(kombu.Producer):
 
     def publish(self, body: Any, **options: Any) -> Any:
         """Publish a message, see kombu."""
-        self.published = options
+        self.published = {**options, "headers": dict(options.get("headers") or {})}
         return super().publish(body, **options)
 
     def revive(self, channel: Any) -> None:

@@ -37,6 +37,9 @@ def test_it_offers_and_transfers_messages(client: redis.Redis, bench: RedisBench
     assert {len(entry.payload) for entry in queue.peek(300)} == {600}
     bench.rate(2, *limits._transfer(client))
     assert (queue.size(), client.llen("celery")) == (100, 200)
+    bench.rate(3, *limits._offer_many(client))
+    assert queue.size() == 400
+    assert len({entry.id for entry in queue.peek(400)}) == 400
 
 
 @needs_the_tool

@@ -217,6 +217,26 @@ class TestErrors:
         app.delayq.apply_async_many(signature for signature, _ in error.failed)
         assert DelayedQueue(broker_client, "other").size() == places.count("o")
 
+    @pytest.mark.usefixtures("ledger")
+    def test_what_was_stored_is_not_said_to_have_failed(
+        self, app: Celery, waiting: DelayedQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A server whose memory is full after it has stored them refuses to register their queue again."""
+        app.delayq.apply_async_many([note(app)])
+        waiting.client.delete(waiting.keys.timeout_set, waiting.keys.index)
+        register = DelayedQueue.register
+
+        def full(queue: DelayedQueue, *, again: bool = False) -> bool:
+            if again:
+                raise redis.OutOfMemoryError("command not allowed when used memory > 'maxmemory'")
+            return register(queue)
+
+        monkeypatch.setattr(DelayedQueue, "register", full)
+        with pytest.raises(NotAllSent) as caught:
+            app.delayq.apply_async_many(note(app) for _ in range(3))
+        assert caught.value.failed == []
+        assert len(caught.value.uncertain) == waiting.size() == 3
+
     def test_a_connection_that_is_lost_leaves_ids_to_ask_for(self, ledger: Ledger) -> None:
         with PrivateRedis() as server, publisher(f"delayq://127.0.0.1:{server.port}/0", ledger.url) as app:
             app.delayq.apply_async_many([note(app)])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.app.control import Control
+from celery.app.task import Task
 from celery.backends.base import Backend
 from celery.events import EventDispatcher
 from celery.worker import control as worker_control
@@ -33,6 +34,7 @@ METHODS: dict[Any, dict[str, str]] = {
         "mark_as_revoked": "(self, task_id, reason='', request=None, store_result=True, state='REVOKED')",
     },
     Request: {"_announce_revoked": "(self, reason, terminated, signum, expired)", "revoked": "(self)"},
+    Task: {"_get_exec_options": "(self)"},
     Producer: {"maybe_declare": "(self, entity, retry=False, **retry_policy)", "revive": "(self, channel)"},
 }
 
@@ -50,6 +52,11 @@ def test_a_worker_announces_a_revoked_task_as_we_do() -> None:
     for step in ("'task-revoked'", "terminated=terminated, signum=signum, expired=expired", "mark_as_revoked("):
         assert step in source
     assert list(inspect.signature(EventDispatcher.send).parameters)[1] == "type"
+
+
+def test_errors_of_publishing_are_kombus_where_we_have_it_from() -> None:
+    assert "P.connection._reraise_as_library_errors()" in inspect.getsource(Celery.send_task)
+    assert "self.backend.on_task_call(P, task_id)" in inspect.getsource(Celery.send_task)
 
 
 REVOKING: dict[str, Callable[[Control], object]] = {

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 import redis
@@ -13,12 +14,15 @@ from celery import Celery, signals
 from celery._state import _task_stack
 from celery.app.task import Task
 from celery.canvas import Signature
+from celery.result import EagerResult
 from kombu import Exchange, Queue
+from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, NotAllSent
 from celery_delayq.series import Series
 from examples.private_redis import PrivateRedis
 from tests.integration.publishing import stored
+from tests.ledger import Ledger
 from tests.worker_app import publisher
 
 LATER = datetime.now(timezone.utc) + timedelta(days=1)
@@ -40,6 +44,8 @@ SHARED: list[dict[str, Any]] = [
     {"countdown": 3600},
     {"countdown": 0},
     {"countdown": 3600, "eta": LATER},
+    {"eta": datetime(2040, 10, 28, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))},
+    {"eta": LATER.replace(tzinfo=None)},
     {"countdown": None},
     {"queue": "other", "priority": 6, "eta": LATER},
     {"queue": QUEUES[1]},
@@ -135,6 +141,7 @@ def without_times(messages: dict[str, list[dict[str, Any]]]) -> list[datetime]:
     times = []
     for message in (message for of_one in messages.values() for message in of_one):
         times += [datetime.fromisoformat(time) for name in ("expires", "eta") if (time := message["headers"].pop(name))]
+        message["properties"].pop("expiration", None)
         due_ms = message["properties"].pop("delayq_due", None)
         if due_ms:
             assert abs(times[-1].timestamp() * 1000 - due_ms) <= 1
@@ -176,6 +183,66 @@ def test_a_countdown_begins_with_each_task(app: Celery, client: redis.Redis) -> 
         assert before <= eta - timedelta(hours=1) <= after
 
 
+def test_each_may_be_due_at_another_time(app: Celery, client: redis.Redis, in_series: list[str]) -> None:
+    """Two of them are equal and an hour apart, since clocks go back."""
+    night = datetime(2040, 10, 28, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    etas = [night, night.replace(fold=1), LATER, LATER.isoformat()]
+    note = app.tasks["note"]
+    results = app.delayq.apply_async_many(
+        [*(note.s().set(eta=eta) for eta in etas), note.s().set(countdown=3600), note.s()]
+    )
+    (messages,) = stored(client).values()
+    headers = {message["headers"]["id"]: message["headers"]["eta"] for message in messages}
+    found = [headers[result.id] for result in results]
+    assert found[:4] == ["2040-10-28T02:30:00+02:00", "2040-10-28T02:30:00+01:00", *[LATER.isoformat()] * 2]
+    assert found[5] is None
+    assert in_series == [result.id for result in results[1:]]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{"expires": 60}, {"expires": LATER}, {"time_limit": 9, "soft_time_limit": 5}, {"serializer": "pickle"}],
+    ids=str,
+)
+def test_options_of_the_task_itself(
+    app: Celery, client: redis.Redis, in_series: list[str], attributes: dict[str, Any]
+) -> None:
+    task = app.task(name="of its own", shared=False, lazy=False, **attributes)(nothing)
+    signatures = [task.s(name).set(task_id=name) for name in NAMES]
+    for signature in signatures:
+        signature.apply_async()
+    expected = taken(client)
+    app.delayq.apply_async_many(signatures)
+    found = stored(client)
+    for one, other in zip(without_times(found), without_times(expected), strict=True):
+        assert abs(one - other) < timedelta(minutes=1)
+    assert found == expected
+    assert len(in_series) == (0 if "expires" in attributes else 2)
+
+
+def test_equal_queues_are_not_the_same(app: Celery, client: redis.Redis, in_series: list[str]) -> None:
+    queues = [Queue("bound", TOPIC, routing_key=key) for key in ("one", "one")]
+    assert queues[0] == queues[1]
+    app.delayq.apply_async_many(app.tasks["note"].s().set(queue=queue) for queue in queues)
+    assert in_series == []
+
+
+def test_what_is_missing_in_a_signature(app: Celery, client: redis.Redis, in_series: list[str]) -> None:
+    bare = {"task": "note", "args": None, "kwargs": None, "options": {}, "subtask_type": None, "immutable": False}
+    app.delayq.apply_async_many([bare] * 3)
+    assert client.llen("celery") == 3
+    assert len(in_series) == 2
+
+
+def test_an_app_that_runs_its_tasks_at_once(app: Celery, client: redis.Redis, ledger: Ledger) -> None:
+    with publisher("memory://", ledger.url, task_always_eager=True) as other:
+        results = app.delayq.apply_async_many(
+            [other.tasks["note"].s(1), app.tasks["note"].s(2), other.tasks["note"].s(3), other.tasks["note"].s(4)]
+        )
+    assert [result.result for result in results if isinstance(result, EagerResult)] == [1, 3, 4]
+    assert client.llen("celery") == 1
+
+
 def test_tasks_and_options_may_alternate(app: Celery, client: redis.Redis, in_series: list[str]) -> None:
     note, add = app.tasks["note"], app.tasks["add"]
     mixture = [
@@ -207,7 +274,7 @@ def test_in_a_task_they_are_its_children(
         for send in (lambda: [s.apply_async() for s in notes(app)], lambda: app.delayq.apply_async_many(notes(app))):
             parent = app.tasks["add"]
             parent.push_request(
-                id="parent", root_id="root", called_directly=False, children=[], delivery_info={"priority": 3}
+                id="parent", root_id="first", called_directly=False, children=[], delivery_info={"priority": 3}
             )
             _task_stack.push(parent)
             try:
@@ -220,7 +287,7 @@ def test_in_a_task_they_are_its_children(
     assert found[0] == found[1]
     assert in_series == list(NAMES[1:])
     (messages,) = found[0].values()
-    assert {message["headers"]["root_id"] for message in messages} == {"root"}
+    assert {message["headers"]["root_id"] for message in messages} == {"first"}
     assert {message["headers"]["parent_id"] for message in messages} == {"parent"}
     assert {message["properties"]["priority"] for message in messages} == {3 if inherit else 0}
 
@@ -298,6 +365,56 @@ class TestWhoSeesEach:
             app.amqp.task_protocols[2] = own
             app.delayq.apply_async_many(notes(app))
 
+    def test_a_router(self, app: Celery, seen: list[str]) -> None:
+        route = app.amqp.router.route
+
+        def noted(options: Any, name: str, args: Any = (), *rest: Any) -> Any:
+            seen.append(NAMES[len(seen)])
+            return route(options, name, args, *rest)
+
+        app.amqp.router.route = noted
+        app.delayq.apply_async_many(notes(app))
+
+    def test_a_task_with_options_of_the_moment(self, app: Celery, seen: list[str]) -> None:
+        class Moody(Task):
+            name = "moody"
+
+            def _get_exec_options(self) -> Any:
+                seen.append(NAMES[len(seen)])
+                return super()._get_exec_options()
+
+            def run(self) -> None: ...
+
+        task = app.register_task(Moody())
+        app.delayq.apply_async_many(task.s() for _ in NAMES)
+
+    def test_a_receiver_that_comes_later(self, app: Celery, in_series: list[str]) -> None:
+        """From then on Celery decides who hears what (5.6 looks for receivers once an app)."""
+
+        def receive(**kwargs: Any) -> None: ...
+
+        def signatures() -> Iterator[Signature]:
+            first, second, third = notes(app)
+            yield first
+            yield second
+            signals.before_task_publish.connect(receive)
+            yield third
+
+        try:
+            app.delayq.apply_async_many(signatures())
+        finally:
+            signals.before_task_publish.disconnect(receive)
+        assert in_series == ["second"]
+
+    def test_a_route_that_hides_arguments(
+        self, broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str]
+    ) -> None:
+        with publisher(broker_url, ledger_url, task_routes={"note": {"argsrepr": "***"}}) as app:
+            app.delayq.apply_async_many(notes(app))
+        (messages,) = stored(client).values()
+        assert [message["headers"]["argsrepr"] for message in messages] == ["***"] * 3
+        assert in_series == []
+
     def test_a_route(self, broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str]) -> None:
         def by_argument(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **kw: Any) -> dict[str, str]:
             return {"queue": f"queue of {args[0]}"}
@@ -331,6 +448,17 @@ class TestErrors:
         assert signature is wrong
         assert isinstance(error, reason)
         assert len(caught.value.results) == DelayedQueue(client, "celery").size() == 2
+
+    def test_they_are_those_of_kombu(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        def on_task_call(producer: Any, task_id: str) -> None:
+            if task_id == "third":
+                raise redis.ConnectionError("lost")
+
+        monkeypatch.setattr(app.backend, "on_task_call", on_task_call)
+        with pytest.raises(NotAllSent) as caught:
+            app.delayq.apply_async_many(notes(app))
+        assert isinstance(caught.value.__cause__, OperationalError)
+        assert len(caught.value.results) == 2
 
     def test_a_task_without_a_typed_signature_takes_anything(self, app: Celery, client: redis.Redis) -> None:
         task = app.task(name="untyped", shared=False, lazy=False, typing=False)(nothing)

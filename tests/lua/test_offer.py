@@ -284,6 +284,14 @@ class TestMany:
         assert queue.size() == 200
         assert queue.cancel("a") == 200
 
+    def test_the_same_message_where_the_servers_clock_was_set_back(self, queue: DelayedQueue) -> None:
+        an_hour_ahead = now_us(queue.client) + 3_600_000_000
+        before = OfferId(an_hour_ahead, message_key("before")).to_bytes()
+        seed(queue, {codec.pack(before, b"before"): FAR})
+        offer_many(queue, [(FAR, "a", b"same"), (FAR + 1, "a", b"same"), (FAR, "a", b"same")])
+        assert queue.size() == 4
+        assert queue.cancel("a") == 3
+
     def test_listeners_hear_of_each_new_head(self, queue: DelayedQueue) -> None:
         heard = Heard(queue.client, "redisson_delay_queue_channel:{q}")
         offer_many(queue, [(FAR, "a", b""), (FAR + 1, "b", b""), (FAR - 1, "c", b"")])

@@ -1,6 +1,7 @@
 -- include: announce_head
 
--- Write an entry and its place in the index; Redisson's listeners hear of a new head. Returns its due time.
+-- Write an entry and its place in the index; Redisson's listeners hear of a new head. Returns when
+-- it was offered, in microseconds: now, or later if that was taken.
 local function write_entry(timeout_set, index, delay_list, due, message_key, payload, mirrored, channel, now_us)
     local ID_SIZE, KIND, MIRRORED, REPEATED = 24, 208, 1, 2
     local MAX_US = 2 ^ 53
@@ -43,4 +44,5 @@ local function write_entry(timeout_set, index, delay_list, due, message_key, pay
     end
     redis.call('ZADD', timeout_set, due, entry)
     announce_head(timeout_set, channel, entry, due)
+    return offered_us
 end
