@@ -109,6 +109,15 @@ class Handover:
         return {it.message.delivery_tag for it in running if it.task.acks_late and not it.acknowledged}
 
 
+def tasks_waiting(worker: Any) -> int:
+    """Return how many tasks of a worker are ready to run, and wait for a process of its pool to be free.
+
+    Only pools on an event loop have a semaphore for their processes.
+    """
+    semaphore = getattr(worker, "semaphore", None)
+    return 0 if semaphore is None else len(semaphore._waiting)
+
+
 def is_stopping() -> bool:
     """Return whether the worker was told to stop, warm or cold."""
     return _is_set(state.should_stop) or _is_set(state.should_terminate)

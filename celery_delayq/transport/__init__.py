@@ -65,6 +65,8 @@ class Transport(kombu_redis.Transport):
         self._watchdog: Watchdog | None = None
         #: Returns the delivery tags of messages that are worked on, and go on although the connection is closed.
         self.running_tags: Callable[[], set[str]] = set
+        #: Returns how many tasks were delivered and wait for a process of the pool, since all of them are busy.
+        self.tasks_waiting: Callable[[], int] = int
         #: Called with the name of the list and the message when one is set aside; in a thread of its own.
         self.on_dead_letter: Callable[[str, bytes], None] = lambda name, message: None
         ensure_tls(client)

@@ -1,9 +1,9 @@
 """Fetcher: gets the messages of a channel's queues, as many as its prefetch limit allows.
 
-Where there is a backlog, a script fetches several messages at once. Where there is none, one connection a broker list
-waits on the server, so an idle worker neither polls nor lags. What waits and is not wanted any more, because the
-prefetch limit is reached or the consumer was cancelled, is unblocked; what arrives nevertheless goes back at once, so
-that other workers can take it.
+Where there is a backlog, a script fetches several messages at once, and not before the pool will need them. Where there
+is none, one connection a broker list waits on the server, so an idle worker neither polls nor lags. What waits and is
+not wanted any more, because the prefetch limit is reached or the consumer was cancelled, is unblocked; what arrives
+nevertheless goes back at once, so that other workers can take it.
 """
 
 from __future__ import annotations
@@ -104,6 +104,14 @@ class Fetcher:
         limit = qos.can_consume_max_estimate()
         return _UNLIMITED if limit is None else max(limit, 1)
 
+    def _has_time(self, credit: int) -> bool:
+        """Return whether the pool is busy, and has more to do next than could be fetched now.
+
+        With early acknowledgement, each task that begins gives credit for one. To fetch one by one would take a round
+        trip each. No process waits meanwhile, and as soon as one ends a task there is another look.
+        """
+        return bool(self._channel.qos.prefetch_count) and self._channel.connection.tasks_waiting() > credit
+
     def fill(self) -> bool:
         """Fetch, or wait on the server where there is nothing to fetch. Returns whether there is something to deliver.
 
@@ -119,6 +127,8 @@ class Fetcher:
         self.is_starved = credit == 0
         if not credit:
             self._disarm(self._slots.values())
+            return False
+        if self._has_time(credit):
             return False
         consumer = self._consumer = self._consumer or self._consumer_of()
         consumer.check()

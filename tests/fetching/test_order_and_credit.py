@@ -101,6 +101,27 @@ def test_without_a_prefetch_count_everything_is_delivered(ours: Broker) -> None:
         assert it.drain(200) == list(range(200))
 
 
+def test_a_busy_pool_is_given_more_when_as_much_can_be_fetched_as_waits_for_it(ours: Broker) -> None:
+    publish(ours, "q", *range(20))
+    with reader(ours, "q", prefetch=8, ack=False) as it:
+        it.drain(8)
+        it.channel.connection.tasks_waiting = lambda: sum(not message.acknowledged for message in it.messages)
+        for number in range(3):
+            it.messages[number].ack()
+            assert it.wait(0.05) == list(range(8))
+        assert in_flight(ours.client) == 5
+        it.messages[3].ack()
+        assert it.drain(12) == list(range(12))
+        assert in_flight(ours.client) == 8
+
+
+def test_without_a_prefetch_count_a_busy_pool_is_given_everything(ours: Broker) -> None:
+    publish(ours, "q", *range(60))
+    with reader(ours, "q", prefetch=0, ack=False) as it:
+        it.channel.connection.tasks_waiting = lambda: 1000
+        assert it.drain(60) == list(range(60))
+
+
 def test_the_prefetch_count_changes_at_run_time(ours: Broker) -> None:
     with reader(ours, "q", prefetch=2, ack=False) as it:
         publish(ours, "q", *range(20))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,13 @@ from celery.app.task import Task
 from celery.backends.base import Backend
 from celery.events import EventDispatcher
 from celery.worker import control as worker_control
+from celery.worker.components import Pool
 from celery.worker.request import Request
 from kombu import Connection, Producer, Queue
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from celery_delayq.control import BY_ID, BY_STAMPS
+from celery_delayq.handover import tasks_waiting
 from celery_delayq.transport import producer
 
 METHODS: dict[Any, dict[str, str]] = {
@@ -57,6 +61,21 @@ def test_a_worker_announces_a_revoked_task_as_we_do() -> None:
 def test_errors_of_publishing_are_kombus_where_we_have_it_from() -> None:
     assert "P.connection._reraise_as_library_errors()" in inspect.getsource(Celery.send_task)
     assert "self.backend.on_task_call(P, task_id)" in inspect.getsource(Celery.send_task)
+
+
+def test_tasks_wait_in_a_semaphore_for_a_process() -> None:
+    semaphore = LaxBoundedSemaphore(1)
+    worker = SimpleNamespace(semaphore=semaphore)
+    started: list[str] = []
+    for number, name in enumerate(("first", "second", "third")):
+        assert tasks_waiting(worker) == max(0, number - 1)
+        semaphore.acquire(started.append, name)
+    assert tasks_waiting(worker) == 2
+    semaphore.release()
+    assert started == ["first", "second"]
+    assert tasks_waiting(worker) == 1
+    assert tasks_waiting(SimpleNamespace(semaphore=None)) == 0
+    assert "w.semaphore = LaxBoundedSemaphore(procs)" in inspect.getsource(Pool.create)
 
 
 REVOKING: dict[str, Callable[[Control], object]] = {

@@ -27,6 +27,7 @@ from tests.integration.long_tasks import (
 )
 from tests.integration.test_nothing_held import ask
 from tests.ledger import ALL_WELL, Ledger
+from tests.state import calls
 from tests.support import lasting_keys, wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
@@ -124,6 +125,18 @@ def test_a_multiplier_reserves_as_many_as_it_says(
     open_gate(ledger)
     ran(ledger, ids)
     is_idle(broker_client)
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_a_busy_pool_takes_several_tasks_at_once(
+    app: Celery, ledger: Ledger, start: Any, broker_client: redis.Redis, acks_late: bool
+) -> None:
+    ids = publish(app, 400)
+    broker_client.config_resetstat()
+    start(pool="prefork", concurrency=2, conf={"worker_prefetch_multiplier": 6, "task_acks_late": acks_late})
+    ran(ledger, ids)
+    is_idle(broker_client)
+    assert calls(broker_client, "evalsha") < len(ids) / 2
 
 
 def test_multiplier_zero_takes_everything(app: Celery, ledger: Ledger, start: Any, broker_client: redis.Redis) -> None:
