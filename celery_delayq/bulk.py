@@ -135,6 +135,7 @@ class _Sender:
                 self._failed.append((_identified(signature, result), refused[0]))
             else:
                 self._uncertain.append(_identified(signature, result))
+                cause = cause or next(error for error in outcome if error is not None)
         if self._failed or self._uncertain:
             cause = cause or next((error for _, error in self._failed), None)
             raise NotAllSent(self.results, failed=self._failed, uncertain=self._uncertain) from cause

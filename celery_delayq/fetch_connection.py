@@ -56,7 +56,7 @@ class FetchConnection:
 
     def ack(self, in_flight: str, message: bytes, tag: str) -> None:
         """Remove a message from an in-flight list; `read` tells what became of it."""
-        self._connection.send_command("LREM", in_flight, -1, message)
+        self._send("LREM", in_flight, -1, message)
         self.unanswered.append(tag)
 
     def read(self) -> dict[str, bool]:
@@ -75,7 +75,7 @@ class FetchConnection:
     def send_fetch(self, keys: QueueKeys, *, consumer: str, limit: int) -> None:
         """Ask for messages, see `scripts.fetch`; `read`, and then `read_fetched`, tell what came of it."""
         self._fetch = (3, keys.queue, keys.in_flight(consumer), keys.consumers, consumer, limit)
-        self._connection.send_command("EVALSHA", scripts.load("fetch").sha, *self._fetch)
+        self._send("EVALSHA", scripts.load("fetch").sha, *self._fetch)
 
     def read_fetched(self) -> list[bytes] | None:
         """Return the messages, or None if the consumer has no lease.
@@ -89,6 +89,10 @@ class FetchConnection:
             self._connection.send_command("EVAL", scripts.load("fetch").text, *self._fetch)
             found = self._read()
         return cast("list[bytes] | None", found)
+
+    def _send(self, *command: Any) -> None:
+        # redis-py's health check would take a reply that was not read yet for that to its PING.
+        self._connection.send_command(*command, check_health=not self.unanswered)
 
     def _read(self) -> Any:
         return self._connection.read_response(disable_decoding=True)

@@ -28,6 +28,9 @@ _OF_ALL = frozenset(
 #: Headers that `create_task_message` makes for each task; the others are those of the first.
 _HEADERS = ("id", "eta", "argsrepr", "kwargsrepr")
 
+#: What a route says in place of arguments: it may be what they are, by chance.
+_TEXTS = frozenset({"argsrepr", "kwargsrepr"})
+
 _SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
 
 _CELERY = str(Path(celery.__file__).parent)
@@ -63,13 +66,13 @@ class Series:
         """
         if not (_is_heard_by_nobody() and _may_have_followers(signature)):
             return None
-        published = producer.published
-        if published.get("correlation_id") != task_id or published["headers"].get("expires"):
+        published: dict[str, Any] = producer.published
+        headers: dict[str, Any] = published.get("headers", {})
+        if headers.get("id") != task_id or headers.get("expires") or _TEXTS.intersection(published):
             return None
         series = cls(signature, producer)
-        _, headers = series._message(signature, task_id)
-        same = {**headers, "eta": None} == {**published["headers"], "eta": None}
-        return series if same else None
+        _, made = series._message(signature, task_id)
+        return series if _without_time(made) == _without_time(headers) else None
 
     def has(self, signature: Signature) -> bool:
         """Whether this task can be sent with the series."""
@@ -117,6 +120,11 @@ class Series:
         if self._are_roots:
             headers["root_id"] = task_id
         return made.body, headers
+
+
+def _without_time(headers: dict[str, Any]) -> dict[str, Any]:
+    """Return headers that only say whether there is an eta: that of a countdown begins with its message."""
+    return {**headers, "eta": bool(headers["eta"])}
 
 
 def _task(signature: Signature) -> Any:

@@ -17,11 +17,14 @@ local mirrored, channel = ARGV[1] == '1', ARGV[2]
 
 -- include: write_entry
 
+local MAX_US = 2 ^ 53
+
 local time = redis.call('TIME')
 local offered_us = time[1] * 1000000 + time[2]
 for at = 3, #ARGV, 3 do
-    -- Each is later than the one before, so no entry is like another, whatever the messages are.
-    offered_us = 1 + write_entry(
+    local taken_us = write_entry(
         timeout_set, index, delay_list, ARGV[at], ARGV[at + 1], ARGV[at + 2], mirrored, channel, offered_us)
+    -- Each is later than the one before, so no entry is like another, whatever the messages are.
+    offered_us = (taken_us < MAX_US - 1 and taken_us or offered_us) + 1
 end
 return redis.call('ZCARD', timeout_set) == (#ARGV - 2) / 3 and 1 or 0

@@ -33,6 +33,9 @@ _REFUSED_S = 1.0
 #: Between two attempts to give leases up, in seconds.
 _TIDY_S = 1.0
 
+#: Between two looks at what became of acknowledgements, while nothing is fetched, in seconds.
+_ANSWERS_S = 1.0
+
 
 class Fetcher:
     """Fetches for one channel. It belongs to the thread that consumes.
@@ -53,7 +56,7 @@ class Fetcher:
         #: List -> when to try it again (monotonic), and what the server said.
         self._refused: dict[str, tuple[float, str]] = {}
         self._can_unblock = True
-        self._tidy_at = 0.0
+        self._tidy_at = self._answers_at = 0.0
         #: Whether the last fetch ended for want of credit.
         self.is_starved = False
 
@@ -112,6 +115,12 @@ class Fetcher:
         """
         return bool(self._channel.qos.prefetch_count) and self._channel.connection.tasks_waiting() > credit
 
+    def _read_answers(self) -> None:
+        """Read the replies to acknowledgements, once a second, where no fetch does: a lost connection shows by them."""
+        if self._consumer is not None and time.monotonic() >= self._answers_at:
+            self._answers_at = time.monotonic() + _ANSWERS_S
+            self._consumer.read_answers()
+
     def fill(self) -> bool:
         """Fetch, or wait on the server where there is nothing to fetch. Returns whether there is something to deliver.
 
@@ -123,15 +132,15 @@ class Fetcher:
             return True
         if not self.has_queues:
             return False
+        if self._consumer is not None:
+            self._consumer.check()  # before all else: what others have taken over gives no credit any more
         credit = self.credit()
         self.is_starved = credit == 0
-        if not credit:
+        if not credit or self._has_time(credit):
             self._disarm(self._slots.values())
-            return False
-        if self._has_time(credit):
+            self._read_answers()
             return False
         consumer = self._consumer = self._consumer or self._consumer_of()
-        consumer.check()
         queues = self._cycle.consume(len(set(self._channel.task_queues.values())))
         # Each queue its share, so that the order strategy keeps its meaning with several messages at once.
         share = max(1, credit // len(queues)) if self._is_fair() else credit

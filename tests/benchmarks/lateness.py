@@ -82,6 +82,12 @@ def random_countdowns(scale: Scale) -> Condition:
     return Condition(name, _countdowns(scale), rounds=scale.rounds, targets=("p50", "p99"))
 
 
+def fewer_random_countdowns(scale: Scale) -> Condition:
+    """Return the same, for half of the time and once."""
+    few = _first_half(_countdowns(scale))
+    return Condition(f"{len(few):,} in {scale.longest_countdown_s / 2:g} s", few)
+
+
 def _under_load(scale: Scale) -> Condition:
     loaded = _first_half(_countdowns(scale))
     return Condition(f"{len(loaded):,} under CPU load", loaded, loaded=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from importlib.util import find_spec
 
 from examples.private_redis import PrivateRedis
@@ -44,7 +43,7 @@ def run(scale: Scale) -> Report:
         if RABBITMQ in peers:
             ports[RABBITMQ] = stack.enter_context(rabbitmq.PrivateRabbitMQ()).port
         workers = stack.enter_context(workers_on(ports))
-        lateness.compare(report, workers, replace(lateness.random_countdowns(scale), rounds=1))
+        lateness.compare(report, workers, lateness.fewer_random_countdowns(scale))
         lateness.Beyond(workers, scale).show(report)
         _compare_bursts(report, workers, scale.stock_burst // 2)
     report.notes.append("One worker each: prefork with 2 processes; those that are not measured have nothing to do.")

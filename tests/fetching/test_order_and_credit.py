@@ -14,6 +14,7 @@ from examples.private_redis import PrivateRedis
 from tests.fetching.reading import publish, reader, with_options
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker
+from tests.support import wait_until
 
 # -- order
 
@@ -113,6 +114,38 @@ def test_a_busy_pool_is_given_more_when_as_much_can_be_fetched_as_waits_for_it(o
         it.messages[3].ack()
         assert it.drain(12) == list(range(12))
         assert in_flight(ours.client) == 8
+
+
+def test_replies_that_nobody_has_read_yet_do_no_harm_to_a_health_check(
+    ours: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(ours, "q", *range(8))
+    with reader(ours, "q", prefetch=8, ack=False) as it:
+        it.drain(8)
+        it.channel.connection.tasks_waiting = lambda: 1000
+        connection = it.channel.connection.consumer._connection
+        for message in it.messages[:4]:
+            message.ack()
+            connection._connection.next_health_check = -1.0  # none for longer than the interval
+            it.channel.fetcher.fill()
+        assert connection.unanswered
+        it.channel.connection.tasks_waiting = int
+        publish(ours, "q", 8)
+        assert it.drain(9) == list(range(9))
+        assert it.channel.connection.consumer._connection is connection
+        assert in_flight(ours.client) == 5
+    assert not caplog.records
+
+
+def test_what_became_of_acknowledgements_is_looked_at_where_nothing_is_fetched(ours: Broker) -> None:
+    publish(ours, "q", *range(4))
+    with reader(ours, "q", prefetch=4, ack=False) as it:
+        it.drain(4)
+        it.channel.connection.tasks_waiting = lambda: 1000
+        consumer = it.channel.connection.consumer
+        it.messages[0].ack()
+        wait_until(lambda: it.wait(0.05) and not consumer._connection.unanswered, "the reply is read", 10)
+        assert len(consumer.held) == 3
 
 
 def test_without_a_prefetch_count_a_busy_pool_is_given_everything(ours: Broker) -> None:

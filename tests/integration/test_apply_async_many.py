@@ -236,6 +236,7 @@ class TestErrors:
             app.delayq.apply_async_many(note(app) for _ in range(3))
         assert caught.value.failed == []
         assert len(caught.value.uncertain) == waiting.size() == 3
+        assert str(caught.value.__cause__).startswith("stored, but")
 
     def test_a_connection_that_is_lost_leaves_ids_to_ask_for(self, ledger: Ledger) -> None:
         with PrivateRedis() as server, publisher(f"delayq://127.0.0.1:{server.port}/0", ledger.url) as app:

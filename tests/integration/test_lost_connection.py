@@ -181,22 +181,28 @@ def test_late_tasks_that_celery_cancels_run_again(
         assert taken_up(ledger, ids) == ids * 2
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("count", [2, 4, 5])
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_what_others_took_over_does_not_begin(
-    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, pool: str
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, pool: str, count: int, late: bool
 ) -> None:
+    """One runs, and all others are fetched: of five, the last one makes the prefetch limit of four full."""
     transport = {"lease": 2}
+    count -= late  # one that runs counts as well
     with long_worker(broker=broker_url, ledger=ledger, pool=pool, concurrency=1, transport=transport) as worker:
-        ids = send(app, 4, late=False)
-        wait_until(lambda: taken_up(ledger, ids) and in_flight(broker_client) == 3, "one runs, three are fetched")
+        ids = send(app, count, late=late)
+        fetched = count if late else count - 1
+        wait_until(lambda: taken_up(ledger, ids) and in_flight(broker_client) == fetched, "all are fetched")
         with long_worker(broker=broker_url, ledger=ledger, transport=transport):
             for pid in worker.session():
                 os.kill(pid, signal.SIGSTOP)
             open_gate(ledger)
-            wait_until(lambda: len(taken_up(ledger, ids)) == 4, "the other worker has run what was fetched", 30)
+            ran = count + late  # what ran here, and was not acknowledged, runs there too
+            wait_until(lambda: len(taken_up(ledger, ids)) == ran, "the other worker has run what was fetched", 30)
             for pid in sorted(worker.session(), reverse=True):  # a child first, so that its result is there
                 os.kill(pid, signal.SIGCONT)
             worker.wait_for_log("Connected to", times=2)
         worker.send_signal(signal.SIGTERM)
         worker.wait()
-    assert sorted(taken_up(ledger, ids)) == sorted(ids)
+    assert sorted(taken_up(ledger, ids)) == sorted([*ids, *ids[:late]])

@@ -406,13 +406,23 @@ class TestWhoSeesEach:
             signals.before_task_publish.disconnect(receive)
         assert in_series == ["second"]
 
+    @pytest.mark.parametrize("text", ["***", "()"])
     def test_a_route_that_hides_arguments(
-        self, broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str]
+        self, broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str], text: str
     ) -> None:
-        with publisher(broker_url, ledger_url, task_routes={"note": {"argsrepr": "***"}}) as app:
+        """`()` is what the arguments of the first one are."""
+        with publisher(broker_url, ledger_url, task_routes={"note": {"argsrepr": text}}) as app:
             app.delayq.apply_async_many(notes(app))
         (messages,) = stored(client).values()
-        assert [message["headers"]["argsrepr"] for message in messages] == ["***"] * 3
+        assert [message["headers"]["argsrepr"] for message in messages] == [text] * 3
+        assert in_series == []
+
+    def test_the_first_protocol(
+        self, broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str]
+    ) -> None:
+        with publisher(broker_url, ledger_url, task_protocol=1) as app:
+            app.delayq.apply_async_many(notes(app))
+        assert client.llen("celery") == 3
         assert in_series == []
 
     def test_a_route(self, broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str]) -> None:
