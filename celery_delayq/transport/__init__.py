@@ -151,6 +151,7 @@ class Transport(kombu_redis.Transport):
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Deliver messages from an event loop, see kombu."""
         self.cycle.unregister = loop.remove
+        self.cycle.call_later = loop.call_later
         if kombu.VERSION < (5, 7):
             loop.call_soon = partial(_call_soon, loop, self.cycle)
         super().register_with_event_loop(connection, loop)

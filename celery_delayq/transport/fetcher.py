@@ -8,6 +8,7 @@ nevertheless goes back at once, so that other workers can take it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -33,6 +34,9 @@ _REFUSED_S = 1.0
 #: Between two attempts to give leases up, in seconds.
 _TIDY_S = 1.0
 
+#: How long nothing is fetched for a pool that is busy, in seconds.
+PATIENCE_S = 0.1
+
 #: Between two looks at what became of acknowledgements, while nothing is fetched, in seconds.
 _ANSWERS_S = 1.0
 
@@ -57,6 +61,8 @@ class Fetcher:
         self._refused: dict[str, tuple[float, str]] = {}
         self._can_unblock = True
         self._tidy_at = self._answers_at = 0.0
+        #: Until when to fetch nothing for a busy pool (monotonic); infinite while it is none.
+        self._patient_until = math.inf
         #: Whether the last fetch ended for want of credit.
         self.is_starved = False
 
@@ -111,9 +117,20 @@ class Fetcher:
         """Return whether the pool is busy, and has more to do next than could be fetched now.
 
         With early acknowledgement, each task that begins gives credit for one. To fetch one by one would take a round
-        trip each. No process waits meanwhile, and as soon as one ends a task there is another look.
+        trip each. No process waits meanwhile, and as soon as one ends a task there is another look. Where tasks take
+        long, the prefetch limit is used up nevertheless, a moment later.
         """
-        return bool(self._channel.qos.prefetch_count) and self._channel.connection.tasks_waiting() > credit
+        if not self._channel.qos.prefetch_count or self._channel.connection.tasks_waiting() <= credit:
+            self._patient_until = math.inf
+            return False
+        now = time.monotonic()
+        if self._patient_until == math.inf:
+            self._patient_until = now + PATIENCE_S
+        if now < self._patient_until:
+            self._channel.connection.cycle.wake_in(self._patient_until - now)
+            return True
+        self._patient_until = math.inf
+        return False
 
     def _read_answers(self) -> None:
         """Read the replies to acknowledgements, once a second, where no fetch does: a lost connection shows by them."""

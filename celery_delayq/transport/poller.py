@@ -62,6 +62,9 @@ class Poller(kombu_redis.MultiChannelPoller):
         self._waker: Waker | None = None
         #: How to stop polling a file descriptor; an event loop has its own way.
         self.unregister: Callable[[int], Any] = lambda fd: self.poller.unregister(fd)
+        #: How to be called in some seconds; without an event loop, nobody waits longer than a second anyway.
+        self.call_later: Callable[[float, Callable[[], None]], Any] = lambda delay_s, callback: None
+        self._wakes_later = False
 
     # -- slots
 
@@ -89,6 +92,16 @@ class Poller(kombu_redis.MultiChannelPoller):
         """Make it fetch or deliver now. Safe in any thread."""
         if self._waker is not None:
             self._waker.wake()
+
+    def wake_in(self, delay_s: float) -> None:
+        """Make it fetch in so many seconds; once, however often it is asked until then. For the thread that polls."""
+        if not self._wakes_later:
+            self._wakes_later = True
+            self.call_later(delay_s, self._wake_now)
+
+    def _wake_now(self) -> None:
+        self._wakes_later = False
+        self.wake()
 
     def on_acknowledged(self) -> None:
         """Take note that a message less is held: the thread that fetches may be waiting for that."""

@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+from celery_delayq.transport import fetcher
 from examples.private_redis import PrivateRedis
 from tests.fetching.reading import publish, reader, with_options
 from tests.integration.long_tasks import in_flight
@@ -102,6 +103,13 @@ def test_without_a_prefetch_count_everything_is_delivered(ours: Broker) -> None:
         assert it.drain(200) == list(range(200))
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool may be busy for as long as it likes."""
+    monkeypatch.setattr(fetcher, "PATIENCE_S", 60)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_busy_pool_is_given_more_when_as_much_can_be_fetched_as_waits_for_it(ours: Broker) -> None:
     publish(ours, "q", *range(20))
     with reader(ours, "q", prefetch=8, ack=False) as it:
@@ -116,6 +124,17 @@ def test_a_busy_pool_is_given_more_when_as_much_can_be_fetched_as_waits_for_it(o
         assert in_flight(ours.client) == 8
 
 
+def test_a_pool_that_is_busy_for_long_is_given_what_the_prefetch_count_allows(ours: Broker) -> None:
+    publish(ours, "q", *range(20))
+    with reader(ours, "q", prefetch=8, ack=False) as it:
+        it.drain(8)
+        it.channel.connection.tasks_waiting = lambda: 1000
+        it.messages[0].ack()
+        assert it.drain(9) == list(range(9))
+        assert in_flight(ours.client) == 8
+
+
+@pytest.mark.usefixtures("patient")
 def test_replies_that_nobody_has_read_yet_do_no_harm_to_a_health_check(
     ours: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,6 +156,7 @@ def test_replies_that_nobody_has_read_yet_do_no_harm_to_a_health_check(
     assert not caplog.records
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_became_of_acknowledgements_is_looked_at_where_nothing_is_fetched(ours: Broker) -> None:
     publish(ours, "q", *range(4))
     with reader(ours, "q", prefetch=4, ack=False) as it:
