@@ -142,8 +142,6 @@ def _shared(signature: Signature) -> dict[str, Any]:
 
 def _are_same(options: dict[str, Any], others: dict[str, Any]) -> bool:
     """Whether options are the same; equal ones need not be: 1 and True, or queues with other bindings."""
-    if not options and not others:
-        return True
     return options.keys() == others.keys() and all(_is_same(options[name], others[name]) for name in options)
 
 
