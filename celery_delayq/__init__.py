@@ -1,33 +1,39 @@
 """Delayed Celery tasks that wait in Redis, in the layout of Redisson's RDelayedQueue.
 
-Importing the package connects nothing and registers nothing; `DelayQ(app)` does.
+Importing the package connects nothing and registers nothing; `DelayQ(app)` does. A public name is imported when it is
+asked for: Celery imports this package for each of its commands, and most of them need none of it.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from celery_delayq._version import __version__
-from celery_delayq.app import DelayQ
-from celery_delayq.dead_letters import DeadLetter, DeadLetters
-from celery_delayq.delayed_queue import DelayedQueue
-from celery_delayq.entry import Entry
-from celery_delayq.errors import (
-    ConfigurationError,
-    DelayqError,
-    DeliveryLimitReached,
-    EntryExists,
-    InvalidEntry,
-    InvalidEta,
-    InvalidExport,
-    InvalidSchedule,
-    LeaseLost,
-    NotAllSent,
-    UnknownEntry,
-    UnsupportedServer,
-)
-from celery_delayq.inspector.backup import Imported, Released
-from celery_delayq.inspector.counts import Counts
-from celery_delayq.inspector.pages import Page
-from celery_delayq.inspector.task import ScheduledTask
-from celery_delayq.schedule.api import Schedule
-from celery_delayq.schedule.periodic_task import PeriodicTask
+
+if TYPE_CHECKING:
+    from celery_delayq.app import DelayQ
+    from celery_delayq.dead_letters import DeadLetter, DeadLetters
+    from celery_delayq.delayed_queue import DelayedQueue
+    from celery_delayq.entry import Entry
+    from celery_delayq.errors import (
+        ConfigurationError,
+        DelayqError,
+        DeliveryLimitReached,
+        EntryExists,
+        InvalidEntry,
+        InvalidEta,
+        InvalidExport,
+        InvalidSchedule,
+        LeaseLost,
+        NotAllSent,
+        UnknownEntry,
+        UnsupportedServer,
+    )
+    from celery_delayq.inspector.backup import Imported, Released
+    from celery_delayq.inspector.counts import Counts
+    from celery_delayq.inspector.pages import Page
+    from celery_delayq.inspector.task import ScheduledTask
+    from celery_delayq.schedule.api import Schedule
+    from celery_delayq.schedule.periodic_task import PeriodicTask
 
 __all__ = [
     "ConfigurationError",
@@ -56,3 +62,27 @@ __all__ = [
     "UnsupportedServer",
     "__version__",
 ]
+
+#: Which module has a public name; errors has the others.
+_MODULES = {
+    "Counts": "inspector.counts",
+    "DeadLetter": "dead_letters",
+    "DeadLetters": "dead_letters",
+    "DelayQ": "app",
+    "DelayedQueue": "delayed_queue",
+    "Entry": "entry",
+    "Imported": "inspector.backup",
+    "Page": "inspector.pages",
+    "PeriodicTask": "schedule.periodic_task",
+    "Released": "inspector.backup",
+    "Schedule": "schedule.api",
+    "ScheduledTask": "inspector.task",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+    globals()[name] = found
+    return found

@@ -1,5 +1,6 @@
 """`celery -A app delayq ...`: the command line, a skin over the inspector.
 
+group      the group of all commands: finds them, and what their errors say
 command    what all commands have in common; exit codes
 broker     the app's broker, its inspector and its queues
 output     tables, JSON, progress
@@ -11,25 +12,27 @@ from __future__ import annotations
 
 import click
 
-from celery_delayq.cli.backup import export, import_, release
-from celery_delayq.cli.changes import cancel, reschedule, run_now
-from celery_delayq.cli.dead import dead
-from celery_delayq.cli.listing import list_, show
-from celery_delayq.cli.orphans import orphans
-from celery_delayq.cli.schedule import schedule
-from celery_delayq.cli.status import status
-from celery_delayq.cli.top import top
-from celery_delayq.cli.transfer import transfer
+from celery_delayq.cli.group import Commands
+
+#: Where each command is.
+_COMMANDS = {
+    "cancel": "changes:cancel",
+    "dead": "dead:dead",
+    "export": "backup:export",
+    "import": "backup:import_",
+    "list": "listing:list_",
+    "orphans": "orphans:orphans",
+    "release": "backup:release",
+    "reschedule": "changes:reschedule",
+    "run-now": "changes:run_now",
+    "schedule": "schedule:schedule",
+    "show": "listing:show",
+    "status": "status:status",
+    "top": "top:top",
+    "transfer": "transfer:transfer",
+}
 
 
-@click.group(name="delayq")
+@click.group("delayq", cls=Commands, places={name: f"{__name__}.{place}" for name, place in _COMMANDS.items()})
 def delayq() -> None:
     """Delayed tasks that wait in Redis."""
-
-
-_COMMANDS = (
-    *(status, list_, show, cancel, reschedule, run_now),
-    *(dead, export, import_, release, top, transfer, schedule, orphans),
-)
-for _command in _COMMANDS:
-    delayq.add_command(_command)
