@@ -3,6 +3,7 @@
 group      the group of all commands: finds them, and what their errors say
 command    what all commands have in common; exit codes
 broker     the app's broker, its inspector and its queues
+plain      lines without control characters
 output     tables, JSON, progress
 times      times as people write them
 status, listing, changes, backup, dead, top, transfer      the commands

@@ -10,6 +10,7 @@ import click
 from celery_delayq.cli.broker import check_queue, inspecting, queue_option
 from celery_delayq.cli.command import command, confirm, json_option, plural, yes_option
 from celery_delayq.cli.output import print_json, progress
+from celery_delayq.cli.plain import say
 from celery_delayq.errors import InvalidExport
 from celery_delayq.inspector import backup
 from celery_delayq.inspector.backup import File
@@ -42,7 +43,7 @@ def export(ctx: click.Context, file: str, yes: bool, as_json: bool) -> None:
     if as_json:
         print_json({"exported": number})
     else:
-        click.echo(f"{plural(number)} exported to {file}.", err=file == _STANDARD)
+        say(f"{plural(number)} exported to {file}.", err=file == _STANDARD)
 
 
 @command("import")
@@ -64,7 +65,7 @@ def import_(ctx: click.Context, file: str, as_json: bool) -> None:
     if as_json:
         print_json({"stored": done.stored, "waiting": done.waiting})
     else:
-        click.echo(f"{plural(done.stored)} stored, {done.waiting:,} waited already.")
+        say(f"{plural(done.stored)} stored, {done.waiting:,} waited already.")
 
 
 @command("release")
@@ -79,15 +80,13 @@ def release(ctx: click.Context, queue: str | None, yes: bool, as_json: bool) -> 
     """
     with inspecting(ctx.obj.app) as inspector:
         check_queue(inspector, queue)
-        click.echo(
-            "Stop all workers first: one that fetches a released task holds it in memory until it is due.", err=True
-        )
+        say("Stop all workers first: one that fetches a released task holds it in memory until it is due.", err=True)
         confirm("Release what waits?", yes)
         with progress("releasing") as on_progress:
             done = backup.release(inspector.lists, queue, on_progress)
     if as_json:
         print_json({"released": done.released, "left": done.left})
     else:
-        click.echo(f"{plural(done.released)} released.")
+        say(f"{plural(done.released)} released.")
     if done.left:
-        click.echo(f"{plural(done.left, 'message')} still wait: they are no tasks, and have no eta.", err=True)
+        say(f"{plural(done.left, 'message')} still wait: they are no tasks, and have no eta.", err=True)

@@ -92,7 +92,7 @@ def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) 
             names.update(inspector.queues())
     except click.ClickException:
         pass  # a shell waits for this: what is known without will do
-    return sorted(name for name in names if name.startswith(incomplete))
+    return sorted(name for name in names if name.startswith(incomplete) and name.isprintable())
 
 
 def queue_option(help: str = "Only tasks of this queue.") -> Decorator:

@@ -12,6 +12,7 @@ from celery_delayq.cli.broker import inspecting
 from celery_delayq.cli.command import command, confirm, json_option, plural, usage_errors, yes_option
 from celery_delayq.cli.listing import criteria_of, filters, not_waiting
 from celery_delayq.cli.output import print_json, progress
+from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import Span, When, at
 from celery_delayq.inspector import Inspector
 
@@ -49,7 +50,7 @@ def cancel(
     if as_json:
         print_json({"cancelled": 0 if dry_run else number, "matched": number, "dry_run": dry_run})
     else:
-        click.echo(f"{plural(number)} {'would be ' if dry_run else ''}cancelled.")
+        say(f"{plural(number)} {'would be ' if dry_run else ''}cancelled.")
     if not number:
         ctx.exit(1)
 
@@ -115,11 +116,11 @@ def _change(
             on_progress(len(answers), len(wanted))
     missing = [task_id for task_id, waited in answers.items() if not waited]
     for task_id in missing:
-        click.echo(f"Error: {not_waiting(task_id)}", err=True)
+        say(f"Error: {not_waiting(task_id)}", err=True)
     if as_json:
         for task_id, waited in answers.items():
             print_json({"id": task_id, "done": waited})
     else:
-        click.echo(f"{plural(len(answers) - len(missing))} {done}.")
+        say(f"{plural(len(answers) - len(missing))} {done}.")
     if missing:
         ctx.exit(1)

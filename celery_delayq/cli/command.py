@@ -13,6 +13,8 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
+from celery_delayq.cli.plain import visible
+
 #: What adds an option or argument to a function.
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -51,7 +53,7 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} There is no terminal to answer in: add --yes")
-    click.confirm(question, abort=True, err=True)
+    click.confirm(visible(question), abort=True, err=True)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import click
 from celery_delayq.cli.broker import check_queue, complete_queue, inspecting
 from celery_delayq.cli.command import Decorator, body_option, command, confirm, json_option, plural, yes_option
 from celery_delayq.cli.output import add_columns, console, new_table, print_details, print_json, text, tracked
+from celery_delayq.cli.plain import say
 from celery_delayq.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector import message as messages
@@ -96,7 +97,7 @@ def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bo
     def put_back(letters: DeadLetters, letter: DeadLetter) -> bool:
         if letter.reason != NOT_AN_ENTRY:
             return letters.requeue(letter, revived(letter.message))
-        click.echo(f"{letter.id} is no message: it can be purged, but not be requeued", err=True)
+        say(f"{letter.id} is no message: it can be purged, but not be requeued", err=True)
         return False
 
     _check_choice(ids, everything)
@@ -151,7 +152,7 @@ def _change(
         for letter_id, changed in answers:
             print_json({"id": letter_id, "done": changed})
     else:
-        click.echo(f"{plural(sum(changed for _, changed in answers), 'message')} {done}.")
+        say(f"{plural(sum(changed for _, changed in answers), 'message')} {done}.")
     if not answers or not all(changed for _, changed in answers):
         ctx.exit(1)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pkgutil import resolve_name
 from typing import Any
 
 import click
 
+from celery_delayq.cli.plain import visible
+
 
 class Commands(click.Group):
-    """A group whose commands are imported when somebody calls or lists them.
+    """A group whose commands are imported when somebody calls or lists them, and whose errors are `visible`.
 
     Args:
         places: name of a command -> where it is, as `module:attribute`.
@@ -29,3 +32,24 @@ class Commands(click.Group):
         place = self._places.get(cmd_name)
         command: click.Command | None = None if place is None else resolve_name(place)
         return command
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Parse the options of the group, see `click.Command`."""
+        with _visible_errors():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Parse the options of a command, and run it, see `click.Group`."""
+        with _visible_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _visible_errors() -> Iterator[None]:
+    """Make the message of an error visible: it may have names from Redis, and what the user gave."""
+    try:
+        yield
+    except click.ClickException as exc:
+        keep = "\n" if isinstance(exc, click.UsageError) else ""  # it may be the help, which has lines
+        exc.message = visible(exc.message, keep)  # type: ignore[misc]  # final since click 8.5
+        raise

@@ -13,6 +13,7 @@ from rich.table import Table
 from celery_delayq.cli.broker import check_queue, inspecting, queue_option
 from celery_delayq.cli.command import body_option, command, json_option, usage_errors
 from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_details, print_json, text
+from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import When, at, shown, shown_span
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.pages import Criteria
@@ -133,7 +134,7 @@ def list_(ctx: click.Context, limit: int, cursor: str | None, everything: bool, 
     if listing.cursor is not None and as_json:
         print_json({"cursor": listing.cursor})
     elif listing.cursor is not None:
-        click.echo(f"There may be more: --cursor {listing.cursor} goes on, --all shows all.", err=True)
+        say(f"There may be more: --cursor {listing.cursor} goes on, --all shows all.", err=True)
 
 
 def _print(tasks: Iterator[ScheduledTask]) -> None:
@@ -141,7 +142,7 @@ def _print(tasks: Iterator[ScheduledTask]) -> None:
     out = console()
     batch = list(islice(tasks, MAX_PAGE))
     if not batch:
-        click.echo("Nothing waits that matches.", err=True)
+        say("Nothing waits that matches.", err=True)
     while batch:
         out.print(task_table(batch, out.width))
         batch = list(islice(tasks, MAX_PAGE))

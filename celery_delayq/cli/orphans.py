@@ -19,6 +19,7 @@ from celery_delayq import orphans as orphaned
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, json_option
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, progress, text
+from celery_delayq.cli.plain import say
 from celery_delayq.delayed_queue import registered
 from celery_delayq.entry import Entry
 from celery_delayq.keys import QueueKeys
@@ -115,9 +116,9 @@ def adopt(
         if as_json:
             print_json(row)
         else:
-            click.echo(_sentence(row, codec))
+            say(_sentence(row, codec))
     if dry_run and not as_json:
-        click.echo("Nothing was changed: --no-dry-run does it.")
+        say("Nothing was changed: --no-dry-run does it.")
 
 
 for _command in (list_, entries, adopt):
@@ -253,7 +254,7 @@ def _print(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
             print_json(row)
         return
     if not rows:
-        click.echo(nothing, err=True)
+        say(nothing, err=True)
         return
     table = new_table()
     add_columns(table, *(name.replace("_", " ") for name in rows[0]))

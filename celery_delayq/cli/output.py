@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from celery_delayq.cli.plain import say, visible
 from celery_delayq.inspector.pages import OnProgress
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ def console(*, stderr: bool = False, width: int = WIDTH) -> Console:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Write an object as one line."""
-    click.echo(json.dumps(value))
+    say(json.dumps(value))
 
 
 def new_table(title: str | None = None, *, dense: bool = False) -> Table:
@@ -71,9 +72,8 @@ def text(value: object, *, one_line: bool = False) -> Text:
         value: what to show; None is a dash.
         one_line: cut it where the column ends.
     """
-    plain = "-" if value is None else str(value)
-    visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
-    return Text(visible, no_wrap=True, overflow="ellipsis") if one_line else Text(visible)
+    plain = "-" if value is None else visible(value)
+    return Text(plain, no_wrap=True, overflow="ellipsis") if one_line else Text(plain)
 
 
 def print_details(fields: Mapping[str, Any], as_json: bool) -> None:
@@ -104,9 +104,9 @@ def progress(what: str) -> Iterator[OnProgress]:
     if not stderr.is_terminal:
         yield lambda done, total: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr, transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(visible(what), total=None)
 
         def on_progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)

@@ -16,6 +16,7 @@ from rich.table import Table
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, json_option
 from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_details, print_json, text
+from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import Span, shown, shown_span
 from celery_delayq.errors import DelayqError
 from celery_delayq.schedule import redbeat
@@ -69,7 +70,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
             print_json(_data(entry))
         return
     if not entries:
-        click.echo("There are no periodic tasks.", err=True)
+        say("There are no periodic tasks.", err=True)
     out = console()
     for start in range(0, len(entries), MAX_PAGE):
         out.print(_table(entries[start : start + MAX_PAGE], out.width))
@@ -165,7 +166,7 @@ def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, A
     with _schedule(ctx) as found:
         given = {**fields, "task": task, "schedule": when, "timing": timing}
         _say_unknown(found.add_definition(Definition.of(name, given, ctx.obj.app)))
-    click.echo(f"{name} added.")
+    say(f"{name} added.")
 
 
 @_command("update")
@@ -183,12 +184,12 @@ def update(ctx: click.Context, name: str, timing: dict[str, Any] | None, **field
         raise click.UsageError("say what to change: --task, --when, --args, --kwargs, --options, --timing")
     with _schedule(ctx) as found:
         _say_unknown(found.update_fields(name, changes, timing or {}))
-    click.echo(f"{name} updated.")
+    say(f"{name} updated.")
 
 
 def _say_unknown(entry: PeriodicTask) -> None:
     if not entry.is_registered:
-        click.echo(f"This app has no task {entry.task!r}; it is sent all the same.", err=True)
+        say(f"This app has no task {entry.task!r}; it is sent all the same.", err=True)
 
 
 def _simple(name: str, done: str, help: str) -> None:
@@ -198,7 +199,7 @@ def _simple(name: str, done: str, help: str) -> None:
     def run(ctx: click.Context, entry: str) -> None:
         with _schedule(ctx) as found:
             getattr(found, name)(entry)
-        click.echo(f"{entry} {done}.")
+        say(f"{entry} {done}.")
 
     run.__doc__ = help
     _command(name.replace("_", "-"))(run)
@@ -230,18 +231,17 @@ def import_redbeat(ctx: click.Context, prefix: str | None, url: str | None, is_r
         except redis.RedisError as exc:
             raise click.ClickException(f"cannot read the keys of RedBeat: {exc}") from exc
         for one in entries:
-            name = text(one.name).plain
             problem = one.problem
             if one.definition is not None and one.name in found:
                 problem = "there is an entry of that name already"
             if problem or one.definition is None:
-                click.echo(f"- {name}: left out: {problem}")
+                say(f"- {one.name}: left out: {problem}")
                 continue
             if is_real:
                 found.add_definition(one.definition)
             moved += 1
-            click.echo(f"+ {name}: {one.definition.task}, {one.definition.data()['schedule']}")  # type: ignore[index]
-    click.echo(f"{moved} entries added." if is_real else f"{moved} entries to add; --apply adds them.")
+            say(f"+ {one.name}: {one.definition.task}, {one.definition.data()['schedule']}")  # type: ignore[index]
+    say(f"{moved} entries added." if is_real else f"{moved} entries to add; --apply adds them.")
 
 
 def _data(entry: PeriodicTask) -> dict[str, Any]:

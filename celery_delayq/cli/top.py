@@ -17,6 +17,7 @@ from celery_delayq.cli.broker import check_queue, inspecting, queue_option
 from celery_delayq.cli.command import command, usage_errors
 from celery_delayq.cli.listing import task_table
 from celery_delayq.cli.output import console
+from celery_delayq.cli.plain import visible
 from celery_delayq.cli.status import histogram, queue_table, span_option
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.pages import Criteria
@@ -70,6 +71,7 @@ def _live(app: Any, out: Console, first: RenderableType, frame: Frame, interval:
                             live.update(frame(inspector), refresh=True)
                             time.sleep(interval)
                 except click.ClickException as exc:
-                    live.update(Text(f"{exc.message}\nTrying again every {interval:g} s.", "red"), refresh=True)
+                    trouble = Text(f"{visible(exc.message)}\nTrying again every {interval:g} s.", "red")
+                    live.update(trouble, refresh=True)
     except KeyboardInterrupt:
         pass

@@ -9,6 +9,7 @@ import click
 
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command
+from celery_delayq.cli.plain import say, visible
 from celery_delayq.config import settings_of
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.errors import DelayqError
@@ -19,6 +20,14 @@ from celery_delayq.transport import Connector
 
 #: The package's logger, whose level the option sets.
 logger = logging.getLogger("celery_delayq")
+
+
+class VisibleFormatter(logging.Formatter):
+    """Makes what is logged visible: it may have names from Redis."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as text, see `logging`."""
+        return visible(super().format(record), keep="\n")
 
 
 @command("transfer")
@@ -36,7 +45,9 @@ def transfer(ctx: click.Context, loglevel: str) -> None:
     Every worker does this already. Run it where due tasks shall reach their queues although no worker is up, so that
     an autoscaler counts them. It ends on SIGINT or SIGTERM, and may run any number of times.
     """
-    logging.basicConfig(format="[%(asctime)s: %(levelname)s] %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter("[%(asctime)s: %(levelname)s] %(message)s"))
+    logging.basicConfig(handlers=[handler])
     logger.setLevel(loglevel.upper())
     app = ctx.obj.app
     moved = 0
@@ -59,6 +70,6 @@ def transfer(ctx: click.Context, loglevel: str) -> None:
     loop = TransferLoop(connector, lambda: lists, keyprefix=keyprefix, settings=settings, on_pass=count)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: loop.stop())
-    click.echo(f"Transferring the delayed tasks of {connection.as_uri()}, Ctrl-C ends it.", err=True)
+    say(f"Transferring the delayed tasks of {connection.as_uri()}, Ctrl-C ends it.", err=True)
     loop.run()
-    click.echo(f"{moved} tasks transferred.", err=True)
+    say(f"{moved} tasks transferred.", err=True)

@@ -32,6 +32,7 @@ def test_the_entry_point_loads_neither_commands_nor_what_they_need() -> None:
         "celery_delayq._version",
         "celery_delayq.cli",
         "celery_delayq.cli.group",
+        "celery_delayq.cli.plain",
     ]
 
 
