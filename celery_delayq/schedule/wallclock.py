@@ -21,7 +21,11 @@ from datetime import date, datetime, time, timedelta, timezone, tzinfo
 #: How far ahead a match is looked for: 29 February on a given weekday comes at least every 40 years.
 _LONGEST_SEARCH_YEARS = 41
 
+_NONE, _TICK = timedelta(), timedelta(microseconds=1)
 _MINUTE, _DAY = timedelta(minutes=1), timedelta(days=1)
+
+#: How far ahead a match is looked for where the clock jumps. No clock jumps twice within that time.
+_SOON = 8 * _DAY
 
 
 @dataclass(frozen=True)
@@ -47,16 +51,26 @@ class Fields:
 def next_match(fields: Fields, after: datetime, zone: tzinfo) -> datetime | None:
     """Return the first time later than `after` that a crontab matches, in UTC; None if there is none.
 
+    Near a change of the clock it takes a few times as long as else, and no longer.
+
     Args:
         fields: of the crontab.
         after: an aware datetime.
         zone: whose wall clock the crontab reads.
     """
-    local = after.astimezone(zone)
-    wall = _next_wall(fields, local.replace(tzinfo=None))
-    if wall is not None and _is_quiet(local, wall, zone):
-        return wall.replace(tzinfo=zone).astimezone(timezone.utc)
-    return _careful(fields, after.astimezone(timezone.utc), local.date(), zone)
+    after = after.astimezone(timezone.utc)
+    while True:
+        local = after.astimezone(zone)
+        wall = _next_wall(fields, local.replace(tzinfo=None))
+        if wall is None:
+            return None
+        if _is_quiet(local, wall, zone):
+            return wall.replace(tzinfo=zone).astimezone(timezone.utc)
+        found = _soon(fields, after, wall, zone)
+        if found is not None:
+            return found
+        # Until shortly before that wall time nothing matches, whatever the clock does in between.
+        after = max(after + _SOON - _TICK, wall.replace(tzinfo=timezone.utc) - 2 * _SOON)
 
 
 def _is_quiet(local: datetime, wall: datetime, zone: tzinfo) -> bool:
@@ -66,6 +80,61 @@ def _is_quiet(local: datetime, wall: datetime, zone: tzinfo) -> bool:
         near = (local + _DAY, (wall - _DAY).replace(tzinfo=zone))
         return start.utcoffset() == near[0].utcoffset() and near[1].utcoffset() == end.utcoffset()
     return start.utcoffset() == end.utcoffset()
+
+
+def _soon(fields: Fields, after: datetime, wall: datetime, zone: tzinfo) -> datetime | None:
+    """Return the first match in the days after a time in UTC, in which the clock jumps once at most.
+
+    Args:
+        fields: of the crontab.
+        after: an aware datetime in UTC.
+        wall: what would be the first match if the clock did not jump; naive.
+        zone: whose wall clock the crontab reads.
+    """
+    end = after + _SOON
+    before, afterwards = _offset(after - _DAY, zone), _offset(end, zone)
+    ahead, back = max(afterwards - before, _NONE), max(before - afterwards, _NONE)
+    # A jump moves times by its own width only: mostly, none is near enough.
+    width = ahead + back
+    unmoved = wall.replace(tzinfo=timezone.utc)
+    first, last = after - width, min(end, unmoved - min(before, afterwards) + width)
+    early, late = _offset(first, zone), _offset(last, zone)
+    nearest = unmoved - max(before, afterwards) - width
+    if early == late or (_offset(after + width, zone) == early and _offset(nearest, zone) == late):
+        return unmoved - late if unmoved - late < end else None
+    jump = _jump(first, last, zone)
+    # What the jump leaves out is read from the old clock; what it repeats counts once, unless each hour does.
+    again = jump if fields.every_hour else jump + back
+    found = [
+        _match_between(fields, after + _TICK, min(jump + ahead, end), before),
+        _match_between(fields, max(again, after + _TICK), end, afterwards),
+    ]
+    return min((match for match in found if match is not None), default=None)
+
+
+def _offset(moment: datetime, zone: tzinfo) -> timedelta:
+    return moment.astimezone(zone).utcoffset() or _NONE
+
+
+def _jump(start: datetime, end: datetime, zone: tzinfo) -> datetime:
+    """Return when the clock jumps between two times in UTC: no clock does within a minute."""
+    before = _offset(start, zone)
+    while end - start > _MINUTE:
+        middle = start + (end - start) // 2
+        if _offset(middle, zone) == before:
+            start = middle
+        else:
+            end = middle
+    return end.replace(second=0, microsecond=0)
+
+
+def _match_between(fields: Fields, first: datetime, end: datetime, offset: timedelta) -> datetime | None:
+    """Return the first match from one time on and before another, both in UTC, on a clock that never jumps."""
+    if first >= end:
+        return None
+    wall = _next_wall(fields, (first + offset).replace(tzinfo=None) - _TICK)
+    match = None if wall is None else wall.replace(tzinfo=timezone.utc) - offset
+    return match if match is not None and match < end else None
 
 
 def _next_wall(fields: Fields, after: datetime) -> datetime | None:
@@ -97,34 +166,9 @@ def _days(fields: Fields, first: date) -> Iterator[date]:
             if (year, month) < (first.year, first.month):
                 continue
             last = calendar.monthrange(year, month)[1]
-            for number in fields.days:
+            is_first = (year, month) == (first.year, first.month)
+            for number in fields.days[bisect_left(fields.days, first.day) if is_first else 0 :]:
                 if number <= last:
                     day = date(year, month, number)
-                    if day >= first and day.isoweekday() % 7 in fields.weekdays:
+                    if day.isoweekday() % 7 in fields.weekdays:
                         yield day
-
-
-def _careful(fields: Fields, after: datetime, today: date, zone: tzinfo) -> datetime | None:
-    """Return the first match by looking at each time of the days around."""
-    found: datetime | None = None
-    # A time of one day may be moved to the next.
-    for day in _days(fields, today - _DAY):
-        if found is not None and day > found.astimezone(zone).date():
-            break
-        later = (moment for moment in _moments(fields, day, zone) if moment > after)
-        found = min((*later, *([found] if found else [])), default=None)
-    return found
-
-
-def _moments(fields: Fields, day: date, zone: tzinfo) -> Iterator[datetime]:
-    """Yield all matches of a day in UTC, in no order."""
-    for hour in fields.hours:
-        for minute in fields.minutes:
-            local = datetime.combine(day, time(hour, minute), zone)
-            # Python takes a time that does not exist with the offset before the jump, which is our first rule.
-            yield local.astimezone(timezone.utc)
-            if fields.every_hour:
-                again = local.replace(fold=1)
-                exists = again.astimezone(timezone.utc).astimezone(zone).replace(tzinfo=None, fold=0)
-                if exists == local.replace(tzinfo=None):
-                    yield again.astimezone(timezone.utc)

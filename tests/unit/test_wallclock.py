@@ -10,8 +10,9 @@ from celery.schedules import crontab
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq.schedule.occurrences import fields_of
+from celery_delayq.schedule.occurrences import Window, fields_of, missed, next_after, to_ms
 from celery_delayq.schedule.wallclock import next_match
+from tests.work import calls_in
 
 BERLIN, NEW_YORK, LORD_HOWE, APIA = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Pacific/Apia"
 
@@ -135,3 +136,34 @@ def test_every_time_is_later_matches_and_none_is_left_out(schedule: crontab, sta
             and (wall.fold == 0 or fields.every_hour)
         ), f"{wall} was left out"
         minute += timedelta(minutes=1)
+
+
+CHANGES = {
+    "spring": datetime(2027, 3, 28, 1, tzinfo=timezone.utc),
+    "autumn": datetime(2027, 10, 31, 1, tzinfo=timezone.utc),
+}
+
+
+class TestWorkNearAChange:
+    """What a planner does for a crontab in the night of a change, compared with four weeks before."""
+
+    @pytest.mark.parametrize("change", CHANGES)
+    @pytest.mark.parametrize(
+        "expression",
+        ["* * * * *", "*/5 8-17 * * 1-5", "30 * * * *", "30 2 * * *", "0 4 * * *", "0 9 * * 1", "0 0 1 * *"],
+    )
+    def test_the_next_time_takes_at_most_five_times_as_much(self, expression: str, change: str) -> None:
+        schedule, zone = crontab.from_string(expression), ZoneInfo(BERLIN)
+        for minutes in range(-36 * 60, 36 * 60, 131):
+            near_ms = to_ms(CHANGES[change] + timedelta(minutes=minutes))
+            usual_ms = near_ms - 4 * 7 * 86_400_000
+            near, usual = (calls_in(next_after, schedule, at_ms, zone) for at_ms in (near_ms, usual_ms))
+            assert near <= 5 * usual, f"{near} instead of {usual} calls"
+
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_the_missed_ones_of_an_hour(self, change: str) -> None:
+        schedule, window = crontab(), Window(zone=ZoneInfo(BERLIN))
+        near_ms, hour_ms, usual_ms = to_ms(CHANGES[change]), 3_600_000, 4 * 7 * 86_400_000
+        near = calls_in(missed, schedule, window, near_ms - hour_ms, near_ms, 100)
+        usual = calls_in(missed, schedule, window, near_ms - hour_ms - usual_ms, near_ms - usual_ms, 100)
+        assert near <= 5 * usual
