@@ -12,6 +12,10 @@ How it ends
     `close()` puts back what is not being worked on and gives the leases up. Where that cannot be done at once, because
     the connection is lost or because a task still runs, the watchdog goes on until it is. A consumer is never used
     again after an error: its successor has another id, so nothing that was lost on the way can be mistaken.
+
+What the server refuses
+    What becomes of a message, and the server refuses or does not hear, is owed: the watchdog tells it again, and no one
+    else decides about that message meanwhile. So a reply that says no costs time, and no message.
 """
 
 from __future__ import annotations
@@ -28,14 +32,14 @@ from typing import NoReturn
 
 import redis
 from redis import exceptions
-from redis.client import NEVER_DECODE
 
 from celery_delayq import keys, scripts
 from celery_delayq.connections import CONNECTION_ERRORS, new_id
 from celery_delayq.delayed_queue import database_of
+from celery_delayq.departure import Departure, Departures, Held, put_back_unknown, remove
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetch_connection import FetchConnection, Identity
-from celery_delayq.scripts import MAX_FETCH, MAX_PUT_BACK, Renewed
+from celery_delayq.scripts import MAX_FETCH, Renewed
 
 logger = getLogger(__name__)
 
@@ -49,14 +53,6 @@ _TAGS = itertools.count(1)
 #: also tells whether it belongs in the dead list now.
 PutBack = Callable[[bytes], bytes]
 Recover = Callable[[bytes], tuple[bytes, bool]]
-
-
-@dataclass(frozen=True)
-class Held:
-    """A message that a consumer holds: from which broker list, and its bytes."""
-
-    name: str
-    message: bytes
 
 
 @dataclass(frozen=True)
@@ -102,8 +98,10 @@ class Consumer:
         self.joined: dict[str, keys.QueueKeys] = {}
         self.names: set[str] = set()
         self.held: dict[str, Held] = {}
-        #: Tags whose acknowledgement did not reach the server, and those where it came too late.
-        self.owed: set[str] = set()
+        self._departures = Departures(self.id, self._keys_of)
+        #: Tag -> what became of a message, of which the server may not know.
+        self.owed = self._departures.owed
+        #: Tags of messages whose acknowledgement came too late.
         self.too_late: set[str] = set()
         self.is_lost = False
         self._lost = ""
@@ -203,14 +201,12 @@ class Consumer:
         connection = self._connection
         try:
             connection.send_fetch(self.joined[name], consumer=self.id, limit=min(limit, MAX_FETCH))
-            self._on_answered(connection.read())
-        except Exception:
-            self._give_up_connection()
-            raise
-        try:
+            self._take_answers(connection)
             found = connection.read_fetched()
-        except CONNECTION_ERRORS:
-            self._give_up_connection()
+        except exceptions.ResponseError:  # nothing was moved, and the connection is as good as before
+            raise
+        except BaseException as exc:
+            self._give_up_connection(exc)
             raise
         if found is None:
             self._lose()
@@ -222,34 +218,40 @@ class Consumer:
             return
         assert self._connection is not None
         try:
-            self._on_answered(self._connection.read())
-        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
-            self._give_up_connection()
-            self._log_owed(exc)
+            self._take_answers(self._connection)
+        except CONNECTION_ERRORS as exc:
+            self._give_up_connection(exc)
 
     @property
     def _is_fetching_thread(self) -> bool:
         return self._connection is not None and self._connection.thread == threading.get_ident()
 
-    def _give_up_connection(self) -> None:
+    def _give_up_connection(self, exc: BaseException) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            self.owed.update(connection.unanswered)
+            self._owe_acks(connection.unanswered, exc)
             connection.disconnect()
             self.haunt([connection.identity])
 
-    def _on_answered(self, answered: dict[str, bool]) -> None:
-        # Only now: what is in flight and not held is put back by `reconcile`.
-        for tag, was_in_flight in answered.items():
-            held = self.held.pop(tag, None)
-            if was_in_flight:
-                continue
-            self.too_late.add(tag)
-            if held is not None and not self.is_lost:
-                logger.warning("A message of %r is not this consumer's own any more: its task may run twice", held.name)
+    def _take_answers(self, connection: FetchConnection) -> None:
+        for tag, answer in connection.answers():
+            if isinstance(answer, bool):
+                self._on_answered(tag, was_in_flight=answer)
+            else:
+                self._owe_acks([tag], answer)
 
-    def _log_owed(self, exc: Exception) -> None:
-        logger.warning("An acknowledgement did not reach Redis and will be sent again: %s", str(exc).rstrip("."))
+    def _on_answered(self, tag: str, *, was_in_flight: bool) -> None:
+        # Only now: what is in flight and not held is put back by `reconcile`.
+        held = self.held.pop(tag, None)
+        if was_in_flight:
+            return
+        self.too_late.add(tag)
+        if held is not None and not self.is_lost:
+            logger.warning("A message of %r is not this consumer's own any more: its task may run twice", held.name)
+
+    def _owe_acks(self, tags: Iterable[str], exc: BaseException) -> None:
+        acks = {tag: Departure(self.held[tag], "nowhere") for tag in tags if tag in self.held}
+        self._departures.owe(acks, exc)
 
     def hold(self, name: str, message: bytes) -> str:
         """Remember a message that was fetched; returns the tag by which it is acknowledged."""
@@ -291,14 +293,13 @@ class Consumer:
         try:
             if self._is_fetching_thread:
                 assert self._connection is not None
-                self._connection.ack(self._in_flight(held), held.message, tag)
+                self._connection.ack(self._keys_of(held.name).in_flight(self.id), held.message, tag)
             else:
-                self._on_answered({tag: self._remove(held) > 0})
+                self._on_answered(tag, was_in_flight=self._remove(held) > 0)
         except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+            self._owe_acks([tag], exc)
             if self._is_fetching_thread:
-                self._give_up_connection()
-            self.owed.add(tag)
-            self._log_owed(exc)
+                self._give_up_connection(exc)
         return True
 
     def came_too_late(self, tag: str) -> bool:
@@ -309,78 +310,59 @@ class Consumer:
         self.read_answers()
         return tag in self.too_late
 
-    def _in_flight(self, held: Held) -> str:
-        queue_keys = self.joined.get(held.name) or keys.QueueKeys.of(held.name, self.db)
-        return queue_keys.in_flight(self.id)
-
-    def _remove(self, held: Held, client: redis.Redis | None = None) -> int:
-        return int((client or self.client).lrem(self._in_flight(held), -1, held.message))  # type: ignore[arg-type]
+    def _remove(self, held: Held) -> int:
+        return remove(self.client, self._keys_of(held.name), consumer=self.id, message=held.message)
 
     def settle(self, client: redis.Redis | None = None) -> None:
-        """Send the acknowledgements that are owed."""
-        for tag in list(self.owed):
-            held = self.held.get(tag)
-            if held is not None:
-                self._remove(held, client)
-            self.owed.discard(tag)
+        """Tell the server what it may not know, see `Departures.settle`."""
+        for tag in self._departures.settle(client or self.client):
             self.held.pop(tag, None)
 
-    def requeue(self, tag: str) -> bool:
-        """Put a message to the back of its list, marked as redelivered. Returns False if it is not held."""
-        held = self.held.get(tag)
-        if held is None:
-            return False
-        moved = scripts.put_back(
-            self.client,
-            self.joined[held.name],
-            consumer=self.id,
-            messages=[(held.message, self.redelivery.put_back(held.message))],
-            to_front=False,
-        )
-        self.held.pop(tag, None)
-        return bool(moved)
+    def _keys_of(self, name: str) -> keys.QueueKeys:
+        return self.joined.get(name) or keys.QueueKeys.of(name, self.db)
 
-    def set_aside(self, tag: str, record: bytes) -> None:
-        """Move a message to the dead list, as `record`."""
+    def requeue(self, tag: str) -> bool:
+        """Put a message to the back of its list, marked as redelivered. Returns False if it was not this consumer's.
+
+        Never raises for what happens to the server or the network; the watchdog does it later then.
+        """
         held = self.held.pop(tag, None)
         if held is None:
-            return
-        name, message = held.name, held.message
-        scripts.put_back(self.client, self.joined[name], consumer=self.id, messages=[(message, record)], dead=True)
+            return False
+        left = self._departures.leave(
+            self.client, {tag: Departure(held, "back", self.redelivery.put_back(held.message))}
+        )
+        return bool(left) or tag in self.owed
+
+    def set_aside(self, tag: str, record: bytes) -> None:
+        """Move a message to the dead list, as `record`. Never raises, see `requeue`."""
+        held = self.held.pop(tag, None)
+        if held is not None:
+            self._departures.leave(self.client, {tag: Departure(held, "dead", record)})
 
     def give_back(self, name: str, messages: Sequence[bytes]) -> int:
-        """Put messages that were fetched and not delivered back to the front, as they are; the oldest comes first."""
-        return self._to_front(name, [(message, message) for message in reversed(messages)])
+        """Put messages that were fetched and not delivered back to the front, as they are; the oldest comes first.
+
+        Never raises, see `requeue`. Returns how many were put back now.
+        """
+        back = [Departure(Held(name, message), "front", message) for message in reversed(messages)]
+        return self._departures.leave(self.client, {str(next(_TAGS)): departure for departure in back})
 
     def put_back(self, tags: Sequence[str]) -> None:
         """Put messages that are held back to the front, marked as redelivered; the oldest comes first.
 
-        Never raises for a lost connection; they are put back once it is there again, if the consumer is closed.
+        Never raises, see `requeue`.
 
         Args:
             tags: in the order of delivery.
         """
         self.read_answers()
-        back: dict[str, list[tuple[bytes, bytes]]] = {}
+        back: dict[str, Departure] = {}
         for tag in reversed(tags):
             held = self.held.pop(tag, None) if tag not in self.owed else None
             if held is not None:
-                back.setdefault(held.name, []).append((held.message, self.redelivery.put_back(held.message)))
-        try:
-            for name, messages in back.items():
-                self._to_front(name, messages)
-        except CONNECTION_ERRORS as exc:
-            self.haunt()
-            logger.warning("Messages are put back when Redis is there again: %s", str(exc).rstrip("."))
-
-    def _to_front(self, name: str, messages: Sequence[tuple[bytes, bytes]], client: redis.Redis | None = None) -> int:
-        queue_keys = self.joined.get(name) or keys.QueueKeys.of(name, self.db)
-        return sum(
-            scripts.put_back(
-                client or self.client, queue_keys, consumer=self.id, messages=messages[at : at + MAX_PUT_BACK]
-            )
-            for at in range(0, len(messages), MAX_PUT_BACK)
-        )
+                back[tag] = Departure(held, "front", self.redelivery.put_back(held.message))
+        self._departures.leave(self.client, dict(sorted(back.items(), key=lambda item: item[1].held.name)))
 
     def reconcile(self, client: redis.Redis | None = None) -> bool:
         """Put back whatever is in flight and not held.
@@ -392,20 +374,21 @@ class Consumer:
         """
         empty = True
         for name, queue_keys in list(self.joined.items()):
-            # In this order: what is acknowledged meanwhile is in neither.
-            held = Counter(held.message for held in list(self.held.values()) if held.name == name)
-            in_flight: list[bytes] = (client or self.client).execute_command(
-                "LRANGE", queue_keys.in_flight(self.id), 0, -1, **{NEVER_DECODE: True}
-            )
-            unknown = Counter(in_flight) - held
-            back = []
-            for message in in_flight:
-                if unknown[message] > 0:
-                    unknown[message] -= 1
-                    back.append((message, self.redelivery.put_back(message)))
-            self._to_front(name, back, client)
-            empty = empty and len(back) == len(in_flight)
+            try:
+                empty = self._reconcile(client or self.client, name, queue_keys) and empty
+            except CONNECTION_ERRORS:
+                raise
+            except exceptions.ResponseError as exc:
+                logger.debug("Redis refuses to put back what is in flight of %r: %s", name, exc)
+                empty = False
         return empty
+
+    def _reconcile(self, client: redis.Redis, name: str, queue_keys: keys.QueueKeys) -> bool:
+        # In this order: what is acknowledged meanwhile is in neither.
+        mine = {tag: owed.held for tag, owed in list(self.owed.items())} | self.held.copy()
+        known = Counter(one.message for one in mine.values() if one.name == name)
+        put_back = self.redelivery.put_back
+        return put_back_unknown(client, queue_keys, consumer=self.id, known=known, put_back=put_back)
 
     # -- the end
 

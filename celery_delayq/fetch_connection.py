@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 from redis import exceptions
@@ -55,25 +56,25 @@ class FetchConnection:
         self._fetch: tuple[Any, ...] = ()
 
     def ack(self, in_flight: str, message: bytes, tag: str) -> None:
-        """Remove a message from an in-flight list; `read` tells what became of it."""
+        """Remove a message from an in-flight list; `answers` tells what became of it."""
         self._send("LREM", in_flight, -1, message)
         self.unanswered.append(tag)
 
-    def read(self) -> dict[str, bool]:
-        """Wait for the replies to all acknowledgements: tag -> whether the message was in flight.
+    def answers(self) -> Iterator[tuple[str, bool | exceptions.ResponseError]]:
+        """Wait for the replies to all acknowledgements: the tag, and whether the message was in flight.
 
-        Raises:
-            redis.ResponseError: the server refused one; those behind it are still unanswered.
+        Or why the server refused it. The connection is as good as before then.
         """
-        found = {}
         while self.unanswered:
-            reply = self._read()
-            found[self.unanswered[0]] = bool(reply)
-            self.unanswered.popleft()
-        return found
+            answer: bool | exceptions.ResponseError
+            try:
+                answer = bool(self._read())
+            except exceptions.ResponseError as exc:
+                answer = exc
+            yield self.unanswered.popleft(), answer
 
     def send_fetch(self, keys: QueueKeys, *, consumer: str, limit: int) -> None:
-        """Ask for messages, see `scripts.fetch`; `read`, and then `read_fetched`, tell what came of it."""
+        """Ask for messages, see `scripts.fetch`; `answers`, and then `read_fetched`, tell what came of it."""
         self._fetch = (3, keys.queue, keys.in_flight(consumer), keys.consumers, consumer, limit)
         self._send("EVALSHA", scripts.load("fetch").sha, *self._fetch)
 
@@ -86,11 +87,13 @@ class FetchConnection:
         try:
             found = self._read()
         except exceptions.NoScriptError:
-            self._connection.send_command("EVAL", scripts.load("fetch").text, *self._fetch)
+            self._send("EVAL", scripts.load("fetch").text, *self._fetch)
             found = self._read()
         return cast("list[bytes] | None", found)
 
     def _send(self, *command: Any) -> None:
+        if getattr(self._connection, "_sock", None) is None:  # redis-py would connect anew, and replies would be lost
+            raise exceptions.ConnectionError("the connection on which messages are fetched was lost")
         # redis-py's health check would take a reply that was not read yet for that to its PING.
         self._connection.send_command(*command, check_health=not self.unanswered)
 

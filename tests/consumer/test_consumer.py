@@ -137,7 +137,7 @@ class TestAcknowledging:
             thread.join(20)
         consumer.read_answers()
         assert consumer.held == {}
-        assert consumer.owed == set()
+        assert consumer.owed == {}
         assert consumers.in_flight(consumer) == []
 
     def test_what_is_not_held(self, consumers: Consumers) -> None:
@@ -165,7 +165,7 @@ class TestAcksWhoseConnectionIsLost:
         consumer, tags = self.with_lost_replies(consumers)
         consumer.read_answers()
         self.check_that_they_are_settled(consumers, consumer, tags)
-        assert caplog.text.count("An acknowledgement did not reach Redis and will be sent again") == 1
+        assert caplog.text.count("Redis does not know what became of 2 messages, and will be told again") == 1
 
     def test_between_sending_and_executing(self, consumers: Consumers) -> None:
         consumer = consumers.make()
@@ -202,7 +202,7 @@ class TestAcksWhoseConnectionIsLost:
         tags = lasting.take(consumer, b"1", b"2")
         lasting.server.kill()
         assert all(in_another_thread(consumer.ack, tag) for tag in tags)
-        assert consumer.owed == set(tags)
+        assert consumer.owed.keys() == set(tags)
         with pytest.raises(redis.ConnectionError):
             consumer.settle()
         lasting.server.start()
@@ -231,10 +231,10 @@ class TestAcksWhoseConnectionIsLost:
         return consumer, tags
 
     def check_that_they_are_settled(self, consumers: Consumers, consumer: Consumer, tags: list[str]) -> None:
-        assert consumer.owed == set(tags)
+        assert consumer.owed.keys() == set(tags)
         assert consumer.held.keys() == set(tags)
         consumer.settle()
-        assert (consumer.owed, consumer.held) == (set(), {})
+        assert (consumer.owed, consumer.held) == ({}, {})
         assert consumers.in_flight(consumer) == []
         assert consumers.waiting() == []
 

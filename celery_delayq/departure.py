@@ -1,0 +1,173 @@
+"""Departures: how messages leave the in-flight lists of their consumer, and what is owed until the server knows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from logging import getLogger
+from typing import Literal
+
+import redis
+from redis import exceptions
+from redis.client import NEVER_DECODE
+
+from celery_delayq import scripts
+from celery_delayq.connections import CONNECTION_ERRORS
+from celery_delayq.keys import QueueKeys
+from celery_delayq.scripts import MAX_PUT_BACK
+
+logger = getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A message that a consumer holds: from which broker list, and its bytes."""
+
+    name: str
+    message: bytes
+
+
+@dataclass(frozen=True)
+class Departure:
+    """What becomes of a message.
+
+    Attributes:
+        held: the message.
+        to: "nowhere", since it is acknowledged; the "front" or the "back" of its broker list; or "dead", the dead list.
+        written: what is written there.
+    """
+
+    held: Held
+    to: Literal["nowhere", "front", "back", "dead"]
+    written: bytes = b""
+
+
+class Departures:
+    """Lets messages of one consumer leave. What the server refused, or may not have heard, is owed.
+
+    Any thread may use it; what is owed is settled by one of them.
+
+    Args:
+        consumer: its id.
+        keys_of: returns the keys of a broker list.
+    """
+
+    def __init__(self, consumer: str, keys_of: Callable[[str], QueueKeys]) -> None:
+        self._consumer = consumer
+        self._keys_of = keys_of
+        #: By tag.
+        self.owed: dict[str, Departure] = {}
+
+    def owe(self, departures: Mapping[str, Departure], exc: BaseException) -> None:
+        """Take note that the server may not know of these, for want of a reply that says so."""
+        if departures:
+            self.owed.update(departures)
+            logger.warning(
+                "Redis does not know what became of %d messages, and will be told again: %s",
+                len(departures),
+                str(exc).rstrip("."),
+            )
+
+    def leave(self, client: redis.Redis, departures: Mapping[str, Departure]) -> int:
+        """Let messages leave, in this order; returns how many did so now.
+
+        Never raises for what happens to the server or the network; they are owed then.
+        """
+        left = 0
+        for name, of_one_list in _by_list(departures.items()):
+            try:
+                left += self._depart(client, name, of_one_list)
+            except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+                self.owe(of_one_list, exc)
+        return left
+
+    def settle(self, client: redis.Redis) -> list[str]:
+        """Do what is owed, and return the tags of what was done. What the server refuses again stays owed.
+
+        Raises:
+            redis.ConnectionError: the server is away, or a replica now; what is not done stays owed.
+        """
+        settled = []
+        for name, of_one_list in _by_list(list(self.owed.items())):
+            try:
+                self._depart(client, name, of_one_list)
+            except CONNECTION_ERRORS:
+                raise
+            except exceptions.ResponseError as exc:
+                logger.debug("Redis still refuses %d messages of %r: %s", len(of_one_list), name, exc)
+                continue
+            for tag in of_one_list:
+                self.owed.pop(tag, None)
+                settled.append(tag)
+        return settled
+
+    def _depart(self, client: redis.Redis, name: str, departures: Mapping[str, Departure]) -> int:
+        return depart(client, self._keys_of(name), consumer=self._consumer, departures=list(departures.values()))
+
+
+def _by_list(departures: Iterable[tuple[str, Departure]]) -> Iterator[tuple[str, dict[str, Departure]]]:
+    """Yield those in a row that are of the same list, with its name."""
+    for name, group in groupby(departures, key=lambda item: item[1].held.name):
+        yield name, dict(group)
+
+
+def depart(client: redis.Redis, keys: QueueKeys, *, consumer: str, departures: Sequence[Departure]) -> int:
+    """Let messages of one list leave, in this order; what is not in flight any more is left alone.
+
+    So it may be repeated where nobody knows whether it was done. One atomic step for 100 in a row to the same place.
+
+    Returns:
+        How many left.
+
+    Raises:
+        redis.RedisError: the first ones of them may have left.
+    """
+    left = 0
+    for to, group in groupby(departures, key=lambda departure: departure.to):
+        row = list(group)
+        if to == "nowhere":
+            left += sum(remove(client, keys, consumer=consumer, message=departure.held.message) for departure in row)
+            continue
+        pairs = [(departure.held.message, departure.written) for departure in row]
+        for at in range(0, len(pairs), MAX_PUT_BACK):
+            messages = pairs[at : at + MAX_PUT_BACK]
+            left += scripts.put_back(
+                client, keys, consumer=consumer, messages=messages, to_front=to == "front", dead=to == "dead"
+            )
+    return left
+
+
+def remove(client: redis.Redis, keys: QueueKeys, *, consumer: str, message: bytes) -> int:
+    """Remove a message from the in-flight list; returns 0 if it was not there."""
+    return int(client.lrem(keys.in_flight(consumer), -1, message))  # type: ignore[arg-type]
+
+
+def put_back_unknown(
+    client: redis.Redis, keys: QueueKeys, *, consumer: str, known: Counter[bytes], put_back: Callable[[bytes], bytes]
+) -> bool:
+    """Put messages that are in flight, but not known, back to the front.
+
+    Args:
+        client: any.
+        keys: of their list.
+        consumer: its id.
+        known: messages to be left alone, and how many of each.
+        put_back: how a message is rewritten.
+
+    Returns:
+        Whether nothing is in flight any more.
+
+    Raises:
+        redis.RedisError: some of them may have been put back.
+    """
+    in_flight: list[bytes] = client.execute_command("LRANGE", keys.in_flight(consumer), 0, -1, **{NEVER_DECODE: True})
+    unknown = Counter(in_flight) - known
+    back = []
+    for message in in_flight:
+        if unknown[message] > 0:
+            unknown[message] -= 1
+            back.append(Departure(Held(keys.queue, message), "front", put_back(message)))
+    depart(client, keys, consumer=consumer, departures=back)
+    return len(back) == len(in_flight)

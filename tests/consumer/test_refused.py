@@ -1,0 +1,197 @@
+"""What the server refuses, or does not hear, is owed: the message is nowhere forgotten, and the connection is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from celery_delayq import keys
+from celery_delayq.consumer import Consumer
+from tests.consumer.conftest import Consumers
+from tests.support import wait_until
+
+Q = keys.QueueKeys.of("q")
+
+#: How a message may leave, and where it is then: what waits on "q", and what is in its dead list.
+WAYS: dict[str, tuple[Callable[[Consumer, str], Any], list[bytes], list[bytes]]] = {
+    "acknowledged": (lambda consumer, tag: consumer.ack(tag), [], []),
+    "requeued": (lambda consumer, tag: consumer.requeue(tag), [b"1 again"], []),
+    "put back": (lambda consumer, tag: consumer.put_back([tag]), [b"1 again"], []),
+    "given back": (lambda consumer, tag: consumer.give_back("q", [consumer.held.pop(tag).message]), [b"1"], []),
+    "set aside": (lambda consumer, tag: consumer.set_aside(tag, b"record"), [], [b"record"]),
+}
+
+
+@contextmanager
+def refused(consumers: Consumers, key: str) -> Iterator[None]:
+    """Let the server refuse a key while the block lasts: it is of another type."""
+    aside = f"{key} aside"
+    if consumers.client.exists(key):
+        consumers.client.rename(key, aside)
+    consumers.client.set(key, "of another type")
+    try:
+        yield
+    finally:
+        consumers.client.delete(key)
+        if consumers.client.exists(aside):
+            consumers.client.rename(aside, key)
+
+
+def in_flight_key(consumer: Consumer) -> str:
+    return Q.in_flight(consumer.id)
+
+
+def test_a_fetch_behind_a_refused_acknowledgement_loses_no_message(consumers: Consumers) -> None:
+    consumer = consumers.make("q", "r")
+    refused_one, accepted = consumers.take(consumer, b"1", b"2")
+    (other,) = consumers.take(consumer, b"3", name="r")
+    connection = consumer._connection
+    consumers.publish(b"4", name="r")
+    with refused(consumers, in_flight_key(consumer)):
+        assert consumer.ack(refused_one)
+        assert consumer.ack(other)
+        assert consumer.fetch("r", 1) == [b"4"]
+    assert consumer._connection is connection
+    assert set(consumer.owed) == {refused_one}
+    assert consumer.held.keys() == {refused_one, accepted}
+    consumer.settle()
+    assert consumer.held.keys() == {accepted}
+    assert consumers.in_flight(consumer) == [b"2"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_refused_is_done_later(consumers: Consumers, way: str) -> None:
+    leave, waiting, dead = WAYS[way]
+    consumer = consumers.make()
+    tag, other = consumers.take(consumer, b"1", b"2")
+    with refused(consumers, in_flight_key(consumer)):
+        leave(consumer, tag)
+        consumer.read_answers()
+        assert consumer.owed
+        consumer.settle()
+        assert consumer.owed, "it is still refused"
+    assert consumers.in_flight(consumer) == [b"1", b"2"]
+    consumer.settle()
+    assert not consumer.owed
+    assert consumer.held.keys() == {other}
+    assert consumers.in_flight(consumer) == [b"2"]
+    assert consumers.waiting() == waiting
+    assert consumers.client.lrange(Q.dead, 0, -1) == dead
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_did_not_arrive_is_done_later(lasting: Consumers, way: str) -> None:
+    leave, waiting, dead = WAYS[way]
+    consumer = lasting.make()
+    (tag,) = lasting.take(consumer, b"1")
+    lasting.server.kill()
+    leave(consumer, tag)
+    consumer.read_answers()
+    with pytest.raises(redis.ConnectionError):
+        consumer.settle()
+    assert consumer.owed
+    lasting.server.start()
+    consumer.settle()
+    assert (consumer.owed, consumer.held) == ({}, {})
+    assert lasting.in_flight(consumer) == []
+    assert lasting.waiting() == waiting
+    assert lasting.client.lrange(Q.dead, 0, -1) == dead
+
+
+def test_several_go_to_the_front_in_their_order(consumers: Consumers) -> None:
+    consumer = consumers.make()
+    consumers.publish(b"1", b"2", b"3")
+    messages = consumer.fetch("q", 3)
+    with refused(consumers, in_flight_key(consumer)):
+        consumer.give_back("q", messages)
+    consumer.settle()
+    assert consumers.waiting() == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_owed_for_one_list_holds_up_no_other(consumers: Consumers, way: str) -> None:
+    leave, waiting, dead = WAYS[way]
+    consumer = consumers.make("r", "q")
+    (other,) = consumers.take(consumer, b"other", name="r")
+    (tag,) = consumers.take(consumer, b"1")
+    everywhere = [keys.QueueKeys.of("r").in_flight(consumer.id), in_flight_key(consumer)]
+    with refused(consumers, everywhere[0]):
+        with refused(consumers, everywhere[1]):
+            leave(consumer, other) if way != "given back" else consumer.requeue(other)
+            leave(consumer, tag)
+            consumer.read_answers()
+        consumer.settle()
+        assert list(consumer.owed) == [other]
+        assert consumers.in_flight(consumer) == []
+    assert consumers.waiting() == waiting
+    assert consumers.client.lrange(Q.dead, 0, -1) == dead
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_consumer_that_is_closed_settles_what_is_owed(consumers: Consumers, way: str) -> None:
+    """And puts nothing back that it has decided about."""
+    leave, waiting, dead = WAYS[way]
+    consumer = consumers.make()
+    (tag,) = consumers.take(consumer, b"1")
+    with refused(consumers, in_flight_key(consumer)):
+        leave(consumer, tag)
+        assert not consumer.close()
+    assert consumer.finish()
+    assert consumers.in_flight(consumer) == []
+    assert consumers.waiting() == waiting
+    assert consumers.client.lrange(Q.dead, 0, -1) == dead
+
+
+def test_an_acknowledgement_that_is_owed_is_sent_although_the_process_ends(consumers: Consumers) -> None:
+    """Nothing is held any more then; otherwise the task would run again."""
+    consumer = consumers.make()
+    (tag,) = consumers.take(consumer, b"1")
+    with refused(consumers, in_flight_key(consumer)):
+        consumer.ack(tag)
+        consumer.close()
+    consumer.held.clear()
+    assert consumer.finish()
+    assert consumers.waiting() == []
+
+
+def test_a_list_that_refuses_keeps_no_other_from_being_put_back(consumers: Consumers) -> None:
+    consumer = consumers.make("q", "r")
+    consumers.take(consumer, b"1")
+    consumers.take(consumer, b"2", name="r")
+    with refused(consumers, "q"):
+        assert not consumer.close()
+        assert consumers.waiting("r") == [b"2 again"]
+    assert consumer.finish()
+    assert consumers.waiting("q") == [b"1 again"]
+
+
+def test_a_lease_lasts_while_something_is_refused(consumers: Consumers) -> None:
+    consumer = consumers.make("q", "r", lease_s=1.5)
+    (tag,) = consumers.take(consumer, b"1")
+    with refused(consumers, in_flight_key(consumer)):
+        consumer.ack(tag)
+        consumer.read_answers()
+        assert consumer.owed
+        before = consumers.score(consumer, "r")
+        consumers.watch(consumer)
+        wait_until(lambda: consumers.score(consumer, "r") > before + 3000, "it was renewed several times", 20)
+    wait_until(lambda: not consumer.owed, "it is settled")
+
+
+def test_a_connection_that_redis_py_gave_up_is_not_used_again(consumers: Consumers) -> None:
+    """It would connect anew to send, and take other replies for those that it has not read."""
+    consumer = consumers.make()
+    tags = consumers.take(consumer, b"1", b"2")
+    consumers.publish(b"3")
+    consumer.ack(tags[0])
+    assert consumer._connection is not None
+    consumer._connection._connection.disconnect()
+    consumer.ack(tags[1])
+    assert set(consumer.owed) == set(tags)
+    assert consumer.fetch("q", 1) == [b"3"]
+    consumer.settle()
+    assert consumers.in_flight(consumer) == [b"3"]
