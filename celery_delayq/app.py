@@ -40,9 +40,9 @@ class DelayQ:
         delayq = DelayQ(app)
 
     It registers the `delayq` URL schemes with kombu, a bootstep and a `control` with the app, and remote control
-    commands and a warning of a second scheduler with Celery; it connects to nothing and reads no configuration, so it may come before
-    `app.config_from_object`. Making it twice for an app does no harm. It may be shared by threads, and used after a
-    fork.
+    commands and a warning of a second scheduler with Celery; it connects to nothing and reads no configuration, so it
+    may come before `app.config_from_object`. Making it twice for an app does no harm. It may be shared by threads, and
+    used after a fork.
 
     What sees and changes waiting tasks works with no worker running. A task is named by its id or its result
     (`result.id`, `result`); several of them at once (a list, a `GroupResult`) get a dict of answers by id. Of a chain,
