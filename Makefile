@@ -19,8 +19,8 @@ demo: $(VENV)/.demo ## run the demo on a private Redis
 	$(BIN)/python -m examples.orders.demo $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.dev ## run the tests; ARGS="-k transfer" selects
-	$(BIN)/pytest $(ARGS)
+test: $(VENV)/.dev ## run the tests in several processes; ARGS="-k transfer" selects
+	$(BIN)/pytest --numprocesses=auto --dist=worksteal $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.dev ## check the format and the code

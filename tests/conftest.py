@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -16,9 +17,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Choose how many processes `--numprocesses=auto` means: most tests wait for workers most of the time."""
+    return 2 * (os.cpu_count() or 1)
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[PrivateRedis]:
-    """The Redis of this test session."""
+    """The Redis of this process's tests: each process of pytest-xdist has its own."""
     try:
         server = PrivateRedis()
     except ServerNotFound as error:

@@ -31,8 +31,11 @@ def without_server(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
-def wait_until(predicate: Callable[[], T], description: str, timeout: float = 10) -> T:
-    """Return the first true value of the predicate, or fail after `timeout` seconds."""
+def wait_until(predicate: Callable[[], T], description: str, timeout: float = 30) -> T:
+    """Return the first true value of the predicate, or fail after `timeout` seconds.
+
+    The default is for a machine with much else to do. A shorter time has to be the promise itself.
+    """
     deadline = time.monotonic() + timeout
     while True:
         if value := predicate():

@@ -21,9 +21,8 @@ PACKAGE = REPOSITORY / "celery_delayq"
 
 def data_files() -> set[str]:
     """Every file of the package in the repository that is not Python's own."""
-    return {
-        str(file.relative_to(REPOSITORY)) for file in PACKAGE.rglob("*") if file.is_file() and file.suffix != ".pyc"
-    }
+    found = (file for file in PACKAGE.rglob("*") if "__pycache__" not in file.parts and file.is_file())
+    return {str(file.relative_to(REPOSITORY)) for file in found}
 
 
 def test_the_installed_version_is_that_of_the_package() -> None:

@@ -23,6 +23,10 @@ def test_a_server() -> None:
     with PrivateRedis() as server, server.client() as client:
         before_s, before_bytes = server_cpu_s(client), server_bytes(client)
         client.set("large", bytes(10_000_000))
-        client.eval("for number = 1, 3000000 do local text = tostring(number) end", 0)
-        assert server_cpu_s(client) - before_s > 0.05
+
+        def works() -> bool:
+            client.eval("for number = 1, 10000 do local text = tostring(number) end", 0)
+            return server_cpu_s(client) - before_s > 0.05
+
+        wait_until(works, "it counts what the server does")
         assert server_bytes(client) - before_bytes >= 10_000_000

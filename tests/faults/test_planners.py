@@ -9,13 +9,12 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from dateutil.parser import isoparse
 
 from celery_delayq.transfer import TransferLoop, TransferSettings
@@ -96,75 +95,85 @@ def transferring(broker: PrivateRedis) -> Iterator[None]:
         loop.stop()
 
 
-def sent(client: redis.Redis) -> dict[str, list[int]]:
-    """Return what reached its queue: name -> the due times, in ms."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for raw in client.lrange("celery", 0, -1):
-        message: dict[str, Any] = json.loads(raw)
-        name = message["headers"]["argsrepr"].strip("[]'")
-        found[name].append(round(isoparse(message["headers"]["eta"]).timestamp() * 1000))
-    return found
+class Sent:
+    """What reached the queue of a server, from which nobody takes it; each message is read once."""
+
+    def __init__(self, broker: PrivateRedis) -> None:
+        self._broker = broker
+        self._times: dict[str, list[int]] = defaultdict(list)
+        self._count = 0
+
+    def times(self) -> dict[str, list[int]]:
+        """Return what there is by now: name -> the due times, in ms."""
+        with self._broker.client() as client:
+            for raw in client.lrange("celery", 0, -1 - self._count):
+                message: dict[str, Any] = json.loads(raw)
+                name = message["headers"]["argsrepr"].strip("[]'")
+                self._times[name].append(round(isoparse(message["headers"]["eta"]).timestamp() * 1000))
+                self._count += 1
+        return self._times
+
+    def wait_for(self, due_ms: int) -> None:
+        """Wait until every entry has been sent up to a time, however long after it that is."""
+        wait_until(
+            lambda: (
+                self.times().keys() == INTERVALS.keys() and all(max(times) > due_ms for times in self.times().values())
+            ),
+            "all entries go on",
+            120,
+        )
+
+    def wait_for_progress(self) -> None:
+        """Wait until all entries were sent up to now, and what a suspended planner may have planned."""
+        with self._broker.client() as client:
+            now_ms = client.time()[0] * 1000
+        self.wait_for(now_ms + 2 * max(INTERVALS.values()))
+
+    def check(self) -> None:
+        """Fail unless each occurrence was sent once, from the first to the last."""
+        found = self.times()
+        assert found.keys() == INTERVALS.keys()
+        for name, times in found.items():
+            assert max(Counter(times).values()) == 1, f"{name}: twice"
+            missing = set(range(min(times), max(times) + 1, INTERVALS[name])) ^ set(times)
+            assert not missing, f"{name}: {len(missing)} of {len(times)} left out, or at another time"
 
 
-def check(client: redis.Redis) -> None:
-    """Fail unless each occurrence was sent once, from the first to the last."""
-    found = sent(client)
-    assert found.keys() == INTERVALS.keys()
-    for name, times in found.items():
-        assert max(Counter(times).values()) == 1, f"{name}: twice"
-        missing = set(range(min(times), max(times) + 1, INTERVALS[name])) ^ set(times)
-        assert not missing, f"{name}: {len(missing)} of {len(times)} left out, or at another time"
+@pytest.fixture
+def sent(broker: PrivateRedis) -> Sent:
+    """What the planners of a test have sent."""
+    return Sent(broker)
 
 
-def wait_for_progress(client: Callable[[], redis.Redis]) -> None:
-    """Wait until every entry is up to date."""
-
-    def is_up_to_date() -> bool:
-        with client() as one:
-            now_ms = one.time()[0] * 1000
-            found = sent(one)
-        return found.keys() == INTERVALS.keys() and all(max(times) > now_ms - 2500 for times in found.values())
-
-    wait_until(is_up_to_date, "all entries are up to date", 60)
-
-
-def suspend(running: Planners, broker: PrivateRedis, number: int) -> None:
+def suspend(running: Planners, sent: Sent, broker: PrivateRedis, number: int) -> None:
     """Suspend a planner until the others have gone on without it, so that all it knows is old."""
     running.signal(number, signal.SIGSTOP)
-    with broker.client() as client:
-        since_ms = client.time()[0] * 1000
-        # What the suspended one has planned ahead is less than that away.
-        wait_until(
-            lambda: all(max(times) > since_ms + 2 * max(INTERVALS.values()) for times in sent(client).values()),
-            "the others go on",
-            60,
-        )
+    sent.wait_for_progress()
     running.signal(number, signal.SIGCONT)
 
 
-def kill_while_suspended(running: Planners, broker: PrivateRedis, number: int) -> None:
+def kill_while_suspended(running: Planners, sent: Sent, broker: PrivateRedis, number: int) -> None:
     running.signal(number, signal.SIGSTOP)
     running.restart(number)
 
 
-def restart(running: Planners, broker: PrivateRedis, number: int) -> None:
+def restart(running: Planners, sent: Sent, broker: PrivateRedis, number: int) -> None:
     running.restart(number)
 
 
-def cut_off(running: Planners, broker: PrivateRedis, number: int) -> None:
+def cut_off(running: Planners, sent: Sent, broker: PrivateRedis, number: int) -> None:
     with broker.client() as client:
         client.execute_command("CLIENT", "KILL", "TYPE", "normal")
         client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
 
 
-def restart_server(running: Planners, broker: PrivateRedis, number: int) -> None:
+def restart_server(running: Planners, sent: Sent, broker: PrivateRedis, number: int) -> None:
     broker.kill()
     broker.start()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_every_occurrence_is_sent_once(broker: PrivateRedis, broker_url: str, seed: int) -> None:
+def test_every_occurrence_is_sent_once(broker: PrivateRedis, broker_url: str, sent: Sent, seed: int) -> None:
     """Planners are killed, suspended, cut off, an hour apart; the server crashes."""
     choose = random.Random(seed)
     faults = [suspend, kill_while_suspended, restart, cut_off, restart_server] * 2
@@ -172,32 +181,29 @@ def test_every_occurrence_is_sent_once(broker: PrivateRedis, broker_url: str, se
     with ExitStack() as stack:
         stack.enter_context(transferring(broker))
         running = stack.enter_context(planners(broker_url))
-        wait_for_progress(broker.client)
+        sent.wait_for_progress()
         for fault in faults:
-            fault(running, broker, choose.randrange(len(CLOCKS)))
+            fault(running, sent, broker, choose.randrange(len(CLOCKS)))
             time.sleep(choose.uniform(0, 0.8))  # waits for nothing: the next fault comes at any moment
-        wait_for_progress(broker.client)
-        with broker.client() as client:
-            check(client)
+        sent.wait_for_progress()
+        sent.check()
 
 
-@pytest.mark.timeout(300)
-def test_all_planners_down_for_a_while(broker: PrivateRedis, broker_url: str) -> None:
+def test_all_planners_down_for_a_while(broker: PrivateRedis, broker_url: str, sent: Sent) -> None:
     """What was planned runs, and what was not is made up for when the first of them is back."""
     with transferring(broker), planners(broker_url) as running, broker.client() as client:
-        wait_for_progress(broker.client)
+        sent.wait_for_progress()
         for number in range(len(CLOCKS)):
             running.kill(number)
         wait_until(lambda: client.zcard("redisson_delay_queue_timeout:{celery}") == 0, "what was planned has run")
-        check(client)
-        newest_ms = max(max(times) for times in sent(client).values())
+        sent.check()
+        newest_ms = max(max(times) for times in sent.times().values())
         wait_until(lambda: client.time()[0] * 1000 > newest_ms + MISSED_MS, "of all entries, an occurrence is missed")
         running.restart(0)
-        wait_for_progress(broker.client)
-        check(client)
+        sent.wait_for_progress()
+        sent.check()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(2))
 def test_changes_while_planners_come_and_go(broker: PrivateRedis, broker_url: str, seed: int) -> None:
     """An entry is changed, paused and moved to another queue again and again: no occurrence is sent twice."""

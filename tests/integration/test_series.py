@@ -25,7 +25,8 @@ from tests.integration.publishing import stored
 from tests.ledger import Ledger
 from tests.worker_app import publisher
 
-LATER = datetime.now(timezone.utc) + timedelta(days=1)
+#: The same in every process that collects these tests.
+LATER, LONG_AGO = datetime(2040, 1, 2, 3, 4, 5, 678901, timezone.utc), datetime(2020, 1, 1, tzinfo=timezone.utc)
 
 TOPIC = Exchange("news", "topic")
 QUEUES = (
@@ -40,7 +41,7 @@ SHARED: list[dict[str, Any]] = [
     {},
     {"eta": LATER},
     {"eta": LATER.isoformat()},
-    {"eta": LATER - timedelta(days=2)},
+    {"eta": LONG_AGO},
     {"countdown": 3600},
     {"countdown": 0},
     {"countdown": 3600, "eta": LATER},

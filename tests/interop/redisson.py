@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -40,6 +41,8 @@ class JavaMissing(RuntimeError):
 def build(version: str) -> str:
     """Return the class path of the test program with a version of Redisson, built unless it has been.
 
+    One process builds at a time: Maven's own repository does not bear two.
+
     Raises:
         JavaMissing: it cannot be built here.
     """
@@ -49,10 +52,11 @@ def build(version: str) -> str:
     if not done.exists():
         _require("javac", "mvn")
         BUILDS.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=BUILDS) as folder:
-            _build_in(Path(folder), version)
-            shutil.rmtree(done, ignore_errors=True)
-            Path(folder, "build").rename(done)
+        with Path(BUILDS, "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=BUILDS) as folder:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():  # as another process may have built it meanwhile
+                _build_in(Path(folder), version)
+                Path(folder, "build").rename(done)
     return os.pathsep.join((str(done / "classes"), str(done / "lib" / "*")))
 
 
