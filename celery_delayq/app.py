@@ -265,8 +265,9 @@ class DelayQ:
     def release(self, queue: str | None = None, *, on_progress: OnProgress | None = None) -> Released:
         """Move all that waits to the queues, each task with its eta: the way back to stock Celery.
 
-        Workers hold what they fetch of it in memory until it is due, those with this package as well; so stop them
-        before. Each hundred is moved in one atomic script, in due order within a queue and priority.
+        Stop workers with this package before: they let what they fetch of it wait again, unless the transport option
+        `delay_eta_tasks` is off. That does no harm, but nothing is gained. Stock workers hold what they fetch of it in
+        memory. Each hundred is moved in one atomic script, in due order within a queue and priority.
 
         Args:
             queue: only what waits for this queue.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import sys
-import time
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 
 from celery import bootsteps, signals
 from celery.utils.log import get_logger
+from celery.worker import state
 
 from celery_delayq.beat import is_ours
 from celery_delayq.config import settings_of
@@ -21,7 +20,7 @@ from celery_delayq.schedule.service import planner_loop
 from celery_delayq.server import check_server
 from celery_delayq.settings import LONGEST_LEAD_S
 from celery_delayq.transport import Transport
-from celery_delayq.transport.eta import DUE_PROPERTY
+from celery_delayq.transport.eta import DUE_PROPERTY, seconds_until
 
 logger = get_logger(__name__)
 
@@ -107,6 +106,9 @@ class Transfer(bootsteps.StartStopStep):
         self._handover.keep_what_is_written()
         transport.running_tags = self._handover.delivery_tags
         transport.tasks_waiting = partial(tasks_waiting, consumer.controller)
+        if transport.options["delay_eta_tasks"]:
+            # Celery drops what is revoked as it is delivered; until its eta, a worker may have forgotten that.
+            transport.may_wait = lambda headers: headers["id"] not in state.revoked
         if self.settings.fail_dead_letters:
             transport.on_dead_letter = partial(fail_task, consumer.app)
         if "visibility_timeout" in consumer.connection.transport_options:
@@ -139,9 +141,7 @@ def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     if DUE_PROPERTY not in (request.message.properties or {}) or request.eta is None:
         return
     loop = getattr(sender.connection.transport, "transfer_loop", None)
-    early_s = loop.seconds_until_past(request.eta.timestamp() * 1000) if loop else -math.inf
-    if early_s == -math.inf:  # this process does not know the server's time yet: its own is the best it has
-        early_s = request.eta.timestamp() - time.time()
+    early_s = seconds_until(request.eta.timestamp() * 1000, loop)
     if 0 < early_s <= 2 * LONGEST_LEAD_S:
         refresh_timers()
         request._eta = datetime.now(timezone.utc) + timedelta(seconds=early_s)

@@ -10,6 +10,7 @@ import operator
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -116,6 +117,36 @@ class DelayedQueue:
             # The queue was empty: as always, or because the server has lost its data, and the registry with it.
             self.register(again=True)
         return message_id
+
+    def offer_fetched(self, message: bytes, payload: bytes, *, consumer: str, due_ms: int, message_id: str) -> bool:
+        """Move a message that a consumer has fetched from the list to the delayed queue. One atomic script.
+
+        Args:
+            message: as it was fetched.
+            payload: what to store instead.
+            consumer: who has it in flight.
+            due_ms: when it is due, unix time in ms.
+            message_id: by which `cancel` finds it.
+
+        Returns:
+            Whether it was in flight; if not, nothing was stored.
+        """
+        just_registered = self.register()
+        moved, alone = scripts.offer_fetched(
+            self.client,
+            self.keys,
+            consumer=consumer,
+            message=message,
+            due_ms=due_ms,
+            message_key=codec.message_key(message_id),
+            payload=payload,
+            mirrored=self.mirror_list,
+        )
+        if moved and alone and not just_registered:
+            # See `offer`. The message is stored, whatever becomes of this, and the consumer's own loop knows the list.
+            with suppress(redis.ResponseError):
+                self.register(again=True)
+        return moved
 
     def register(self, *, again: bool = False) -> bool:
         """Make sure that transfer loops know this queue; at most one command a minute unless `again` is true.

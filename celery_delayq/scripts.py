@@ -143,6 +143,29 @@ def offer(client: redis.Redis, keys: QueueKeys, **message: Any) -> tuple[int, bo
     return int(due_ms), bool(alone)
 
 
+def offer_fetched(
+    client: redis.Redis,
+    keys: QueueKeys,
+    *,
+    consumer: str,
+    message: bytes,
+    due_ms: int,
+    message_key: bytes,
+    payload: bytes,
+    mirrored: bool,
+) -> tuple[bool, bool]:
+    """Move a message that a consumer has fetched to the delayed queue, see `offer_fetched.lua`.
+
+    Returns whether it was in flight, and whether no other entry waits.
+    """
+    moved, alone = load("offer_fetched").run(
+        client,
+        (keys.in_flight(consumer), keys.timeout_set, keys.index, keys.delay_list),
+        (message, due_ms, message_key, payload, int(mirrored), keys.channel),
+    )
+    return bool(moved), bool(alone)
+
+
 #: Most messages that one call of `offer_many` stores.
 MAX_OFFERS = 100
 

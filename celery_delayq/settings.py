@@ -64,6 +64,7 @@ class Option:
 #: Ours among the `broker_transport_options`; all others are kombu's or redis-py's.
 TRANSPORT_OPTIONS: Mapping[str, Option] = {
     "mirror_list": Option(False),
+    "delay_eta_tasks": Option(True),
     "lease": Option(30.0, 2.0, 3600.0),
     "delivery_limit": Option(20, 0, 1_000_000),
 }

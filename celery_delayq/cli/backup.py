@@ -75,12 +75,12 @@ def import_(ctx: click.Context, file: str, as_json: bool) -> None:
 def release(ctx: click.Context, queue: str | None, yes: bool, as_json: bool) -> None:
     """Move all that waits to the queues, each task with its eta: the way back to stock Celery.
 
-    Stop all workers first: whoever fetches a released task holds it in memory until it is due. Then run this, change
-    the broker URL to redis://, and start the workers.
+    Stop all workers first: those with this package let what is released wait again, stock workers hold it in memory
+    until it is due. Then run this, change the broker URL to redis://, and start the workers.
     """
     with inspecting(ctx.obj.app) as inspector:
         check_queue(inspector, queue)
-        say("Stop all workers first: one that fetches a released task holds it in memory until it is due.", err=True)
+        say("Stop all workers first: they let what they fetch of it wait again.", err=True)
         confirm("Release what waits?", yes)
         with progress("releasing") as on_progress:
             done = backup.release(inspector.lists, queue, on_progress)
@@ -89,4 +89,8 @@ def release(ctx: click.Context, queue: str | None, yes: bool, as_json: bool) -> 
     else:
         say(f"{plural(done.released)} released.")
     if done.left:
-        say(f"{plural(done.left, 'message')} still wait: they are no tasks, and have no eta.", err=True)
+        say(
+            f"{plural(done.left, 'message')} still wait: they are no tasks and have no eta, or a worker that runs has "
+            "taken them back.",
+            err=True,
+        )

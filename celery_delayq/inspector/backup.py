@@ -64,7 +64,8 @@ class Released:
 
     Attributes:
         released: messages that were moved to their broker lists.
-        left: messages that still wait, because they are no tasks that could carry an eta.
+        left: messages that were seen and still wait: they are no tasks that could carry an eta, or they were offered
+            since it began, by workers that took back what had been released.
     """
 
     released: int
@@ -152,15 +153,22 @@ def release(lists: BrokerLists, queue: str | None = None, on_progress: OnProgres
     """Move everything that waits to the broker lists, each with its eta, for which workers wait by themselves then.
 
     In due order within each list, a hundred in one atomic script. What is no task message has no eta that a worker
-    could wait for, and stays.
+    could wait for, and stays. So does what was offered since this began: workers with this package offer what was
+    released, as they fetch it, and this would have no end.
     """
+    began_us = lists.now_us()
     released = left = 0
     for broker_list, tasks in walk(lists, Criteria(queue=queue), on_progress):
-        movable = [task for task in tasks if task.is_task]
+        movable = [task for task in tasks if task.is_task and not _offered_since(began_us, task)]
         left += len(tasks) - len(movable)
         pairs = [(task.entry, messages.with_eta(task.entry.payload, _eta(task), None)) for task in movable]
         released += sum(lists.delayed_queue(broker_list).release(pairs))
     return Released(released, left)
+
+
+def _offered_since(when_us: int, task: ScheduledTask) -> bool:
+    offer = OfferId.from_bytes(task.entry.id)
+    return offer is not None and offer.offered_us > when_us
 
 
 def _eta(task: ScheduledTask) -> str:

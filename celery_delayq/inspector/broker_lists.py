@@ -47,8 +47,12 @@ class BrokerLists:
 
     def now_ms(self) -> int:
         """Return the server's time, unix time in ms."""
+        return self.now_us() // 1000
+
+    def now_us(self) -> int:
+        """Return the server's time, unix time in microseconds."""
         seconds, microseconds = self.client.time()
-        return int(seconds) * 1000 + int(microseconds) // 1000
+        return int(seconds) * 1_000_000 + int(microseconds)
 
     def all(self, queue: str | None = None) -> list[BrokerList]:
         """Return the lists, of one queue if it is given, by name."""

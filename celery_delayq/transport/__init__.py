@@ -2,6 +2,7 @@
 
     channel     where a message goes and comes from
     eta         when it is due
+    eta_tasks   what is fetched long before its eta waits in Redis
     fetcher     gets messages, as many as the prefetch limit allows
     slots       connections that wait for messages
     poller      kombu's poller, with those connections
@@ -67,6 +68,9 @@ class Transport(kombu_redis.Transport):
         self.running_tags: Callable[[], set[str]] = set
         #: Returns how many tasks were delivered and wait for a process of the pool, since all of them are busy.
         self.tasks_waiting: Callable[[], int] = int
+        #: Returns whether a task with these headers, which is fetched long before its eta, is to wait in its delayed
+        #: queue. Only a worker would hold it; whoever else consumes takes what there is.
+        self.may_wait: Callable[[dict[str, Any]], bool] = lambda headers: False
         #: Called with the name of the list and the message when one is set aside; in a thread of its own.
         self.on_dead_letter: Callable[[str, bytes], None] = lambda name, message: None
         ensure_tls(client)

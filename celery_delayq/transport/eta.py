@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
@@ -42,6 +43,19 @@ def eta_ms_of(message: Mapping[str, Any]) -> int | None:
     if not eta or "task" not in headers or "id" not in headers:
         return None
     return parse_eta(eta, headers["task"])
+
+
+def seconds_until(due_ms: float, loop: Any) -> float:
+    """Return in how many seconds it is a time (unix, in ms) by the server's clock; negative if it is past.
+
+    By this process's own clock where nobody has told the server's time yet.
+
+    Args:
+        due_ms: the time.
+        loop: the `TransferLoop` of the connection, which knows the server's time; None if there is none.
+    """
+    left_s = -math.inf if loop is None else float(loop.seconds_until_past(due_ms))
+    return due_ms / 1000 - time.time() if left_s == -math.inf else left_s
 
 
 def parse_eta(eta: object, task: str) -> int:

@@ -21,6 +21,7 @@ from redis import exceptions
 from celery_delayq.consumer import Consumer
 from celery_delayq.errors import LeaseLost
 from celery_delayq.transport import redelivery
+from celery_delayq.transport.eta_tasks import EtaTasks
 from celery_delayq.transport.slots import Slot
 
 logger = getLogger(__name__)
@@ -53,6 +54,7 @@ class Fetcher:
         self._channel = channel
         self._consumer_of = consumer
         self._consumer: Consumer | None = None
+        self._eta_tasks = EtaTasks(channel)
         self._cycle = cycle_by_name(channel.queue_order_strategy)()
         self._slots: dict[str, Slot] = {}
         #: Fetched and not yet delivered: kombu's name of the queue, that of the list, the message.
@@ -316,6 +318,8 @@ class Fetcher:
             payload = self._payload(raw, tag)
             if payload is None:
                 self._set_aside(tag, name, raw)
+                continue
+            if self._eta_tasks.wait_in_redis(consumer, tag, payload):
                 continue
             try:
                 self._channel.connection._deliver(payload, queue)

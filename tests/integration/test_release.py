@@ -11,8 +11,9 @@ from celery import Celery
 
 from celery_delayq import DelayedQueue, codec
 from celery_delayq.inspector.backup import Released
+from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import ready
-from tests.ledger import Ledger, Verdict
+from tests.ledger import ALL_WELL, Ledger, Verdict
 from tests.state import FAR, calls, now_ms, offer
 from tests.support import wait_until
 from tests.workers import Worker
@@ -79,11 +80,43 @@ def test_a_hundred_in_one_step(app: Celery, waiting: DelayedQueue) -> None:
     assert calls(waiting.client, "lpush") == 300
 
 
-@pytest.mark.parametrize("scheme", ["redis", "delayq"])
-def test_workers_run_it_when_it_is_due(
-    app: Celery, waiting: DelayedQueue, broker_url: str, ledger: Ledger, scheme: str
+def test_it_ends_although_workers_take_back_what_is_released(app: Celery, waiting: DelayedQueue) -> None:
+    """Of the same due time, what comes back is behind what is released next."""
+    for _ in range(150):
+        app.tasks["note"].apply_async(eta=LATER)
+    came_back = 0
+
+    def take_back(done: int, total: int) -> None:
+        nonlocal came_back
+        while (message := waiting.client.rpop("celery")) and came_back < 1000:
+            waiting.offer(message, due_ms=round(LATER.timestamp() * 1000))
+            came_back += 1
+
+    assert app.delayq.release(on_progress=take_back) == Released(150, 150)
+    assert (came_back, waiting.size()) == (150, 150)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_it_does_no_harm_while_workers_run(
+    app: Celery, waiting: DelayedQueue, broker_url: str, ledger: Ledger, pool: str
 ) -> None:
-    """Workers with this package hold it as well, and neither run it early nor put it back."""
+    with Worker(broker=broker_url, ledger=ledger.url, pool=pool) as worker:
+        start_ms = now_ms(waiting.client) + 8_000
+        promised = {}
+        for number in range(50):
+            eta = datetime.fromtimestamp(start_ms / 1000 + number % 10 / 100, timezone.utc)
+            promised[app.tasks["note"].apply_async(eta=eta).id] = eta.timestamp() * 1000
+        for _ in range(3):
+            app.delayq.release()
+            wait_until(lambda: waiting.size() == 50, "they wait again")
+        assert in_flight(waiting.client) == waiting.client.llen("celery") == worker.log.count("received") == 0
+        wait_until(lambda: ledger.has(promised), "all ran", 20)
+    assert ledger.verdict(promised) == ALL_WELL
+
+
+def test_stock_workers_run_it_when_it_is_due(
+    app: Celery, waiting: DelayedQueue, broker_url: str, ledger: Ledger
+) -> None:
     start_ms = now_ms(waiting.client) + 4_000
     promised = {}
     for number in range(20):
@@ -91,7 +124,7 @@ def test_workers_run_it_when_it_is_due(
         eta = datetime.fromtimestamp(due_ms / 1000, timezone.utc)
         promised[app.tasks["note"].apply_async(eta=eta).id] = float(due_ms)
     assert app.delayq.release() == Released(20, 0)
-    with Worker(broker=broker_url.replace("delayq", scheme), ledger=ledger.url) as worker:
+    with Worker(broker=broker_url.replace("delayq", "redis"), ledger=ledger.url) as worker:
         wait_until(lambda: waiting.client.llen("celery") == 0, "the worker fetched all", 20)
         assert waiting.size() == 0
         wait_until(lambda: ledger.has(promised), "all ran", 20)

@@ -26,6 +26,10 @@ WITHOUT_QUEUE = {"record", "announce"}
 #: How to call each wrapper, and a reply that it understands.
 CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "offer": ({"due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False}, [b"1", 1]),
+    "offer_fetched": (
+        {"consumer": "me", "message": b"", "due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False},
+        [1, 1],
+    ),
     "offer_many": ({"messages": [], "mirrored": False}, 1),
     "transfer": (
         {"limit": 1, "transferrer": "", "grace_ms": 0, "lead_ms": 0},

@@ -95,7 +95,7 @@ class TestTransferSettings:
 
 
 #: Of the transport options.
-DEFAULTS = {"mirror_list": False, "lease": 30.0, "delivery_limit": 20}
+DEFAULTS = {"mirror_list": False, "delay_eta_tasks": True, "lease": 30.0, "delivery_limit": 20}
 
 
 class TestTransportOptions:

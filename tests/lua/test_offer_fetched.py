@@ -1,0 +1,106 @@
+"""offer_fetched.lua: what a consumer has fetched waits in the delayed queue, as if it had been offered."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_delayq import codec, scripts
+from celery_delayq.delayed_queue import DelayedQueue
+from tests.lua.conftest import Heard
+from tests.state import (
+    DELAY_LIST,
+    FAR,
+    INDEX,
+    TIMEOUT_SET,
+    give,
+    held,
+    nothing_changes,
+    offer,
+    out_of_memory,
+    state,
+    waiting,
+    wrong_type,
+)
+
+ME = "host:1:me"
+IN_FLIGHT = "delayq:inflight:{q}:host:1:me"
+
+
+def offer_fetched(
+    queue: DelayedQueue, message: bytes, payload: bytes | None = None, due_ms: int = FAR
+) -> tuple[bool, bool]:
+    """Run the script; the message is its own id, and stored as it is by default."""
+    return scripts.offer_fetched(
+        queue.client,
+        queue.keys,
+        consumer=ME,
+        message=message,
+        due_ms=due_ms,
+        message_key=codec.message_key(message.decode()),
+        payload=message if payload is None else payload,
+        mirrored=queue.mirror_list,
+    )
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_it_waits_as_if_it_had_been_offered(queue: DelayedQueue, mirrored: bool) -> None:
+    queue.mirror_list = mirrored
+    give(queue, ME, b"1", b"2", b"3")
+    heard = Heard(queue.client, queue.keys.channel)
+    assert offer_fetched(queue, b"2", b"payload") == (True, True)
+    assert offer_fetched(queue, b"1", due_ms=FAR + 1) == (True, False)
+    assert held(queue, ME) == [b"3"]
+    assert heard.all() == [b"%d" % FAR]
+    (entry, _) = queue.client.zrange(TIMEOUT_SET, 0, -1)
+    assert queue.client.lrange(DELAY_LIST, 0, 0) == ([entry] if mirrored else [])
+    assert [found.payload for found in queue.find("2")] == [b"payload"]
+    assert queue.cancel("2") == queue.cancel("1") == 1
+    assert state(queue.client) == {IN_FLIGHT: [b"3"]}
+
+
+def test_an_id_that_waits_already_gets_one_more_entry(queue: DelayedQueue) -> None:
+    offer(queue, "1")
+    give(queue, ME, b"1")
+    assert offer_fetched(queue, b"1") == (True, False)
+    assert waiting(queue) == [b"1", b"1"]
+    assert queue.cancel("1") == 2
+
+
+def test_of_the_same_bytes_twice_one_stays_in_flight(queue: DelayedQueue) -> None:
+    give(queue, ME, b"same", b"other", b"same")
+    assert offer_fetched(queue, b"same") == (True, True)
+    assert sorted(held(queue, ME)) == [b"other", b"same"]
+    assert waiting(queue) == [b"same"]
+
+
+def test_what_is_not_in_flight_any_more_is_not_stored(queue: DelayedQueue) -> None:
+    """Others have recovered it; or the reply to the first call was lost, and the client has sent it again."""
+    give(queue, ME, b"1")
+    give(queue, "another", b"2")
+    with nothing_changes(queue.client):
+        assert offer_fetched(queue, b"2") == (False, False)
+    offer_fetched(queue, b"1")
+    with nothing_changes(queue.client):
+        assert offer_fetched(queue, b"1") == (False, False)
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("key", [IN_FLIGHT, TIMEOUT_SET, INDEX, DELAY_LIST])
+def test_keys_of_another_type_change_nothing(queue: DelayedQueue, key: str, mirrored: bool) -> None:
+    queue.mirror_list = mirrored
+    give(queue, ME, b"1")
+    wrong_type(queue, key, lambda: offer_fetched(queue, b"1"))
+
+
+def test_a_full_server_refuses_it_and_the_message_stays_in_flight(queue: DelayedQueue) -> None:
+    give(queue, ME, b"1")
+    with out_of_memory(queue.client), nothing_changes(queue.client), pytest.raises(redis.OutOfMemoryError):
+        offer_fetched(queue, b"1")
+
+
+def test_it_looks_from_the_newest_on(queue: DelayedQueue) -> None:
+    """A worker that holds much has fetched the message just now."""
+    give(queue, ME, b"new", *[b"%d" % number for number in range(3000)], b"new")
+    offer_fetched(queue, b"new")
+    assert held(queue, ME)[0] == b"new"
