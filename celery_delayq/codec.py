@@ -23,6 +23,8 @@ from celery_delayq.errors import InvalidEntry
 
 #: Size in bytes of the key made of a message id.
 MESSAGE_KEY_SIZE = 16
+#: Size in bytes of what the index says of an entry: when it is due, and when it was offered.
+PLACE_SIZE = 16
 #: Size in bytes of an id of ours.
 ID_SIZE = 7 + 1 + MESSAGE_KEY_SIZE
 
@@ -48,9 +50,15 @@ def message_key(message_id: str) -> bytes:
 
 
 def index_fields(message_id: str) -> tuple[bytes, bytes]:
-    """Return the fields of the index for a message id: that of one entry, and that of all further ones."""
+    """Return the fields of the index for a message id: that of an entry, and that of an earlier version."""
     key = message_key(message_id)
     return key, key + b"+"
+
+
+def repeated_range(message_id: str) -> tuple[bytes, bytes]:
+    """Return between which members, by ZRANGEBYLEX, the places of a message id's further entries are."""
+    key = message_key(message_id)
+    return b"[" + key, b"[" + key + b"\xff" * PLACE_SIZE
 
 
 @dataclass(frozen=True)

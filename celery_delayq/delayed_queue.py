@@ -194,9 +194,18 @@ class DelayedQueue:
         return list(entries_of(pairs(found)))
 
     def find(self, message_id: str) -> list[Entry]:
-        """Return the entries of a message id that wait, in the order of their offers. O(log N) an entry."""
-        found = scripts.find(self.client, self.keys, message_key=codec.message_key(message_id))
-        return list(entries_of((raw, due_ms) for due_ms, raw in found))
+        """Return the entries of a message id that wait, in the order of their offers. O(log N) an entry.
+
+        One bounded call for a hundred. What is offered or moved meanwhile may be missed, nothing that waits all the
+        time is.
+        """
+        message_key = codec.message_key(message_id)
+        found, after = scripts.find(self.client, self.keys, message_key=message_key)
+        while after:
+            more, after = scripts.find(self.client, self.keys, message_key=message_key, after=after)
+            found += more
+        entries = entries_of((raw, due_ms) for due_ms, raw in found)
+        return sorted(entries, key=lambda entry: entry.id)
 
     def page(
         self,

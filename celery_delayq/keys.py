@@ -45,7 +45,8 @@ class QueueKeys:
         timeout_set: ZSET, entry -> due (ms). Redisson's name.
         delay_list: LIST, entries in order of arrival; only where mirrored. Redisson's name.
         channel: Pub/Sub, the due time of a new head. Redisson's name.
-        index: HASH, message id -> where its entries are.
+        index: HASH, message id -> where its entry is.
+        repeated: ZSET, message ids with where further entries of them are.
         dead: LIST, what could not be delivered.
         transferrer: STRING, which loop transfers this queue punctually.
         transferrer_channel: Pub/Sub, signs of life of that loop. Pub/Sub knows no databases, so it names its own.
@@ -58,6 +59,7 @@ class QueueKeys:
     delay_list: str
     channel: str
     index: str
+    repeated: str
     dead: str
     transferrer: str
     transferrer_channel: str
@@ -73,12 +75,18 @@ class QueueKeys:
             delay_list=companion("redisson_delay_queue", name),
             channel=companion("redisson_delay_queue_channel", name),
             index=companion("delayq:index", name),
+            repeated=companion("delayq:repeated", name),
             dead=companion("delayq:dead", name),
             transferrer=companion("delayq:transfer", name),
             transferrer_channel=companion(f"delayq:transfer_channel:{db}", name),
             consumers=companion("delayq:consumers", name),
             schedule=companion("delayq:schedule", name),
         )
+
+    @property
+    def waiting(self) -> tuple[str, str, str, str]:
+        """What holds messages that wait, in the order in which scripts take these keys."""
+        return self.timeout_set, self.index, self.repeated, self.delay_list
 
     def in_flight(self, consumer: str) -> str:
         """Name the LIST of what a consumer holds of this queue, the newest first."""

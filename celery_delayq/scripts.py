@@ -129,7 +129,7 @@ def offer_command(
     """Return keys and arguments of `offer.lua`, for `run` or for a pipeline."""
     due = "" if due_ms is None else due_ms
     return (
-        (keys.timeout_set, keys.index, keys.delay_list),
+        keys.waiting,
         (due, delay_ms, message_key, payload, int(mirrored), keys.channel),
     )
 
@@ -183,7 +183,7 @@ def offer_many(
 def offer_many_command(keys: QueueKeys, *, messages: Sequence[tuple[int, bytes, bytes]], mirrored: bool) -> Call:
     """Return keys and arguments of `offer_many.lua`, for `run` or for a pipeline."""
     parts = [part for message in messages for part in message]
-    return (keys.timeout_set, keys.index, keys.delay_list), (int(mirrored), keys.channel, *parts)
+    return keys.waiting, (int(mirrored), keys.channel, *parts)
 
 
 def transfer(
@@ -192,7 +192,7 @@ def transfer(
     """Move due messages to the broker list, see `transfer.lua`."""
     moved, dead, head, now_us, last, punctual = load("transfer").run(
         client,
-        (keys.queue, keys.timeout_set, keys.delay_list, keys.index, keys.dead, keys.transferrer),
+        (keys.queue, *keys.waiting, keys.dead, keys.transferrer),
         (limit, transferrer, grace_ms, keys.transferrer_channel, lead_ms),
     )
     return Transferred(moved, dead, score_to_ms(head), int(now_us), int(last), punctual.decode("utf-8", "replace"))
@@ -202,7 +202,7 @@ def cancel(client: redis.Redis, keys: QueueKeys, *, message_key: bytes, limit: i
     """Remove the entries of a message id, see `cancel.lua`. Returns how many were removed, and how many are left."""
     return cast(
         "tuple[int, int]",
-        tuple(load("cancel").run(client, (keys.timeout_set, keys.index, keys.delay_list), (message_key, limit))),
+        tuple(load("cancel").run(client, keys.waiting, (message_key, limit))),
     )
 
 
@@ -319,10 +319,15 @@ def leave(client: redis.Redis, keys: QueueKeys, *, consumer: str) -> bool:
 MAX_PAGE, MAX_REMOVED = 1000, 100
 
 
-def find(client: redis.Redis, keys: QueueKeys, *, message_key: bytes) -> list[tuple[int, bytes]]:
-    """Return the due times (ms) and entries of a message id, see `find.lua`."""
-    found = load("find").run(client, (keys.timeout_set, keys.index), (message_key,))
-    return [(int(due), entry) for due, entry in zip(found[::2], found[1::2], strict=True)]
+def find(
+    client: redis.Redis, keys: QueueKeys, *, message_key: bytes, after: bytes = b""
+) -> tuple[list[tuple[int, bytes]], bytes]:
+    """Find entries of a message id, see `find.lua`.
+
+    Returns due times (ms) and entries, and `after` for a further call; empty if there are no more.
+    """
+    more, *found = load("find").run(client, (keys.timeout_set, keys.index, keys.repeated), (message_key, after))
+    return [(int(due), entry) for due, entry in zip(found[::2], found[1::2], strict=True)], more
 
 
 def page(
@@ -344,7 +349,7 @@ def page(
 
 def remove(client: redis.Redis, keys: QueueKeys, *, entries: Sequence[bytes]) -> list[bool]:
     """Remove entries that are still as they were seen, see `remove.lua`. Returns which were, of the first ones."""
-    removed = load("remove").run(client, (keys.timeout_set, keys.index, keys.delay_list), entries)
+    removed = load("remove").run(client, keys.waiting, entries)
     return [bool(one) for one in removed]
 
 
@@ -354,7 +359,7 @@ def release(client: redis.Redis, keys: QueueKeys, *, messages: Sequence[tuple[by
     Each is given as it was seen, with the message to write.
     """
     args = [part for message in messages for part in message]
-    moved = load("release").run(client, (keys.queue, keys.timeout_set, keys.index, keys.delay_list), args)
+    moved = load("release").run(client, (keys.queue, *keys.waiting), args)
     return [bool(one) for one in moved]
 
 
@@ -362,7 +367,7 @@ def amend(client: redis.Redis, keys: QueueKeys, *, entry: bytes, due_ms: int | N
     """Change an entry that is still as it was seen, see `amend.lua`. Returns its due time, or None if it was not."""
     due = load("amend").run(
         client,
-        (keys.timeout_set, keys.index, keys.delay_list),
+        keys.waiting,
         (entry, "" if due_ms is None else due_ms, payload, keys.channel),
     )
     return None if due is None else int(due)
@@ -373,7 +378,7 @@ def restore_command(
 ) -> tuple[tuple[str, ...], tuple[bytes | str | int, ...]]:
     """Return keys and arguments of `restore.lua`; no message key for an entry of another program, as the payload."""
     return (
-        (keys.timeout_set, keys.index, keys.delay_list),
+        keys.waiting,
         (due_ms, message_key, payload, int(mirrored), keys.channel),
     )
 

@@ -21,6 +21,7 @@ FAR = 4_000_000_000_000
 TIMEOUT_SET = "redisson_delay_queue_timeout:{q}"
 DELAY_LIST = "redisson_delay_queue:{q}"
 INDEX = "delayq:index:{q}"
+REPEATED = "delayq:repeated:{q}"
 DEAD = "delayq:dead:{q}"
 TRANSFERRER = "delayq:transfer:{q}"
 

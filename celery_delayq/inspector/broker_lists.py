@@ -86,10 +86,10 @@ class BrokerLists:
         return queue
 
     def holding(self, message_ids: Sequence[str]) -> tuple[dict[str, list[DelayedQueue]], ResponseError | None]:
-        """Look which lists know messages by their ids: one round trip for 500 ids.
+        """Look which lists know messages by their ids: a round trip or two for 500 ids.
 
         Returns:
-            For each id the delayed queues whose index has it, and the error of a list that the server refuses.
+            For each id the delayed queues that have a place of it, and the error of a list that the server refuses.
         """
         queues = [self.delayed_queue(found) for found in self.all()]
         holders: dict[str, list[DelayedQueue]] = {message_id: [] for message_id in message_ids}
@@ -101,12 +101,24 @@ class BrokerLists:
             with self.client.pipeline(transaction=False) as pipe:
                 for queue in queues:
                     pipe.hmget(queue.keys.index, fields)
+                    pipe.zcard(queue.keys.repeated)
                 answers = pipe.execute(raise_on_error=False)
-            for queue, places in zip(queues, answers, strict=True):
-                if isinstance(places, ResponseError):
-                    refused = places
+            for queue, places, repeated in zip(queues, answers[::2], answers[1::2], strict=True):
+                errors = [answer for answer in (places, repeated) if isinstance(answer, ResponseError)]
+                if errors:
+                    refused = errors[0]
                     continue
-                for number, message_id in enumerate(part):
-                    if places[2 * number] or places[2 * number + 1]:
+                found = [any(places[at : at + 2]) for at in range(0, len(places), 2)]
+                if repeated:
+                    found = [one or more for one, more in zip(found, self._repeated(queue, part), strict=True)]
+                for message_id, is_there in zip(part, found, strict=True):
+                    if is_there:
                         holders[message_id].append(queue)
         return holders, refused
+
+    def _repeated(self, queue: DelayedQueue, message_ids: Sequence[str]) -> list[bool]:
+        """Return which ids have further entries in a queue."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for message_id in message_ids:
+                pipe.zlexcount(queue.keys.repeated, *codec.repeated_range(message_id))
+            return [bool(found) for found in pipe.execute()]

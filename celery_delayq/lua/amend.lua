@@ -5,7 +5,8 @@ Guarantee: all or nothing, and never for an entry that was transferred or remove
 
 KEYS[1] timeout set   ZSET
 KEYS[2] index         HASH, see offer.lua
-KEYS[3] delay list    LIST
+KEYS[3] repeated      ZSET, see offer.lua
+KEYS[4] delay list    LIST
 ARGV[1] entry         one of ours, as it was seen
 ARGV[2] due           unix time in ms, or '' for now
 ARGV[3] payload       any bytes
@@ -13,7 +14,7 @@ ARGV[4] channel       of Redisson
 
 Returns the due time in ms, or nil if the entry did not wait any more.
 ]]
-local timeout_set, index, delay_list = KEYS[1], KEYS[2], KEYS[3]
+local timeout_set, index, repeated, delay_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local entry, due, payload, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 -- include: take_entry
@@ -26,11 +27,12 @@ if due == '' then
 end
 -- Keys of another type fail here, before anything is changed.
 redis.call('HLEN', index)
+redis.call('ZCARD', repeated)
 redis.call('LLEN', delay_list)
-local was_there, mirrored = take_entry(timeout_set, index, delay_list, entry)
+local was_there, mirrored = take_entry(timeout_set, index, repeated, delay_list, entry)
 if not was_there then
     return nil
 end
 local message_key = string.sub(entry, 10, 25)
-write_entry(timeout_set, index, delay_list, due, message_key, payload, mirrored, channel, now_us)
+write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
 return due

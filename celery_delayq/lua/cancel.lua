@@ -6,29 +6,30 @@ it is due and when it was offered, and a binary search among the entries of that
 
 KEYS[1] timeout set   ZSET
 KEYS[2] index         HASH, see offer.lua
-KEYS[3] delay list    LIST
+KEYS[3] repeated      ZSET, see offer.lua
+KEYS[4] delay list    LIST
 ARGV[1] message key   16 bytes
 ARGV[2] limit         entries a call
 
 Returns {removed, left}: entries removed, and how many remain for a further call.
 ]]
-local timeout_set, index, delay_list = KEYS[1], KEYS[2], KEYS[3]
+local timeout_set, index, repeated, delay_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local message_key, limit = ARGV[1], tonumber(ARGV[2])
 
 local KIND, MIRRORED = 208, 1
-local PLACE_SIZE = 16
+local KEY_SIZE, PLACE_SIZE = 16, 16
 
+-- include: adopt_places
 -- include: find_entry
 
-redis.call('LLEN', delay_list) -- a key of another type fails here, before anything is changed
+-- Keys of another type fail here, before anything is changed.
+redis.call('ZCARD', timeout_set)
+redis.call('ZCARD', repeated)
+redis.call('LLEN', delay_list)
 local removed = 0
 
 local function remove(place)
-    local entry
-    if #place == PLACE_SIZE then
-        local due, offered_us = struct.unpack('>I8I8', place)
-        entry = find_entry(timeout_set, message_key, due, offered_us)
-    end
+    local entry = find_entry(timeout_set, message_key, place)
     if entry then
         redis.call('ZREM', timeout_set, entry)
         if (string.byte(entry, 9) - KIND) % 2 == MIRRORED then
@@ -44,18 +45,14 @@ if place then
     redis.call('HDEL', index, message_key)
 end
 
-local repeated = message_key .. '+'
-local places = redis.call('HGET', index, repeated)
-if not places then
+adopt_places(index, repeated, message_key)
+local first, last = '[' .. message_key, '[' .. message_key .. string.rep('\255', PLACE_SIZE)
+local places = redis.call('ZRANGEBYLEX', repeated, first, last, 'LIMIT', 0, limit)
+if #places == 0 then
     return {removed, 0}
 end
-local taken = math.min(#places, limit * PLACE_SIZE)
-for at = 1, taken, PLACE_SIZE do
-    remove(string.sub(places, at, at + PLACE_SIZE - 1))
+for _, each in ipairs(places) do
+    remove(string.sub(each, KEY_SIZE + 1))
 end
-if taken == #places then
-    redis.call('HDEL', index, repeated)
-    return {removed, 0}
-end
-redis.call('HSET', index, repeated, string.sub(places, taken + 1))
-return {removed, (#places - taken) / PLACE_SIZE}
+redis.call('ZREM', repeated, unpack(places))
+return {removed, redis.call('ZLEXCOUNT', repeated, first, last)}

@@ -1,25 +1,45 @@
 --[[
-find: return the entries of one message id that wait; changes nothing.
+find: return the entries of one message id that wait; changes nothing but the layout of earlier versions.
 
 KEYS[1] timeout set   ZSET
 KEYS[2] index         HASH, see offer.lua
+KEYS[3] repeated      ZSET, see offer.lua
 ARGV[1] message key   16 bytes
+ARGV[2] after         '' to begin, else what the call before returned
 
-Returns {due, entry, due, entry, ...}, due times in ms: those of at most 100 entries, in the order of their offers.
+Returns {after, due, entry, due, entry, ...}, due times in ms. If `after` is not '', a further call may find more.
+
+Limits: 101 entries, O(log N) for each.
 ]]
-local timeout_set, index, message_key = KEYS[1], KEYS[2], ARGV[1]
-local PLACE_SIZE, MOST = 16, 100
+local timeout_set, index, repeated, message_key, after = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
+local KEY_SIZE, PLACE_SIZE, MOST = 16, 16, 100
 
+-- include: adopt_places
 -- include: find_entry
 
-local places = (redis.call('HGET', index, message_key) or '') .. (redis.call('HGET', index, message_key .. '+') or '')
-local found = {}
-for at = 1, math.min(#places, MOST * PLACE_SIZE) - PLACE_SIZE + 1, PLACE_SIZE do
-    local due, offered_us = struct.unpack('>I8I8', places, at)
-    local entry = find_entry(timeout_set, message_key, due, offered_us)
+-- Keys of another type fail here, before anything is changed.
+redis.call('ZCARD', timeout_set)
+redis.call('ZCARD', repeated)
+local found = {''}
+
+local function add(place)
+    local entry, due = find_entry(timeout_set, message_key, place)
     if entry then
         found[#found + 1] = string.format('%.0f', due)
         found[#found + 1] = entry
     end
+end
+
+if after == '' then
+    adopt_places(index, repeated, message_key)
+    add(redis.call('HGET', index, message_key) or '')
+end
+local last = '[' .. message_key .. string.rep('\255', PLACE_SIZE)
+local places = redis.call('ZRANGEBYLEX', repeated, '(' .. message_key .. after, last, 'LIMIT', 0, MOST)
+for _, each in ipairs(places) do
+    add(string.sub(each, KEY_SIZE + 1))
+end
+if #places == MOST then
+    found[1] = string.sub(places[MOST], KEY_SIZE + 1)
 end
 return found

@@ -4,9 +4,9 @@ offer: store one message in a delayed queue, and tell the transfer loops if it i
 Guarantee: all or nothing; the entry itself is written last. Entries of one due time keep the order of their offers.
 
 KEYS[1] timeout set   ZSET
-KEYS[2] index         HASH, message key -> place of an entry (due ms, offered us); message key + '+' -> places of
-                      further entries of the same message id
-KEYS[3] delay list    LIST
+KEYS[2] index         HASH, message key -> place of an entry: due (ms), offered (us), 8 bytes each, big-endian
+KEYS[3] repeated      ZSET, message key + place of each further entry of the same message id; all scores are 0
+KEYS[4] delay list    LIST
 ARGV[1] due           unix time in ms, or '' to count from now
 ARGV[2] delay         ms from now, where due is ''
 ARGV[3] message key   16 bytes
@@ -19,7 +19,7 @@ Returns {due, alone}: the due time in ms, and 1 if no other entry waits.
 Source: Redisson RedissonDelayedQueue.offerAsync. Differences: our id says when and what (see codec.py); the delay
 list is optional; now is the server's time.
 ]]
-local timeout_set, index, delay_list = KEYS[1], KEYS[2], KEYS[3]
+local timeout_set, index, repeated, delay_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local due, delay, message_key, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
 
 -- include: write_entry
@@ -29,5 +29,5 @@ local now_us = time[1] * 1000000 + time[2]
 if due == '' then
     due = string.format('%.0f', math.ceil(now_us / 1000 + delay))
 end
-write_entry(timeout_set, index, delay_list, due, message_key, payload, mirrored, channel, now_us)
+write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
 return {due, redis.call('ZCARD', timeout_set) == 1 and 1 or 0}

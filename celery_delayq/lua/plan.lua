@@ -6,8 +6,9 @@ each occurrence is offered once.
 
 KEYS[1] timeout set   ZSET
 KEYS[2] index         HASH, see offer.lua
-KEYS[3] delay list    LIST
-KEYS[4] schedule      HASH, entry -> its state, opaque; '' -> how many states were forgotten
+KEYS[3] repeated      ZSET, see offer.lua
+KEYS[4] delay list    LIST
+KEYS[5] schedule      HASH, entry -> its state, opaque; '' -> how many states were forgotten
 ARGV[1] entry         its name
 ARGV[2] seen          its state as the caller saw it, '' if it had none
 ARGV[3] forgotten     how many states were forgotten when the caller looked; decides where it had none
@@ -26,7 +27,7 @@ server's time (ms); the state and the count as they are now.
 A planner that saw no state may have been asleep since; another may have planned the entry elsewhere, or removed it. So
 forgetting is counted, and "no state" only believed if nothing was forgotten since.
 ]]
-local timeout_set, index, delay_list, schedule = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local timeout_set, index, repeated, delay_list, schedule = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local entry, seen, forgotten, state = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local old_message, must_wait, message_key = ARGV[5], ARGV[6] == '1', ARGV[7]
 local due, payload, mirrored, channel = ARGV[8], ARGV[9], ARGV[10] == '1', ARGV[11]
@@ -45,6 +46,7 @@ if current ~= seen or (seen == '' and count ~= forgotten) then
 end
 -- Keys of another type fail here, before anything is changed.
 redis.call('HLEN', index)
+redis.call('ZCARD', repeated)
 redis.call('LLEN', delay_list)
 redis.call('ZCARD', timeout_set)
 if old_message ~= '' and not withdraw(timeout_set, index, delay_list, old_message) and must_wait then
@@ -57,6 +59,6 @@ else
     redis.call('HSET', schedule, entry, state)
 end
 if message_key ~= '' then
-    write_entry(timeout_set, index, delay_list, due, message_key, payload, mirrored, channel, now_us)
+    write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
 end
 return {1, now, state, count}

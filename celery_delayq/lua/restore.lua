@@ -7,7 +7,8 @@ Guarantee: all or nothing; several callers at once store it once.
 
 KEYS[1] timeout set   ZSET
 KEYS[2] index         HASH, see offer.lua
-KEYS[3] delay list    LIST
+KEYS[3] repeated      ZSET, see offer.lua
+KEYS[4] delay list    LIST
 ARGV[1] due           unix time in ms
 ARGV[2] message key   16 bytes, or '' for an entry of another program
 ARGV[3] payload       any bytes; that entry
@@ -18,16 +19,19 @@ Returns 1, or 0 if it waits already.
 
 Limits: O(log N) for each entry of the message id that is due then; of those it looks at 100.
 ]]
-local timeout_set, index, delay_list = KEYS[1], KEYS[2], KEYS[3]
+local timeout_set, index, repeated, delay_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local due, message_key, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
-local PLACE_SIZE, OUR_PAYLOAD = 16, 34
+local KEY_SIZE, OUR_PAYLOAD = 16, 34
 local MOST = 100
 
+-- include: adopt_places
 -- include: find_entry
 -- include: write_entry
 
 -- Keys of another type fail here, before anything is changed.
 redis.call('ZCARD', timeout_set)
+redis.call('HLEN', index)
+redis.call('ZCARD', repeated)
 redis.call('LLEN', delay_list)
 if message_key == '' then
     local entry = payload
@@ -39,18 +43,18 @@ if message_key == '' then
     announce_head(timeout_set, channel, entry, due)
     return 1
 end
-local places = (redis.call('HGET', index, message_key) or '') .. (redis.call('HGET', index, message_key .. '+') or '')
-local looks = 0
-for at = 1, #places - PLACE_SIZE + 1, PLACE_SIZE do
-    local place_due, offered_us = struct.unpack('>I8I8', places, at)
-    if place_due == tonumber(due) and looks < MOST then
-        looks = looks + 1
-        local entry = find_entry(timeout_set, message_key, place_due, offered_us)
-        if entry and string.sub(entry, OUR_PAYLOAD) == payload then
-            return 0
-        end
+adopt_places(index, repeated, message_key)
+local due_bytes = struct.pack('>I8', tonumber(due))
+local first = '[' .. message_key .. due_bytes
+local places = redis.call('ZRANGEBYLEX', repeated, first, first .. string.rep('\255', 8), 'LIMIT', 0, MOST)
+places[#places + 1] = message_key .. (redis.call('HGET', index, message_key) or '')
+for _, each in ipairs(places) do
+    local place = string.sub(each, KEY_SIZE + 1)
+    local entry = string.sub(place, 1, 8) == due_bytes and find_entry(timeout_set, message_key, place)
+    if entry and string.sub(entry, OUR_PAYLOAD) == payload then
+        return 0
     end
 end
 local time = redis.call('TIME')
-write_entry(timeout_set, index, delay_list, due, message_key, payload, mirrored, channel, time[1] * 1000000 + time[2])
+write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, time[1] * 1000000 + time[2])
 return 1

@@ -7,10 +7,11 @@ wait until nothing was moved for a grace period, and becomes the punctual one by
 
 KEYS[1] broker list   LIST
 KEYS[2] timeout set   ZSET
-KEYS[3] delay list    LIST
-KEYS[4] index         HASH, see offer.lua
-KEYS[5] dead list     LIST
-KEYS[6] transferrer   STRING, "<ms of its last sign of life>:<id>"
+KEYS[3] index         HASH, see offer.lua
+KEYS[4] repeated      ZSET, see offer.lua
+KEYS[5] delay list    LIST
+KEYS[6] dead list     LIST
+KEYS[7] transferrer   STRING, "<ms of its last sign of life>:<id>"
 ARGV[1] limit         entries a call, at most 1000
 ARGV[2] transferrer   id of the caller, or '' to move whatever is due and take no part in who is punctual
 ARGV[3] grace         ms
@@ -26,8 +27,8 @@ once so much has been moved. While Redisson's delay list is in use, fewer entrie
 Source: Redisson RedissonDelayedQueue.pushTaskAsync. Differences: LPUSH, since kombu takes from the right; both
 packings; corrupt entries; the index; one punctual transferrer; now is the server's time.
 ]]
-local queue, timeout_set, delay_list, index, dead_list, transferrer =
-    KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local queue, timeout_set, index, repeated, delay_list, dead_list, transferrer =
+    KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local limit, caller, grace, channel, lead = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 
 -- codec.py: kinds of our entries, the size of their ids, and where their payload starts.
@@ -100,6 +101,7 @@ end
 -- Keys of another type fail here, before anything is changed.
 redis.call('LLEN', queue)
 redis.call('HLEN', index)
+redis.call('ZCARD', repeated)
 redis.call('LLEN', dead_list)
 local to_walk = redis.call('LLEN', delay_list)
 limit = most_entries(to_walk, limit)
@@ -112,7 +114,7 @@ while moved + dead < limit and bytes < MAX_BYTES do
         break
     end
 
-    local payloads, garbage, listed, first, repeated = {}, {}, {}, {}, {}
+    local payloads, garbage, listed, first, further, due_of = {}, {}, {}, {}, {}, {}
     for _, entry in ipairs(entries) do
         local start, kind, message_key = read(entry)
         if start then
@@ -121,7 +123,8 @@ while moved + dead < limit and bytes < MAX_BYTES do
             garbage[#garbage + 1] = entry
         end
         if kind and kind >= REPEATED then
-            repeated[#repeated + 1] = entry
+            further[#further + 1] = entry
+            due_of[entry] = redis.call('ZSCORE', timeout_set, entry)
         elseif kind then
             first[#first + 1] = message_key
         end
@@ -142,8 +145,8 @@ while moved + dead < limit and bytes < MAX_BYTES do
     if #first > 0 then
         redis.call('HDEL', index, unpack(first))
     end
-    for _, entry in ipairs(repeated) do
-        forget_place(index, entry)
+    for _, entry in ipairs(further) do
+        forget_place(index, repeated, entry, due_of[entry])
     end
     for _, entry in ipairs(listed) do
         redis.call('LREM', delay_list, 1, entry)
@@ -156,7 +159,7 @@ end
 
 -- Places of entries that someone else removed (Java, for example) stay behind; an empty queue has none.
 if redis.call('EXISTS', timeout_set) == 0 then
-    redis.call('UNLINK', index)
+    redis.call('UNLINK', index, repeated)
 end
 
 -- A sign of life twice a grace period keeps the others from looking; more would only wake them. One more is due where

@@ -68,7 +68,7 @@ def plan_command(
     """Return keys and arguments of `plan.lua`, for `run` or for a pipeline."""
     message: tuple[bytes | int, ...] = (offer.message_key, offer.due_ms, offer.payload) if offer else (b"", 0, b"")
     return (
-        (keys.timeout_set, keys.index, keys.delay_list, keys.schedule),
+        (*keys.waiting, keys.schedule),
         (entry, seen, forgotten, state, withdraw, int(must_wait), *message, int(mirrored), keys.channel),
     )
 

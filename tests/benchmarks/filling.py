@@ -70,7 +70,7 @@ class Filler:
             count = min(_A_CALL, first + missing - start)
             script.run(
                 queue.client,
-                (queue.keys.timeout_set, queue.keys.index, queue.keys.delay_list),
+                queue.keys.waiting,
                 (
                     *(start, count, self._first_due_ms, self._span_ms, self._order, pending),
                     *(self._payload, int(queue.mirror_list), queue.keys.channel),

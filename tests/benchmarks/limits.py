@@ -129,5 +129,5 @@ def _offer_many(client: redis.Redis) -> list[object]:
 
 def _transfer(client: redis.Redis) -> list[object]:
     sha = client.script_load(scripts.load("transfer").text)
-    names = (_KEYS.queue, _KEYS.timeout_set, _KEYS.delay_list, _KEYS.index, _KEYS.dead, _KEYS.transferrer)
+    names = (_KEYS.queue, *_KEYS.waiting, _KEYS.dead, _KEYS.transferrer)
     return ["EVALSHA", sha, len(names), *names, BATCH_SIZE, "", 0, _KEYS.transferrer_channel, 0]

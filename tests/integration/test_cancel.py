@@ -53,6 +53,14 @@ def test_an_id_that_was_scheduled_twice_is_cancelled_twice(app: Celery, waiting:
     assert app.delayq.cancel("same") is False
 
 
+def test_an_id_is_found_when_only_later_ones_of_it_wait(app: Celery, waiting: DelayedQueue) -> None:
+    for countdown in (60, 61, 62):
+        app.tasks["note"].apply_async(countdown=countdown, task_id="same")
+    assert waiting.remove(waiting.peek()) == [True]
+    assert app.delayq.cancel(["same", "other"]) == {"same": True, "other": False}
+    assert waiting.size() == 0
+
+
 def test_another_process_can_cancel(app: Celery, waiting: DelayedQueue, broker_url: str, ledger_url: str) -> None:
     result = app.tasks["note"].apply_async(countdown=60)
     with publisher(broker_url, ledger_url) as other:

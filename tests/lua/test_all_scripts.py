@@ -37,7 +37,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "cancel": ({"message_key": bytes(16)}, [0, 0]),
     "resign": ({"transferrer": "me"}, 0),
-    "find": ({"message_key": bytes(16)}, []),
+    "find": ({"message_key": bytes(16)}, [b""]),
     "page": ({"due_ms": 0, "last_due_ms": None, "limit": 1}, []),
     "remove": ({"entries": []}, []),
     "release": ({"messages": []}, []),

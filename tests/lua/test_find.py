@@ -34,12 +34,6 @@ def test_all_of_an_id_that_was_offered_several_times(queue: DelayedQueue) -> Non
     assert [due_ms for due_ms, _ in found(queue, "a")] == dues
 
 
-def test_a_hundred_at_most(queue: DelayedQueue) -> None:
-    for number in range(120):
-        offer(queue, "a", FAR + number)
-    assert [due_ms for due_ms, _ in found(queue, "a")] == [FAR + number for number in range(100)]
-
-
 def test_not_what_is_gone_or_elsewhere(queue: DelayedQueue) -> None:
     """The index says more than there is where somebody else removes or moves entries."""
     for number in range(3):

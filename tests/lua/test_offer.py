@@ -18,6 +18,7 @@ from tests.state import (
     DELAY_LIST,
     FAR,
     INDEX,
+    REPEATED,
     TIMEOUT_SET,
     delivered,
     nothing_changes,
@@ -78,10 +79,11 @@ class TestWhatItStores:
         ids = [OfferId.from_bytes(entry.id) for entry in (first, second, third)]
         assert [i.repeated for i in ids if i] == [False, True, True]
         offered = [i.offered_us for i in ids if i]
-        assert queue.client.hgetall(INDEX) == {
-            message_key("a"): place(FAR, offered[0]),
-            message_key("a") + b"+": place(FAR + 1, offered[1]) + place(FAR, offered[2]),
-        }
+        assert queue.client.hgetall(INDEX) == {message_key("a"): place(FAR, offered[0])}
+        assert queue.client.zrange(REPEATED, 0, -1, withscores=True) == [
+            (message_key("a") + place(FAR, offered[2]), 0),
+            (message_key("a") + place(FAR + 1, offered[1]), 0),
+        ]
 
     def test_a_delay_counts_from_the_servers_now(self, queue: DelayedQueue) -> None:
         before = now_ms(queue.client)

@@ -93,7 +93,7 @@ def test_keeps_other_messages(queue: DelayedQueue) -> None:
     assert waiting(queue) == [b"mine"]
 
 
-@pytest.mark.parametrize("key", ["timeout_set", "index", "delay_list"])
+@pytest.mark.parametrize("key", ["timeout_set", "index", "repeated", "delay_list"])
 def test_keys_of_another_type_change_nothing(queue: DelayedQueue, key: str) -> None:
     plan(queue, b"at 1", offer=message("one"))
     step = {"withdraw": message_key("one"), "offer": message("two")}

@@ -35,6 +35,7 @@ def test_every_name_of_a_queue() -> None:
         "delay_list": "redisson_delay_queue:{shop.celery}",
         "channel": "redisson_delay_queue_channel:{shop.celery}",
         "index": "delayq:index:{shop.celery}",
+        "repeated": "delayq:repeated:{shop.celery}",
         "dead": "delayq:dead:{shop.celery}",
         "transferrer": "delayq:transfer:{shop.celery}",
         "transferrer_channel": "delayq:transfer_channel:3:{shop.celery}",

@@ -10,8 +10,13 @@ local function is_before(entry, offered_us)
     return struct.unpack('>I7', entry .. string.rep('\0', 7), 2) <= offered_us
 end
 
--- Find an entry of ours: a binary search among those of its due time.
-local function find_entry(timeout_set, message_key, due, offered_us)
+-- Find the entry of ours that has this place: a binary search among those of its due time. Returns it and that time, or
+-- nil if it waits no more.
+local function find_entry(timeout_set, message_key, place)
+    if #place ~= 16 then
+        return nil
+    end
+    local due, offered_us = struct.unpack('>I8I8', place)
     local score = string.format('%.0f', due)
     local low = redis.call('ZCOUNT', timeout_set, '-inf', '(' .. score)
     local stop = low + redis.call('ZCOUNT', timeout_set, score, score)
@@ -31,7 +36,7 @@ local function find_entry(timeout_set, message_key, due, offered_us)
             return nil
         end
         if string.sub(entry, 10, 25) == message_key then
-            return entry
+            return entry, due
         end
     end
 end

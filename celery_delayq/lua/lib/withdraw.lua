@@ -3,11 +3,7 @@
 -- Remove the entry of a message id that has one entry; returns whether it was there.
 local function withdraw(timeout_set, index, delay_list, message_key)
     local place = redis.call('HGET', index, message_key)
-    if not place or #place ~= 16 then
-        return false
-    end
-    local due, offered_us = struct.unpack('>I8I8', place)
-    local entry = find_entry(timeout_set, message_key, due, offered_us)
+    local entry = place and find_entry(timeout_set, message_key, place)
     if not entry then
         return false
     end

@@ -2,13 +2,17 @@
 
 -- Write an entry and its place in the index; Redisson's listeners hear of a new head. Returns when
 -- it was offered, in microseconds: now, or later if that was taken.
-local function write_entry(timeout_set, index, delay_list, due, message_key, payload, mirrored, channel, now_us)
+local function write_entry(
+    timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
     local ID_SIZE, KIND, MIRRORED, REPEATED = 24, 208, 1, 2
     local MAX_US = 2 ^ 53
 
     local offered_us = now_us
-    local repeated = redis.call('HEXISTS', index, message_key) == 1
-    local kind = KIND + (mirrored and MIRRORED or 0) + (repeated and REPEATED or 0)
+    local is_repeated = redis.call('HEXISTS', index, message_key) == 1
+    local kind = KIND + (mirrored and MIRRORED or 0) + (is_repeated and REPEATED or 0)
+    if is_repeated then
+        redis.call('ZCARD', repeated) -- a key of another type fails here, before anything is changed
+    end
 
     local function pack()
         local id = struct.pack('>I7B', offered_us, kind) .. message_key
@@ -37,8 +41,8 @@ local function write_entry(timeout_set, index, delay_list, due, message_key, pay
         redis.call('RPUSH', delay_list, entry)
     end
     local place = struct.pack('>I8I8', tonumber(due), offered_us)
-    if repeated then
-        redis.call('HSET', index, message_key .. '+', (redis.call('HGET', index, message_key .. '+') or '') .. place)
+    if is_repeated then
+        redis.call('ZADD', repeated, 0, message_key .. place)
     else
         redis.call('HSET', index, message_key, place)
     end
