@@ -21,7 +21,7 @@ LAYERS = [
     {"entry", "dead_letters"},
     {"delayed_queue"},
     {"transfer", "orphans"},
-    {"fetch_connection"},
+    {"fetch_connection", "held"},
     {"consumer"},
     {"watchdog"},
     {"settings", "server"},
