@@ -14,7 +14,7 @@ from celery.worker import state
 from celery_delayq.beat import is_ours
 from celery_delayq.config import settings_of
 from celery_delayq.failures import fail_task
-from celery_delayq.handover import Handover, is_stopping, tasks_waiting
+from celery_delayq.handover import Handover, is_busy, is_stopping, tasks_waiting
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
 from celery_delayq.server import check_server
@@ -105,6 +105,7 @@ class Transfer(bootsteps.StartStopStep):
             self._server_checked = True
         self._handover.keep_what_is_written()
         transport.running_tags = self._handover.delivery_tags
+        transport.is_busy = is_busy
         transport.tasks_waiting = partial(tasks_waiting, consumer.controller)
         if transport.options["delay_eta_tasks"]:
             # Celery drops what is revoked as it is delivered; until its eta, a worker may have forgotten that.

@@ -25,8 +25,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from logging import getLogger
 from typing import NoReturn
 
@@ -36,9 +35,10 @@ from redis import exceptions
 from celery_delayq import keys, scripts
 from celery_delayq.connections import CONNECTION_ERRORS, new_id
 from celery_delayq.delayed_queue import database_of
-from celery_delayq.departure import Departure, Departures, Held, put_back_unknown, remove
+from celery_delayq.departure import Departure, Departures, put_back_unknown, remove
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetch_connection import FetchConnection, Identity
+from celery_delayq.held import Held, Redelivery
 from celery_delayq.scripts import MAX_FETCH, Renewed
 
 logger = getLogger(__name__)
@@ -48,26 +48,6 @@ BLOCK_S = 30.0
 
 #: Of the whole process: a task that runs is known by its tag alone, also after its consumer was closed.
 _TAGS = itertools.count(1)
-
-#: How a message is written when it is delivered again: by its consumer, or because its consumer is gone. The latter
-#: also tells whether it belongs in the dead list now.
-PutBack = Callable[[bytes], bytes]
-Recover = Callable[[bytes], tuple[bytes, bool]]
-
-
-@dataclass(frozen=True)
-class Redelivery:
-    """How messages are rewritten when they are delivered again; this module does not look into them.
-
-    Attributes:
-        put_back: by the consumer itself.
-        recover: because the consumer is gone; also tells whether it is dead now.
-        on_dead: called with each message (as it was stored) that was moved to the dead list.
-    """
-
-    put_back: PutBack = lambda message: message
-    recover: Recover = lambda message: (message, False)
-    on_dead: Callable[[str, bytes], None] = lambda name, message: None
 
 
 class Consumer:
@@ -103,6 +83,9 @@ class Consumer:
         self.owed = self._departures.owed
         #: Tags of messages whose acknowledgement came too late.
         self.too_late: set[str] = set()
+        #: The tag of a message beside which nothing is to be fetched, and what guards its bytes (see `last_delivery`).
+        self.alone: str | None = None
+        self.alone_lock = threading.Lock()
         self.is_lost = False
         self._lost = ""
         #: When it was closed, on the monotonic clock; None while it is in use.
@@ -285,11 +268,17 @@ class Consumer:
         Returns:
             False if the message is not held.
         """
+        with self.alone_lock if tag == self.alone else nullcontext():
+            return self._ack(tag)
+
+    def _ack(self, tag: str) -> bool:
         held = self.held.get(tag)
         if held is None:
             if self.is_lost:
                 self.too_late.add(tag)
             return False
+        if tag == self.alone:
+            self.alone = None
         try:
             if self._is_fetching_thread:
                 assert self._connection is not None
@@ -301,6 +290,11 @@ class Consumer:
             if self._is_fetching_thread:
                 self._give_up_connection(exc)
         return True
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether it holds a message beside which nothing is to be fetched."""
+        return self.alone in self.held
 
     def came_too_late(self, tag: str) -> bool:
         """Return whether an acknowledgement was of no use: the message was not this consumer's any more.

@@ -15,18 +15,11 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq import scripts
 from celery_delayq.connections import CONNECTION_ERRORS
+from celery_delayq.held import Held
 from celery_delayq.keys import QueueKeys
 from celery_delayq.scripts import MAX_PUT_BACK
 
 logger = getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Held:
-    """A message that a consumer holds: from which broker list, and its bytes."""
-
-    name: str
-    message: bytes
 
 
 @dataclass(frozen=True)

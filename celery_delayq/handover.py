@@ -47,6 +47,8 @@ class Handover:
         self._cancels_late = cancels_late
         #: A message lives for as long as somebody may still acknowledge it.
         self._messages: WeakSet[Any] = WeakSet()
+        #: From which the last message came.
+        self._channel: Any = None
         self._verdicts = share_verdicts()
         self._numbers = count(1)
         self._apply_async = pool.apply_async
@@ -57,6 +59,7 @@ class Handover:
         if message is not None:
             if not _is_held(message):
                 return None
+            self._on_begin(message)
             self._messages.add(message)
             on_accepted = options["accept_callback"]
             if isinstance(getattr(self._pool, "_pool", None), AsynPool):
@@ -65,6 +68,13 @@ class Handover:
             else:
                 options["accept_callback"] = _Begin(on_accepted)
         return self._apply_async(target, *args, **options)
+
+    def _on_begin(self, message: Any) -> None:
+        """Take note that a task begins, before it does: a message on its last delivery is not alone then."""
+        former, self._channel = self._channel, message.channel  # its tasks may run yet although it is closed
+        for channel in {former, message.channel}:
+            if isinstance(channel, DelayedChannel):
+                channel.on_begin(message.delivery_tag)
 
     def delivery_tags(self) -> set[str]:
         """Return the tags of messages that are to be left to the pool; none if the worker stops."""
@@ -116,6 +126,11 @@ def tasks_waiting(worker: Any) -> int:
     """
     semaphore = getattr(worker, "semaphore", None)
     return 0 if semaphore is None else len(semaphore._waiting)
+
+
+def is_busy() -> bool:
+    """Return whether tasks run or wait for the pool; those that wait for an eta or a rate limit do not count."""
+    return bool(state.reserved_requests)
 
 
 def is_stopping() -> bool:

@@ -265,6 +265,12 @@ def put_back(
     return int(load("put_back").run(client, (keys.in_flight(consumer), destination), (side, *args)))
 
 
+def replace(client: redis.Redis, keys: QueueKeys, *, consumer: str, message: bytes, new: bytes) -> bool:
+    """Write a message in a consumer's in-flight list anew; it is the oldest then. Returns whether it was there."""
+    in_flight = keys.in_flight(consumer)
+    return bool(load("put_back").run(client, (in_flight, in_flight), ("RIGHT", message, new)))
+
+
 def revive(client: redis.Redis, keys: QueueKeys, *, raw: bytes, message: bytes) -> bool:
     """Move a message from the dead list to the back of the broker list. Returns whether it was there."""
     return bool(load("put_back").run(client, (keys.dead, keys.queue), ("LEFT", raw, message)))

@@ -101,6 +101,12 @@ class CeleryCommand:
         return self._process.pid
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the main process has ended."""
+        assert self._process is not None
+        return self._process.poll() is not None
+
+    @property
     def log(self) -> str:
         """Everything the processes wrote so far."""
         return self.log_path.read_text(errors="replace")

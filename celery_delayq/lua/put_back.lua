@@ -4,7 +4,7 @@ put_back: move messages from the in-flight list of a consumer, or from the dead 
 Guarantee: a message that is not there any more, because it was acknowledged or recovered, is not added anywhere.
 
 KEYS[1] source       LIST, in-flight or dead
-KEYS[2] destination  LIST, the broker list or the dead list
+KEYS[2] destination  LIST, the broker list or the dead list; or the source, where a message is written anew
 ARGV[1] side         'RIGHT' is the front of a broker list, 'LEFT' its back
 ARGV[2..] message, and what to write instead of it, in turns
 

@@ -8,6 +8,7 @@
     poller      kombu's poller, with those connections
     qos         acknowledges messages
     redelivery  how a message is written when it is delivered again
+    last_delivery  delivers a message alone before it becomes a dead letter
     urls        the schemes, and how kombu reads them
     connector   connections for the transfer loop
 
@@ -27,12 +28,14 @@ from typing import Any
 import kombu
 from kombu.transport import redis as kombu_redis
 
-from celery_delayq.consumer import Consumer, Redelivery
+from celery_delayq.consumer import Consumer
+from celery_delayq.held import Redelivery
 from celery_delayq.settings import check_transport_options
 from celery_delayq.transfer import TransferLoop, TransferSettings
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
 from celery_delayq.transport.connector import Connector
+from celery_delayq.transport.last_delivery import LastDelivery
 from celery_delayq.transport.poller import Poller
 from celery_delayq.transport.urls import SentinelConnection, ensure_tls, is_sentinel, register_schemes
 from celery_delayq.watchdog import Watchdog
@@ -71,6 +74,8 @@ class Transport(kombu_redis.Transport):
         #: Returns whether a task with these headers, which is fetched long before its eta, is to wait in its delayed
         #: queue. Only a worker would hold it; whoever else consumes takes what there is.
         self.may_wait: Callable[[dict[str, Any]], bool] = lambda headers: False
+        #: Returns whether tasks run, or are about to, those that are acknowledged included.
+        self.is_busy: Callable[[], bool] = lambda: bool(self._consumer and self._consumer.held)
         #: Called with the name of the list and the message when one is set aside; in a thread of its own.
         self.on_dead_letter: Callable[[str, bytes], None] = lambda name, message: None
         ensure_tls(client)
@@ -80,6 +85,9 @@ class Transport(kombu_redis.Transport):
             self.default_port = kombu_redis.SentinelTransport.default_port
         super().__init__(client, **kwargs)
         self.cycle = Poller()
+        self.last_delivery = LastDelivery(
+            self.options["delivery_limit"], lambda: self.is_busy(), lambda delay_s: self.cycle.wake_in(delay_s)
+        )
 
     # -- the consumer of this connection
 

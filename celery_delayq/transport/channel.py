@@ -23,6 +23,7 @@ from celery_delayq.transport.batch import Batch
 from celery_delayq.transport.capture import Caught, Net, net_for
 from celery_delayq.transport.eta import DUE_PROPERTY, due_ms_of, eta_ms_of
 from celery_delayq.transport.fetcher import Fetcher
+from celery_delayq.transport.last_delivery import on_begin
 from celery_delayq.transport.qos import FetchingQoS
 
 #: kombu 5.7 adds what it publishes to a batch itself.
@@ -243,6 +244,11 @@ class DelayedChannel(kombu_redis.Channel):
     def came_too_late(self, delivery_tag: str) -> bool:
         """Return whether an acknowledgement was of no use, see `Consumer.came_too_late`."""
         return self._consumer is not None and self._consumer.came_too_late(delivery_tag)
+
+    def on_begin(self, delivery_tag: str) -> None:
+        """Take note that the task of a message begins: what was delivered alone is not alone any more."""
+        if self._consumer is not None:
+            on_begin(self._consumer, delivery_tag)
 
     @property
     def lease_until(self) -> float:

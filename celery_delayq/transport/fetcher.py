@@ -22,6 +22,7 @@ from celery_delayq.consumer import Consumer
 from celery_delayq.errors import LeaseLost
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.eta_tasks import EtaTasks
+from celery_delayq.transport.last_delivery import LastDelivery, Turn, isolate
 from celery_delayq.transport.slots import Slot
 
 logger = getLogger(__name__)
@@ -67,6 +68,7 @@ class Fetcher:
         self._patient_until = math.inf
         #: Whether the last fetch ended for want of credit.
         self.is_starved = False
+        self._last_delivery: LastDelivery = channel.connection.last_delivery
 
     # -- which queues
 
@@ -108,12 +110,17 @@ class Fetcher:
     def credit(self) -> int:
         """Return how many messages may be fetched now."""
         qos = self._channel.qos
-        if not qos.can_consume():
+        if not qos.can_consume() or self._is_isolated:
             return 0
         if "can_consume" in vars(qos):  # Celery's worker_disable_prefetch: one by one
             return 1
         limit = qos.can_consume_max_estimate()
         return _UNLIMITED if limit is None else max(limit, 1)
+
+    @property
+    def _is_isolated(self) -> bool:
+        """Whether a message is, or is to be, delivered alone."""
+        return self._last_delivery.is_waiting or (self._consumer is not None and self._consumer.is_isolated)
 
     def _has_time(self, credit: int) -> bool:
         """Return whether the pool is busy, and has more to do next than could be fetched now.
@@ -147,7 +154,7 @@ class Fetcher:
             LeaseLost: others have taken over; the connection is to be made anew.
             redis.ConnectionError: the connection is lost.
         """
-        if self._fetched:
+        if self._fetched and not self._last_delivery.is_waiting:
             return True
         if not self.has_queues:
             return False
@@ -291,6 +298,8 @@ class Fetcher:
             else:
                 keep.append((queue, name, message))
         self._fetched = keep
+        if not keep:
+            self._last_delivery.forget()
         for name, messages in back.items():
             assert self._consumer is not None
             self._consumer.give_back(name, messages)
@@ -300,27 +309,35 @@ class Fetcher:
     @property
     def has_fetched(self) -> bool:
         """Whether there is something to deliver."""
-        return bool(self._fetched)
+        return bool(self._fetched) and not self._last_delivery.is_waiting
 
     def deliver(self) -> bool:
         """Deliver one message that was fetched to its kombu consumer; returns whether there was one."""
-        if not self._fetched:
+        if not self.has_fetched:
             return False
         consumer = self._consumer
         assert consumer is not None
         consumer.check()
-        if not self._channel.qos.can_consume():
+        if not self._channel.qos.can_consume() or consumer.is_isolated:
             self._give_back(lambda queue: True)
             return False
         while self._fetched:
             queue, name, raw = self._fetched.popleft()
+            payload = redelivery.decode(raw)
+            turn = Turn.BESIDE
+            if payload is not None and self._last_delivery.concerns(payload):
+                turn = self._make_way(queue, name, raw)
+                if turn not in (Turn.ALONE, Turn.BESIDE):
+                    return False
             tag = consumer.hold(name, raw)
-            payload = self._payload(raw, tag)
             if payload is None:
                 self._set_aside(tag, name, raw)
                 continue
             if self._eta_tasks.wait_in_redis(consumer, tag, payload):
                 continue
+            payload["properties"]["delivery_tag"] = tag  # the producer's may occur twice
+            if turn is Turn.ALONE and not isolate(consumer, tag):
+                return False  # others have taken over; the next fetch says so
             try:
                 self._channel.connection._deliver(payload, queue)
             except Exception:
@@ -331,16 +348,33 @@ class Fetcher:
             return True
         return False
 
+    def _make_way(self, queue: str, name: str, raw: bytes) -> Turn:
+        """Give back what was fetched behind a message on its last delivery; it goes back, too, or waits here."""
+        assert self._consumer is not None
+        self._disarm(self._slots.values())
+        self._give_back(lambda queue: True)
+        self._consumer.read_answers()
+        turn = self._last_delivery.turn(raw)
+        if turn is Turn.OFFER:
+            self._consumer.give_back(name, [raw])
+        elif turn is Turn.KEEP:
+            self._fetched.append((queue, name, raw))
+        return turn
+
     def get(self, queue: str) -> Any:
         """Return one message of a queue as kombu's, whoever consumes it; None if there is none."""
         consumer = self._consumer = self._consumer or self._consumer_of()
         consumer.check()
         for name, raw in self._messages(consumer, queue):
             tag = consumer.hold(name, raw)
-            payload = self._payload(raw, tag)
-            message = None if payload is None else self._to_message(payload)
-            if message is not None:
-                return message
+            payload = redelivery.decode(raw)
+            if payload is not None:
+                payload["properties"]["delivery_tag"] = tag
+                if self._last_delivery.concerns(payload) and len(consumer.held) == 1 and not isolate(consumer, tag):
+                    return None
+                message = self._to_message(payload)
+                if message is not None:
+                    return message
             self._set_aside(tag, name, raw)
         return None
 
@@ -354,13 +388,6 @@ class Fetcher:
                 consumer.join(name)
             while messages := consumer.fetch(name, 1):
                 yield name, messages[0]
-
-    def _payload(self, raw: bytes, tag: str) -> dict[str, Any] | None:
-        """Return a message as kombu takes it from Redis, or None if it is none."""
-        payload = redelivery.decode(raw)
-        if payload is not None:
-            payload["properties"]["delivery_tag"] = tag  # the producer's may occur twice
-        return payload
 
     def _to_message(self, payload: dict[str, Any]) -> Any:
         """Return kombu's message, or None if its body is not encoded as it says."""

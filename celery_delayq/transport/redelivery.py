@@ -12,6 +12,9 @@ from celery_delayq import dead_letters
 #: Header of a message: how often it was delivered to a consumer that was gone before it acknowledged. RabbitMQ's name.
 DELIVERY_COUNT = "x-delivery-count"
 
+#: Header of a message in flight beside which nothing else runs: if its consumer is gone now, this message is to blame.
+ALONE = "x-delivered-alone"
+
 
 def decode(raw: bytes) -> dict[str, Any] | None:
     """Return a message as kombu stores it, or None if it is none."""
@@ -35,11 +38,43 @@ def put_back(raw: bytes) -> bytes:
     if message is None:
         return raw
     _mark(message)
+    _pop_header(message, ALONE)
+    return encode(message)
+
+
+def is_last_delivery(message: dict[str, Any], delivery_limit: int) -> bool:
+    """Return whether a message is to be delivered alone: it was in flight at so many crashes that one more decides.
+
+    A message that was never in flight at a crash is none, whatever the limit.
+    """
+    headers = message.get("headers")
+    if not delivery_limit or not isinstance(headers, dict) or DELIVERY_COUNT not in headers:
+        return False
+    return deliveries(message) >= delivery_limit - 1
+
+
+def alone(raw: bytes) -> bytes:
+    """Return a message on its last delivery as it is in flight while nothing else runs beside it."""
+    message = decode(raw)
+    if message is None or not isinstance(message.get("headers"), dict):
+        return raw
+    message["headers"][ALONE] = True
+    return encode(message)
+
+
+def not_alone(raw: bytes) -> bytes:
+    """Return such a message as it is in flight once something else runs beside it."""
+    message = decode(raw)
+    if message is None or not _pop_header(message, ALONE):
+        return raw
     return encode(message)
 
 
 def recover(raw: bytes, delivery_limit: int) -> tuple[bytes, bool]:
     """Return a message whose consumer is gone as it is to be stored: redelivered, or as a dead letter.
+
+    Every message that was in flight is counted, since nobody knows which of them was the cause; but only up to one less
+    than the limit. It dies of its last delivery, if nothing else ran beside it.
 
     Args:
         raw: the message as it was in flight.
@@ -51,16 +86,16 @@ def recover(raw: bytes, delivery_limit: int) -> tuple[bytes, bool]:
     message = decode(raw)
     if message is None:
         return not_a_message(raw), True
-    _mark(message)
-    count = deliveries(message) + 1
-    if not isinstance(message.get("headers"), dict):
-        message["headers"] = {}
-    message["headers"][DELIVERY_COUNT] = count
-    if delivery_limit and count >= delivery_limit:
+    before, count = deliveries(message), deliveries(message) + 1
+    if _pop_header(message, ALONE) and delivery_limit and count >= delivery_limit:
         letter = dead_letters.pack(
-            raw, reason=dead_letters.DELIVERY_LIMIT, at_ms=int(time.time() * 1000), deliveries=count
+            encode(message), reason=dead_letters.DELIVERY_LIMIT, at_ms=int(time.time() * 1000), deliveries=count
         )
         return letter, True
+    _mark(message)
+    if not isinstance(message.get("headers"), dict):
+        message["headers"] = {}
+    message["headers"][DELIVERY_COUNT] = max(before, min(count, delivery_limit - 1)) if delivery_limit else count
     return encode(message), False
 
 
@@ -74,8 +109,7 @@ def revived(raw: bytes) -> bytes:
     message = decode(raw)
     if message is None:
         return raw
-    if isinstance(message.get("headers"), dict):
-        message["headers"].pop(DELIVERY_COUNT, None)
+    _pop_header(message, DELIVERY_COUNT)
     return encode(message)
 
 
@@ -84,6 +118,11 @@ def deliveries(message: dict[str, Any]) -> int:
     headers = message.get("headers")
     count = headers.get(DELIVERY_COUNT) if isinstance(headers, dict) else None
     return count if isinstance(count, int) and count > 0 else 0
+
+
+def _pop_header(message: dict[str, Any], name: str) -> Any:
+    headers = message.get("headers")
+    return headers.pop(name, None) if isinstance(headers, dict) else None
 
 
 def _mark(message: dict[str, Any]) -> None:

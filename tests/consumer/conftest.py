@@ -13,7 +13,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_delayq import keys
-from celery_delayq.consumer import Consumer, Redelivery
+from celery_delayq.consumer import Consumer
+from celery_delayq.held import Redelivery
 from celery_delayq.watchdog import Watchdog
 from examples.private_redis import PrivateRedis
 from tests.state import oldest_first

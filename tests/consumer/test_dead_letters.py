@@ -10,8 +10,9 @@ import pytest
 from kombu.utils.json import dumps, loads
 
 from celery_delayq import dead_letters
-from celery_delayq.consumer import Redelivery
+from celery_delayq.held import Redelivery
 from celery_delayq.transport import redelivery
+from celery_delayq.transport.last_delivery import isolate
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.consumer.lone import LONG_S, known, lone, wait_for_end_of_lease
 from tests.state import now_ms
@@ -21,8 +22,10 @@ from tests.support import wait_until
 class TestDeadLetters:
     LIMIT = 3
 
-    def message(self, number: int, deliveries: int = 0) -> bytes:
+    def message(self, number: int, deliveries: int = 0, *, alone: bool = False) -> bytes:
         headers = {"id": str(number), "task": "note", redelivery.DELIVERY_COUNT: deliveries}
+        if alone:
+            headers[redelivery.ALONE] = True
         return str(dumps({"body": "", "headers": headers, "properties": {"delivery_tag": str(number)}})).encode()
 
     def limited(self, told: list[tuple[str, bytes]]) -> Redelivery:
@@ -34,7 +37,8 @@ class TestDeadLetters:
     def test_are_what_was_delivered_too_often_and_what_is_no_message(
         self, consumers: Consumers, caplog: pytest.LogCaptureFixture
     ) -> None:
-        messages = [self.message(0), self.message(1, self.LIMIT - 1), b"garbage", self.message(2, self.LIMIT - 2)]
+        dead = self.message(1, self.LIMIT - 1, alone=True)
+        messages = [self.message(0), dead, b"garbage", self.message(2, self.LIMIT - 2), self.message(3, self.LIMIT - 1)]
         told: list[tuple[str, bytes]] = []
         with caplog.at_level(logging.ERROR):
             for _ in range(2):
@@ -44,11 +48,11 @@ class TestDeadLetters:
                 wait_until(lambda: len(told) == 2, "they are dead", 10)
         wait_until(lambda: len(known(consumers)) == 2, "it is forgotten")
         counts = {loads(m.decode())["headers"]["id"]: redelivery.deliveries(loads(m)) for m in consumers.waiting()}
-        assert counts == {"0": 1, "2": self.LIMIT - 1}
-        assert sorted(told) == sorted([("q", messages[1]), ("q", b"garbage")])
+        assert counts == {"0": 1, "2": self.LIMIT - 1, "3": self.LIMIT - 1}
+        assert sorted(told) == sorted([("q", dead), ("q", b"garbage")])
         letters = list(dead_letters.DeadLetters(consumers.client, "q"))
         assert {(letter.reason, letter.deliveries, letter.message) for letter in letters} == {
-            (dead_letters.DELIVERY_LIMIT, self.LIMIT, messages[1]),
+            (dead_letters.DELIVERY_LIMIT, self.LIMIT, self.message(1, self.LIMIT - 1)),
             (dead_letters.NOT_A_MESSAGE, None, b"garbage"),
         }
         assert "delayq:dead:{q}" in caplog.text
@@ -58,7 +62,9 @@ class TestDeadLetters:
         consumers.publish(self.message(1))
         for deaths in range(1, self.LIMIT + 1):
             gone = consumers.make(lease_s=0.5)
-            assert len(gone.fetch("q", 1)) == 1
+            (message,) = gone.fetch("q", 1)
+            if redelivery.is_last_delivery(loads(message.decode()), self.LIMIT):
+                assert isolate(gone, gone.hold("q", message))
             rescuer = consumers.start(lease_s=0.5, redelivery=self.limited(told))
             wait_until(lambda: not consumers.in_flight(gone), "it is recovered", 20)  # noqa: B023
             assert len(consumers.waiting()) == (deaths < self.LIMIT)
@@ -71,7 +77,7 @@ class TestDeadLetters:
         """The consumer was suspended, and goes on while it is recovered."""
         told: list[tuple[str, bytes]] = []
         gone = consumers.make(lease_s=0.5)
-        dead, neighbour = self.message(1, self.LIMIT - 1), self.message(2)
+        dead, neighbour = self.message(1, self.LIMIT - 1, alone=True), self.message(2)
         _, tag = consumers.take(gone, dead, neighbour)
         limited = self.limited(told)
 

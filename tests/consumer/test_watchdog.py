@@ -14,8 +14,8 @@ import redis
 
 from celery_delayq import consumer as consumer_module
 from celery_delayq import keys
-from celery_delayq.consumer import Redelivery
 from celery_delayq.errors import LeaseLost
+from celery_delayq.held import Redelivery
 from celery_delayq.watchdog import Watchdog
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.consumer.lone import LONG_S, known, lone, wait_for_end_of_lease

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import redis
+from billiard import current_process
 from celery import Celery
 
 from tests.ledger import Ledger
@@ -42,6 +43,14 @@ def add_long_tasks(app: Celery, ledger: Ledger) -> Celery:
         """Kill the process in which it runs: with the solo pool, the worker."""
         ledger.record(self.request.id, os.getpid())
         os.kill(os.getpid(), signal.SIGKILL)
+
+    @app.task(bind=True, name="poison", acks_late=True, lazy=False, shared=False)
+    def poison(self: Any) -> None:
+        """Kill the worker, and with it all that it runs: the process that holds its messages."""
+        ledger.record(self.request.id, os.getpid())
+        is_child = current_process()._name != "MainProcess"
+        os.kill(os.getppid() if is_child else os.getpid(), signal.SIGKILL)
+        time.sleep(60)
 
     return app
 

@@ -344,12 +344,16 @@ def test_a_worker_does_not_start_with_wrong_options(
 
 @pytest.fixture
 def doomed(app: Celery, start: Any) -> Any:
-    """Starts as many workers as a task may kill, and one more, whom it returns."""
+    """Starts as many workers as a task may kill, and one more, and returns them.
+
+    A limit of one takes two kills: nobody knows which task it was before it was alone.
+    """
 
     def doomed(limit: int, **conf: Any) -> list[Worker]:
         transport = {"delivery_limit": limit, **SHORT}
         return [
-            start("-c1", transport=transport, conf={"worker_prefetch_multiplier": 1, **conf}) for _ in range(limit + 1)
+            start("-c1", transport=transport, conf={"worker_prefetch_multiplier": 1, **conf})
+            for _ in range(max(limit, 2) + 1)
         ]
 
     return doomed

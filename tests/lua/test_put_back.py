@@ -53,6 +53,13 @@ class TestWhere:
         with nothing_changes(queue.client):
             assert not scripts.revive(queue.client, queue.keys, raw=b"1 letter", message=b"1")
 
+    def test_to_its_own_list_written_anew(self, queue: DelayedQueue) -> None:
+        give(queue, ME, b"1", b"2", b"2")
+        assert scripts.replace(queue.client, queue.keys, consumer=ME, message=b"2", new=b"2 new")
+        assert held(queue, ME) == [b"2 new", b"1", b"2"]
+        with nothing_changes(queue.client):
+            assert not scripts.replace(queue.client, queue.keys, consumer=ME, message=b"3", new=b"3 new")
+
 
 class TestWhatIsNotInFlight:
     @pytest.mark.parametrize("to_front", [True, False])

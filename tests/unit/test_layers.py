@@ -21,6 +21,7 @@ LAYERS = [
     {"entry", "dead_letters"},
     {"delayed_queue"},
     {"transfer", "orphans"},
+    {"held"},
     {"fetch_connection", "departure"},
     {"consumer"},
     {"watchdog"},

@@ -15,7 +15,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_delayq.dead_letters import DELIVERY_LIMIT, NOT_A_MESSAGE, unpack
 from celery_delayq.transport import redelivery
-from celery_delayq.transport.redelivery import DELIVERY_COUNT
+from celery_delayq.transport.redelivery import ALONE, DELIVERY_COUNT
 
 MESSAGE: dict[str, Any] = {
     "body": "W1tdLCB7fV0=",
@@ -99,6 +99,10 @@ class TestPuttingBack:
         assert loads(once.decode())["headers"][DELIVERY_COUNT] == 3
         assert redelivery.put_back(once) == once
 
+    def test_takes_the_mark_of_a_last_delivery_off(self) -> None:
+        marked = redelivery.put_back(redelivery.alone(counted(19)))
+        assert marked == redelivery.put_back(counted(19))
+
     @pytest.mark.parametrize("headers", [None, [], "text"])
     def test_of_a_message_without_headers(self, headers: object) -> None:
         raw = encode(headers=headers, properties={})
@@ -126,19 +130,32 @@ class TestRecovering:
         assert recovered(counted(count))["headers"][DELIVERY_COUNT] == 1
 
     @pytest.mark.parametrize("limit", [1, 2, 20])
-    def test_as_often_as_the_limit_says(self, limit: int) -> None:
-        raw, dead = encode(), False
-        for number in range(1, limit + 1):
-            before = raw
+    def test_as_often_as_the_limit_says_and_dead_only_if_it_was_alone(self, limit: int) -> None:
+        raw = encode()
+        for number in [*range(1, limit), limit - 1, limit - 1]:
             raw, dead = redelivery.recover(raw, limit)
-            assert dead is (number == limit)
-        letter = unpack(raw)
-        assert (letter.reason, letter.deliveries, letter.message) == (DELIVERY_LIMIT, limit, before)
+            assert not dead
+            message = loads(raw.decode())
+            assert message["headers"][DELIVERY_COUNT] == number
+            assert redelivery.is_last_delivery(message, limit) is (number == limit - 1)
+        stored, dead = redelivery.recover(redelivery.alone(raw), limit)
+        assert dead
+        letter = unpack(stored)
+        assert (letter.reason, letter.deliveries, letter.message) == (DELIVERY_LIMIT, limit, raw)
         assert letter.at_ms is not None
         assert abs(letter.at_ms - time.time() * 1000) < 60_000
 
-    def test_more_often_where_the_limit_was_lowered(self) -> None:
-        assert redelivery.recover(counted(50), 20)[1] is True
+    def test_alone_where_the_limit_was_lowered(self) -> None:
+        raw, dead = redelivery.recover(counted(50), 20)
+        assert not dead
+        assert loads(raw.decode())["headers"][DELIVERY_COUNT] == 50
+        assert redelivery.is_last_delivery(loads(raw.decode()), 20)
+        assert redelivery.recover(redelivery.alone(raw), 20)[1]
+
+    @pytest.mark.parametrize("limit", [0, 4])
+    def test_the_mark_goes_where_another_worker_has_a_higher_limit(self, limit: int) -> None:
+        again = recovered(redelivery.alone(counted(2)), limit)
+        assert (again["headers"][DELIVERY_COUNT], ALONE in again["headers"]) == (3, False)
 
     def test_for_ever_without_a_limit(self) -> None:
         assert recovered(counted(10**6), 0)["headers"][DELIVERY_COUNT] == 10**6 + 1
@@ -150,6 +167,28 @@ class TestRecovering:
         assert dead
         letter = unpack(stored)
         assert (letter.reason, letter.deliveries, letter.message) == (NOT_A_MESSAGE, None, raw)
+
+
+class TestLastDelivery:
+    @pytest.mark.parametrize(
+        ("count", "limit", "expected"),
+        [(0, 1, True), (0, 2, False), (1, 2, True), (18, 20, False), (19, 20, True), (50, 20, True), (50, 0, False)],
+    )
+    def test_is_one_short_of_the_limit(self, count: int, limit: int, expected: bool) -> None:
+        assert redelivery.is_last_delivery(loads(counted(count).decode()), limit) is expected
+
+    @pytest.mark.parametrize("headers", [None, [], "text", {}])
+    @pytest.mark.parametrize("limit", [0, 1, 20])
+    def test_is_none_of_what_was_never_counted(self, headers: object, limit: int) -> None:
+        assert not redelivery.is_last_delivery(loads(encode(headers=headers).decode()), limit)
+
+    def test_a_mark_is_undone(self) -> None:
+        assert ALONE in loads(redelivery.alone(encode()).decode())["headers"]
+        assert redelivery.not_alone(redelivery.alone(encode())) == encode()
+
+    @pytest.mark.parametrize("raw", [encode(), encode(headers=None), *GARBAGE[:10]], ids=lambda raw: repr(raw[:30]))
+    def test_without_a_mark_there_is_none_to_undo(self, raw: bytes) -> None:
+        assert redelivery.not_alone(raw) == raw
 
 
 class TestReviving:
