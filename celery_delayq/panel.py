@@ -12,17 +12,25 @@ from itertools import islice
 from typing import Any
 
 from celery.utils.log import get_logger
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker.control import Panel
+from celery.worker.request import Request
 
 from celery_delayq.config import settings_of
 from celery_delayq.control import BY_ID, revoke_waiting
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.entry import Entry
+from celery_delayq.errors import InvalidEta
 from celery_delayq.task_message import body_of, task_message
 from celery_delayq.times import to_datetime
 from celery_delayq.transport import Transport
+from celery_delayq.transport.eta import eta_ms_of
 
 logger = get_logger(__name__)
+
+#: What Celery's answer says of each task that a worker holds until its eta: of the timer, not of the message.
+#: Source: Celery 5.7 `celery.worker.strategy.default`.
+_TIMER_PRIORITY = 6
 
 
 def register() -> None:
@@ -54,7 +62,7 @@ def _revoking(name: str, command: Callable[..., Any]) -> Callable[..., Any]:
 def _with_waiting(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def scheduled(state: Any, *args: Any, **kwargs: Any) -> Any:
-        held = command(state, *args, **kwargs)
+        held = _with_own_eta(state, command(state, *args, **kwargs))
         channel = _channel(state)
         if channel is None:
             return held
@@ -69,6 +77,26 @@ def _with_waiting(command: Callable[..., Any]) -> Callable[..., Any]:
             return held
 
     return scheduled
+
+
+def _with_own_eta(state: Any, held: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Show tasks that the worker holds with the eta of their headers.
+
+    What it holds for the rest of the transfer's lead has another one, by the worker's clock, see `run_when_due`.
+    """
+    arguments = (waiting.entry.args for waiting in list(state.consumer.timer.schedule.queue))
+    requests = [found[0] for found in arguments if found and isinstance(found[0], Request)]
+    etas = {(it.id, it.eta.isoformat()): it.request_dict.get("eta") for it in requests if it.eta}
+    for shown in held:
+        eta = etas.get((shown["request"]["id"], shown["eta"]))
+        if eta:
+            shown["eta"] = _eta(state.app, eta)
+    return held
+
+
+def _eta(app: Any, eta: Any) -> str:
+    """Return the eta of a header as Celery shows it: with its offset, or in the app's time zone if it has none."""
+    return str(maybe_make_aware(maybe_iso8601(eta), app.conf.timezone).isoformat())
 
 
 def delayed(state: Any, **kwargs: Any) -> Any:
@@ -115,9 +143,13 @@ def _info(state: Any, entry: Entry, message: dict[str, Any]) -> dict[str, Any]:
     delivery_info = properties.get("delivery_info")
     delivery_info = delivery_info if isinstance(delivery_info, dict) else {}
     priority = properties.get("priority")
+    try:
+        is_due_then = eta_ms_of(message) == entry.due_ms
+    except InvalidEta:
+        is_due_then = False
     return {
-        "eta": to_datetime(entry.due_ms).isoformat(),
-        "priority": priority,
+        "eta": _eta(state.app, headers["eta"]) if is_due_then else to_datetime(entry.due_ms).isoformat(),
+        "priority": _TIMER_PRIORITY,
         "request": {
             "id": headers["id"],
             "name": headers.get("shadow") or headers["task"],

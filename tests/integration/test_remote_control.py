@@ -54,7 +54,7 @@ def test_inspect_scheduled_shows_what_waits_in_the_shape_of_celery(app: Celery, 
     assert hostname.startswith("w")
     assert shown == {
         "eta": ETA.isoformat(),
-        "priority": 3,
+        "priority": 6,
         "request": {
             "id": result.id,
             "name": "note",
@@ -69,19 +69,62 @@ def test_inspect_scheduled_shows_what_waits_in_the_shape_of_celery(app: Celery, 
     }
 
 
-def test_the_shape_is_that_of_a_task_that_stock_celery_holds(
-    app: Celery, worker: Worker, redis_server: PrivateRedis, ledger_url: str
+def test_the_answer_is_that_of_a_worker_of_stock_celery_that_holds_the_tasks(
+    app: Celery, redis_server: PrivateRedis, broker_url: str, ledger_url: str
 ) -> None:
-    app.tasks["note"].apply_async(eta=ETA)
-    (ours,) = reply(app, "scheduled")
+    conf = {"timezone": "Asia/Kolkata"}
+    etas = [
+        *(ETA, ETA + timedelta(microseconds=1), ETA + timedelta(seconds=1, microseconds=999_999)),
+        (ETA + timedelta(seconds=2)).astimezone(timezone(timedelta(hours=-3))),
+        (ETA + timedelta(seconds=3, microseconds=5)).replace(tzinfo=None),
+    ]
+
+    def answer(app: Celery, broker: str) -> list[dict[str, Any]]:
+        with Worker(broker=broker, ledger=ledger_url, conf=conf):
+            for number, eta in enumerate(etas):
+                app.tasks["note"].apply_async(([1, "x"],), eta=eta, task_id=str(number), priority=number % 2 * 3)
+            wait_until(lambda: len(reply(app, "scheduled")) == len(etas), "it knows all of them")
+            shown: list[dict[str, Any]] = reply(app, "scheduled")
+        for task in shown:
+            del task["request"]["hostname"]
+        return sorted(shown, key=lambda task: str(task["request"]["id"]))
+
     url = f"{redis_server.url.rpartition('/')[0]}/5"
-    with publisher(url, ledger_url) as stock, Worker(broker=url, ledger=ledger_url):
-        stock.tasks["note"].apply_async(eta=ETA)
-        (held,) = wait_until(lambda: reply(stock, "scheduled"), "the worker holds it")
-    assert ours.keys() == held.keys()
-    assert ours["request"].keys() == held["request"].keys()
-    assert ours["request"]["delivery_info"].keys() == held["request"]["delivery_info"].keys()
-    assert ours["eta"] == held["eta"]
+    with publisher(url, ledger_url, delayqs=0, **conf) as stock:
+        assert answer(app, broker_url) == answer(stock, url)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_what_a_worker_holds_for_a_moment_is_shown_with_the_eta_of_its_header(
+    app: Celery, waiting: DelayedQueue, broker_url: str, ledger_url: str, pool: str
+) -> None:
+    """It waits for the rest of the lead by a time of its own, which is that of the server."""
+    conf = {"delayq_inspect_limit": 0, "delayq_transfer_lead": 0.1}
+    with Worker(broker=broker_url, ledger=ledger_url, conf=conf, pool=pool):
+        reply(app, "scheduled")
+        soon_s = now_ms(waiting.client) / 1000 + 1
+        etas = {}
+        for number in range(100):
+            eta = datetime.fromtimestamp(soon_s + number / 10, timezone.utc)
+            etas[app.tasks["note"].apply_async(eta=eta).id] = eta.isoformat()
+        shown = []
+        while len(shown) < 5:
+            shown += reply(app, "scheduled")
+            assert waiting.size(), "there is more to come"
+    for task in shown:
+        assert (task["eta"], task["priority"]) == (etas[task["request"]["id"]], 6)
+
+
+def test_an_eta_that_is_not_the_due_time_is_not_shown(app: Celery, worker: Worker, waiting: DelayedQueue) -> None:
+    """As Java may have offered it."""
+    for eta in (None, "no time", "2030-01-01T00:00:00+00:00"):
+        app.tasks["note"].apply_async(eta=ETA)
+        (entry,) = [entry for entry in waiting.peek(9) if entry.due_ms == ETA.timestamp() * 1000]
+        message = json.loads(entry.payload)
+        message["headers"]["eta"] = eta
+        waiting.amend(entry, json.dumps(message).encode(), due_ms=entry.due_ms + 1)
+    due = (ETA + timedelta(milliseconds=1)).isoformat()
+    assert [shown["eta"] for shown in reply(app, "scheduled")] == [due] * 3
 
 
 def test_only_the_first_in_due_order_of_the_workers_queues_are_shown(app: Celery, worker: Worker) -> None:
