@@ -94,7 +94,7 @@ def test_what_a_delayed_queue_has_held_is_delivered_whatever_its_eta_says(stock:
         {"eta": ETA, "task": "note"},
         {"eta": ETA, "id": "the-id"},
     ],
-    ids=str,
+    ids=["no time", "a number", "an odd id", "no id", "no task"],
 )
 def test_what_is_no_task_with_an_eta_is_delivered(stock: Broker, ours: Broker, odd: dict[str, Any]) -> None:
     publish(stock, "q", "odd", headers=odd)
