@@ -160,7 +160,7 @@ def offer_fetched(
     """
     moved, alone = load("offer_fetched").run(
         client,
-        (keys.in_flight(consumer), keys.timeout_set, keys.index, keys.delay_list),
+        (keys.in_flight(consumer), *keys.waiting),
         (message, due_ms, message_key, payload, int(mirrored), keys.channel),
     )
     return bool(moved), bool(alone)

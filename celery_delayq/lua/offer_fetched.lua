@@ -6,7 +6,8 @@ Guarantee: all or nothing. A message that is not in flight any more, since other
 KEYS[1] in-flight     LIST, the newest first
 KEYS[2] timeout set   ZSET
 KEYS[3] index         HASH, see offer.lua
-KEYS[4] delay list    LIST
+KEYS[4] repeated      ZSET, see offer.lua
+KEYS[5] delay list    LIST
 ARGV[1] message       as it was fetched
 ARGV[2] due           unix time in ms
 ARGV[3] message key   16 bytes
@@ -18,7 +19,7 @@ Returns {moved, alone}: 1 if it was in flight, else 0; 1 if no other entry waits
 
 Limits: one message, which is searched from the newest on, among what the consumer holds.
 ]]
-local in_flight, timeout_set, index, delay_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local in_flight, timeout_set, index, repeated, delay_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local message, due, message_key, payload, mirrored, channel =
     ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
 
@@ -30,7 +31,8 @@ if not redis.call('LPOS', in_flight, message) then
     return {0, 0}
 end
 local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
 -- Stored first: a server that refuses to, because its memory is full, has removed nothing then.
-write_entry(timeout_set, index, delay_list, due, message_key, payload, mirrored, channel, time[1] * 1000000 + time[2])
+write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
 redis.call('LREM', in_flight, 1, message)
 return {1, redis.call('ZCARD', timeout_set) == 1 and 1 or 0}
