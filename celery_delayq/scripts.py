@@ -379,6 +379,15 @@ def amend(client: redis.Redis, keys: QueueKeys, *, entry: bytes, due_ms: int | N
     return None if due is None else int(due)
 
 
+def tidy(client: redis.Redis, keys: QueueKeys, *, places: Sequence[bytes]) -> tuple[int, int]:
+    """Forget places of entries that wait no more, see `tidy.lua`.
+
+    Returns how many were forgotten, and by how much the places that are left outnumber the entries.
+    """
+    forgotten, surplus = load("tidy").run(client, (keys.timeout_set, keys.index, keys.repeated), places)
+    return int(forgotten), int(surplus)
+
+
 def restore_command(
     keys: QueueKeys, *, due_ms: int, message_key: bytes, payload: bytes, mirrored: bool
 ) -> tuple[tuple[str, ...], tuple[bytes | str | int, ...]]:

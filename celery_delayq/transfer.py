@@ -4,6 +4,10 @@ How it stays on time
     The loop sleeps on a Pub/Sub connection until the earliest head is due. A notification of an earlier head wakes
     it, and so does everything else that it has to react to.
 
+What others leave behind
+    After a look, while it has nothing else to do, the loop forgets places in the index whose entries somebody else took
+    away, in bounded steps (`tidying`). Of the loops that watch a queue, about one does so.
+
 Why nothing is forgotten
     Notifications are hints. The loop looks at a queue when its subscription is confirmed, and at all of them every
     `interval_s` (5 s) in case a notification was lost; every third time it also reads which queues there are.
@@ -24,7 +28,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from logging import getLogger
@@ -38,6 +42,7 @@ from celery_delayq.clock import ServerClock
 from celery_delayq.connections import CONNECTION_ERRORS, LoopThread, interrupt, new_id, socket_of
 from celery_delayq.delayed_queue import BATCH_SIZE, DelayedQueue, registered
 from celery_delayq.scripts import Transferred
+from celery_delayq.tidying import tidy
 
 logger = getLogger(__name__)
 
@@ -46,6 +51,9 @@ _MAX_MISSED_HEALTH_CHECKS = 2
 
 #: Queues that were registered are announced, too; this is for lost announcements.
 _LOOKS_A_REGISTRY = 3
+
+#: Steps of tidying between two looks: at 1 ms a step, 1 % of the server's time.
+_TIDY_STEPS = 50
 
 #: Waiting on a socket is exact to a millisecond, sleeping to some microseconds: so the last bit is slept.
 _SLEEP_BELOW_S = 0.0015
@@ -94,6 +102,8 @@ class _Watched:
     punctual: str = ""
     #: The last error of the server about this queue, so that it is logged once.
     error: str = ""
+    #: What is left of looking through the index; None if nothing was begun.
+    tidying: Iterator[int] | None = None
 
     @property
     def is_to_be_looked_at(self) -> bool:
@@ -148,6 +158,9 @@ class TransferLoop(LoopThread):
         self._known: set[str] = set()
         self._looks = 0
         self._registry_error = ""
+        #: The queues whose turn it is to be tidied, and how many steps may be taken before the next look.
+        self._untidy: list[_Watched] = []
+        self._tidy_steps = 0
         self._woken = False
         #: Whether the server has looked through all queues since the loop connected.
         self._looked = False
@@ -192,6 +205,7 @@ class TransferLoop(LoopThread):
         self._looked = False
         self._looks = 0
         self._watched.clear()
+        self._untidy.clear()
         self._by_channel.clear()
         self._by_transferrer_channel.clear()
         # The first look follows the confirmation: what is registered after it will be announced.
@@ -225,8 +239,12 @@ class TransferLoop(LoopThread):
                 self._outage.ends()
             if time.monotonic() >= self._next_look:
                 self._look()
+            elif self._untidy:
+                self._tidy()
 
     def _seconds_until_next(self) -> float:
+        if self._untidy:
+            return 0
         wakes = [w.wake_at_ms for w in self._watched.values() if w.wake_at_ms is not None]
         wait_s = min(self._next_look - time.monotonic(), self.settings.interval_s)
         if wakes:
@@ -301,8 +319,45 @@ class TransferLoop(LoopThread):
         for watched in self._watched.values():
             if watched.head_due_ms is not None or watched.error:
                 watched.wake_at_ms = 0
+        self._choose_untidy()
         self._looked = True
         self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
+
+    def _choose_untidy(self) -> None:
+        """Choose which queues to tidy: of the loops that watch one, chance chooses one or so."""
+        assert self._client is not None
+        holding = [w for w in self._watched.values() if w.head_due_ms is not None]
+        self._untidy.clear()
+        self._tidy_steps = _TIDY_STEPS
+        if not holding:
+            return
+        try:
+            watchers = self._client.pubsub_numsub(*(w.queue.keys.transferrer_channel for w in holding))
+        except CONNECTION_ERRORS:
+            raise
+        except exceptions.ResponseError as exc:
+            logger.debug("Cannot ask how many loops there are: %s", exc)
+            return
+        chosen = [w for w, (_, count) in zip(holding, watchers, strict=True) if random.random() * count < 1]
+        self._untidy = random.sample(chosen, len(chosen))
+
+    def _tidy(self) -> None:
+        """Take one bounded step."""
+        watched = self._untidy[-1]
+        watched.tidying = watched.tidying or tidy(watched.queue)
+        try:
+            forgotten = next(watched.tidying, None)
+        except CONNECTION_ERRORS:
+            raise
+        except exceptions.ResponseError as exc:
+            logger.debug("Cannot tidy the index of %r: %s", watched.queue.name, exc)
+            forgotten = None
+        if forgotten is None:
+            watched.tidying = None
+            self._untidy.pop()
+        self._tidy_steps -= 1
+        if self._tidy_steps == 0:
+            self._untidy.clear()
 
     def _registered(self, client: redis.Redis) -> set[str]:
         try:

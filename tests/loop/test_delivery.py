@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from logging import INFO
 
 import pytest
 import redis
 
-from celery_delayq import codec
+from celery_delayq import codec, transfer
 from celery_delayq.delayed_queue import DelayedQueue
 from tests.loop.conftest import Loops
-from tests.state import FAR, delivered, now_ms, offer, seed
+from tests.state import FAR, INDEX, REPEATED, calls, delivered, fill, now_ms, offer, seed
 from tests.support import wait_until
 
 
@@ -206,6 +207,68 @@ class TestQueues:
         client.publish("delayq:queues", b"\xff")
         queue.offer(b"pay", due_ms=1)
         wait_for_delivery(queue, b"pay")
+
+
+class TestTidying:
+    def test_forgets_places_of_entries_that_java_took_away(self, loops: Loops, queue: DelayedQueue) -> None:
+        """As long as others wait, too; and those are found as before."""
+        for number in range(300):
+            queue.offer(b"", due_ms=FAR + number, message_id=str(number))
+            queue.offer(b"again", due_ms=FAR + 1000 + number, message_id=str(number % 7))
+        gone = [entry.raw for entry in queue.peek(200)]
+        queue.client.zrem(queue.keys.timeout_set, *gone)
+        loops.start(interval_s=0.2)
+        wait_until(lambda: queue.client.hlen(INDEX) + queue.client.zcard(REPEATED) == 400, "the rest is forgotten")
+        assert not any(queue.find(str(number)) for number in range(7, 200))
+        assert all(queue.find(str(number)) for number in range(200, 300))
+        assert sum(queue.cancel(str(number)) for number in range(300)) == 400
+
+    def test_of_several_loops_about_one_at_a_time(self, loops: Loops, queue: DelayedQueue) -> None:
+        queue.offer(b"", due_ms=FAR)
+        for number in range(8):
+            loops.start(f"loop {number}", interval_s=0.1)
+        queue.client.config_resetstat()
+        wait_until(lambda: len(loops.passes) >= 400, "fifty looks of each", timeout=60)
+        loops.stop()
+        looks = len(loops.passes)
+        tidied = calls(queue.client, "evalsha") - calls(queue.client, "time")
+        assert 0 < tidied < looks / 3
+
+    def test_is_bounded_and_does_not_hold_up_what_is_due(
+        self, loops: Loops, queue: DelayedQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        steps = 0
+
+        def endless(queue: DelayedQueue) -> Iterator[int]:
+            nonlocal steps
+            while True:
+                steps += 1
+                yield 50
+
+        monkeypatch.setattr(transfer, "tidy", endless)
+        offer(queue, "later")
+        queue.register()
+        loops.start(interval_s=0.2)
+        wait_until(lambda: steps > 0, "it tidies")
+        for number in range(5):
+            queue.offer(b"%d" % number, delay_s=0.1)
+            wait_until(lambda number=number: len(delivered(queue)) > number, f"{number} is there")
+        loops.stop()
+        assert steps <= 50 * len(loops.passes)
+
+    @pytest.mark.parametrize("command", ["hscan", "pubsub"])
+    def test_that_the_server_refuses_stops_nothing(self, loops: Loops, queue: DelayedQueue, command: str) -> None:
+        admin = queue.client
+        admin.execute_command("ACL", "SETUSER", "loop", "on", "nopass", "~*", "&*", "+@all", f"-{command}")
+        try:
+            fill(queue, 10)
+            queue.client.zremrangebyrank(queue.keys.timeout_set, 0, 4)
+            loops.start(interval_s=0.1, connect=lambda: loops.client(username="loop", password="any"))
+            queue.offer(b"pay", delay_s=0.5)
+            wait_for_delivery(queue, b"pay")
+        finally:
+            loops.stop()
+            admin.execute_command("ACL", "DELUSER", "loop")
 
 
 class TestManyLoops:

@@ -42,6 +42,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "remove": ({"entries": []}, []),
     "release": ({"messages": []}, []),
     "restore": ({"due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False}, 1),
+    "tidy": ({"places": []}, [0, 0]),
     "amend": ({"entry": b"", "due_ms": 1, "payload": b""}, b"1"),
     "renew": ({"consumer": "me", "lease_ms": 1, "join": True}, [1, b"1000"]),
     "fetch": ({"consumer": "me", "limit": 1}, []),
