@@ -37,7 +37,7 @@ class TestTop:
         first = publish(app)
         with terminal("top", "--interval", "0.1") as top:
             top.wait_for_log(first)
-            assert "punctual worker" in top.log
+            top.wait_for_log("punctual worker")
             second = publish(app, seconds=1)
             top.wait_for_log(second)
             top.send_signal(end)

@@ -161,7 +161,7 @@ class TestCounts:
     def test_the_punctual_worker_and_what_it_holds(
         self, app: Celery, waiting: DelayedQueue, broker_url: str, ledger_url: str
     ) -> None:
-        app.tasks["work_late"].apply_async((60,), countdown=1)
+        app.tasks["work_late"].apply_async((60,), countdown=3)
         with Worker(broker=broker_url, ledger=ledger_url) as worker:
 
             def celery() -> Any:

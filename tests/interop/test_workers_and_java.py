@@ -18,7 +18,7 @@ from tests.worker_app import publisher
 from tests.workers import Worker
 
 #: Tasks from each side, and when they are due, in ms from now.
-COUNT, FIRST_MS, SPREAD_MS = 300, 5000, 2000
+COUNT, FIRST_MS, SPREAD_MS = 150, 8000, 2000
 
 
 def publish_from_both(redisson: Redisson, client: redis.Redis, broker_url: str, ledger_url: str) -> dict[str, int]:
