@@ -18,6 +18,7 @@ from typing import Any
 from kombu.utils.scheduling import cycle_by_name
 from redis import exceptions
 
+from celery_delayq.connections import NOT_SERVING
 from celery_delayq.consumer import Consumer
 from celery_delayq.errors import LeaseLost
 from celery_delayq.transport import redelivery
@@ -194,7 +195,7 @@ class Fetcher:
     def _fetch(self, consumer: Consumer, name: str, limit: int) -> list[bytes] | None:
         try:
             messages = consumer.fetch(name, limit)
-        except exceptions.ReadOnlyError as exc:
+        except NOT_SERVING as exc:
             raise exceptions.ConnectionError(str(exc)) from exc
         except exceptions.ResponseError as exc:
             self._on_refused(name, exc)

@@ -8,6 +8,7 @@ from typing import Any
 
 from redis import exceptions
 
+from celery_delayq.connections import NOT_SERVING
 from celery_delayq.consumer import BLOCK_S
 from celery_delayq.fetch_connection import identify
 
@@ -69,8 +70,12 @@ class Slot:
         try:
             self._check()
             reply = self.connection.read_response(disable_decoding=True)
-        except exceptions.ReadOnlyError as exc:
+        except NOT_SERVING as exc:
             raise exceptions.ConnectionError(str(exc)) from exc
+        except exceptions.ResponseError as exc:
+            if str(exc).startswith("UNBLOCKED"):  # a master that becomes a replica says so, and closes the connection
+                raise exceptions.ConnectionError(str(exc)) from exc
+            raise
         finally:
             self.is_armed = False
         return bytes(reply) if reply is not None else None
