@@ -16,13 +16,12 @@ from typing import Any
 
 from redis import exceptions
 
-#: What makes a loop connect anew. A replica answers READONLY when its master was replaced.
-CONNECTION_ERRORS = (
-    exceptions.ConnectionError,
-    exceptions.TimeoutError,
-    exceptions.ReadOnlyError,
-    OSError,
-)
+#: What a server answers that cannot serve now: READONLY (a master that became a replica), MASTERDOWN (a replica without
+#: its master), CLUSTERDOWN. LOADING (it has just started) is a `ConnectionError` already.
+NOT_SERVING = (exceptions.ReadOnlyError, exceptions.ClusterDownError)
+
+#: What makes a loop connect anew.
+CONNECTION_ERRORS = (exceptions.ConnectionError, exceptions.TimeoutError, *NOT_SERVING, OSError)
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 

@@ -102,6 +102,8 @@ def queue_option(help: str = "Only tasks of this queue.") -> Decorator:
 
 def _connection(app: Any) -> Any:
     try:
-        return app.connection_for_write()
+        connection = app.connection_for_write()
+        connection.may_be_replica = True  # to look at what waits, it need not be the master
+        return connection
     except KeyError as exc:  # kombu knows no such scheme
         raise click.ClickException(f"{exc.args[0]}: {_ADVICE}") from exc

@@ -28,6 +28,7 @@ from typing import Any
 import kombu
 from kombu.transport import redis as kombu_redis
 
+from celery_delayq.connections import NOT_SERVING
 from celery_delayq.consumer import Consumer
 from celery_delayq.held import Redelivery
 from celery_delayq.settings import check_transport_options
@@ -51,13 +52,17 @@ class Transport(kombu_redis.Transport):
 
     `driver_type` stays `redis`, by which Celery chooses what it does for Redis brokers.
 
-    Hooks of kombu (5.6 and 5.7) that it overrides: `register_with_event_loop`, `drain_events`, `close_connection`.
+    Hooks of kombu (5.6 and 5.7) that it overrides: `establish_connection`, `register_with_event_loop`, `drain_events`,
+    `close_connection`.
 
     Raises:
         ConfigurationError: an option of ours in `broker_transport_options` is misspelt or has a wrong value.
     """
 
     Channel = DelayedChannel
+
+    #: kombu takes what a replica answers for an error of the message, and Celery's worker ends with that.
+    connection_errors = (*kombu_redis.Transport.connection_errors, *NOT_SERVING)
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         self.options = check_transport_options(
@@ -159,6 +164,26 @@ class Transport(kombu_redis.Transport):
             self.start_transfer()
 
     # -- kombu's hooks
+
+    def establish_connection(self) -> Any:
+        """Connect, see kombu; a replica is refused, unless `may_be_replica` is set on the kombu connection.
+
+        Only where it cannot connect does kombu wait longer each time, and try the next URL. Otherwise a worker would
+        connect to a demoted master some times a second, and a publisher would give up at once.
+
+        Raises:
+            redis.ReadOnlyError: the server is a replica.
+        """
+        connection = super().establish_connection()
+        if not getattr(self.client, "may_be_replica", False):
+            channel = self._avail_channels[-1]
+            try:
+                channel.check_writable()
+            except Exception:
+                self._avail_channels.remove(channel)
+                channel.close()
+                raise
+        return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Deliver messages from an event loop, see kombu."""

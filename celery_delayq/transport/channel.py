@@ -16,8 +16,10 @@ from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps
 
 from celery_delayq import codec, scripts
+from celery_delayq.connections import NOT_SERVING
 from celery_delayq.consumer import Consumer
 from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.keys import registry
 from celery_delayq.settings import TRANSPORT_OPTIONS
 from celery_delayq.transport.batch import Batch
 from celery_delayq.transport.capture import Caught, Net, net_for
@@ -138,6 +140,19 @@ class DelayedChannel(kombu_redis.Channel):
                 client, broker_list, mirror_list=self.mirror_list, keyprefix=self.global_keyprefix
             )
         return self._delayed_queues[broker_list]
+
+    def check_writable(self) -> None:
+        """Make sure that the server takes writes.
+
+        Raises:
+            redis.ReadOnlyError, redis.ClusterDownError: it cannot serve now.
+        """
+        try:
+            self.plain_client.srem(registry(self.global_keyprefix), "")  # which is not in it
+        except NOT_SERVING:
+            raise
+        except redis.ResponseError as exc:  # no permission, for example
+            logger.debug("Cannot see whether the server takes writes: %s", exc)
 
     @property
     def batch_client(self) -> Any:

@@ -13,11 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from logging import getLogger
-from typing import Any
+from typing import Any, TypeVar
 
 from kombu.utils.scheduling import cycle_by_name
 from redis import exceptions
 
+from celery_delayq.connections import NOT_SERVING
 from celery_delayq.consumer import Consumer
 from celery_delayq.errors import LeaseLost
 from celery_delayq.transport import redelivery
@@ -26,6 +27,8 @@ from celery_delayq.transport.last_delivery import LastDelivery, Turn, isolate
 from celery_delayq.transport.slots import Slot
 
 logger = getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Messages fetched at once where there is no prefetch limit.
 _UNLIMITED = 20
@@ -77,13 +80,13 @@ class Fetcher:
         queues = list(dict.fromkeys(self._channel.task_queues.values()))
         self._cycle.update(queues)
         gone = [slot for slot in self._slots.values() if slot.queue not in queues]
-        if gone:
-            self._disarm(gone)
-            for slot in gone:
+        self._disarm(gone)
+        for slot in gone:
+            if not slot.is_armed:  # else it goes when the server has answered, which may be with a message
                 self._drop(slot)
         self._give_back(lambda queue: queue not in queues)
         if self._consumer is not None:
-            for name in self._consumer.names - {name for _, name in self._lists(queues)}:
+            for name in self._consumer.names - {name for _, name in self._lists(queues)} - self._slots.keys():
                 self._consumer.part(name)
 
     def tidy(self) -> None:
@@ -171,8 +174,8 @@ class Fetcher:
         # Each queue its share, so that the order strategy keeps its meaning with several messages at once.
         share = max(1, credit // len(queues)) if self._is_fair() else credit
         lists = [(queue, name) for queue, name in self._lists(queues) if not self._is_refused(name)]
-        for _, name in lists:  # all of them, whatever is found in the first: who is gone is seen on lists of one's own
-            consumer.join(name)
+        # All of them, whatever is found in the first: who is gone is seen on lists of one's own.
+        lists = [(queue, name) for queue, name in lists if self._ask(name, self._join, consumer, name)]
         idle = []
         for queue, name in lists:
             slot = self._slots.get(name)
@@ -181,9 +184,10 @@ class Fetcher:
                     self._on_connection_lost()
                     raise exceptions.ConnectionError(f"Redis does not answer for {name!r}")
                 continue  # the server would have told
-            messages = self._fetch(consumer, name, share)
+            messages = self._ask(name, consumer.fetch, name, share)
             if messages is None:
                 continue
+            self._refused.pop(name, None)
             if messages:
                 self._cycle.rotate(queue)
                 self._fetched.extend((queue, name, message) for message in messages)
@@ -200,16 +204,19 @@ class Fetcher:
     def _is_fair(self) -> bool:
         return str(self._channel.queue_order_strategy) == "round_robin"
 
-    def _fetch(self, consumer: Consumer, name: str, limit: int) -> list[bytes] | None:
+    def _ask(self, name: str, question: Callable[..., T], *args: Any) -> T | None:
+        """Return what the server says about a list; None if it refuses that list."""
         try:
-            messages = consumer.fetch(name, limit)
-        except exceptions.ReadOnlyError as exc:
+            return question(*args)
+        except NOT_SERVING as exc:
             raise exceptions.ConnectionError(str(exc)) from exc
         except exceptions.ResponseError as exc:
             self._on_refused(name, exc)
             return None
-        self._refused.pop(name, None)
-        return messages
+
+    def _join(self, consumer: Consumer, name: str) -> bool:
+        consumer.join(name)
+        return True
 
     def _arm(self, consumer: Consumer, queue: str, name: str) -> None:
         slot = self._slots.get(name)
@@ -232,7 +239,9 @@ class Fetcher:
             self._on_connection_lost()
             raise
         message = self._read(slot)
-        if message is not None:
+        if slot.queue not in self._channel.task_queues.values():
+            self._dismiss(slot, message)
+        elif message is not None:
             self._cycle.rotate(slot.queue)
             self._fetched.append((slot.queue, slot.name, message))
             if self.credit() <= 1:
@@ -242,10 +251,7 @@ class Fetcher:
 
     def _read(self, slot: Slot) -> bytes | None:
         try:
-            return slot.read()
-        except exceptions.ResponseError as exc:
-            self._on_refused(slot.name, exc)
-            return None
+            return self._ask(slot.name, slot.read)
         except Exception:
             self._on_connection_lost()
             raise
@@ -272,12 +278,11 @@ class Fetcher:
         armed = [slot for slot in slots if slot.is_armed]
         if not armed or self._consumer is None or not self._can_unblock:
             return
-        client = self._consumer.client
         try:
             for slot in armed:
-                if slot.identity is None:
-                    raise exceptions.ResponseError("CLIENT INFO is not allowed")
-                client.execute_command("CLIENT UNBLOCK", slot.identity.client_id)
+                slot.unblock(self._consumer.client)
+        except NOT_SERVING:
+            raise
         except exceptions.ResponseError as exc:
             logger.info("Redis does not let this user unblock its own connections: %s", exc)
             self._can_unblock = False
@@ -286,6 +291,14 @@ class Fetcher:
             message = self._read(slot)
             if message is not None:
                 self._consumer.give_back(slot.name, [message])
+
+    def _dismiss(self, slot: Slot, message: bytes | None) -> None:
+        """Let a slot go whose queue is not consumed any more, and hand back what it has waited for."""
+        assert self._consumer is not None
+        if message is not None:
+            self._consumer.give_back(slot.name, [message])
+        self._drop(slot)
+        self._consumer.part(slot.name)
 
     def _give_back(self, unwanted: Callable[[str], bool]) -> None:
         """Put messages that were fetched and not delivered back."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from kombu.transport import redis as kombu_redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.slots import Slot
@@ -18,7 +21,11 @@ _LONGEST_POLL_S = 1.0
 
 
 class Waker:
-    """A pipe that wakes a poller."""
+    """A pipe that wakes a poller.
+
+    It is closed when nobody can reach it any more: a thread that is about to write might hit a descriptor that is used
+    again otherwise.
+    """
 
     def __init__(self) -> None:
         #: The thread that polls.
@@ -26,6 +33,7 @@ class Waker:
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         os.set_blocking(self._write_fd, False)
+        weakref.finalize(self, _close, self._read_fd, self._write_fd, os.getpid()).atexit = False
 
     def fileno(self) -> int:
         """Return what to poll."""
@@ -33,7 +41,7 @@ class Waker:
 
     def wake(self) -> None:
         """Make it readable. Safe in any thread and signal handler."""
-        with suppress(OSError):  # full, which will do, or closed
+        with suppress(OSError):  # full, which will do
             os.write(self._write_fd, b"x")
 
     def drain(self) -> None:
@@ -41,10 +49,11 @@ class Waker:
         with suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
 
-    def close(self) -> None:
-        """Close the pipe."""
-        os.close(self._read_fd)
-        os.close(self._write_fd)
+
+def _close(read_fd: int, write_fd: int, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child may have closed them, and use their numbers for others
+        os.close(read_fd)
+        os.close(write_fd)
 
 
 class Poller(kombu_redis.MultiChannelPoller):
@@ -90,8 +99,9 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     def wake(self) -> None:
         """Make it fetch or deliver now. Safe in any thread."""
-        if self._waker is not None:
-            self._waker.wake()
+        waker = self._waker
+        if waker is not None:
+            waker.wake()
 
     def wake_in(self, delay_s: float) -> None:
         """Make it fetch in so many seconds; once, however often it is asked until then. For the thread that polls."""
@@ -132,7 +142,11 @@ class Poller(kombu_redis.MultiChannelPoller):
             if self._waker is None:
                 self._waker = Waker()
                 self.poller.register(self._waker.fileno(), self.eventflags)
-            if fetcher.fill():
+            try:
+                found = fetcher.fill()
+            except ResponseError as exc:  # of a list by name it is dealt with; a lease may be refused, for example
+                raise RedisConnectionError(str(exc)) from exc
+            if found:
                 self._waker.wake()
 
     def on_readable(self, fileno: int) -> Any:
@@ -184,5 +198,4 @@ class Poller(kombu_redis.MultiChannelPoller):
         waker, self._waker = self._waker, None
         if waker is not None:
             self._stop_polling(waker.fileno())
-            waker.close()
         super().close()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from logging import getLogger
 from typing import Any
 
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
+from redis.exceptions import ResponseError
+
+from celery_delayq.connections import NOT_SERVING
+
+logger = getLogger(__name__)
 
 
 class FetchingQoS(virtual.QoS):
@@ -13,6 +19,9 @@ class FetchingQoS(virtual.QoS):
 
     Overrides of `kombu.transport.virtual.QoS` (5.6 and 5.7): `ack`, `reject`, `restore_unacked`, `restore_visible`.
     """
+
+    #: What the server said last against restoring.
+    _refused = ""
 
     def ack(self, delivery_tag: str) -> None:
         """Acknowledge a message; never raises for a lost connection, see `Consumer.ack`."""
@@ -35,8 +44,18 @@ class FetchingQoS(virtual.QoS):
         return []
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
-        """Restore messages that workers with kombu's own transport left in `unacked`, as those would."""
-        kombu_redis.QoS.restore_visible(self._kombus, *args, **kwargs)
+        """Restore messages that workers with kombu's own transport left in `unacked`, as those would.
+
+        It is a courtesy: where the server refuses it (no permission, its memory is full), the rest goes on.
+        """
+        try:
+            kombu_redis.QoS.restore_visible(self._kombus, *args, **kwargs)
+        except NOT_SERVING:
+            raise
+        except ResponseError as exc:
+            if str(exc) != self._refused:
+                self._refused = str(exc)
+                logger.warning("Redis refuses to restore what workers with kombu's own transport left: %s", exc)
 
     @property
     def _kombus(self) -> Any:

@@ -6,13 +6,18 @@ import time
 from contextlib import suppress
 from typing import Any
 
+import redis
 from redis import exceptions
 
+from celery_delayq.connections import NOT_SERVING
 from celery_delayq.consumer import BLOCK_S
 from celery_delayq.fetch_connection import identify
 
 #: A reply is overdue after so many seconds more than the command may block: the connection is half open then.
 _OVERDUE_S = 25.0
+
+#: How long a wait is told to end, and how often, in seconds.
+_UNBLOCK_S, _UNBLOCK_AGAIN_S = 5.0, 0.01
 
 
 class Slot:
@@ -55,10 +60,31 @@ class Slot:
         self.is_armed = True
         self._armed_at = time.monotonic()
 
-    def has_reply(self) -> bool:
+    def has_reply(self, wait_s: float = 0) -> bool:
         """Return whether something was received; TLS, for one, makes sockets readable for nothing."""
         self._check()
-        return bool(self.connection.can_read(timeout=0))
+        return bool(self.connection.can_read(timeout=wait_s))
+
+    def unblock(self, client: redis.Redis) -> None:
+        """Make the server end the wait, so that `read` returns at once.
+
+        The server also says no when the wait has not begun there: it was sent on another connection. So it is told
+        again until there is a reply.
+
+        Args:
+            client: has connections of its own.
+
+        Raises:
+            redis.ResponseError: it is not allowed.
+        """
+        if self.identity is None:
+            raise exceptions.ResponseError("CLIENT INFO is not allowed")
+        until = time.monotonic() + _UNBLOCK_S
+        while not client.execute_command("CLIENT UNBLOCK", self.identity.client_id):
+            if self.has_reply(_UNBLOCK_AGAIN_S):
+                break
+            if time.monotonic() > until:
+                raise exceptions.ConnectionError(f"Redis neither waits for {self.name!r} nor answers")
 
     def read(self) -> bytes | None:
         """Return the message that has arrived, or None if the wait is over without one.
@@ -69,8 +95,12 @@ class Slot:
         try:
             self._check()
             reply = self.connection.read_response(disable_decoding=True)
-        except exceptions.ReadOnlyError as exc:
+        except NOT_SERVING as exc:
             raise exceptions.ConnectionError(str(exc)) from exc
+        except exceptions.ResponseError as exc:
+            if str(exc).startswith("UNBLOCKED"):  # a master that becomes a replica says so, and closes the connection
+                raise exceptions.ConnectionError(str(exc)) from exc
+            raise
         finally:
             self.is_armed = False
         return bytes(reply) if reply is not None else None

@@ -1,0 +1,179 @@
+"""What the server refuses costs that list, and nothing else; and no message is stranded where a wait has to end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from celery_delayq.keys import QueueKeys
+from celery_delayq.transport import poller
+from celery_delayq.transport.poller import Poller, Waker
+from celery_delayq.transport.slots import Slot
+from examples.private_redis import PrivateRedis
+from tests.fetching.reading import DB, Reader, bodies_on, publish, reader
+from tests.integration.long_tasks import in_flight
+from tests.integration.publishing import Broker
+from tests.support import wait_until
+
+
+@contextmanager
+def another_user(server: PrivateRedis, *rights: str) -> Iterator[Broker]:
+    """A broker whose connections may not do all."""
+    with server.client(db=DB) as client:
+        client.flushdb()
+        client.execute_command("ACL SETUSER", "limited", "reset", "on", ">password", "&*", "+@all", *rights)
+        url = f"delayq://127.0.0.1:{server.port}/{DB}"
+        try:
+            with Connection(url, userid="limited", password="password") as connection:
+                yield Broker(connection, client)
+        finally:
+            client.execute_command("ACL DELUSER", "limited")
+
+
+def test_what_kombus_own_workers_left_may_be_refused(ours: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    """To restore it is a courtesy."""
+    ours.client.set("unacked_index", "of another type")
+    with reader(ours, "q") as it:
+        it.wait(0.1)
+        it.channel.qos._kombus._vrestore_count = 0  # kombu looks now and then
+        it.wait(0.1)
+        publish(ours, "q", "body")
+        assert it.drain(1) == ["body"]
+    assert caplog.text.count("Redis refuses to restore what workers with kombu's own transport left") == 1
+
+
+# -- lists that cannot be joined
+
+
+def test_a_list_that_cannot_be_joined_is_tried_again_while_others_are_served(
+    ours: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    leases = QueueKeys.of("refused").consumers
+    ours.client.set(leases, "of another type")
+    publish(ours, "refused", "behind")
+    publish(ours, "q", *range(3))
+    with reader(ours, "refused", "q") as it:
+        assert it.drain(3) == [0, 1, 2]
+        ours.client.delete(leases)
+        assert it.drain(4)[-1] == "behind"
+        wait_until(lambda: in_flight(ours.client) == 0, "all are acknowledged")
+    assert caplog.text.count("Cannot fetch messages of 'refused'") == 1
+
+
+def test_a_list_that_may_not_be_touched_does_not_stop_others(redis_server: PrivateRedis) -> None:
+    """Neither the leases on it, nor what is in flight."""
+    rights = ("~q*", "~secret*", "~*{q*", "~delayq:queues", "~unacked*", "~_kombu*")
+    with another_user(redis_server, *rights) as ours:
+        publish(ours, "q", *range(3))
+        with reader(ours, "secret", "q") as it:
+            assert it.drain(3) == [0, 1, 2]
+
+
+# -- waits that have to end
+
+
+class Late:
+    """Sends the BLMOVE of a slot when it was told in vain to end."""
+
+    def __init__(self, it: Reader) -> None:
+        self.told = 0
+        self._send: list[Any] = []
+        self._client = it.channel.connection.consumer.client
+        self._execute = self._client.execute_command
+        self._client.execute_command = self._tell
+
+    def arm(self, slot: Slot) -> None:
+        command = slot.connection.pack_command("BLMOVE", slot.name, slot._in_flight, "RIGHT", "LEFT", 30)
+        self._send.append(lambda: slot.connection.send_packed_command(command, check_health=False))
+        slot.is_armed = True
+
+    def _tell(self, *command: Any, **options: Any) -> Any:
+        answer = self._execute(*command, **options)
+        if command[0] == "CLIENT UNBLOCK":
+            self.told += 1
+            if self.told == 1:
+                assert answer == 0
+                for send in self._send:
+                    send()
+        return answer
+
+
+def test_a_wait_that_has_not_begun_on_the_server_is_ended_when_it_has(ours: Broker) -> None:
+    """The connection that ends it is another one, and may be quicker."""
+    with reader(ours, "q") as it:
+        it.wait(0.1)
+        fetcher = it.channel.fetcher
+        (slot,) = [slot for slot in fetcher._slots.values() if slot.name == "q"]
+        fetcher._disarm(fetcher._slots.values())
+        late = Late(it)
+        late.arm(slot)
+        fetcher._disarm([slot])
+        assert late.told > 1
+        assert not slot.is_armed
+        publish(ours, "q", "body")
+        assert ours.channel._size("q") == 1, "nobody waits for it"
+        assert it.drain(1) == ["body"]
+
+
+def test_a_queue_that_is_cancelled_without_the_right_to_unblock_strands_no_message(redis_server: PrivateRedis) -> None:
+    """Neither what has arrived already, nor what comes later for a wait that cannot be ended."""
+    rights = ("~*", "-client", "+client|id", "+client|setname")
+    with another_user(redis_server, *rights) as ours, ours.connection.clone() as connection:
+        channel = connection.default_channel
+        kept = Reader(channel, "kept")
+        queues = ["arrived", "later"]
+        cancelled = [Reader(channel, name) for name in queues]
+        kept.wait(0.1)
+        publish(ours, "kept", "first")
+        kept.drain(1)
+        kept.wait(0.1)
+        publish(ours, "arrived", "body")
+        wait_until(lambda: in_flight(ours.client) == 1, "it has arrived")
+        for it in cancelled:
+            it.consumer.cancel()
+        publish(ours, "later", "body")
+        for name in queues:
+            wait_until(lambda name=name: kept.wait(0.05) and bodies_on(ours.client, name), f"{name!r} is handed back")
+        assert in_flight(ours.client) == 0
+        assert kept.bodies == ["first"]
+        assert [Reader(channel, name).drain(1) for name in queues] == [["body"], ["body"]]
+
+
+# -- waking
+
+
+def test_a_byte_that_is_on_its_way_when_a_poller_is_closed_hits_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a watchdog that finds its lease lost in that very moment."""
+    others: list[int] = []
+    write = os.write
+
+    def close_first(fd: int, data: bytes) -> int:
+        it.close()
+        others.extend(os.pipe())  # the lowest free numbers
+        return write(fd, data)
+
+    it = Poller()
+    it._waker = Waker()
+    it.poller.register(it._waker.fileno(), it.eventflags)
+    own = {it._waker._read_fd, it._waker._write_fd}
+    monkeypatch.setattr(poller.os, "write", close_first)
+    it.wake()
+    monkeypatch.undo()
+    read_fd, write_fd = others
+    os.set_blocking(read_fd, False)
+    try:
+        with pytest.raises(BlockingIOError):
+            os.read(read_fd, 1)
+        it.wake()  # nobody is there any more
+        reused = os.pipe()
+        assert own & set(reused), "the pipe is closed"
+        for fd in reused:
+            os.close(fd)
+    finally:
+        os.close(read_fd)
+        os.close(write_fd)
