@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar, overload
 
-from celery import Celery
+from celery import Celery, signals
 from celery.canvas import Signature
 from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from celery_delayq import bulk, panel
+from celery_delayq.beat import warn_of_another
 from celery_delayq.bootsteps import Plan, Transfer
 from celery_delayq.config import require_transport
 from celery_delayq.control import use_control
@@ -39,9 +40,9 @@ class DelayQ:
         delayq = DelayQ(app)
 
     It registers the `delayq` URL schemes with kombu, a bootstep and a `control` with the app, and remote control
-    commands with Celery; it connects to nothing and reads no configuration, so it may come before
-    `app.config_from_object`. Making it twice for an app does no harm. It may be shared by threads, and used after a
-    fork.
+    commands and a warning of a second scheduler with Celery; it connects to nothing and reads no configuration, so it
+    may come before `app.config_from_object`. Making it twice for an app does no harm. It may be shared by threads, and
+    used after a fork.
 
     What sees and changes waiting tasks works with no worker running. A task is named by its id or its result
     (`result.id`, `result`); several of them at once (a list, a `GroupResult`) get a dict of answers by id. Of a chain,
@@ -64,6 +65,7 @@ class DelayQ:
         app.steps["consumer"].update((Plan, Transfer))
         use_control(app)
         panel.register()
+        signals.beat_init.connect(warn_of_another, dispatch_uid="celery_delayq.warn_of_another")
 
     @overload
     def get(self, task_id: TaskId) -> ScheduledTask | None: ...

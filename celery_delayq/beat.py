@@ -37,6 +37,21 @@ def is_ours(app: Any) -> bool:
     return isinstance(named, type) and issubclass(named, Scheduler)
 
 
+def warn_of_another(sender: Any, **kwargs: Any) -> None:
+    """Warn where beat starts with another scheduler although workers plan: both would send each entry.
+
+    A receiver of `beat_init`: `sender` is beat's `Service`.
+    """
+    app, scheduler = sender.app, sender.scheduler
+    if is_ours(app) and not isinstance(scheduler, Scheduler):
+        logger.warning(
+            "Each entry of beat_schedule runs twice: this beat sends it with %s, and workers plan it, since "
+            "beat_scheduler is that of celery_delayq. Start beat without -S, or give beat and workers the same "
+            "beat_scheduler.",
+            type(scheduler).__qualname__,
+        )
+
+
 def log_sent(definition: Definition) -> None:
     """Log what was sent, as stock beat does."""
     logger.info("Scheduler: Sending due task %s (%s)", definition.name, definition.task)

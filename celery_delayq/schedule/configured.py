@@ -12,6 +12,9 @@ from celery_delayq.errors import ConfigurationError, InvalidSchedule
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.entry import Definition
 
+#: The name of Celery's default entry.
+CLEANUP = "celery.backend_cleanup"
+
 
 @dataclass(frozen=True)
 class Configured:
@@ -47,11 +50,11 @@ def configured(app: Any) -> Configured:
     given: dict[str, Any] = dict(app.conf.beat_schedule or {})
     if app.conf.result_expires and not app.backend.supports_autoexpire:
         cleanup = {
-            "task": "celery.backend_cleanup",
+            "task": CLEANUP,
             "schedule": crontab("0", "4", "*", app=app),
             "options": {"expires": 12 * 3600},
         }
-        given.setdefault("celery.backend_cleanup", cleanup)
+        given.setdefault(CLEANUP, cleanup)
     routing = _routing(app)
     entries: dict[str, Definition] = {}
     fingerprints: dict[str, str] = {}

@@ -15,6 +15,7 @@ import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq.errors import InvalidSchedule, UnknownEntry
+from celery_delayq.schedule.configured import CLEANUP, configured
 from celery_delayq.schedule.entry import Definition
 
 #: The prefix of its keys, unless `redbeat_key_prefix` says otherwise.
@@ -29,13 +30,11 @@ class Found:
         name: of the entry.
         definition: what it is; None if it cannot be moved.
         problem: why it cannot be moved.
-        is_static: whether it comes from the configuration, which our planners read themselves.
     """
 
     name: str
     definition: Definition | None
     problem: str = ""
-    is_static: bool = False
 
 
 def entries(client: redis.Redis, app: Any, prefix: str = PREFIX) -> Iterator[Found]:
@@ -43,15 +42,20 @@ def entries(client: redis.Redis, app: Any, prefix: str = PREFIX) -> Iterator[Fou
 
     Raises:
         UnknownEntry: there are none.
+        ConfigurationError: `beat_schedule` is no dict.
     """
     if not client.exists(f"{prefix}:schedule"):
         raise UnknownEntry(f"RedBeat has no entries under {prefix}:schedule: its prefix may be another one")
     keys = client.execute_command("ZRANGE", f"{prefix}:schedule", 0, -1, **{NEVER_DECODE: True})
     statics = client.execute_command("SMEMBERS", f"{prefix}:statics", **{NEVER_DECODE: True})
+    own = configured(app)
     for key in sorted(keys):
         name = key.decode("utf-8", "surrogateescape").removeprefix(prefix)
-        if name.encode("utf-8", "surrogateescape") in statics:
-            yield Found(name, None, "it is in the configuration", is_static=True)
+        if name == CLEANUP:
+            yield Found(name, None, "planners add it themselves where the result backend needs it")
+            continue
+        if name.encode("utf-8", "surrogateescape") in statics or name in own.entries or name in own.errors:
+            yield Found(name, None, "it is in the configuration")
             continue
         try:
             raw = client.execute_command("HGET", key, "definition", **{NEVER_DECODE: True})

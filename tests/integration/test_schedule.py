@@ -135,6 +135,20 @@ class TestBeat:
             beat.send_signal(15)
             assert beat.wait() == 0
 
+    @pytest.mark.parametrize("ours", [True, False])
+    def test_with_another_scheduler_warns_if_workers_plan_too(
+        self, broker_url: str, ledger: Ledger, ours: bool
+    ) -> None:
+        """Such as that of django-celery-beat: it sends what `beat_schedule` has, too."""
+        another = "celery.beat:Scheduler"
+        configured = conf(OURS if ours else another, a=note(3600, "a"))
+        where = {"broker": broker_url, "ledger": ledger.url, "conf": configured}
+        with CeleryCommand("beat", "-S", another, "--loglevel=DEBUG", **where) as beat:  # type: ignore[arg-type]
+            beat.wait_for_log("beat: Waking up")
+            beat.send_signal(15)
+            beat.wait()
+            assert ("Each entry of beat_schedule runs twice" in beat.log) is ours
+
     def test_in_a_worker(self, broker_url: str, ledger: Ledger) -> None:
         with Worker("-B", broker=broker_url, ledger=ledger.url, conf=conf(a=note(0.5, "a"))):
             wait_until(lambda: len(notes(ledger, "a")) >= 4, "it runs")

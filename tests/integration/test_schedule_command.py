@@ -192,6 +192,20 @@ class TestRedBeat:
         assert found["often"]["schedule"] == {"every": 30.0}
         assert found["often"]["timing"] == {"enabled": False}
 
+    def test_what_planners_have_themselves_is_left_out(
+        self, command: Command, app: Celery, broker_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An entry added at run time would be an error of that of the configuration at each start."""
+        monkeypatch.setitem(app.conf, "beat_schedule", {"mine": {"task": "note", "schedule": 60}})
+        given = {"task": "note", "schedule": {"__type__": "interval", "every": 30.0}}
+        for name in ("mine", "celery.backend_cleanup"):
+            broker_client.hset(f"redbeat:{name}", "definition", json.dumps(given))
+            broker_client.zadd("redbeat::schedule", {f"redbeat:{name}": 1})
+        output = well(command("import-redbeat", "--apply"))
+        assert "mine: left out: it is in the configuration" in output
+        assert "celery.backend_cleanup: left out: planners add it themselves" in output
+        assert "2 entries added" in output
+
     def test_what_cannot_be_moved_is_left_out_with_the_reason(
         self, command: Command, broker_client: redis.Redis
     ) -> None:
