@@ -1,7 +1,7 @@
 """Delayed Celery tasks that wait in Redis, in the layout of Redisson's RDelayedQueue.
 
-Importing the package connects nothing and registers nothing; `DelayQ(app)` does. A public name is imported when it is
-asked for: Celery imports this package for each of its commands, and most of them need none of it.
+Importing the package connects nothing and registers nothing; `DelayQ(app)` and `register()` do. A public name is
+imported when it is asked for: Celery imports this package for each of its commands, and most of them need none of it.
 """
 
 from importlib import import_module
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from celery_delayq.inspector.task import ScheduledTask
     from celery_delayq.schedule.api import Schedule
     from celery_delayq.schedule.periodic_task import PeriodicTask
+    from celery_delayq.transport import register
 
 __all__ = [
     "ConfigurationError",
@@ -61,6 +62,7 @@ __all__ = [
     "UnknownEntry",
     "UnsupportedServer",
     "__version__",
+    "register",
 ]
 
 #: Which module has a public name; errors has the others.
@@ -77,6 +79,7 @@ _MODULES = {
     "Released": "inspector.backup",
     "Schedule": "schedule.api",
     "ScheduledTask": "inspector.task",
+    "register": "transport",
 }
 
 

@@ -25,7 +25,7 @@ from celery_delayq.inspector.pages import Criteria, OnProgress, Page
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.schedule.api import Schedule
 from celery_delayq.times import Time
-from celery_delayq.transport import register_schemes
+from celery_delayq.transport import register
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class DelayQ:
 
     def __init__(self, app: Celery) -> None:
         self.app = app
-        register_schemes()
+        register()
         app.steps["consumer"].update((Plan, Transfer))
         use_control(app)
         panel.register()

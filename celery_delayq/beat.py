@@ -15,6 +15,7 @@ from celery_delayq.errors import ConfigurationError
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
+from celery_delayq.transport import register
 
 logger = get_logger("celery.beat")
 
@@ -66,6 +67,10 @@ class Scheduler(beat.Scheduler):
 
     #: The thread; None until the first tick.
     loop: PlannerLoop | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        register()  # the app may have no DelayQ
+        super().__init__(*args, **kwargs)
 
     def setup_schedule(self) -> None:
         """Do nothing: the planner reads the configuration."""

@@ -47,10 +47,10 @@ def check_urls(app: Any) -> None:
             raise ConfigurationError(
                 f"kombu ignores broker_transport for a {scheme}:// URL: write delayq+{scheme.partition('+')[2]}://"
             )
-        if scheme == "rediss" and not app.conf.broker_use_ssl and "ssl_" not in url:
+        if scheme in ("rediss", "delayqs") and not app.conf.broker_use_ssl and "ssl_" not in url:
             raise ConfigurationError(
-                "kombu forgets that rediss:// means TLS when broker_transport names the transport, and would send "
-                "everything in the clear: write delayqs://"
+                f"kombu forgets that {scheme}:// means TLS when broker_transport names the transport, and would send "
+                "everything in the clear: write delayqs://, and leave broker_transport out"
             )
         if len(urls) > 1 and not scheme.startswith("delayq"):
             raise ConfigurationError(

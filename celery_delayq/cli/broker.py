@@ -18,7 +18,7 @@ from celery_delayq.cli.command import Decorator
 from celery_delayq.config import check_urls
 from celery_delayq.errors import DelayqError
 from celery_delayq.inspector import Inspector
-from celery_delayq.transport import Transport, register_schemes
+from celery_delayq.transport import Transport, register
 
 _ADVICE = (
     "begin the broker URL with delayq:// instead of redis://, and make a DelayQ(app) beside the app, "
@@ -35,7 +35,7 @@ def delayq_channel(app: Any) -> Iterator[tuple[Any, Any]]:
     Raises:
         click.ClickException: another transport, a wrong setting, the server cannot be reached, refuses, or goes away.
     """
-    register_schemes()  # `-b delayq://...` is for apps that have no DelayQ any more, too
+    register()  # `-b delayq://...` is for apps that have no DelayQ any more, too
     with _connection(app) as connection:
         connected = False
         try:

@@ -38,10 +38,10 @@ from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChann
 from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.last_delivery import LastDelivery
 from celery_delayq.transport.poller import Poller
-from celery_delayq.transport.urls import SentinelConnection, ensure_tls, is_sentinel, register_schemes
+from celery_delayq.transport.urls import SentinelConnection, ensure_tls, is_sentinel, register
 from celery_delayq.watchdog import Watchdog
 
-__all__ = ["Connector", "SentinelTransport", "Transport", "register_schemes"]
+__all__ = ["Connector", "SentinelTransport", "Transport", "register"]
 
 #: Options that kombu reads elsewhere than in its channels.
 _KOMBU_OPTIONS = ("polling_interval", "reauth_check_interval", "wait_for_connection", "credential_provider")

@@ -25,8 +25,12 @@ SCHEMES = {
 }
 
 
-def register_schemes() -> None:
-    """Teach kombu the schemes of this package; it finds transports by no other way. Does nothing twice."""
+def register() -> None:
+    """Make broker URLs that begin with `delayq` known to kombu, in this process.
+
+    `DelayQ(app)` does so. It is for processes that have none and use such a URL all the same: a pytest fixture that
+    makes an app of its own, for example. It connects to nothing, and may be called any number of times.
+    """
     TRANSPORT_ALIASES.update(SCHEMES)
 
 

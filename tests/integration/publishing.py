@@ -14,11 +14,11 @@ from kombu import Connection, Exchange, Producer, Queue
 
 from celery_delayq import DelayedQueue
 from celery_delayq.delayed_queue import registered
-from celery_delayq.transport import register_schemes
+from celery_delayq.transport import register
 from examples.private_redis import PrivateRedis
 from tests.state import oldest_first
 
-register_schemes()
+register()
 
 LATER = (datetime.now(timezone.utc) + timedelta(days=1)).replace(microsecond=123000)
 EARLIER = LATER - timedelta(days=2)

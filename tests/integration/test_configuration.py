@@ -114,7 +114,8 @@ def test_a_worker_with_a_wrong_configuration_ends_and_says_what_is_wrong(
     ("broker", "message"),
     [
         ("redis+socket:///tmp/redis.sock", "write delayq+socket://"),
-        ("rediss://:secret@127.0.0.1:1/0", "write delayqs://"),
+        ("rediss://:secret@127.0.0.1:1/0", "write delayqs://, and leave broker_transport out"),
+        ("delayqs://:secret@127.0.0.1:1/0", "write delayqs://, and leave broker_transport out"),
         ("redis://127.0.0.1:1/0;redis://127.0.0.1:2/0", "write delayq:// (or delayqs://) in each"),
     ],
 )

@@ -18,8 +18,9 @@ from kombu.transport.redis import Channel as StockChannel
 from celery_delayq import DelayedQueue
 from examples.private_redis import PrivateRedis
 from tests.integration.certificates import Certificates
+from tests.integration.test_results import keeps_a_result, results
 from tests.ledger import ALL_WELL, Ledger
-from tests.sentinel import replicated
+from tests.sentinel import MASTER_NAME, replicated
 from tests.support import wait_until
 from tests.worker_app import PASSWORD, USER, publisher
 from tests.workers import Worker
@@ -165,6 +166,14 @@ class TestTLS:
         with server.client() as client:
             runs_delayed_tasks(f"delayqs://127.0.0.1:{port}/0?{options}", ledger, client)
 
+    def test_results(self, tls: tuple[PrivateRedis, int], certificates: Certificates) -> None:
+        _server, port = tls
+        url = f"delayqs://127.0.0.1:{port}/7"
+        with results(f"{url}?ssl_ca_certs={quote(str(certificates.authority), safe='')}") as backend:
+            keeps_a_result(backend)
+        with results(url) as backend, pytest.raises(redis.ConnectionError, match="certificate verify failed"):
+            backend.client.ping()
+
     def test_certificates_of_an_unknown_authority_are_refused_by_default(self, tls: tuple[PrivateRedis, int]) -> None:
         _server, port = tls
         with (
@@ -231,6 +240,9 @@ class TestSentinel:
             assert f":{worker.pid}:" in punctual(master)
             # A lost acknowledgement ends a worker of kombu's Redis transport.
             wait_until(lambda: not master.exists("unacked"), "it is acknowledged")
+
+            with results(servers.url, result_backend_transport_options={"master_name": MASTER_NAME}) as backend:
+                keeps_a_result(backend)
 
             survivor_due = time.time() + 5
             survivor = app.tasks["note"].apply_async(countdown=5)

@@ -8,13 +8,13 @@ import kombu
 import pytest
 import redis
 
-from celery_delayq.transport import Connector, register_schemes
+from celery_delayq.transport import Connector, register
 from celery_delayq.transport import connector as module
 
 
 def test_a_silent_peer_does_not_hold_the_loop_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REPLY_TIMEOUT_S", 0.2)
-    register_schemes()
+    register()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         connect = Connector(kombu.Connection(f"delayq://127.0.0.1:{silent.getsockname()[1]}/0"))
         with pytest.raises(redis.TimeoutError), connect():
@@ -22,7 +22,7 @@ def test_a_silent_peer_does_not_hold_the_loop_for_ever(monkeypatch: pytest.Monke
 
 
 def test_a_timeout_of_the_user_is_kept() -> None:
-    register_schemes()
+    register()
     given = kombu.Connection("delayq://h", transport_options={"socket_timeout": 3})
     options = Connector(given)._template.transport_options
     assert (options["socket_timeout"], options["socket_connect_timeout"]) == (3, module.REPLY_TIMEOUT_S)

@@ -25,7 +25,7 @@ LAYERS = [
     {"fetch_connection", "departure"},
     {"consumer"},
     {"watchdog"},
-    {"settings", "server"},
+    {"settings", "server", "results"},
     {"transport", "verdicts"},
     {"config", "inspector", "task_message", "handover"},
     {"failures", "revocation", "series"},
@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "kombu": {"transport", "task_message", "revocation", "bulk", "control", "schedule", "bootsteps", "cli", "app"},
     "celery": {
         *("task_message", "revocation", "series", "bulk", "control", "handover", "verdicts", "schedule", "beat"),
-        *("bootsteps", "panel", "cli", "app"),
+        *("bootsteps", "panel", "cli", "app", "results"),
     },
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_delayq.transport import Transport, register_schemes
+from celery_delayq.transport import Transport, register
 
 OURS = "celery_delayq.transport:Transport"
 VERIFIED = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
@@ -16,7 +16,7 @@ VERIFIED = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
 
 @pytest.fixture(autouse=True)
 def schemes() -> None:
-    register_schemes()
+    register()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,135 @@
+"""`result_backend = "delayq://..."`: Celery's own Redis backend, in processes that import nothing of ours."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.backends.redis import RedisBackend, SentinelBackend
+from celery.result import AsyncResult
+
+from celery_delayq import ConfigurationError
+from examples.private_redis import PrivateRedis
+from tests.ledger import Ledger
+from tests.worker_app import publisher
+from tests.workers import Worker
+
+
+@contextmanager
+def results(url: str, **conf: Any) -> Iterator[Any]:
+    """The result backend of an app."""
+    app = Celery("results", backend=url, set_as_current=False)
+    app.conf.update(conf)
+    yield app.backend
+    gc.collect()
+    app.close()
+
+
+def keeps_a_result(backend: Any, expected: int = 42) -> None:
+    """Store a result, and get it as a producer does."""
+    backend.store_result("the-id", expected, "SUCCESS")
+    assert AsyncResult("the-id", backend=backend).get(timeout=10) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "expected"),
+    [
+        ("delayq://u:p%20w@h:1/2", RedisBackend, {"host": "h", "port": 1, "db": 2, "username": "u", "password": "p w"}),
+        ("delayq://", RedisBackend, {"host": "localhost", "port": 6379, "db": 0}),
+        ("delayq", RedisBackend, {"host": "localhost", "port": 6379, "db": 0}),
+        ("delayq+socket:///run/redis.sock?virtual_host=3", RedisBackend, {"path": "/run/redis.sock", "db": 3}),
+        (
+            "delayq+sentinel://a:1/4;delayq+sentinel://b:2/4",
+            SentinelBackend,
+            {"db": 4, "hosts": [{"host": "a", "port": 1}, {"host": "b", "port": 2}]},
+        ),
+    ],
+)
+def test_the_url_says_where(url: str, kind: type, expected: dict[str, Any]) -> None:
+    with results(url) as backend:
+        assert type(backend) is kind
+        found = {name: backend.connparams[name] for name in expected}
+        if "hosts" in found:
+            found["hosts"] = [{name: host[name] for name in ("host", "port")} for host in found["hosts"]]
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "conf", "expected"),
+    [
+        ("delayqs://h", {}, {"ssl_cert_reqs": 2}),
+        ("delayqs://h/1?ssl_ca_certs=%2Fca.pem", {}, {"ssl_cert_reqs": 2, "ssl_ca_certs": "/ca.pem", "db": 1}),
+        ("delayqs://h?ssl_cert_reqs=none", {}, {"ssl_cert_reqs": 0}),
+        ("delayqs://h", {"redis_backend_use_ssl": {"ssl_ca_certs": "ca"}}, {"ssl_cert_reqs": 2, "ssl_ca_certs": "ca"}),
+        ("delayqs://h", {"redis_backend_use_ssl": {"ssl_cert_reqs": "none"}}, {"ssl_cert_reqs": 0}),
+    ],
+)
+def test_over_tls_certificates_are_verified_unless_told_otherwise(
+    url: str, conf: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    with results(url, **conf) as backend:
+        assert backend.connparams["connection_class"].__name__ == "SSLConnection"
+        assert {name: backend.connparams[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "match"),
+    [
+        ("delayq://a;delayq://b", "one server"),
+        ("delayq+tcp://h", r"delayq\+tcp"),
+        ("delayqs+sentinel://h", r"delayqs\+sentinel"),
+        ("delayqs://a;delayqs://b", "one server"),
+    ],
+)
+def test_what_cannot_be_says_so(url: str, match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match), results(url):
+        pass
+
+
+def test_over_a_unix_socket(redis_server: PrivateRedis) -> None:
+    with results(f"delayq+socket://{redis_server.socket_path}?virtual_host=7") as backend:
+        keeps_a_result(backend)
+    with redis_server.client(db=7) as client:
+        assert client.exists("celery-task-meta-the-id")
+
+
+READ = """
+import json, sys
+from celery import Celery
+from celery.result import AsyncResult
+
+app = Celery("reader", backend=sys.argv[1])
+print(json.dumps([AsyncResult(task_id, app=app).get(timeout=20) for task_id in sys.argv[2:]]))
+assert "celery_delayq.app" not in sys.modules, "Celery imports what it needs of it"
+"""
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_results_groups_and_chords(redis_server: PrivateRedis, broker_url: str, ledger: Ledger, pool: str) -> None:
+    url = f"delayq://127.0.0.1:{redis_server.port}/7"
+    conf = {"result_backend": url}
+    with (
+        Worker(pool=pool, broker=broker_url, ledger=ledger.url, conf=conf),
+        publisher(broker_url, ledger.url, **conf) as app,
+    ):
+        add, total = app.tasks["add"], app.tasks["total"]
+        assert add.delay(1, 2).get(timeout=20) == 3
+        assert add.apply_async((1, 2), countdown=0.2).get(timeout=20) == 3
+        assert group(add.s(n, n) for n in range(3))().get(timeout=20) == [0, 2, 4]
+        assert chain(add.s(1, 2), add.s(3))().get(timeout=20) == 6
+        result = chord([add.s(n, n) for n in range(3)], total.s())()
+        assert result.get(timeout=20) == 6
+
+        command = [sys.executable, "-c", READ, url, result.id]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout) == [6]
+        celery = [sys.executable, "-m", "celery", "--result-backend", url, "result", result.id]
+        assert subprocess.run(celery, capture_output=True, text=True, timeout=60, check=True).stdout == "6\n"
