@@ -13,6 +13,7 @@ from typing import Any
 
 from redis import exceptions
 
+from celery_delayq.connections import NOT_SERVING
 from celery_delayq.consumer import Consumer
 from celery_delayq.errors import InvalidEta
 from celery_delayq.transport.eta import DUE_PROPERTY, eta_ms_of, seconds_until
@@ -35,22 +36,25 @@ class EtaTasks:
         #: List -> what the server said when it refused to store one.
         self._refused: dict[str, str] = {}
 
-    def wait_in_redis(self, consumer: Consumer, tag: str, payload: Mapping[str, Any]) -> bool:
-        """Move a message that is held to its delayed queue if it is long before its eta. One atomic script.
+    def wait_in_redis(self, consumer: Consumer, name: str, raw: bytes, payload: Mapping[str, Any]) -> bool:
+        """Move a message that was fetched to its delayed queue if it is long before its eta. One atomic script.
 
         It is registered before, at most once a minute. Messages without an eta cost nothing.
 
         Args:
-            consumer: holds the message.
-            tag: of the message.
+            consumer: has the message in flight.
+            name: of its list.
+            raw: the message as it was fetched.
             payload: what was decoded of it.
 
         Returns:
-            False if it is to be delivered: it is for now or soon, a delayed queue has held it, no worker would hold it
-            (see `Transport.may_wait`), or the server refuses to store it, because its memory is full for example.
+            True if it waits now, or is not in flight any more since others have taken it over. False if it is to be
+            delivered: it is for now or soon, a delayed queue has held it, no worker would hold it (see
+            `Transport.may_wait`), or the server refuses to store it, because its memory is full for example.
 
         Raises:
-            redis.ConnectionError: the connection is lost; the message is in one of the two places.
+            redis.RedisError: the connection is lost, or the server cannot serve now; the message is in one of the two
+                places.
         """
         due_ms = _due_ms_of(payload)
         transport = self._channel.connection
@@ -59,28 +63,25 @@ class EtaTasks:
         headers = payload["headers"]
         if not transport.may_wait(headers):
             return False
-        held = consumer.held[tag]
-        queue = self._channel.delayed_queue(held.name)
+        queue = self._channel.delayed_queue(name)
         try:
             queue.offer_fetched(
-                held.message,
-                _with_due(held.message, due_ms),
+                raw,
+                _with_due(raw, due_ms),
                 consumer=consumer.id,
                 due_ms=due_ms,
                 message_id=headers["id"],
             )
-        except exceptions.ReadOnlyError as exc:
-            raise exceptions.ConnectionError(str(exc)) from exc
+        except NOT_SERVING:
+            raise
         except exceptions.ResponseError as exc:
-            if self._refused.get(held.name) != str(exc):
-                self._refused[held.name] = str(exc)
+            if self._refused.get(name) != str(exc):
+                self._refused[name] = str(exc)
                 logger.warning(
-                    "Redis refuses to delay tasks of %r, which are held in memory until their eta: %s", held.name, exc
+                    "Redis refuses to delay tasks of %r, which are held in memory until their eta: %s", name, exc
                 )
             return False
-        self._refused.pop(held.name, None)
-        # If it was not in flight any more, others have taken it over.
-        consumer.held.pop(tag, None)
+        self._refused.pop(name, None)
         return True
 
 

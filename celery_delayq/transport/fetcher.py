@@ -337,6 +337,8 @@ class Fetcher:
         while self._fetched:
             queue, name, raw = self._fetched.popleft()
             payload = redelivery.decode(raw)
+            if payload is not None and self._eta_tasks.wait_in_redis(consumer, name, raw, payload):
+                continue
             turn = Turn.BESIDE
             if payload is not None and self._last_delivery.concerns(payload):
                 turn = self._make_way(queue, name, raw)
@@ -345,8 +347,6 @@ class Fetcher:
             tag = consumer.hold(name, raw)
             if payload is None:
                 self._set_aside(tag, name, raw)
-                continue
-            if self._eta_tasks.wait_in_redis(consumer, tag, payload):
                 continue
             payload["properties"]["delivery_tag"] = tag  # the producer's may occur twice
             if turn is Turn.ALONE and not isolate(consumer, tag):
