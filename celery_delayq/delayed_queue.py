@@ -17,7 +17,7 @@ import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq import codec, keys, scripts
-from celery_delayq.entry import Entry, Position, entries_of, in_batches, pairs
+from celery_delayq.entry import Entry, Position, entries_of, entry_of, in_batches, pairs
 from celery_delayq.scripts import MAX_BATCH_SIZE, Transferred
 
 #: Messages one call of `transfer` moves at most, unless told otherwise.
@@ -229,20 +229,8 @@ class DelayedQueue:
         Raises:
             ValueError: `limit` out of range.
         """
-        if not 1 <= limit <= scripts.MAX_PAGE:
-            raise ValueError(f"limit must be 1 to {scripts.MAX_PAGE}, not {limit!r}")
-        begin: dict[str, Any] = {"due_ms": due_from_ms}
-        if after is not None:
-            position = after.position if isinstance(after, Entry) else after
-            begin = {"due_ms": position.due_ms, "skip": "start", "after": position.start}
-        while True:
-            found = scripts.page(self.client, self.keys, last_due_ms=due_to_ms, limit=limit, **begin)
-            entries = list(entries_of(found))
-            if entries or not found:
-                return entries
-            # Nothing but corrupt ones.
-            raw, score = found[-1]
-            begin = {"due_ms": scripts.score_to_ms(score), "skip": "entry", "after": raw}
+        pages = self.pages(after, due_from_ms=due_from_ms, due_to_ms=due_to_ms, limit=limit)
+        return next(pages, [])
 
     def pages(
         self,
@@ -253,9 +241,51 @@ class DelayedQueue:
         limit: int = 100,
     ) -> Iterator[list[Entry]]:
         """Yield page after page, see `page`."""
-        while entries := self.page(after, due_from_ms=due_from_ms, due_to_ms=due_to_ms, limit=limit):
-            yield entries
-            after = entries[-1]
+        for _, entries in self.search((), after, due_from_ms=due_from_ms, due_to_ms=due_to_ms, limit=limit):
+            if entries:
+                yield entries
+
+    def search(
+        self,
+        marks: Sequence[bytes],
+        after: Entry | Position | None = None,
+        *,
+        due_from_ms: int | None = None,
+        due_to_ms: int | None = None,
+        limit: int = 100,
+    ) -> Iterator[tuple[int, list[Entry]]]:
+        """Yield what waits and holds one of these byte strings, in due order. The server searches, in bounded calls.
+
+        As in `page`, nothing that waits all the time is missed.
+
+        Args:
+            marks: the byte strings; none: everything is found.
+            after: see `page`; so are the following.
+            due_from_ms: unix time in ms.
+            due_to_ms: unix time in ms.
+            limit: entries that one call reads at most, 1 to 1,000.
+
+        Yields:
+            For each call how many entries it read, corrupt ones as well, and those that it found; these end with the
+            last one that it read, since that says how far the search is. Corrupt ones are left out.
+
+        Raises:
+            ValueError: `limit` out of range.
+        """
+        if not 1 <= limit <= scripts.MAX_PAGE:
+            raise ValueError(f"limit must be 1 to {scripts.MAX_PAGE}, not {limit!r}")
+        begin: dict[str, Any] = {"due_ms": due_from_ms}
+        if after is not None:
+            begin = _behind(after.position if isinstance(after, Entry) else after)
+        while True:
+            read, found = scripts.page(self.client, self.keys, last_due_ms=due_to_ms, limit=limit, marks=marks, **begin)
+            if not found:
+                return
+            yield read, list(entries_of(found))
+            raw, score = found[-1]
+            last = entry_of(raw, score)
+            corrupt = {"due_ms": scripts.score_to_ms(score), "skip": "entry", "after": raw}
+            begin = corrupt if last is None else _behind(last.position)
 
     def count(self, *, due_from_ms: int | None = None, due_to_ms: int | None = None) -> int:
         """Return how many entries are due in a span of time, both ends included; corrupt ones as well. O(log N)."""
@@ -362,6 +392,11 @@ class DelayedQueue:
             )
             if popped:
                 return bytes(popped[1])
+
+
+def _behind(position: Position) -> dict[str, Any]:
+    """Return where a page begins that comes after a position, for `scripts.page`."""
+    return {"due_ms": position.due_ms, "skip": "start", "after": position.start}
 
 
 def registered(client: redis.Redis, keyprefix: str = "") -> set[str]:

@@ -345,12 +345,13 @@ def page(
     limit: int,
     skip: Literal["", "entry", "start"] = "",
     after: bytes = b"",
-) -> list[tuple[bytes, bytes]]:
-    """Return entries and scores in due order, see `page.lua`."""
+    marks: Sequence[bytes] = (),
+) -> tuple[int, list[tuple[bytes, bytes]]]:
+    """Return how many entries were read, and entries and scores in due order, see `page.lua`."""
     first_due: int | str = "-inf" if due_ms is None else due_ms
     last_due: int | str = "(+inf" if last_due_ms is None else last_due_ms
-    found = load("page").run(client, (keys.timeout_set,), (first_due, last_due, limit, skip, after))
-    return list(zip(found[::2], found[1::2], strict=True))
+    read, *found = load("page").run(client, (keys.timeout_set,), (first_due, last_due, limit, skip, after, *marks))
+    return int(read), list(zip(found[::2], found[1::2], strict=True))
 
 
 def remove(client: redis.Redis, keys: QueueKeys, *, entries: Sequence[bytes]) -> list[bool]:

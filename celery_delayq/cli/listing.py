@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from celery_delayq.cli.broker import check_queue, inspecting, queue_option
 from celery_delayq.cli.command import body_option, command, json_option, usage_errors
-from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_details, print_json, text
+from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_details, print_json, progress, text
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import When, at, shown, shown_span
 from celery_delayq.inspector import Inspector
@@ -93,24 +94,39 @@ def _call(task: ScheduledTask) -> str:
 
 
 class _Listing:
-    """Yields tasks, page after page; then `cursor` tells where the rest begins, None if there is none."""
+    """Reads tasks, batch after batch; `cursor` tells where the rest begins, None if there is none."""
 
     def __init__(self, inspector: Inspector, criteria: Criteria, limit: int | None, cursor: str | None) -> None:
         self.cursor = cursor
         self._inspector = inspector
         self._criteria = criteria
-        self._limit = limit
+        self._left = math.inf if limit is None else limit
+        self._is_at_end = False
+        self._examined = 0
 
-    def __iter__(self) -> Iterator[ScheduledTask]:
-        left = self._limit
-        while left is None or left > 0:
-            size = MAX_PAGE if left is None else min(left, MAX_PAGE)
-            page = self._inspector.scheduled(self._criteria, limit=size, cursor=self.cursor)
-            self.cursor = page.cursor
-            yield from page
-            if self.cursor is None:
-                return
-            left = None if left is None else left - len(page)
+    def batch(self) -> list[ScheduledTask]:
+        """Return the next tasks, as many as fit into memory for sure; none at the end."""
+        tasks: list[ScheduledTask] = []
+        with self._progress() as on_progress:
+            while not self._is_at_end and (size := min(self._left, MAX_PAGE - len(tasks))):
+                page = self._inspector.scheduled(self._criteria, limit=int(size), cursor=self.cursor)
+                tasks += page
+                self.cursor = page.cursor
+                self._is_at_end = page.cursor is None
+                self._left -= len(page)
+                self._examined += page.examined
+                on_progress(self._examined)
+        return tasks
+
+    @contextmanager
+    def _progress(self) -> Iterator[Callable[[int], None]]:
+        """Give a function to tell how many tasks were examined: a search by name looks at all of them."""
+        if self._criteria.task is None:
+            yield lambda examined: None
+            return
+        total = self._inspector.to_examine(self._criteria)
+        with progress("searching") as on_progress:
+            yield lambda examined: on_progress(examined, max(examined, total))
 
 
 @command("list")
@@ -125,27 +141,25 @@ def list_(ctx: click.Context, limit: int, cursor: str | None, everything: bool, 
         criteria = criteria_of(inspector, **chosen)
         listing = _Listing(inspector, criteria, None if everything else limit, cursor)
         with usage_errors():
-            tasks = iter(listing)
-            if as_json:
-                for task in tasks:
-                    print_json(task.to_dict())
-            else:
-                _print(tasks)
+            batch = listing.batch()
+            if not batch and not as_json:
+                say("Nothing waits that matches.", err=True)
+            while batch:
+                _write(batch, as_json)
+                batch = listing.batch()
     if listing.cursor is not None and as_json:
         print_json({"cursor": listing.cursor})
     elif listing.cursor is not None:
         say(f"There may be more: --cursor {listing.cursor} goes on, --all shows all.", err=True)
 
 
-def _print(tasks: Iterator[ScheduledTask]) -> None:
-    """Print tables that fit into memory, however many tasks there are."""
-    out = console()
-    batch = list(islice(tasks, MAX_PAGE))
-    if not batch:
-        say("Nothing waits that matches.", err=True)
-    while batch:
-        out.print(task_table(batch, out.width))
-        batch = list(islice(tasks, MAX_PAGE))
+def _write(tasks: Sequence[ScheduledTask], as_json: bool) -> None:
+    if not as_json:
+        out = console()
+        out.print(task_table(tasks, out.width))
+        return
+    for task in tasks:
+        print_json(task.to_dict())
 
 
 @command("show")

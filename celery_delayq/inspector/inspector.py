@@ -12,7 +12,7 @@ from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.counts import Counts, count
 from celery_delayq.inspector.message import with_eta
-from celery_delayq.inspector.pages import Criteria, OnProgress, Page, page, walk
+from celery_delayq.inspector.pages import Criteria, OnProgress, Page, page, to_examine, walk
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.times import Time, due_at, to_ms
 
@@ -55,6 +55,10 @@ class Inspector:
     def scheduled(self, criteria: Criteria, *, limit: int = 100, cursor: str | None = None) -> Page:
         """Return a page of what waits, in due order over all queues, see `pages.page`."""
         return page(self.lists, criteria, limit, cursor)
+
+    def to_examine(self, criteria: Criteria) -> int:
+        """Return how many tasks must be looked at to find those that match, see `pages.to_examine`."""
+        return to_examine(self.lists, criteria)
 
     def cancel(self, task_ids: Sequence[str]) -> dict[str, bool]:
         """Remove tasks that wait; returns which did. Atomic for each entry."""

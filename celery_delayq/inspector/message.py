@@ -33,6 +33,22 @@ def is_task(message: dict[str, Any] | None) -> bool:
     return message is not None and {"task", "id"} <= message["headers"].keys()
 
 
+def marks_of(name: str) -> tuple[bytes, ...]:
+    r"""Return byte strings of which a message holds one if its task has this name; none if that cannot be told.
+
+    So a search need not decode what cannot match. JSON has the name as it is and a quote behind it, or escapes one of
+    its characters: those of ASCII as `\u00XX`, whose first digit is that of the character. (The quote before the name
+    would slow the search down: a message has many.)
+    """
+    try:
+        json.loads(name)
+    except (ValueError, RecursionError):
+        plain = name.isascii() and name.isprintable() and not set(name) & set('"\\/')
+        escapes = {f"\\u00{ord(char) >> 4:x}" for char in name} if plain else {"\\"}
+        return tuple(mark.encode("utf-8", "surrogatepass") for mark in (f'{name}"', *sorted(escapes)))
+    return ()  # a header that is no text is named by its JSON, which may be written in many ways
+
+
 def json_body(message: dict[str, Any]) -> Any:
     """Return the body of a message if it is JSON: of a task its args, kwargs and callbacks. None if it is not.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from celery_delayq.entry import Entry, Position
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.inspector.message import marks_of
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.scripts import MAX_PAGE
 from celery_delayq.times import Time, to_ms
@@ -18,8 +19,9 @@ from celery_delayq.times import Time, to_ms
 #: Tasks that one page examines at most: a filter that nothing matches ends after so many, with a cursor to go on.
 MOST_EXAMINED = 10_000
 
-#: Entries that are read at once: more are no faster, and hold the server up for longer.
-_READ = 100
+#: Entries that are read at once, and among which the server searches at once: more would hold it up for longer than a
+#: millisecond.
+_READ, _SEARCHED = 100, 200
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,16 @@ class Criteria:
         """Whether nothing is left out."""
         return self == Criteria()
 
+    @property
+    def marks(self) -> tuple[bytes, ...]:
+        """Of which byte strings a message holds one if it matches; none if any may match."""
+        return () if self.task is None else marks_of(self.task)
+
+    @property
+    def span(self) -> dict[str, Any]:
+        """When a task is due, for the methods of `DelayedQueue`."""
+        return {"due_from_ms": self.due_from_ms, "due_to_ms": self.due_to_ms}
+
     def matches(self, task: ScheduledTask) -> bool:
         """Return whether a task has the name that is wanted."""
         return self.task in (None, task.name)
@@ -80,10 +92,12 @@ class Page:
     Attributes:
         tasks: may be fewer than asked for, even none, although there are more: only `cursor` tells.
         cursor: where the next page begins; None after the last one. It stays valid whatever happens meanwhile.
+        examined: how many tasks were looked at to find these.
     """
 
     tasks: tuple[ScheduledTask, ...]
     cursor: str | None
+    examined: int = 0
 
     def __iter__(self) -> Iterator[ScheduledTask]:
         return iter(self.tasks)
@@ -130,24 +144,35 @@ def page(
     if not 1 <= limit <= MAX_PAGE:
         raise ValueError(f"limit must be 1 to {MAX_PAGE}, not {limit!r}")
     last = None if cursor is None else _Cursor.decode(cursor)
-    streams = [_stream(lists, found, criteria, last, limit) for found in lists.waiting(criteria.queue)]
+    read = min(limit + 1, _READ) if criteria.task is None else min(most_examined, _SEARCHED)
+    streams = [_stream(lists, found, criteria, last, read) for found in lists.waiting(criteria.queue)]
     now_ms = lists.now_ms()
     tasks: list[ScheduledTask] = []
-    merged = heapq.merge(*streams, key=lambda found: (found[1].due_ms, found[0].name))
-    for examined, (broker_list, entry) in enumerate(merged):
-        if last is not None and (len(tasks) == limit or examined == most_examined):
-            return Page(tuple(tasks), last.encode())
-        last = _Cursor(broker_list.name, entry.position)
-        task = scheduled_task(entry, broker_list, now_ms)
+    examined = 0
+    for step in heapq.merge(*streams, key=lambda step: (step.entry.due_ms, step.broker_list.name)):
+        if last is not None and (len(tasks) == limit or examined >= most_examined):
+            return Page(tuple(tasks), last.encode(), examined)
+        examined += step.examined
+        last = _Cursor(step.broker_list.name, step.entry.position)
+        task = scheduled_task(step.entry, step.broker_list, now_ms)
         if criteria.matches(task):
             tasks.append(task)
-    return Page(tuple(tasks), None)
+    return Page(tuple(tasks), None, examined)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An entry that may match, or the last one that was read, and how many were examined to get there from another."""
+
+    broker_list: BrokerList
+    entry: Entry
+    examined: int
 
 
 def _stream(
     lists: BrokerLists, broker_list: BrokerList, criteria: Criteria, last: _Cursor | None, limit: int
-) -> Iterator[tuple[BrokerList, Entry]]:
-    """Yield what waits for one list and comes after the last task that was seen."""
+) -> Iterator[_Step]:
+    """Yield what may match for one list and comes after the last task that was seen, see `DelayedQueue.search`."""
     after: Position | None = None
     due_from_ms = criteria.due_from_ms
     if last is not None and last.broker_list == broker_list.name:
@@ -155,11 +180,14 @@ def _stream(
     elif last is not None:
         behind = last.position.due_ms + (broker_list.name < last.broker_list)
         due_from_ms = max(behind, due_from_ms or 0)
-    read = _READ if criteria.task is not None else min(limit + 1, _READ)
-    spans: dict[str, Any] = {"due_from_ms": due_from_ms, "due_to_ms": criteria.due_to_ms}
-    for entries in lists.delayed_queue(broker_list).pages(after, **spans, limit=read):
-        for entry in entries:
-            yield broker_list, entry
+    found = lists.delayed_queue(broker_list).search(
+        criteria.marks, after, due_from_ms=due_from_ms, due_to_ms=criteria.due_to_ms, limit=limit
+    )
+    for read, entries in found:
+        for entry in entries[:-1]:
+            yield _Step(broker_list, entry, 1)
+        if entries:
+            yield _Step(broker_list, entries[-1], read - len(entries) + 1)
 
 
 #: Called with the numbers of entries that were examined, and of those there are; now and then.
@@ -173,15 +201,19 @@ def walk(
 
     What is offered or moved while this goes on may be missed, nothing that waits all the time is.
     """
-    broker_lists = lists.waiting(criteria.queue)
-    spans: dict[str, Any] = {"due_from_ms": criteria.due_from_ms, "due_to_ms": criteria.due_to_ms}
-    total = sum(lists.delayed_queue(found).count(**spans) for found in broker_lists)
+    total = to_examine(lists, criteria)
+    limit = _READ if criteria.task is None else _SEARCHED
     now_ms = lists.now_ms()
     done = 0
-    for found in broker_lists:
-        for entries in lists.delayed_queue(found).pages(**spans):
+    for found in lists.waiting(criteria.queue):
+        for read, entries in lists.delayed_queue(found).search(criteria.marks, **criteria.span, limit=limit):
             tasks = (scheduled_task(entry, found, now_ms) for entry in entries)
             yield found, [task for task in tasks if criteria.matches(task)]
-            done += len(entries)
+            done += read
             if on_progress is not None:
                 on_progress(done, max(done, total))
+
+
+def to_examine(lists: BrokerLists, criteria: Criteria) -> int:
+    """Return how many tasks must be looked at to find those that match: all of the queue and the span of time."""
+    return sum(lists.delayed_queue(found).count(**criteria.span) for found in lists.waiting(criteria.queue))

@@ -1,5 +1,6 @@
 --[[
-page: return the entries that are due next after a given one, which need not exist any more; changes nothing.
+page: return the entries that are due next after a given one, which need not exist any more; changes nothing. With
+marks, only those that hold one of them are returned, and the last one that was read, from which the caller goes on.
 
 KEYS[1] timeout set  ZSET
 ARGV[1] due          ms, or '-inf': entries due then or later
@@ -8,10 +9,11 @@ ARGV[3] limit        entries, at most 1000
 ARGV[4] skip         of those due at ARGV[1] itself, which to leave out: '' none, 'entry' those up to ARGV[5], 'start'
                      those up to the ones that begin with ARGV[5]
 ARGV[5] after        an entry, or the start of one
+ARGV[6..] mark       bytes that an entry may hold anywhere; nothing is decoded
 
-Returns {entry, score, entry, score, ...} in due order.
+Returns {read, entry, score, entry, score, ...}: how many entries were read, and entries in due order.
 
-Limits: ARGV[3] entries, and about 1 MiB: there is no further one once so much has been read.
+Limits: it reads ARGV[3] entries, and about 1 MiB: there is no further one once so much has been read.
 ]]
 local timeout_set, due, last_due, limit, skip, after = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local MAX_BYTES, SLICE = 1048576, 20
@@ -41,14 +43,33 @@ if skip ~= '' then
     end
 end
 
-local found, bytes = {}, 0
+local function is_wanted(entry)
+    for at = 6, #ARGV do
+        if string.find(entry, ARGV[at], 1, true) then
+            return true
+        end
+    end
+    return #ARGV < 6
+end
+
+local found, read, bytes = {0}, 0, 0
+local last, last_score
 stop = math.min(stop, rank + limit)
 while rank < stop and bytes < MAX_BYTES do
     local slice = redis.call('ZRANGE', timeout_set, rank, math.min(rank + SLICE, stop) - 1, 'WITHSCORES')
-    for at = 1, #slice do
-        found[#found + 1] = slice[at]
-        bytes = bytes + #slice[at]
+    for at = 1, #slice, 2 do
+        last, last_score = slice[at], slice[at + 1]
+        read, bytes = read + 1, bytes + #last
+        if is_wanted(last) then
+            found[#found + 1] = last
+            found[#found + 1] = last_score
+        end
     end
     rank = rank + SLICE
 end
+if last and found[#found - 1] ~= last then
+    found[#found + 1] = last
+    found[#found + 1] = last_score
+end
+found[1] = read
 return found

@@ -87,6 +87,15 @@ def test_progress_is_shown_in_a_terminal(waiting: DelayedQueue, terminal: Termin
         assert "/3000" in cancel.log
 
 
+def test_a_search_by_name_shows_its_progress(waiting: DelayedQueue, terminal: Terminal) -> None:
+    fill(waiting, 3000)
+    with terminal("list", "--task", "nobody") as search:
+        search.wait_for_log("Nothing waits that matches.")
+        assert search.wait() == 0
+        assert "searching" in search.log
+        assert "/3000" in search.log
+
+
 def test_status_tells_which_worker_is_punctual(
     app: Celery, waiting: DelayedQueue, terminal: Terminal, broker_url: str, ledger_url: str
 ) -> None:

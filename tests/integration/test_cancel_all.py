@@ -13,6 +13,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, codec
+from celery_delayq.inspector import message as messages
 from celery_delayq.inspector.counts import Bucket
 from tests.state import FAR, calls, give, lease, nothing_changes, now_ms, offer
 from tests.support import wait_until
@@ -83,6 +84,31 @@ class TestCancelAll:
         # 200 pages, and an empty one; each removal takes a hundred.
         assert calls(waiting.client, "evalsha") <= 200 + 201 + 2
         assert calls(waiting.client, "zrem") == 20_000
+
+    def test_only_what_may_match_is_decoded(
+        self, app: Celery, waiting: DelayedQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The name of some tasks is in arguments of others, and begins as theirs does."""
+        decoded: list[bytes] = []
+        read = messages.read
+
+        def noted(payload: bytes) -> Any:
+            decoded.append(payload)
+            return read(payload)
+
+        note, note_request = app.tasks["note"], app.tasks["note_request"]
+        app.delayq.apply_async_many(
+            note_request.s().set(eta=SOON + number * SECOND) if number % 100 else note.s("x").set(eta=SOON)
+            for number in range(3000)
+        )
+        monkeypatch.setattr(messages, "read", noted)
+        told: list[tuple[int, int]] = []
+        assert len(list(app.delayq.iter_scheduled(task="note"))) == 30
+        assert app.delayq.cancel_all(task="note", on_progress=lambda *now: told.append(now)) == 30
+        # Beside those that match, the last one that each call read.
+        assert len(decoded) <= 2 * (30 + 3000 / 100)
+        assert told[-1] == (3000, 3000)
+        assert len(told) >= 3000 / 200
 
     def test_beside_a_transfer_each_is_cancelled_or_delivered(self, app: Celery, waiting: DelayedQueue) -> None:
         waiting.register(again=True)

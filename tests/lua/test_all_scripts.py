@@ -38,7 +38,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "cancel": ({"message_key": bytes(16)}, [0, 0]),
     "resign": ({"transferrer": "me"}, 0),
     "find": ({"message_key": bytes(16)}, [b""]),
-    "page": ({"due_ms": 0, "last_due_ms": None, "limit": 1}, []),
+    "page": ({"due_ms": 0, "last_due_ms": None, "limit": 1}, [0]),
     "remove": ({"entries": []}, []),
     "release": ({"messages": []}, []),
     "restore": ({"due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False}, 1),

@@ -154,3 +154,49 @@ def test_does_not_depend_on_what_the_client_decodes(client: redis.Redis) -> None
         queue = DelayedQueue(decoding, "q")
         offer(queue, "a", payload=b"\xff")
         assert payloads(queue.page()) == payloads(queue.find("a")) == [b"\xff"]
+
+
+class TestSearch:
+    @on_a_server(max_examples=60)
+    @given(
+        members=st.dictionaries(MEMBERS, st.sampled_from([FAR, FAR + 1]), max_size=40),
+        marks=st.lists(st.binary(max_size=2), max_size=3),
+        limit=st.integers(1, 7),
+    )
+    def test_finds_what_holds_a_mark(
+        self, one_queue: DelayedQueue, members: dict[bytes, float], marks: list[bytes], limit: int
+    ) -> None:
+        one_queue.client.flushall()
+        if members:
+            seed(one_queue, members)
+        everything = read_all(one_queue)
+        read, found = 0, []
+        for number, entries in one_queue.search(marks, limit=limit):
+            assert len(entries) <= number <= limit
+            read += number
+            found += entries
+        # By positions: entries that differ in nothing but the payload count as one.
+        wanted = {entry.position for entry in everything if not marks or any(mark in entry.raw for mark in marks)}
+        assert wanted <= {entry.position for entry in found}
+        assert found == [entry for entry in everything if entry in found]
+        assert len(found) == len(set(found))
+        assert read <= len(members)
+
+    def test_says_how_far_it_is(self, queue: DelayedQueue) -> None:
+        for number in range(25):
+            offer(queue, str(number), FAR + number, payload=b"a mark" if number % 10 == 3 else b"nothing")
+        with nothing_changes(queue.client):
+            steps = [
+                (read, [entry.due_ms - FAR for entry in entries])
+                for read, entries in queue.search([b"other", b"mark"], limit=10)
+            ]
+        assert steps == [(10, [3, 9]), (10, [13, 19]), (5, [23, 24])]
+
+    def test_goes_on_behind_what_is_corrupt(self, queue: DelayedQueue) -> None:
+        seed(queue, {b"corrupt %d" % number: FAR for number in range(10)})
+        offer(queue, "last", FAR + 1)
+        assert [(read, payloads(entries)) for read, entries in queue.search([b"nobody"], limit=4)] == [
+            (4, []),
+            (4, []),
+            (3, [b"last"]),
+        ]

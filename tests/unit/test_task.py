@@ -6,6 +6,7 @@ import base64
 import json
 import pickle
 from datetime import datetime, timedelta, timezone
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from celery_delayq import codec
 from celery_delayq.codec import OfferId
 from celery_delayq.entry import Entry
 from celery_delayq.inspector.broker_lists import BrokerList
-from celery_delayq.inspector.message import with_eta
+from celery_delayq.inspector.message import marks_of, with_eta
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 
 LIST = BrokerList("shop.celery\x06\x163", "celery", 3)
@@ -181,3 +182,39 @@ class TestBody:
     def test_nothing_else_is_decoded(self) -> None:
         assert task_of(stored()).body is None
         assert task_of(b"\xff").body is None
+
+
+class TestMarks:
+    """What a message of a task with this name holds, however its JSON was written."""
+
+    #: Short escapes that JSON has; an escape of four digits does for every other character.
+    SHORT = MappingProxyType(
+        {'"': r"\"", "\\": r"\\", "/": r"\/", "\b": r"\b", "\f": r"\f", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+    )
+
+    @given(data=st.data(), name=st.one_of(st.text(), st.text('ab.c/"\\é\n', min_size=1)))
+    def test_are_in_every_spelling(self, data: st.DataObject, name: str) -> None:
+        spelled = ""
+        for char in name:
+            units = char.encode("utf-16-be", "surrogatepass")
+            digits = [units[at : at + 2].hex() for at in range(0, len(units), 2)]
+            spellings = ["".join(rf"\u{four}" for four in digits), "".join(rf"\u{four.upper()}" for four in digits)]
+            if char in self.SHORT:
+                spellings.append(self.SHORT[char])
+            if char >= " " and char not in '"\\' and not "\ud800" <= char <= "\udfff":
+                spellings.append(char)
+            spelled += data.draw(st.sampled_from(spellings))
+        payload = f'{{"headers":{{"task":"{spelled}","id":"1"}},"properties":{{}}}}'.encode()
+        task = task_of(payload)
+        marks = marks_of(task.name or "")
+        assert not marks or any(mark in payload for mark in marks)
+
+    @given(value=st.recursive(st.none() | st.booleans() | st.floats() | st.integers(), st.lists))
+    def test_are_none_for_what_may_be_no_text(self, value: Any) -> None:
+        name = task_of(stored({**HEADERS, "task": value})).name
+        assert name is None or marks_of(name) == ()
+
+    def test_of_usual_names_are_in_no_usual_message_of_another_task(self) -> None:
+        payload = stored({**HEADERS, "task": "shop.cancel_unpaid_order", "argsrepr": "('\\\\', 'é', '任务', '\"\\n')"})
+        for name in ("shop.cancel_unpaid", "celery.backend_cleanup", "Shop-2.do:it"):
+            assert not any(mark in payload for mark in marks_of(name)), name
