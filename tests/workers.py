@@ -145,11 +145,29 @@ class CeleryCommand:
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
 
+    def suspend(self) -> None:
+        """Suspend all processes of the session; returns when none of them runs on.
+
+        A signal is heard by one thread, whenever it gets its turn, and the others run until then.
+        """
+        for pid in self.session():
+            os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: set(self._states().values()) == {"T"}, "all processes are suspended")
+
+    def resume(self) -> None:
+        """Let all processes go on, a child before its parent, so that its result is there."""
+        for pid in sorted(self.session(), reverse=True):
+            os.kill(pid, signal.SIGCONT)
+
     def session(self) -> set[int]:
         """Return the ids of all living processes that the main process started, itself included."""
+        return set(self._states())
+
+    def _states(self) -> dict[int, str]:
+        """Return the state of each living process of the session, as one letter of `ps`."""
         found = subprocess.run(["ps", "-e", "-o", "pid=,sid=,stat="], capture_output=True, text=True, check=True).stdout
         rows = [line.split() for line in found.splitlines()]
-        return {int(pid) for pid, sid, stat in rows if int(sid) == self.pid and stat[0] != "Z"}
+        return {int(pid): stat[0] for pid, sid, stat in rows if int(sid) == self.pid and stat[0] != "Z"}
 
 
 class Worker(CeleryCommand):

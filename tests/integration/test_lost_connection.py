@@ -195,13 +195,11 @@ def test_what_others_took_over_does_not_begin(
         fetched = count if late else count - 1
         wait_until(lambda: taken_up(ledger, ids) and in_flight(broker_client) == fetched, "all are fetched")
         with long_worker(broker=broker_url, ledger=ledger, transport=transport):
-            for pid in worker.session():
-                os.kill(pid, signal.SIGSTOP)
+            worker.suspend()
             open_gate(ledger)
             ran = count + late  # what ran here, and was not acknowledged, runs there too
             wait_until(lambda: len(taken_up(ledger, ids)) == ran, "the other worker has run what was fetched", 30)
-            for pid in sorted(worker.session(), reverse=True):  # a child first, so that its result is there
-                os.kill(pid, signal.SIGCONT)
+            worker.resume()
             worker.wait_for_log("Connected to", times=2)
         worker.send_signal(signal.SIGTERM)
         worker.wait()

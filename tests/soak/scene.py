@@ -151,11 +151,11 @@ class Scene:
     def suspended(self, worker: Worker) -> Iterator[None]:
         """Suspend all processes of a worker."""
         with self._harming([worker]):
-            os.killpg(worker.pid, signal.SIGSTOP)
+            worker.suspend()
         try:
             yield
         finally:
-            os.killpg(worker.pid, signal.SIGCONT)
+            worker.resume()
 
     def cut_off(self, worker: Worker) -> None:
         """Take down that a worker is cut off from now on, for longer than its lease."""
