@@ -18,13 +18,11 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq import codec, keys, scripts
 from celery_delayq.entry import Entry, Position, entries_of, entry_of, in_batches, pairs
+from celery_delayq.registry import REGISTERED_FOR_S, Registry
 from celery_delayq.scripts import MAX_BATCH_SIZE, Transferred
 
 #: Messages one call of `transfer` moves at most, unless told otherwise.
 BATCH_SIZE = 100
-
-#: How long a process trusts that a queue it registered is still registered, in seconds.
-_REGISTERED_FOR_S = 60.0
 
 #: Above all due times that datetime knows, and with any delay added still exact in Lua's and Redis' doubles.
 _END_OF_TIME_MS = 2**52
@@ -62,7 +60,7 @@ class DelayedQueue:
         self.name = name
         self.mirror_list = mirror_list
         self.keys = keys.QueueKeys.of(name, database_of(client))
-        self._registry = keys.registry(keyprefix)
+        self._registry = Registry(client, keyprefix)
         self._register_again_at = 0.0
         # A client that stops listening before the server answers would lose what it answers.
         reply_timeout_s = client.get_connection_kwargs().get("socket_timeout")
@@ -103,6 +101,7 @@ class DelayedQueue:
         if not isinstance(payload, bytes):
             raise TypeError(f"a payload must be bytes, not {type(payload).__name__}")
         message_id = str(uuid.uuid4()) if message_id is None else message_id
+        begun = time.monotonic()
         just_registered = self.register()
         _, alone = scripts.offer(
             self.client,
@@ -113,8 +112,8 @@ class DelayedQueue:
             payload=payload,
             mirrored=self.mirror_list,
         )
-        if alone and not just_registered:
-            # The queue was empty: as always, or because the server has lost its data, and the registry with it.
+        if alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
+            # The queue was empty: its name may have left the registry, or the server has lost its data.
             self.register(again=True)
         return message_id
 
@@ -152,7 +151,8 @@ class DelayedQueue:
         """Make sure that transfer loops know this queue; at most one command a minute unless `again` is true.
 
         The registry is in a hash slot of its own, hence not part of the script that offers: it comes first, and a
-        queue that stays empty does no harm. A new queue is announced on the channel of the same name.
+        queue that stays empty leaves it again. A new queue is announced on the channel of the same name. A registry of
+        another type is logged, and no error.
 
         Returns:
             Whether a command was sent.
@@ -160,9 +160,8 @@ class DelayedQueue:
         now = time.monotonic()
         if now < self._register_again_at and not again:
             return False
-        if self.client.sadd(self._registry, self.name):
-            self.client.publish(self._registry, self.name)
-        self._register_again_at = now + _REGISTERED_FOR_S
+        self._registry.add(self.name)
+        self._register_again_at = now + REGISTERED_FOR_S
         return True
 
     def cancel(self, message_id: str) -> int:
@@ -397,23 +396,6 @@ class DelayedQueue:
 def _behind(position: Position) -> dict[str, Any]:
     """Return where a page begins that comes after a position, for `scripts.page`."""
     return {"due_ms": position.due_ms, "skip": "start", "after": position.start}
-
-
-def registered(client: redis.Redis, keyprefix: str = "") -> set[str]:
-    """Return the names of all broker lists that have, or had, a delayed queue.
-
-    What is no UTF-8, or empty, is left out: no client of this package could have put it there, or could use it.
-    """
-    members = client.execute_command("SMEMBERS", keys.registry(keyprefix), **{NEVER_DECODE: True})
-    return {member.decode() for member in members if member and _is_utf8(member)}
-
-
-def _is_utf8(name: bytes) -> bool:
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def database_of(client: redis.Redis) -> int:

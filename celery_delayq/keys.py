@@ -93,9 +93,23 @@ class QueueKeys:
         return f"{companion('delayq:inflight', self.queue)}:{consumer}"
 
 
-def registry(keyprefix: str = "") -> str:
-    """Name the SET of broker lists that have, or had, a delayed queue; also the channel that announces new ones."""
-    return f"{keyprefix}delayq:queues"
+@dataclass(frozen=True)
+class RegistryKeys:
+    """The keys of the registry; they are in one hash slot.
+
+    Attributes:
+        names: SET, broker lists for which something may wait; also the channel that announces new ones.
+        retired: ZSET, broker list -> when it left the registry since nothing waited (ms).
+    """
+
+    names: str
+    retired: str
+
+    @classmethod
+    def of(cls, keyprefix: str = "") -> RegistryKeys:
+        """Return the keys with kombu's `global_keyprefix`."""
+        names = f"{keyprefix}delayq:queues"
+        return cls(names, companion("delayq:retired", names))
 
 
 def hello_channel(db: int = 0) -> str:

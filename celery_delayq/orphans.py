@@ -17,8 +17,9 @@ from redis.client import NEVER_DECODE
 from redis.exceptions import WatchError
 
 from celery_delayq import keys
-from celery_delayq.delayed_queue import DelayedQueue, registered
+from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.entry import Entry, entry_of, pairs
+from celery_delayq.registry import registered
 from celery_delayq.scripts import score_to_ms
 
 #: Entries that are read, and handed over in one transaction, at a time.

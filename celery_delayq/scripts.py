@@ -18,7 +18,7 @@ import redis
 from redis.client import NEVER_DECODE
 from redis.exceptions import NoScriptError
 
-from celery_delayq.keys import QueueKeys
+from celery_delayq.keys import QueueKeys, RegistryKeys
 
 #: Most entries one call of `transfer` may move: Lua's `unpack` fails at 8,000 values, a call should take about 1 ms.
 MAX_BATCH_SIZE = 1000
@@ -387,6 +387,17 @@ def tidy(client: redis.Redis, keys: QueueKeys, *, places: Sequence[bytes]) -> tu
     """
     forgotten, surplus = load("tidy").run(client, (keys.timeout_set, keys.index, keys.repeated), places)
     return int(forgotten), int(surplus)
+
+
+def retire(client: redis.Redis, keys: RegistryKeys, *, names: Sequence[str]) -> int:
+    """Take names out of the registry, see `retire.lua`. Returns how many were in it."""
+    return int(load("retire").run(client, (keys.names, keys.retired), names))
+
+
+def settle(client: redis.Redis, keys: RegistryKeys, *, retired: Sequence[tuple[str, int]]) -> int:
+    """Forget that names were retired at a time (ms), see `settle.lua`. Returns how many still were."""
+    args = [part for name in retired for part in name]
+    return int(load("settle").run(client, (keys.retired,), args))
 
 
 def restore_command(

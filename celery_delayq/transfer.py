@@ -10,7 +10,8 @@ What others leave behind
 
 Why nothing is forgotten
     Notifications are hints. The loop looks at a queue when its subscription is confirmed, and at all of them every
-    `interval_s` (5 s) in case a notification was lost; every third time it also reads which queues there are.
+    `interval_s` (5 s) in case a notification was lost; every third time it also reads which queues there are, and takes
+    the names of those that are empty out of the registry.
 
 One is punctual, the others back it up
     Every worker runs a loop, but `transfer.lua` records who moved messages last. That loop wakes when a message is
@@ -30,7 +31,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any
 
@@ -40,7 +41,8 @@ from redis import exceptions
 from celery_delayq import keys, scripts
 from celery_delayq.clock import ServerClock
 from celery_delayq.connections import CONNECTION_ERRORS, LoopThread, interrupt, new_id, socket_of
-from celery_delayq.delayed_queue import BATCH_SIZE, DelayedQueue, registered
+from celery_delayq.delayed_queue import BATCH_SIZE, DelayedQueue
+from celery_delayq.registry import Registry, Retired
 from celery_delayq.scripts import Transferred
 from celery_delayq.tidying import tidy
 
@@ -67,6 +69,8 @@ class TransferSettings:
         grace_s: how long the other loops leave due messages to the punctual one, in seconds.
         interval_s: how often a loop looks at its queues without being told, in seconds.
         batch_size: messages one script call moves at most.
+        idle_s: how long a queue must be empty before its name leaves the registry, and how long it is served after
+            that, in seconds; more than `registry.REGISTERED_FOR_S`.
         lead_s: how long before they are due messages are moved, in seconds, to the queues that this process consumes.
             It makes up for the way from the broker list to the consumer, who has to wait for the rest itself.
     """
@@ -75,6 +79,7 @@ class TransferSettings:
     interval_s: float = 5.0
     batch_size: int = BATCH_SIZE
     lead_s: float = 0.0
+    idle_s: float = 90.0
 
     @property
     def grace_ms(self) -> int:
@@ -102,6 +107,8 @@ class _Watched:
     punctual: str = ""
     #: The last error of the server about this queue, so that it is logged once.
     error: str = ""
+    #: When something was last known to wait, or the loop began to watch, by the monotonic clock.
+    busy_at: float = field(default_factory=time.monotonic)
     #: What is left of looking through the index; None if nothing was begun.
     tidying: Iterator[int] | None = None
 
@@ -109,6 +116,10 @@ class _Watched:
     def is_to_be_looked_at(self) -> bool:
         """Whether the loop is about to look anyway, which tells more than any notification: the server's time, too."""
         return self.wake_at_ms == 0
+
+    def is_empty_since(self, moment: float) -> bool:
+        """Whether nothing was known to wait since then, by the monotonic clock."""
+        return self.head_due_ms is None and not self.error and self.busy_at <= moment
 
 
 class TransferLoop(LoopThread):
@@ -145,7 +156,7 @@ class TransferLoop(LoopThread):
         self._connect = connect
         self._queues = queues
         self._keyprefix = keyprefix
-        self._registry = keys.registry(keyprefix)
+        self._registry_channel = keys.RegistryKeys.of(keyprefix).names
         self._on_pass = on_pass
         self._clock = ServerClock()
         self._watched: dict[str, _Watched] = {}
@@ -202,6 +213,7 @@ class TransferLoop(LoopThread):
 
     def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
         self._client, self._pubsub = client, pubsub
+        self._registry = Registry(client, self._keyprefix)
         self._looked = False
         self._looks = 0
         self._watched.clear()
@@ -210,7 +222,7 @@ class TransferLoop(LoopThread):
         self._by_transferrer_channel.clear()
         # The first look follows the confirmation: what is registered after it will be announced.
         self._next_look = time.monotonic() + self.settings.interval_s
-        pubsub.subscribe(self._registry)
+        pubsub.subscribe(self._registry_channel)
 
     def _resign(self) -> None:
         # Also when woken: a cold shutdown cancels the consumers, and may stop the loop before it is subscribed again.
@@ -256,16 +268,17 @@ class TransferLoop(LoopThread):
     def _handle(self, message: dict[str, Any]) -> None:
         channel = _text(message["channel"]) if message.get("channel") is not None else ""
         if message["type"] == "subscribe":
-            if channel == self._registry:
+            if channel == self._registry_channel:
                 self._look()
             elif channel in self._by_channel:
                 # What became due before the subscription, no one will announce any more.
                 self._by_channel[channel].wake_at_ms = 0
         elif message["type"] == "message":
             data = _text(message["data"])
-            if channel == self._registry:
+            if channel == self._registry_channel:
                 self._known.add(data)
                 self._watch({data})
+                self._watched[data].busy_at = time.monotonic()
             elif channel in self._by_channel:
                 self._on_head(self._by_channel[channel], data)
             elif channel in self._by_transferrer_channel:
@@ -277,6 +290,7 @@ class TransferLoop(LoopThread):
         except (ValueError, OverflowError):
             return
         # The channel is shared by all databases: believe only what makes the loop look earlier.
+        watched.busy_at = time.monotonic()
         if not watched.is_to_be_looked_at and (watched.head_due_ms is None or due_ms < watched.head_due_ms):
             watched.head_due_ms = due_ms
             self._arm(watched, last_sign_ms=0)
@@ -302,8 +316,7 @@ class TransferLoop(LoopThread):
         if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
             raise exceptions.ConnectionError("the subscription does not answer")
         consumed = set(self._queues())
-        if self._looks % _LOOKS_A_REGISTRY == 0:
-            self._known = self._registered(client)
+        registry = self._read_registry() if self._looks % _LOOKS_A_REGISTRY == 0 else None
         self._looks += 1
         names = self._known | consumed
         self._unwatch(self._watched.keys() - names)
@@ -319,6 +332,8 @@ class TransferLoop(LoopThread):
         for watched in self._watched.values():
             if watched.head_due_ms is not None or watched.error:
                 watched.wake_at_ms = 0
+        if registry is not None:
+            self._clear_registry(*registry)
         self._choose_untidy()
         self._looked = True
         self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
@@ -359,19 +374,36 @@ class TransferLoop(LoopThread):
         if self._tidy_steps == 0:
             self._untidy.clear()
 
-    def _registered(self, client: redis.Redis) -> set[str]:
+    def _read_registry(self) -> tuple[set[str], Retired] | None:
+        """Learn which queues there are. Returns the names that are registered and retired; None if it was refused."""
         try:
-            names = registered(client, self._keyprefix)
+            self._known = names = self._registry.names()
+            retired = self._registry.retired()
         except CONNECTION_ERRORS:
             raise
         except exceptions.ResponseError as exc:
-            # The queues that are consumed here are known without it.
-            if str(exc) != self._registry_error:
-                logger.error("Cannot read the names of delayed queues in %r: %s", self._registry, exc)
-            self._registry_error = str(exc)
-            return set()
+            # The queues that are consumed here are known without it, and so are those of before.
+            self._report("read the names of delayed queues in", exc)
+            return None
+        self._known = names | retired.at_ms.keys()
         self._registry_error = ""
-        return names
+        return names, retired
+
+    def _clear_registry(self, names: set[str], retired: Retired) -> None:
+        """Take the names of queues that are empty out of the registry."""
+        quiet_since = time.monotonic() - self.settings.idle_s
+        idle = [name for name in names if self._watched[name].is_empty_since(quiet_since)]
+        try:
+            self._registry.clear(idle, retired, self.settings.idle_s)
+        except CONNECTION_ERRORS:
+            raise
+        except exceptions.ResponseError as exc:
+            self._report("remove names of empty queues from", exc)
+
+    def _report(self, what: str, exc: Exception) -> None:
+        if str(exc) != self._registry_error:
+            logger.error("Cannot %s %r: %s", what, self._registry.keys.names, exc)
+        self._registry_error = str(exc)
 
     def _watch(self, names: set[str]) -> None:
         assert self._client is not None
@@ -413,6 +445,8 @@ class TransferLoop(LoopThread):
         self._clock.observe(done.now_us, sent, time.monotonic())
         watched.error = ""
         watched.head_due_ms = done.head_due_ms
+        if done.moved or done.dead or done.head_due_ms is not None:
+            watched.busy_at = time.monotonic()
         if done.punctual != watched.punctual:
             logger.debug("Delayed queue %r is transferred punctually by %s", queue.name, done.punctual)
         watched.punctual = done.punctual

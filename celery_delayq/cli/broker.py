@@ -71,8 +71,9 @@ def check_queue(inspector: Inspector, queue: str | None) -> None:
     Raises:
         click.ClickException: says which was meant.
     """
-    if queue is None or queue in (names := inspector.queues()):
+    if queue is None or inspector.has_queue(queue):
         return
+    names = inspector.queues()
     near = difflib.get_close_matches(queue, names)
     advice = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
     raise click.ClickException(f"unknown queue {queue!r}: {advice}")

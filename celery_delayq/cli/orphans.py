@@ -20,10 +20,10 @@ from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, json_option
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, progress, text
 from celery_delayq.cli.plain import say
-from celery_delayq.delayed_queue import registered
 from celery_delayq.entry import Entry
 from celery_delayq.keys import QueueKeys
 from celery_delayq.orphans import Orphan
+from celery_delayq.registry import registered
 from celery_delayq.times import to_datetime
 from celery_delayq.transport.drafts import drafts
 

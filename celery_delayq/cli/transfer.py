@@ -32,6 +32,13 @@ class VisibleFormatter(logging.Formatter):
 
 @command("transfer")
 @click.option(
+    "-Q",
+    "--queues",
+    default="",
+    metavar="LIST[,LIST]...",
+    help="Serve these broker lists, too, whoever offers to them: where only Java does, and nobody else transfers.",
+)
+@click.option(
     "-l",
     "--loglevel",
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
@@ -39,7 +46,7 @@ class VisibleFormatter(logging.Formatter):
     show_default=True,
     help="What to log; DEBUG shows every transfer.",
 )
-def transfer(ctx: click.Context, loglevel: str) -> None:
+def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
     """Move due tasks to their queues, without a worker.
 
     Every worker does this already. Run it where due tasks shall reach their queues although no worker is up, so that
@@ -63,7 +70,8 @@ def transfer(ctx: click.Context, loglevel: str) -> None:
     with delayq_channel(app) as (connection, channel):
         for finding in check_server(channel.plain_client):
             logger.log(finding.level, finding.message)
-        lists = [name for queue in app.amqp.queues for name in channel.broker_lists(queue)]
+        lists = {name for queue in app.amqp.queues for name in channel.broker_lists(queue)}
+        lists.update(name for name in map(str.strip, queues.split(",")) if name)
         connector = Connector(connection, failover=True)
         keyprefix = channel.global_keyprefix
 

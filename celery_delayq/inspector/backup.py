@@ -127,9 +127,8 @@ def import_(lists: BrokerLists, file: File, on_progress: OnProgress | None = Non
         try:
             for line in reader:
                 queue: DelayedQueue = lists.channel.delayed_queue(lists.channel.broker_list(line.queue, line.priority))
-                if queue.name not in registered:
-                    queue.register(again=True)
-                    registered.add(queue.name)
+                queue.register(again=queue.name not in registered)
+                registered.add(queue.name)
                 batch.append(
                     scripts.restore_command(
                         queue.keys,

@@ -9,7 +9,8 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from celery_delayq import codec
-from celery_delayq.delayed_queue import DelayedQueue, registered
+from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.registry import registered
 
 #: Message ids that are looked up with one command.
 _IDS_A_COMMAND = 500
@@ -60,6 +61,16 @@ class BrokerLists:
         for known in self._queues:
             names.update(self.channel.broker_lists(known))
         return sorted(found for found in map(self.parse, names) if queue in (None, found.queue))
+
+    def exists(self, queue: str) -> bool:
+        """Return whether there is a queue of this name: something waits for it, or somebody has published to it.
+
+        Source: kombu 5.7 `transport.redis.Channel.keyprefix_queue`, the exchange's bindings, which stay.
+        """
+        if any(found.queue == queue for found in self.all()):
+            return True
+        bindings = f"{self.channel.global_keyprefix}{self.channel.keyprefix_queue % (queue,)}"
+        return bool(self.client.exists(bindings, *self.channel.broker_lists(queue)))
 
     def waiting(self, queue: str | None = None) -> list[BrokerList]:
         """Return the lists for which something waits."""

@@ -28,15 +28,19 @@ class Inspector:
 
     Args:
         channel: a channel of our transport.
-        queues: names of the app's queues; those that have, or had, delayed tasks are known without.
+        queues: names of the app's queues; those for which something waits are known without.
     """
 
     def __init__(self, channel: Any, queues: Iterable[str] = ()) -> None:
         self.lists = BrokerLists(channel, queues)
 
     def queues(self) -> list[str]:
-        """Return the names of all queues that are known."""
+        """Return the names of the app's queues, and of those for which something may wait."""
         return sorted({found.queue for found in self.lists.all()})
+
+    def has_queue(self, queue: str) -> bool:
+        """Return whether there is a queue of this name, see `BrokerLists.exists`."""
+        return self.lists.exists(queue)
 
     def get(self, task_ids: Sequence[str]) -> dict[str, ScheduledTask | None]:
         """Return the tasks that wait, the one that is due first where an id waits several times."""

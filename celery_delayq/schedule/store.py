@@ -19,7 +19,8 @@ from redis.exceptions import NoScriptError
 
 from celery_delayq import keys
 from celery_delayq.codec import message_key
-from celery_delayq.delayed_queue import DelayedQueue, database_of, registered
+from celery_delayq.delayed_queue import DelayedQueue, database_of
+from celery_delayq.registry import is_wrong_type, registered
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.records import Record, Seen, State, Step
 from celery_delayq.schedule.scripts import Planned
@@ -111,7 +112,17 @@ class ScheduleStore:
 
     def queues(self) -> set[str]:
         """Return the names of all broker lists that may have states."""
-        return registered(self.client, self._keyprefix)
+        try:
+            return registered(self.client, self._keyprefix)
+        except redis.ResponseError as exc:
+            if not is_wrong_type(exc):
+                raise
+        # Without the registry, those that the records name.
+        names: set[str] = set()
+        for raw in self.records()[0].values():
+            with suppress(ValueError):
+                names.update(Record.parse(raw).queues)
+        return names
 
     def states(self, queue: str) -> dict[str, Seen]:
         """Return the states of all entries of a queue; under an empty name, that of those that have none."""

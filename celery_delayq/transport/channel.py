@@ -19,7 +19,7 @@ from celery_delayq import codec, scripts
 from celery_delayq.connections import NOT_SERVING
 from celery_delayq.consumer import Consumer
 from celery_delayq.delayed_queue import DelayedQueue
-from celery_delayq.keys import registry
+from celery_delayq.keys import RegistryKeys
 from celery_delayq.settings import TRANSPORT_OPTIONS
 from celery_delayq.transport.batch import Batch
 from celery_delayq.transport.capture import Caught, Net, net_for
@@ -148,7 +148,7 @@ class DelayedChannel(kombu_redis.Channel):
             redis.ReadOnlyError, redis.ClusterDownError: it cannot serve now.
         """
         try:
-            self.plain_client.srem(registry(self.global_keyprefix), "")  # which is not in it
+            self.plain_client.srem(RegistryKeys.of(self.global_keyprefix).names, "")  # which is not in it
         except NOT_SERVING:
             raise
         except redis.ResponseError as exc:  # no permission, for example

@@ -108,6 +108,16 @@ def test_an_unknown_queue(app: Celery, command: Command, call: list[str]) -> Non
 
 
 @calls(OF_A_QUEUE)
+def test_a_queue_that_left_the_registry_is_known(
+    app: Celery, waiting: DelayedQueue, command: Command, call: list[str]
+) -> None:
+    """A script may ask for it whether anything waits or not."""
+    app.tasks["note"].apply_async(queue="mailing", countdown=60)
+    waiting.client.delete("delayq:queues", *waiting.client.keys("*{mailing}*"))
+    assert "unknown" not in command(*call, "mailing").stderr
+
+
+@calls(OF_A_QUEUE)
 def test_a_queue_without_delayed_tasks_is_known(command: Command, call: list[str]) -> None:
     assert "unknown" not in command(*call, "celery").stderr
 

@@ -15,7 +15,7 @@ from celery.canvas import Signature
 from kombu.utils.json import loads
 
 from celery_delayq import ConfigurationError, DelayedQueue, NotAllSent
-from celery_delayq.delayed_queue import registered
+from celery_delayq.registry import registered
 from examples.private_redis import PrivateRedis
 from tests.integration.monitoring import task_events
 from tests.integration.publishing import stored

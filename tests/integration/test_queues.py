@@ -52,6 +52,22 @@ def test_due_tasks_reach_the_list_of_a_queue_whose_workers_are_down(
     assert ledger.runs() == []
 
 
+def test_delayed_tasks_run_where_the_registry_is_of_another_type(
+    app: Celery, worker: Worker, ledger: Ledger, broker_client: redis.Redis
+) -> None:
+    broker_client.delete("delayq:queues")
+    broker_client.set("delayq:queues", "of a wrong type")
+    try:
+        consumed, only_heard_of = (
+            app.tasks["note"].apply_async(countdown=0.3, queue=queue).id for queue in ("celery", "heard-of")
+        )
+        many = app.delayq.apply_async_many(app.tasks["note"].s().set(countdown=0.3) for _ in range(3))
+        wait_until(lambda: ledger.has([consumed, *(result.id for result in many)]), "they run", 20)
+        wait_until(lambda: broker_client.llen("heard-of") == 1, f"{only_heard_of} is on its broker list")
+    finally:
+        broker_client.delete("delayq:queues")
+
+
 def test_queues_that_a_worker_is_told_to_consume_are_transferred_and_no_longer_than_that(
     app: Celery, worker: Worker, ledger: Ledger, broker_client: redis.Redis
 ) -> None:
@@ -71,6 +87,19 @@ def test_queues_that_a_worker_is_told_to_consume_are_transferred_and_no_longer_t
     app.tasks["note"].apply_async(countdown=0.2).get(timeout=20)
     assert broker_client.zcard(timeout_set) == 1
     assert listeners(broker_client, "celery") == 1
+
+
+def test_the_command_serves_lists_that_it_is_told(
+    broker_url: str, ledger_url: str, app: Celery, broker_client: redis.Redis
+) -> None:
+    """So does nobody else where only Java offers: the registry does not know of that."""
+    with CeleryCommand("delayq", "transfer", "-Q", "jobs, more", broker=broker_url, ledger=ledger_url) as command:
+        wait_until(lambda: listeners(broker_client, "more") == 1, "it listens", 20)
+        for name in ("jobs", "more"):
+            offer_like_redisson(broker_client, name, app, "any")
+            wait_until(lambda name=name: broker_client.llen(name) == 1, f"it is in {name}", 20)
+        command.send_signal(signal.SIGTERM)
+        assert command.wait() == 0
 
 
 def test_the_command_transfers_without_a_worker(

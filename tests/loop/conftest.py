@@ -62,6 +62,7 @@ class Loops:
         grace_s: float = 0.1,
         batch_size: int = 100,
         lead_s: float = 0.0,
+        idle_s: float = NEVER_S,
     ) -> TransferLoop:
         """Return a loop; unless told otherwise, it never looks without a reason."""
 
@@ -72,7 +73,7 @@ class Loops:
             connect or (lambda: self.client(db=db)),
             queues,
             keyprefix=keyprefix,
-            settings=TransferSettings(grace_s, interval_s, batch_size, lead_s),
+            settings=TransferSettings(grace_s, interval_s, batch_size, lead_s, idle_s),
             on_pass=on_pass,
             id=id,
         )

@@ -13,7 +13,7 @@ import redis
 from celery_delayq.delayed_queue import DelayedQueue
 from examples.private_redis import PrivateRedis
 from tests.loop.conftest import CountedConnect, Loops
-from tests.state import delivered
+from tests.state import FAR, delivered
 from tests.support import wait_until
 
 
@@ -136,6 +136,17 @@ class TestRefusal:
         wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
         assert levels(caplog) == ["ERROR"]
         assert "Cannot read the names of delayed queues in 'delayq:queues'" in caplog.text
+
+    def test_of_the_registry_leaves_the_queues_that_were_known(self, loops: Loops, queue: DelayedQueue) -> None:
+        queue.register()
+        loops.start(interval_s=0.1)
+        loops.wait_for(queue)
+        queue.client.set("delayq:queues", "of a wrong type")
+        looked = len(loops.passes)
+        queue.offer(b"later", due_ms=FAR)
+        wait_until(lambda: len(loops.passes) > looked + 9, "it looked three times for new names")
+        queue.offer(b"pay", due_ms=1)
+        wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
 
     def test_by_a_replica_is_logged_once(self, durable_loops: Loops, caplog: pytest.LogCaptureFixture) -> None:
         """READONLY, as after a failover: the loop asks again where the master is."""

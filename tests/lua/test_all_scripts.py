@@ -12,7 +12,7 @@ import redis
 from redis.crc import key_slot
 
 from celery_delayq import codec, scripts
-from celery_delayq.keys import QueueKeys, ScheduleKeys
+from celery_delayq.keys import QueueKeys, RegistryKeys, ScheduleKeys
 from celery_delayq.schedule import scripts as schedule_scripts
 from celery_delayq.scripts import Script
 
@@ -20,8 +20,13 @@ NAMES = sorted(
     file.name.removesuffix(".lua") for file in files("celery_delayq").joinpath("lua").iterdir() if file.is_file()
 )
 
-#: The scripts that work on keys that belong to no queue.
-WITHOUT_QUEUE = {"record", "announce"}
+#: The keys of scripts that work on those that belong to no queue.
+WITHOUT_QUEUE = {
+    "record": ScheduleKeys.of(),
+    "announce": ScheduleKeys.of(),
+    "retire": RegistryKeys.of(),
+    "settle": RegistryKeys.of(),
+}
 
 #: How to call each wrapper, and a reply that it understands.
 CALLS: dict[str, tuple[dict[str, Any], Any]] = {
@@ -42,6 +47,8 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "remove": ({"entries": []}, []),
     "release": ({"messages": []}, []),
     "restore": ({"due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False}, 1),
+    "retire": ({"names": []}, 1),
+    "settle": ({"retired": []}, 1),
     "tidy": ({"places": []}, [0, 0]),
     "amend": ({"entry": b"", "due_ms": 1, "payload": b""}, b"1"),
     "renew": ({"consumer": "me", "lease_ms": 1, "join": True}, [1, b"1000"]),
@@ -95,7 +102,7 @@ def call_wrapper(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Sequen
 
     monkeypatch.setattr(Script, "run", run)
     wrapper = getattr(scripts, name, None) or getattr(schedule_scripts, name)
-    wrapper(None, ScheduleKeys.of() if name in WITHOUT_QUEUE else QueueKeys.of("q"), **arguments)
+    wrapper(None, WITHOUT_QUEUE.get(name, QueueKeys.of("q")), **arguments)
     return passed
 
 

@@ -91,6 +91,14 @@ class TestWhatOthersWrote:
         assert stage.waiting() == ["good []"]
         assert "WRONGTYPE" in (stage.store.error("bad") or "")
 
+    def test_a_registry_of_another_type(self, stage: Stage) -> None:
+        """Then records say in which queues there may be states."""
+        stage.client.set("delayq:queues", "no SET")
+        started(stage, {"good": 60, "moves": {"schedule": 60, "task": "u"}}, queues={"u": "before"})
+        started(stage, {"good": 60, "moves": {"schedule": 60, "task": "u"}}, queues={"u": "after"})
+        assert stage.waiting() == ["good []"]
+        assert [stage.waiting(name) for name in ("before", "after")] == [[], ["moves []"]]
+
     def test_a_full_server(self, stage: Stage) -> None:
         planner = stage.planner({"a": 60})
         planner.read()

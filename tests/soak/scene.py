@@ -26,7 +26,7 @@ from tests.worker_app import publisher as publishing_app
 from tests.workers import Worker
 
 #: What stays in a broker for good: the registry of delayed queues, and kombu's bindings.
-_DOCUMENTED = ("delayq:queues", "_kombu.")
+_DOCUMENTED = ("delayq:queues", "delayq:retired:", "_kombu.")
 
 _CONSUMERS = "delayq:consumers:"
 

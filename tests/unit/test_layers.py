@@ -19,6 +19,7 @@ LAYERS = [
     {"_version", "errors", "clock", "connections", "keys", "codec", "times"},
     {"scripts"},
     {"entry", "dead_letters"},
+    {"registry"},
     {"delayed_queue"},
     {"tidying", "orphans", "held"},
     {"transfer"},
