@@ -24,7 +24,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from logging import getLogger
 from typing import NoReturn
@@ -60,6 +60,7 @@ class Consumer:
         connect: returns a context manager that gives a client with a pool of its own, and closes it in the end.
         lease_s: how long it may be silent before others take its messages, in seconds.
         redelivery: see `Redelivery`.
+        expires_ms: list -> when it expires unless it is used, in ms; of lists that do. It may change.
 
     Every method raises `redis.RedisError` when the server is away or refuses, unless it says otherwise.
     """
@@ -70,6 +71,7 @@ class Consumer:
         *,
         lease_s: float = 30.0,
         redelivery: Redelivery | None = None,
+        expires_ms: Mapping[str, int] | None = None,
     ) -> None:
         self.id = new_id()
         self.lease_s = lease_s
@@ -78,7 +80,8 @@ class Consumer:
         self.joined: dict[str, keys.QueueKeys] = {}
         self.names: set[str] = set()
         self.held: dict[str, Held] = {}
-        self._departures = Departures(self.id, self._keys_of)
+        self._expires_ms = {} if expires_ms is None else expires_ms
+        self._departures = Departures(self.id, self._keys_of, self._expires_ms)
         #: Tag -> what became of a message, of which the server may not know.
         self.owed = self._departures.owed
         #: Tags of messages whose acknowledgement came too late.
@@ -381,8 +384,14 @@ class Consumer:
         # In this order: what is acknowledged meanwhile is in neither.
         mine = {tag: owed.held for tag, owed in list(self.owed.items())} | self.held.copy()
         known = Counter(one.message for one in mine.values() if one.name == name)
-        put_back = self.redelivery.put_back
-        return put_back_unknown(client, queue_keys, consumer=self.id, known=known, put_back=put_back)
+        return put_back_unknown(
+            client,
+            queue_keys,
+            consumer=self.id,
+            known=known,
+            put_back=self.redelivery.put_back,
+            expires_ms=self._expires_ms.get(name),
+        )
 
     # -- the end
 

@@ -45,11 +45,13 @@ class Departures:
     Args:
         consumer: its id.
         keys_of: returns the keys of a broker list.
+        expires_ms: see `depart`, by list.
     """
 
-    def __init__(self, consumer: str, keys_of: Callable[[str], QueueKeys]) -> None:
+    def __init__(self, consumer: str, keys_of: Callable[[str], QueueKeys], expires_ms: Mapping[str, int]) -> None:
         self._consumer = consumer
         self._keys_of = keys_of
+        self._expires_ms = expires_ms
         #: By tag.
         self.owed: dict[str, Departure] = {}
 
@@ -97,7 +99,13 @@ class Departures:
         return settled
 
     def _depart(self, client: redis.Redis, name: str, departures: Mapping[str, Departure]) -> int:
-        return depart(client, self._keys_of(name), consumer=self._consumer, departures=list(departures.values()))
+        return depart(
+            client,
+            self._keys_of(name),
+            consumer=self._consumer,
+            departures=list(departures.values()),
+            expires_ms=self._expires_ms.get(name),
+        )
 
 
 def _by_list(departures: Iterable[tuple[str, Departure]]) -> Iterator[tuple[str, dict[str, Departure]]]:
@@ -106,10 +114,25 @@ def _by_list(departures: Iterable[tuple[str, Departure]]) -> Iterator[tuple[str,
         yield name, dict(group)
 
 
-def depart(client: redis.Redis, keys: QueueKeys, *, consumer: str, departures: Sequence[Departure]) -> int:
+def depart(
+    client: redis.Redis,
+    keys: QueueKeys,
+    *,
+    consumer: str,
+    departures: Sequence[Departure],
+    expires_ms: int | None = None,
+) -> int:
     """Let messages of one list leave, in this order; what is not in flight any more is left alone.
 
     So it may be repeated where nobody knows whether it was done. One atomic step for 100 in a row to the same place.
+
+    Args:
+        client: any.
+        keys: of the list.
+        consumer: its id.
+        departures: what becomes of the messages.
+        expires_ms: when the list is to expire, in ms from now, if messages go back to it, which may create it anew;
+            None if it never does.
 
     Returns:
         How many left.
@@ -129,6 +152,8 @@ def depart(client: redis.Redis, keys: QueueKeys, *, consumer: str, departures: S
             left += scripts.put_back(
                 client, keys, consumer=consumer, messages=messages, to_front=to == "front", dead=to == "dead"
             )
+        if expires_ms is not None and to != "dead":
+            client.pexpire(keys.queue, expires_ms)
     return left
 
 
@@ -138,7 +163,13 @@ def remove(client: redis.Redis, keys: QueueKeys, *, consumer: str, message: byte
 
 
 def put_back_unknown(
-    client: redis.Redis, keys: QueueKeys, *, consumer: str, known: Counter[bytes], put_back: Callable[[bytes], bytes]
+    client: redis.Redis,
+    keys: QueueKeys,
+    *,
+    consumer: str,
+    known: Counter[bytes],
+    put_back: Callable[[bytes], bytes],
+    expires_ms: int | None = None,
 ) -> bool:
     """Put messages that are in flight, but not known, back to the front.
 
@@ -148,6 +179,7 @@ def put_back_unknown(
         consumer: its id.
         known: messages to be left alone, and how many of each.
         put_back: how a message is rewritten.
+        expires_ms: see `depart`.
 
     Returns:
         Whether nothing is in flight any more.
@@ -162,5 +194,5 @@ def put_back_unknown(
         if unknown[message] > 0:
             unknown[message] -= 1
             back.append(Departure(Held(keys.queue, message), "front", put_back(message)))
-    depart(client, keys, consumer=consumer, departures=back)
+    depart(client, keys, consumer=consumer, departures=back, expires_ms=expires_ms)
     return len(back) == len(in_flight)

@@ -69,6 +69,8 @@ class Transport(kombu_redis.Transport):
             client.transport_options,
             others=(*kombu_redis.SentinelChannel.from_transport_options, *_KOMBU_OPTIONS),
         )
+        #: List -> when it expires unless it is used, in ms; of queues declared with `expires` (kombu 5.7).
+        self.expires_ms: dict[str, int] = {}
         self.transfer_loop: TransferLoop | None = None
         self._consumer: Consumer | None = None
         self._watchdog: Watchdog | None = None
@@ -108,6 +110,7 @@ class Transport(kombu_redis.Transport):
                     partial(redelivery.recover, delivery_limit=self.options["delivery_limit"]),
                     lambda name, message: self.on_dead_letter(name, message),
                 ),
+                expires_ms=self.expires_ms,
             )
             self._watchdog = Watchdog(self._consumer, on_lost=self.cycle.wake)
             self._watchdog.start()

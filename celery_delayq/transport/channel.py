@@ -24,6 +24,7 @@ from celery_delayq.settings import TRANSPORT_OPTIONS
 from celery_delayq.transport.batch import Batch
 from celery_delayq.transport.capture import Caught, Net, net_for
 from celery_delayq.transport.eta import DUE_PROPERTY, due_ms_of, eta_ms_of
+from celery_delayq.transport.expiry import Expiry
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.last_delivery import on_begin
 from celery_delayq.transport.qos import FetchingQoS
@@ -40,8 +41,8 @@ class DelayedChannel(kombu_redis.Channel):
     What is published and not delayed takes kombu's way unchanged, and so does what is consumed without acknowledgement
     or from a fanout exchange. As any channel, it is for one thread at a time.
 
-    Hooks of kombu (5.6 and 5.7) that it overrides: `_put`, `_put_fanout`, `queue_purge`, `_create_client`,
-    `basic_consume`, `_basic_cancel`, `basic_get`, `active_queues`, `close`, `_after_fork`.
+    Hooks of kombu (5.6 and 5.7) that it overrides: `_new_queue`, `_put`, `_put_fanout`, `queue_purge`,
+    `_create_client`, `basic_consume`, `_basic_cancel`, `basic_get`, `active_queues`, `close`, `_after_fork`.
     """
 
     QoS = FetchingQoS
@@ -60,8 +61,13 @@ class DelayedChannel(kombu_redis.Channel):
         self._consumer: Consumer | None = None
         #: What is published goes here instead of to the server, see `collecting`.
         self.batch: Batch | None = None
+        self.expiry = Expiry(self)
         super().__init__(*args, **kwargs)
         self.fetcher = Fetcher(self, self._get_consumer)
+
+    def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
+        super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
+        self.expiry.declared(queue)
 
     # -- publishing
 
@@ -81,6 +87,7 @@ class DelayedChannel(kombu_redis.Channel):
         message_id = str(message["headers"]["id"])
         kombu_batch: Any = kwargs.get("_publish_batch")
         if self.batch is None and kombu_batch is None:
+            self.expiry.used(queue)
             delayed_queue.offer(payload, due_ms=due_ms, message_id=message_id)
             return
         delayed_queue.register()
@@ -201,6 +208,7 @@ class DelayedChannel(kombu_redis.Channel):
     def _on_task_queues_changed(self) -> None:
         if self.ack_emulation:
             self.fetcher.on_queues_changed()
+            self.expiry.keep_now()
         self.connection.on_task_queues_changed()
 
     @property

@@ -138,6 +138,7 @@ class Poller(kombu_redis.MultiChannelPoller):
     def _fill(self) -> None:
         for channel in list(self._channels):
             channel.fetcher.tidy()
+            channel.expiry.keep()
         for fetcher in self._fetchers():
             if self._waker is None:
                 self._waker = Waker()

@@ -35,11 +35,19 @@ class Consumers:
         self.client = self._stack.enter_context(server.client())
 
     def make(
-        self, *names: str, lease_s: float = 30.0, redelivery: Redelivery | None = MARKING, **options: Any
+        self,
+        *names: str,
+        lease_s: float = 30.0,
+        redelivery: Redelivery | None = MARKING,
+        expires_ms: dict[str, int] | None = None,
+        **options: Any,
     ) -> Consumer:
         """Return a consumer that has joined these lists and that nobody looks after; it never retries by itself."""
         consumer = Consumer(
-            lambda: self.server.client(retry=Retry(NoBackoff(), 0), **options), lease_s=lease_s, redelivery=redelivery
+            lambda: self.server.client(retry=Retry(NoBackoff(), 0), **options),
+            lease_s=lease_s,
+            redelivery=redelivery,
+            expires_ms=expires_ms,
         )
         self._consumers.append(consumer)
         for name in names or ("q",):

@@ -27,11 +27,18 @@ DB = 4
 class Reader:
     """A consumer without an event loop, and what it received."""
 
-    def __init__(self, channel: Any, *names: str, prefetch: int = 0, ack: bool = True, no_ack: bool = False) -> None:
+    def __init__(
+        self, channel: Any, *queues: str | Queue, prefetch: int = 0, ack: bool = True, no_ack: bool = False
+    ) -> None:
         self.channel = channel
         self.messages: list[Message] = []
         self._ack = ack and not no_ack
-        self.consumer = Consumer(channel, [queue(name) for name in names], no_ack=no_ack, on_message=self._on_message)
+        self.consumer = Consumer(
+            channel,
+            [it if isinstance(it, Queue) else queue(it) for it in queues],
+            no_ack=no_ack,
+            on_message=self._on_message,
+        )
         self.consumer.qos(prefetch_count=prefetch)
         self.consumer.consume()
 

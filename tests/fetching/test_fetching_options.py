@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from kombu import Connection
-from kombu.transport.redis import Channel as StockChannel
 
 from celery_delayq import ConfigurationError
 from examples.private_redis import PrivateRedis
-from tests.fetching.reading import DB, Reader, is_set_aside, publish, queue, reader, with_options
+from tests.fetching.reading import DB, is_set_aside, publish, queue, reader, with_options
 from tests.integration.long_tasks import in_flight
-from tests.integration.publishing import Broker, broker
+from tests.integration.publishing import Broker
 from tests.support import wait_until
 from tests.worker_app import PASSWORD, USER
 
@@ -57,30 +56,6 @@ def test_ack_emulation_off_is_as_kombu_has_it(redis_server: PrivateRedis) -> Non
         assert in_flight(ours.client) == 0
         assert list(ours.client.scan_iter("delayq:consumers*")) == []
         assert not ours.client.exists("q", "unacked")
-
-
-@pytest.mark.skipif(not hasattr(StockChannel, "_get_queue_expire"), reason="x-expires came with kombu 5.7")
-@pytest.mark.parametrize("scheme", ["redis", "delayq"])
-def test_an_expiring_queue_lives_for_as_long_as_it_is_used(redis_server: PrivateRedis, scheme: str) -> None:
-    expiring = queue("q", expires=100)
-    with broker(redis_server, scheme, DB) as either:
-        for number in range(3):
-            either.publish(number, to=expiring)
-        assert 90_000 < either.client.pttl("q") <= 100_000
-        either.client.pexpire("q", 30_000)
-        expiring(either.channel).get().ack()
-        assert 90_000 < either.client.pttl("q") <= 100_000, "a get counts as a use"
-        with either.connection.clone() as connection:
-            it = Reader(connection.default_channel, "q")
-            assert it.drain(2) == [1, 2]
-
-
-def test_what_is_in_flight_does_not_expire_with_its_queue(ours: Broker) -> None:
-    ours.publish("body", to=queue("q", expires=100))
-    message = queue("q", expires=100)(ours.channel).get()
-    (key,) = ours.client.scan_iter("delayq:inflight:*")
-    assert ours.client.ttl(key) == -1
-    message.ack()
 
 
 @pytest.mark.parametrize("name", ["lease", "delivery_limit"])

@@ -197,6 +197,7 @@ OVERRIDDEN: dict[tuple[type, type], dict[str, str]] = {
     (SentinelTransport, kombu_redis.Transport): {},
     (DelayedChannel, kombu_redis.Channel): {
         "__init__": "(self, *args, **kwargs)",
+        "_new_queue": "(self, queue, auto_delete=False, **kwargs)",
         "_put": "(self, queue, message, **kwargs)",
         "_put_fanout": "(self, exchange, message, routing_key, **kwargs)",
         "queue_purge": "(self, queue, **kwargs)",
