@@ -130,7 +130,7 @@ class DelayedQueue:
         Returns:
             Whether it was in flight; if not, nothing was stored.
         """
-        just_registered = self.register()
+        self.register()
         moved, alone = scripts.offer_fetched(
             self.client,
             self.keys,
@@ -141,7 +141,7 @@ class DelayedQueue:
             payload=payload,
             mirrored=self.mirror_list,
         )
-        if moved and alone and not just_registered:
+        if moved and alone:
             # See `offer`. The message is stored, whatever becomes of this, and the consumer's own loop knows the list.
             with suppress(redis.ResponseError):
                 self.register(again=True)
