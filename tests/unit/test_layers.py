@@ -16,14 +16,14 @@ PACKAGE = Path(celery_delayq.__file__).parent
 
 #: From the lowest to the highest; a module imports only from below, and subpackages count as one.
 LAYERS = [
-    {"_version", "errors", "clock", "connections", "keys", "codec", "times"},
+    {"_version", "errors", "clock", "connections", "process", "keys", "codec", "times"},
     {"scripts"},
     {"entry", "dead_letters"},
     {"delayed_queue"},
     {"tidying", "orphans", "held"},
     {"transfer"},
     {"fetch_connection", "departure"},
-    {"consumer"},
+    {"consumer", "presence"},
     {"watchdog"},
     {"settings", "server"},
     {"transport", "verdicts", "results"},
