@@ -26,14 +26,21 @@ class ServerClock:
         self._error_s = float("inf")
         self._sampled_at = 0.0
 
-    def observe(self, server_us: int, sent: float, received: float) -> None:
-        """Take a sample: the server's unix time in microseconds, and the monotonic times around the call."""
+    def observe(self, server_us: int, sent: float, received: float) -> float:
+        """Take a sample: the server's unix time in microseconds, and the monotonic times around the call.
+
+        Returns:
+            By how many seconds the server's clock was set since the last sample, beyond doubt; negative if it was set
+            back.
+        """
         offset_s = server_us / 1_000_000 - (sent + received) / 2
         error_s = (received - sent) / 2
         known_error_s = self._error_s + (received - self._sampled_at) * _DRIFT
-        contradicts = abs(offset_s - self._offset_s) > error_s + known_error_s
+        step_s = offset_s - self._offset_s
+        contradicts = abs(step_s) > error_s + known_error_s
         if contradicts or error_s <= known_error_s:
             self._offset_s, self._error_s, self._sampled_at = offset_s, error_s, received
+        return step_s if contradicts else 0.0
 
     def seconds_until(self, server_ms: float) -> float:
         """Return how many seconds from now the server's clock shows `server_ms`; negative if it has.

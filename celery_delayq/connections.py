@@ -34,13 +34,22 @@ class Outage:
         what: is interrupted, as "Transfer of delayed messages".
         meanwhile: what becomes of the work, as "Messages wait in Redis".
         is_stopping: whether the loop is to end; that ends a pause, too.
+        longest_pause_s: in seconds.
     """
 
-    def __init__(self, logger: Logger, what: str, meanwhile: str, is_stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        logger: Logger,
+        what: str,
+        meanwhile: str,
+        is_stopping: Callable[[], bool],
+        longest_pause_s: float = _LONGEST_PAUSE_S,
+    ) -> None:
         self._logger = logger
         self._what = what
         self._meanwhile = meanwhile
         self._is_stopping = is_stopping
+        self._longest_pause_s = longest_pause_s
         #: None before the loop was served for the first time.
         self._lasts: bool | None = None
         self._pause_s = _FIRST_PAUSE_S
@@ -59,7 +68,7 @@ class Outage:
             )
         self._lasts = True
         self._pause(self._pause_s * random.uniform(0.5, 1))
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
 
     def ends(self) -> None:
         """Take notice that the server does what the loop asks; costs nothing if there is no outage."""

@@ -33,12 +33,13 @@ import redis
 from redis import exceptions
 
 from celery_delayq import keys, scripts
-from celery_delayq.connections import CONNECTION_ERRORS, new_id
+from celery_delayq.connections import CONNECTION_ERRORS
 from celery_delayq.delayed_queue import database_of
 from celery_delayq.departure import Departure, Departures, put_back_unknown, remove
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetch_connection import FetchConnection, Identity
 from celery_delayq.held import Held, Redelivery
+from celery_delayq.process import consumer_id
 from celery_delayq.scripts import MAX_FETCH, Renewed
 
 logger = getLogger(__name__)
@@ -61,6 +62,7 @@ class Consumer:
         lease_s: how long it may be silent before others take its messages, in seconds.
         redelivery: see `Redelivery`.
         expires_ms: list -> when it expires unless it is used, in ms; of lists that do. It may change.
+        id: readable, unique; by default it says in which process it was made.
 
     Every method raises `redis.RedisError` when the server is away or refuses, unless it says otherwise.
     """
@@ -72,8 +74,9 @@ class Consumer:
         lease_s: float = 30.0,
         redelivery: Redelivery | None = None,
         expires_ms: Mapping[str, int] | None = None,
+        id: str | None = None,
     ) -> None:
-        self.id = new_id()
+        self.id = id or consumer_id()
         self.lease_s = lease_s
         self.redelivery = redelivery or Redelivery()
         #: The lists on which it has leases; it consumes from those in `names`.
@@ -166,7 +169,7 @@ class Consumer:
     def _lose(self) -> NoReturn:
         if not self.is_lost:
             self._lost = (
-                f"consumer {self.id} was silent for longer than its lease of {self.lease_s:g} s, so others took over "
+                f"consumer {self.id} was silent for too long (its lease is {self.lease_s:g} s), so others took over "
                 f"its messages, or Redis has lost its data ({len(self.held)} held here are not acknowledged any more)"
             )
             self.is_lost = True
@@ -395,8 +398,8 @@ class Consumer:
 
     # -- the end
 
-    def haunt(self, identities: Iterable[Identity | None] = ()) -> None:
-        """Take note that the server may still move a message for a command whose reply nobody reads.
+    def haunt(self, identities: Iterable[Identity | None]) -> None:
+        """Take note that the server may still move a message to this consumer for a command whose reply nobody reads.
 
         Args:
             identities: the connections on which it was sent; None for one that is not known.
@@ -443,7 +446,6 @@ class Consumer:
         try:
             return self.finish()
         except (*CONNECTION_ERRORS, exceptions.ResponseError):
-            self.haunt()
             return False
 
     def finish(self, client: redis.Redis | None = None) -> bool:

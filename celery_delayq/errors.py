@@ -31,7 +31,7 @@ class InvalidExport(DelayqError, ValueError):
 
 
 class LeaseLost(DelayqError, ConnectionError):
-    """A consumer was silent for longer than its lease, and others took over its messages.
+    """A consumer was silent for too long, and others took over its messages.
 
     A `ConnectionError`, so that Celery and kombu connect anew, and drop what they have not begun.
     """

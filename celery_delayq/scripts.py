@@ -224,19 +224,29 @@ class Renewed:
     Attributes:
         renewed: whether the consumer has a lease; False if it was given up.
         now_ms: the server's time, unix time in ms.
-        ended: other consumers whose leases have ended, or which were given up -> their scores, as stored.
+        silent: other consumers that have not renewed for half of this lease -> their scores, as stored.
+        given_up: other consumers that were given up -> their scores.
     """
 
     renewed: bool
     now_ms: int
-    ended: dict[str, bytes]
+    silent: dict[str, bytes]
+    given_up: dict[str, bytes]
+
+    @property
+    def ended(self) -> dict[str, bytes]:
+        """Those of `silent` whose leases have ended."""
+        return {other: score for other, score in self.silent.items() if float(score) <= self.now_ms}
 
 
 def renew(client: redis.Redis, keys: QueueKeys, *, consumer: str, lease_ms: int, join: bool) -> Renewed:
     """Begin or prolong a lease, see `renew.lua`."""
-    renewed, now_ms, *ended = load("renew").run(client, (keys.consumers,), (consumer, lease_ms, int(join)))
-    names = [name.decode("utf-8", "replace") for name in ended[::2]]
-    return Renewed(bool(renewed), int(now_ms), dict(zip(names, ended[1::2], strict=True)))
+    renewed, now_ms, *others = load("renew").run(client, (keys.consumers,), (consumer, lease_ms, int(join)))
+    silent: dict[str, bytes] = {}
+    given_up: dict[str, bytes] = {}
+    for name, score in zip(others[::2], others[1::2], strict=True):
+        (silent if float(score) > 0 else given_up)[name.decode("utf-8", "replace")] = score
+    return Renewed(bool(renewed), int(now_ms), silent, given_up)
 
 
 def fetch(client: redis.Redis, keys: QueueKeys, *, consumer: str, limit: int) -> list[bytes] | None:
@@ -305,7 +315,8 @@ def recover(
 ) -> Recovered:
     """Put the messages of a consumer that is gone back, see `recover.lua`.
 
-    The newest first: each as it is stored, as it is to be stored, and whether in the dead list.
+    The channel is that of the consumer if its process is known to have ended, or empty. The messages come the newest
+    first: each as it is stored, as it is to be stored, and whether in the dead list.
     """
     args = [part for raw, new, dead in messages for part in (raw, new, "D" if dead else "Q")]
     given_up, moved, left, new_score = load("recover").run(

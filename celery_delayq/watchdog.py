@@ -3,32 +3,36 @@
 It has connections of its own and needs nothing of the process's main loop, so a task of any length keeps its lease.
 
 How it sees that another consumer is gone
-    Each watchdog is subscribed to a channel named after its consumer. A killed process loses its connections at once,
-    and the channel its subscriber: a consumer whose channel was there before, and is missing in two looks a second
-    apart, without a renewal in between, is gone. One that was gone before anybody looked is given half a lease. Where
-    nobody can see that it is gone (its host vanished, it is suspended, no permission to look), the end of its lease
-    decides.
+    Each watchdog is subscribed to a channel named after its consumer. All of them look in turns whose channel is
+    missing; `presence` says what follows from that. Where nobody can see that a consumer is gone (it is suspended, no
+    permission to look), the end of its lease decides.
 
-What it learns from others
-    A new watchdog says hello, on a channel that all of them hear. Who hears it looks at once, and names on that channel
-    those that it misses: so what one of them saw is not lost when it is killed, too.
+What watchdogs tell each other
+    A new one says hello, on a channel that all of them hear. Who misses a consumer whose process it cannot ask for,
+    asks the others; one in the same place answers that it runs, or looks at once.
+
+What a lost connection must not do
+    A killed process loses its connections, and so does a living one, which therefore connects again at once. Before it
+    subscribes, and as long as it cannot, it renews its leases, by which others see that it lives.
 
 What an outage of Redis must not do
-    After it, all leases look ended and all channels are missing. So a watchdog believes in a missing channel only
-    where it or another one saw the channel while it was on this connection, or once it has been connected for half a
-    lease, and in the end of a lease only once it has been connected for as long as a lease lasts.
+    After it, all leases look ended and all channels are missing. So whatever was seen before a connection was made does
+    not count, and the end of a lease is believed only by who has been connected for as long as a lease lasts. So it is
+    when the server's clock is set forward, by which leases are measured.
 """
 
 from __future__ import annotations
 
 import _thread
 import atexit
+import math
+import os
 import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from logging import ERROR, WARNING, getLogger
+from logging import getLogger
 from typing import Any
 
 from redis import exceptions
@@ -36,38 +40,62 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq import keys, scripts
 from celery_delayq.clock import ServerClock
-from celery_delayq.connections import CONNECTION_ERRORS
+from celery_delayq.connections import CONNECTION_ERRORS, Outage
 from celery_delayq.consumer import Consumer
 from celery_delayq.errors import LeaseLost
-from celery_delayq.scripts import MAX_PUT_BACK
+from celery_delayq.presence import Presence
+from celery_delayq.process import is_running
+from celery_delayq.scripts import MAX_PUT_BACK, Renewed
 
 logger = getLogger(__name__)
+
+#: How long a consumer whose process nobody can ask for has to be absent and silent before it is given up, in seconds:
+#: longer than a living one needs to connect again.
+PATIENCE_S = 6.0
 
 #: Leases are renewed so many times before they end.
 _RENEWALS_A_LEASE = 2.5
 
+#: A server clock that is set forward by so many seconds ends leases.
+_STEP_S = 1.0
+
 #: Consumers take turns in looking for missing ones: so many seconds a turn. One who is alone looks now and then.
 _TURN_S, _LONE_LOOK_S = 0.8, 10.0
-
-#: A missing consumer is looked for again after so many seconds.
-_LOOK_AGAIN_S = 1.0
 
 #: Most consumers of one list that are taken notice of.
 _MOST_STRANGERS = 1000
 
+#: Messages are put back for so many seconds at a time, since the consumer's own lease must not end meanwhile.
+_ROUND_S = 0.25
+
+#: Who was given up is visited for so long, in ms: a blocking command that it sent may still give it a message.
+_REMEMBER_MS = 60_000
+
 #: A closed consumer that is not done yet tries again after so many seconds.
 _FINISH_S = 1.0
 
-#: Between two attempts to connect, and at most between two looks at what its consumer is doing, in seconds.
-_PAUSE_S, _LONGEST_WAIT_S, _GREENLET_WAIT_S = 0.5, 2.0, 0.2
+#: Longest pause between two attempts to connect, and between two looks at what its consumer is doing, in seconds.
+_LONGEST_PAUSE_S, _LONGEST_WAIT_S, _GREENLET_WAIT_S = 1.0, 1.0, 0.2
+
+#: What watchdogs say about a consumer; without such a word before its id, it is a hello.
+_MISSING, _RUNNING = "missing", "running"
 
 
 @dataclass
-class _Missing:
-    """A consumer that was missing in a look: since when (monotonic), and its scores then, by list."""
+class _Gone:
+    """A consumer whose messages of one list are to be put back.
 
-    since: float
-    scores: dict[str, bytes]
+    Attributes:
+        score: its lease, as seen.
+        is_absent: whether it is gone although its lease lasts.
+        has_ended: whether its process is known to have ended.
+        moved: how many messages were put back so far.
+    """
+
+    score: bytes
+    is_absent: bool = False
+    has_ended: bool = False
+    moved: int = 0
 
 
 class Watchdog:
@@ -76,25 +104,38 @@ class Watchdog:
     Args:
         consumer: whose leases it renews; from its lists, messages of other consumers are recovered.
         on_lost: called when the consumer was given up; in the watchdog's thread.
+        patience_s: see `PATIENCE_S`.
     """
 
-    def __init__(self, consumer: Consumer, on_lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, consumer: Consumer, on_lost: Callable[[], None] = lambda: None, *, patience_s: float = PATIENCE_S
+    ) -> None:
         self.consumer = consumer
         self._on_lost = on_lost
+        self._patience_s = patience_s
+        self._pid = os.getpid()
         self._client: Any = None
         self._has_ended = False
         self._stopping = False
-        self._connected_at = 0.0
+        self._outage = Outage(
+            logger,
+            f"Renewal of the leases of {consumer.id}",
+            f"They last for {consumer.lease_s:g} s",
+            lambda: self._stopping,
+            _LONGEST_PAUSE_S,
+        )
         self._renew_at = self._look_at = self._finish_at = 0.0
         self._clock = ServerClock()
-        self._seen: set[str] = set()
-        self._missing: dict[str, _Missing] = {}
-        #: Whether there is a consumer that it did not know.
-        self._has_news = False
-        #: Whether it has looked for consumers that were gone before it came, and when it does, in seconds.
-        self._knows_all = False
-        self._patience_s = consumer.lease_s / 2
-        self._is_interrupted = False
+        #: From when on it believes that a lease has ended (monotonic).
+        self._believes_leases_at = math.inf
+        self._presence = Presence(patience_s)
+        #: Lists whose leases were read since it connected.
+        self._read: set[str] = set()
+        self._may_look = True
+        #: List and consumer of messages that are to be put back.
+        self._gone: dict[tuple[str, str], _Gone] = {}
+        #: List -> what the server said when messages were to be put back there.
+        self._refused: dict[str, str] = {}
 
     def start(self) -> None:
         """Run in a thread of the operating system, also where gevent or eventlet replace Python's by greenlets.
@@ -120,6 +161,8 @@ class Watchdog:
             atexit.unregister(self._finish_now)
 
     def _finish_now(self) -> None:
+        if os.getpid() != self._pid:  # a forked child ends, and what it inherited goes on in its parent
+            return
         self.stop()
         consumer = self.consumer
         consumer.held.clear()  # nothing runs any more that could acknowledge it
@@ -137,10 +180,9 @@ class Watchdog:
         try:
             while not self._stopping and not consumer.is_lost:
                 try:
-                    with consumer.connect() as client, closing(client.pubsub()) as pubsub:
-                        self._client = client
-                        if self._serve(pubsub):
-                            return
+                    with consumer.connect() as self._client:
+                        self._serve()
+                        return
                 except LeaseLost:  # the thread that consumes says so
                     self._on_lost()
                 except Exception as exc:
@@ -151,28 +193,31 @@ class Watchdog:
             atexit.unregister(self._finish_now)
 
     def _on_interrupted(self, exc: Exception) -> None:
-        if self._stopping:
-            return
-        if not self._is_interrupted:
-            expected = isinstance(exc, CONNECTION_ERRORS)
-            logger.log(
-                WARNING if expected else ERROR,
-                "The lease of %s cannot be renewed: %s; trying again...",
-                self.consumer.id,
-                str(exc).rstrip("."),
-                exc_info=None if expected else exc,
-            )
-        self._is_interrupted = True
-        time.sleep(_PAUSE_S)
+        if not self._stopping:
+            self._outage.begins(exc)
 
-    def _serve(self, pubsub: Any) -> bool:
-        """Returns True once there is nothing left to do."""
+    def _serve(self) -> None:
+        """Look after the consumer for as long as it has a connection; the subscription may be lost alone."""
+        done = False
+        while not done and not self._stopping:
+            self._believes_leases_at = time.monotonic() + self.consumer.lease_s
+            self._presence = Presence(self._patience_s)
+            self._read.clear()
+            self._gone.clear()
+            self._renew()
+            try:
+                with closing(self._client.pubsub()) as pubsub:
+                    done = self._watch(pubsub)
+            except LeaseLost:  # one of them, too
+                raise
+            except CONNECTION_ERRORS as exc:
+                self._on_interrupted(exc)
+
+    def _watch(self, pubsub: Any) -> bool:
+        """Returns whether there is nothing left to do."""
         consumer = self.consumer
         pubsub.subscribe(keys.alive_channel(consumer.id, consumer.db), keys.hello_channel(consumer.db))
-        self._connected_at = self._look_at = self._renew_at = time.monotonic()
-        self._knows_all = False
-        self._seen.clear()
-        self._missing.clear()
+        self._look_at, self._may_look = time.monotonic(), True
         while not self._stopping:
             now = time.monotonic()
             if consumer.closed_at is None:
@@ -184,42 +229,84 @@ class Watchdog:
                     return True
             if now >= self._renew_at:
                 self._renew()
-            if now >= self._look_at:
+            if self._may_look and (now >= self._look_at or consumer.joined.keys() - self._read):
                 self._look()
-            self._is_interrupted = False
-            until = min(self._renew_at, self._look_at)
-            if consumer.closed_at is not None:
-                until = min(until, self._finish_at)
-            longest_s = _GREENLET_WAIT_S if _has_greenlets() else _LONGEST_WAIT_S
-            wait_s = min(max(0.01, until - time.monotonic()), longest_s)
-            message = pubsub.get_message(timeout=wait_s)
+            self._recover_for_a_while()
+            self._outage.ends()
+            message = pubsub.get_message(timeout=self._wait_s())
             if message is not None:
                 self._handle(message)
         return True
 
+    def _wait_s(self) -> float:
+        """Return for how many seconds there is nothing to do."""
+        if self._gone:
+            return 0.0
+        until = min(self._renew_at, self._look_at if self._may_look else math.inf)
+        if self.consumer.closed_at is not None:
+            until = min(until, self._finish_at)
+        longest_s = _GREENLET_WAIT_S if _has_greenlets() else _LONGEST_WAIT_S
+        return min(max(0.01, until - time.monotonic()), longest_s)
+
     def _handle(self, message: dict[str, Any]) -> None:
         if message["type"] == "subscribe":  # now the others can see this one
-            self._client.publish(keys.hello_channel(self.consumer.db), self.consumer.id)
-        elif message["type"] == "message":  # a new one, who may be missing soon, or one that another watchdog misses
-            data = message["data"]
-            other = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
-            self._has_news = self._has_news or other not in self._seen
-            self._seen.add(other)
-            self._look_at = min(self._look_at, time.monotonic())
+            self._say(self.consumer.id)
+            return
+        if message["type"] != "message":
+            return
+        data = message["data"]
+        said = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+        word, _, other = said.partition(" ")
+        if word == _RUNNING:
+            self._presence.vouch(other)
+        elif word == _MISSING:
+            running = is_running(other)
+            if running:
+                self._say(f"{_RUNNING} {other}")
+            elif running is False:
+                self._presence.known.add(other)
+                self._look_at = time.monotonic()
+        else:  # a new one: so many more take turns
+            self._presence.known.add(said)
+            self._look_at = min(self._look_at, time.monotonic() + len(self._presence.known) * _TURN_S)
+
+    def _say(self, what: str) -> None:
+        self._client.publish(keys.hello_channel(self.consumer.db), what)
 
     def _renew(self) -> None:
         consumer = self.consumer
         sent = time.monotonic()
         seen = consumer.renew(self._client)
+        now = time.monotonic()
+        self._renew_at = now + consumer.lease_s / _RENEWALS_A_LEASE
         if seen:
-            self._clock.observe(seen[-1][1].now_ms * 1000, sent, time.monotonic())
-        self._renew_at = time.monotonic() + consumer.lease_s / _RENEWALS_A_LEASE
-        connected_for_s = time.monotonic() - self._connected_at
+            step_s = self._clock.observe(seen[-1][1].now_ms * 1000, sent, now)
+            if step_s > _STEP_S:
+                logger.warning("The clock of Redis was set forward by %.1f s; leases that ended by that last", step_s)
+                self._believes_leases_at = now + consumer.lease_s
         for name, renewed in seen:
-            for other, score in renewed.ended.items():
-                # What was given up already, others have judged.
-                if float(score) < 0 or connected_for_s >= consumer.lease_s:
-                    self._recover(name, other, score, gone=False)
+            self._presence.known |= renewed.silent.keys()
+            if now >= self._believes_leases_at:
+                self._gone.update({(name, other): _Gone(score) for other, score in renewed.ended.items()})
+        self._visit_given_up(seen)
+
+    def _visit_given_up(self, seen: list[tuple[str, Renewed]]) -> None:
+        """Put back what the server gave to consumers that were given up; forget those that are long gone."""
+        places = [
+            (name, other, score, float(score) + renewed.now_ms > _REMEMBER_MS)
+            for name, renewed in seen
+            for other, score in renewed.given_up.items()
+            if name in self.consumer.joined
+        ]
+        if not places:
+            return
+        with self._client.pipeline(transaction=False) as pipe:
+            for name, other, _, _ in places:
+                pipe.llen(keys.QueueKeys.of(name, self.consumer.db).in_flight(other))
+            lengths = pipe.execute()
+        for (name, other, score, is_over), length in zip(places, lengths, strict=True):
+            if length or is_over:
+                self._gone[name, other] = _Gone(score)
 
     def _look(self) -> None:
         consumer = self.consumer
@@ -229,52 +316,47 @@ class Watchdog:
             channels = self._client.execute_command("PUBSUB CHANNELS", prefix + "*", **{NEVER_DECODE: True})
         except exceptions.ResponseError as exc:
             logger.info("Cannot see which consumers are alive, so their leases decide: %s", exc)
-            self._look_at = float("inf")
+            self._may_look = False
             return
         alive = {channel.decode("utf-8", "replace").removeprefix(prefix) for channel in channels}
-        if not self._knows_all and now - self._connected_at >= self._patience_s:
-            self._knows_all = True
-            self._missing.update({other: _Missing(now, scores) for other, scores in self._strangers(alive).items()})
-        for other in (self._seen | self._missing.keys()) - alive:
-            missing = self._missing.get(other)
-            if missing is None:
-                self._missing[other] = _Missing(now, self._scores(other))
-            elif now - missing.since >= _LOOK_AGAIN_S:
-                for name, score in missing.scores.items():
-                    self._recover(name, other, score, gone=True)
-                del self._missing[other]
-                self._seen.discard(other)
-        for other in alive:
-            self._missing.pop(other, None)
-        self._tell_missing()
-        self._seen |= alive
-        self._look_at = now + self._seconds_until_turn(sorted(alive))
-        if self._missing:  # since the first look that missed them, however often newcomers made this one look again
-            self._look_at = min(missing.since for missing in self._missing.values()) + _LOOK_AGAIN_S
-        if not self._knows_all:
-            self._look_at = min(self._look_at, self._connected_at + self._patience_s)
+        self._presence.known |= self._strangers()
+        seen = self._presence.look(alive, self._leases(self._presence.known - alive - {consumer.id}), now)
+        for other, gone in seen.gone.items():
+            self._gone.update(
+                {(name, other): _Gone(score, True, gone.has_ended) for name, score in gone.leases.items()}
+            )
+        for other in seen.in_doubt:
+            self._say(f"{_MISSING} {other}")
+        self._look_at = min(now + self._seconds_until_turn(sorted(alive)), self._presence.look_at)
 
-    def _tell_missing(self) -> None:
-        """Tell a watchdog that is new whom this one misses: it never saw them, and this one may end before it acts."""
-        if not self._has_news:
-            return
-        self._has_news = False
-        for other in self._missing.keys() & self._seen:
-            self._client.publish(keys.hello_channel(self.consumer.db), other)
+    def _strangers(self) -> set[str]:
+        """Return who has leases on lists that its consumer has joined since the last look."""
+        joined = dict(self.consumer.joined)
+        found: set[str] = set()
+        for name in joined.keys() - self._read:
+            known = self._client.execute_command(
+                *("ZRANGEBYSCORE", joined[name].consumers, "(0", "+inf", "LIMIT", 0, _MOST_STRANGERS),
+                **{NEVER_DECODE: True},
+            )
+            found |= {other.decode("utf-8", "replace") for other in known}
+        self._read = set(joined)
+        return found
 
-    def _strangers(self, alive: set[str]) -> dict[str, dict[str, bytes]]:
-        """Return consumers that this watchdog never saw, and that are silent: they were gone before it came.
-
-        Their scores, by list. Who is alive has had the time to connect, and to renew its lease.
-        """
+    def _leases(self, others: set[str]) -> dict[str, dict[str, bytes]]:
+        """Return the leases of other consumers on the lists of this one: consumer -> list -> score."""
         found: dict[str, dict[str, bytes]] = {}
-        renewed_before_ms = -self._clock.seconds_until(0) * 1000 + self.consumer.lease_ms - self._patience_s * 1000
-        for name, queue_keys in list(self.consumer.joined.items()):
-            known = self._client.zrange(queue_keys.consumers, 0, _MOST_STRANGERS - 1, withscores=True)
-            for other, score in known:
-                stranger = other.decode("utf-8", "replace") if isinstance(other, bytes) else other
-                if 0 < score <= renewed_before_ms and stranger not in alive | self._seen:
-                    found.setdefault(stranger, {})[name] = _text(score)
+        joined = list(self.consumer.joined.items())
+        if not others or not joined:
+            return found
+        names = sorted(others)
+        with self._client.pipeline(transaction=False) as pipe:
+            for _, queue_keys in joined:
+                pipe.execute_command("ZMSCORE", queue_keys.consumers, *names, **{NEVER_DECODE: True})
+            replies = pipe.execute()
+        for (name, _), scores in zip(joined, replies, strict=True):
+            for other, score in zip(names, scores, strict=True):
+                if score is not None and float(score) > 0:
+                    found.setdefault(other, {})[name] = _text(score)
         return found
 
     def _seconds_until_turn(self, alive: list[str]) -> float:
@@ -286,46 +368,54 @@ class Watchdog:
         until_s = (alive.index(self.consumer.id) * _TURN_S - since_epoch_s) % round_s
         return until_s if until_s > _TURN_S / 8 else until_s + round_s
 
-    def _scores(self, other: str) -> dict[str, bytes]:
-        """Return the scores of another consumer on the lists of this one."""
-        found = {
-            name: self._client.execute_command("ZSCORE", queue_keys.consumers, other, **{NEVER_DECODE: True})
-            for name, queue_keys in list(self.consumer.joined.items())
-        }
-        return {name: _text(score) for name, score in found.items() if score is not None}
+    def _recover_for_a_while(self) -> None:
+        """Put back messages of consumers that are gone; what is not done yet is left to the next round."""
+        until = time.monotonic() + _ROUND_S
+        while self._gone and time.monotonic() < until:
+            name, other = next(iter(self._gone))
+            try:
+                self._recover(name, other, self._gone.pop((name, other)))
+                self._refused.pop(name, None)
+            except CONNECTION_ERRORS:
+                raise
+            except exceptions.ResponseError as exc:
+                if self._refused.get(name) != str(exc):
+                    logger.error("Cannot put back messages of %r, whose consumer %s is gone: %s", name, other, exc)
+                self._refused[name] = str(exc)
 
-    def _recover(self, name: str, other: str, score: bytes, *, gone: bool) -> None:
-        """Put the messages of a consumer that is gone back, in their old order, to the front of their list."""
+    def _recover(self, name: str, other: str, gone: _Gone) -> None:
+        """Put messages of a consumer that is gone back, in their old order, to the front of their list.
+
+        At most what one call of the script takes; the rest is left to the next round.
+        """
         consumer = self.consumer
         queue_keys = consumer.joined.get(name)
         if queue_keys is None:
             return
-        moved = 0
-        while True:
-            found: list[bytes] = self._client.execute_command(
-                "LRANGE", queue_keys.in_flight(other), 0, MAX_PUT_BACK - 1, **{NEVER_DECODE: True}
-            )
-            messages = [(raw, *consumer.redelivery.recover(raw)) for raw in found]
-            done = scripts.recover(
-                self._client,
-                queue_keys,
-                consumer=other,
-                score=score,
-                gone=gone,
-                alive_channel=keys.alive_channel(other, consumer.db),
-                messages=messages,
-            )
-            moved += sum(done.moved)
-            dead = [
-                raw for (raw, _, is_dead), was_moved in zip(messages, done.moved, strict=False) if is_dead and was_moved
-            ]
-            if dead:
-                self._tell_dead(name, dead)
-            score = done.score
-            if not any(done.moved) or not done.left:
-                break
-        if moved:
-            logger.warning("Put back %d messages of %r, whose consumer %s is gone", moved, name, other)
+        found: list[bytes] = self._client.execute_command(
+            "LRANGE", queue_keys.in_flight(other), 0, MAX_PUT_BACK - 1, **{NEVER_DECODE: True}
+        )
+        messages = [(raw, *consumer.redelivery.recover(raw)) for raw in found]
+        done = scripts.recover(
+            self._client,
+            queue_keys,
+            consumer=other,
+            score=gone.score,
+            gone=gone.is_absent,
+            alive_channel=keys.alive_channel(other, consumer.db) if gone.has_ended else "",
+            messages=messages,
+        )
+        dead = [
+            raw for (raw, _, is_dead), was_moved in zip(messages, done.moved, strict=False) if is_dead and was_moved
+        ]
+        if dead:
+            self._tell_dead(name, dead)
+        gone.moved += sum(done.moved)
+        if any(done.moved) and done.left:
+            gone.score = done.score
+            self._gone[name, other] = gone
+        elif gone.moved:
+            logger.warning("Put back %d messages of %r, whose consumer %s is gone", gone.moved, name, other)
 
     def _tell_dead(self, name: str, dead: list[bytes]) -> None:
         logger.error(

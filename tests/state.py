@@ -125,6 +125,11 @@ def calls(client: redis.Redis, command: str) -> int:
     return count
 
 
+def looks_for_consumers(client: redis.Redis) -> int:
+    """Return how often watchdogs have looked for missing consumers since `config_resetstat`."""
+    return calls(client, "pubsub|channels") or calls(client, "pubsub")  # Redis 7, Redis 6
+
+
 def wrong_type(queue: DelayedQueue, key: str, call: Callable[[], object]) -> None:
     """Give a key another type; the call must fail then, and change nothing."""
     client = queue.client

@@ -11,15 +11,15 @@ KEYS[3] broker list  LIST
 KEYS[4] dead list    LIST
 ARGV[1] consumer
 ARGV[2] score        as seen by the caller
-ARGV[3] gone         '1' if the caller saw that its connections are closed, '0' if its lease must have ended
-ARGV[4] channel      to which the consumer is subscribed while it lives
+ARGV[3] gone         '1' if the caller knows or believes that it is gone, '0' if its lease must have ended
+ARGV[4] channel      to which the consumer is subscribed while it lives, if its process is known to have ended; or ''
 ARGV[5..] message, what to write instead of it, and 'Q' (broker list) or 'D' (dead list), in turns, the newest first
 
 Returns {recovered, moved, left, score}: 1, or 0 if it is alive; for each message 1 if it was moved, else 0; how many
 messages are left; its new score, '' once it is forgotten.
 
-A consumer that was given up is remembered for a minute, unless its connections are closed: a blocking command that it
-sent before may still give it a message, which is then put back by the next call.
+A consumer that was given up is remembered for a minute, unless its process has ended, and its connections are closed: a
+blocking command that it sent before may still give it a message, which is then put back by the next call.
 
 Limits: at most 100 messages a call.
 ]]
@@ -53,7 +53,7 @@ for at = 5, #ARGV, 3 do
 end
 local left = redis.call('LLEN', in_flight)
 if left == 0 then
-    local closed = gone and redis.pcall('PUBSUB', 'NUMSUB', channel)[2] == 0
+    local closed = channel ~= '' and redis.pcall('PUBSUB', 'NUMSUB', channel)[2] == 0
     if closed or now + tonumber(score) > REMEMBER_MS then
         redis.call('ZREM', consumers, consumer)
         score = ''

@@ -8,10 +8,12 @@ ARGV[1] consumer
 ARGV[2] lease      ms
 ARGV[3] join       '1' to begin the lease if there is none
 
-Returns {renewed, now, consumer, score, ...}: 1 or 0, the server's time (ms), and up to 10 other consumers whose leases
-have ended, or which were given up, with their scores as text.
+Returns {renewed, now, consumer, score, ...}: 1 or 0, the server's time (ms), and other consumers with their scores as
+text: up to 100 that have not renewed for half of this lease, and up to 100 that were given up. Of both, those come first
+that have been silent for longest.
 ]]
 local consumers, consumer, lease, join = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
+local MOST = 100
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -26,11 +28,15 @@ if score > 0 then
 end
 
 local result = {renewed, string.format('%.0f', now)}
-local ended = redis.call('ZRANGEBYSCORE', consumers, '-inf', string.format('%.0f', now), 'WITHSCORES', 'LIMIT', 0, 11)
-for at = 1, #ended, 2 do
-    if ended[at] ~= consumer and #result < 22 then
-        result[#result + 1] = ended[at]
-        result[#result + 1] = ended[at + 1]
+local overdue = string.format('%.0f', now + math.floor(lease / 2))
+local silent = redis.call('ZRANGEBYSCORE', consumers, '(0', overdue, 'WITHSCORES', 'LIMIT', 0, MOST)
+local given_up = redis.call('ZREVRANGEBYSCORE', consumers, '0', '-inf', 'WITHSCORES', 'LIMIT', 0, MOST)
+for _, found in ipairs({silent, given_up}) do
+    for at = 1, #found, 2 do
+        if found[at] ~= consumer then
+            result[#result + 1] = found[at]
+            result[#result + 1] = found[at + 1]
+        end
     end
 end
 return result

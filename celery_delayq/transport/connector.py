@@ -45,6 +45,8 @@ class Connector:
         with self._template.clone() as connection:
             connection.cycle = None
             try:
+                # Once: loops have pauses of their own, and kombu would sleep for 2 s, and then try another URL.
+                connection.ensure_connection(max_retries=0, reraise_as_library_errors=False)
                 channel = connection.channel()
             except Exception:
                 if self._failover:

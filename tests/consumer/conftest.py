@@ -13,12 +13,16 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_delayq import keys
+from celery_delayq.connections import new_id
 from celery_delayq.consumer import Consumer
 from celery_delayq.held import Redelivery
 from celery_delayq.watchdog import Watchdog
 from examples.private_redis import PrivateRedis
 from tests.state import oldest_first
 from tests.support import wait_until
+
+#: How long watchdogs of tests wait for a consumer that they miss, in seconds.
+PATIENCE_S = 1.0
 
 #: How messages are marked here, so that tests see who has put them back.
 MARKING = Redelivery(lambda message: message + b" again", lambda message: (message + b" recovered", False))
@@ -40,33 +44,45 @@ class Consumers:
         lease_s: float = 30.0,
         redelivery: Redelivery | None = MARKING,
         expires_ms: dict[str, int] | None = None,
+        is_here: bool = False,
+        port: int | None = None,
         **options: Any,
     ) -> Consumer:
-        """Return a consumer that has joined these lists and that nobody looks after; it never retries by itself."""
+        """Return a consumer that has joined these lists and that nobody looks after; it never retries by itself.
+
+        By its id, it could be in any place, unless it `is_here`: so that others judge it by signs.
+        """
+
+        def connect() -> redis.Redis:
+            return redis.Redis(port=port or self.server.port, retry=Retry(NoBackoff(), 0), **options)
+
         consumer = Consumer(
-            lambda: self.server.client(retry=Retry(NoBackoff(), 0), **options),
+            connect,
             lease_s=lease_s,
             redelivery=redelivery,
             expires_ms=expires_ms,
+            id=None if is_here else new_id(),
         )
         self._consumers.append(consumer)
         for name in names or ("q",):
             consumer.join(name)
         return consumer
 
-    def watch(self, consumer: Consumer, on_lost: Callable[[], None] = lambda: None) -> Watchdog:
+    def watch(
+        self, consumer: Consumer, on_lost: Callable[[], None] = lambda: None, *, patience_s: float = PATIENCE_S
+    ) -> Watchdog:
         """Start a watchdog, and wait until the others can see it."""
-        watchdog = Watchdog(consumer, on_lost)
+        watchdog = Watchdog(consumer, on_lost, patience_s=patience_s)
         thread = threading.Thread(target=watchdog.run, daemon=True)
         self._watchdogs[consumer.id] = watchdog, thread
         thread.start()
         wait_until(lambda: self.is_visible(consumer), "its watchdog is subscribed")
         return watchdog
 
-    def start(self, *names: str, **options: Any) -> Consumer:
+    def start(self, *names: str, patience_s: float = PATIENCE_S, **options: Any) -> Consumer:
         """Return a consumer with a watchdog; takes what `make` takes."""
         consumer = self.make(*names, **options)
-        self.watch(consumer)
+        self.watch(consumer, patience_s=patience_s)
         return consumer
 
     def unwatch(self, consumer: Consumer) -> None:
@@ -88,7 +104,7 @@ class Consumers:
     def wait_until_seen(self, id: str) -> None:
         """Wait until all watchdogs have seen a consumer, so that they notice when it is gone."""
         watchdogs = [watchdog for watchdog, _ in self._watchdogs.values()]
-        wait_until(lambda: all(id in watchdog._seen for watchdog in watchdogs), "all have seen it")
+        wait_until(lambda: all(id in watchdog._presence.known for watchdog in watchdogs), "all have seen it")
 
     def publish(self, *messages: bytes, name: str = "q") -> None:
         """Put messages to the back of a broker list, the first comes first."""

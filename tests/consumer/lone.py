@@ -22,8 +22,9 @@ LONG_S = 300.0
 class Lone:
     """A consumer in another process, see `lone_consumer`."""
 
-    def __init__(self, port: int, lease_s: float, count: int) -> None:
-        command = [sys.executable, "-m", "tests.consumer.lone_consumer", str(port), str(lease_s), str(count)]
+    def __init__(self, port: int, lease_s: float, count: int, place: str) -> None:
+        arguments = [str(port), str(lease_s), str(count), place]
+        command = [sys.executable, "-m", "tests.consumer.lone_consumer", *arguments]
         self.process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.output = self.process.stdout
@@ -37,10 +38,20 @@ class Lone:
 
 
 @contextmanager
-def lone(consumers: Consumers, *messages: bytes, lease_s: float = LONG_S) -> Iterator[Lone]:
-    """Publish messages, and give them to a consumer in another process, which others can see."""
+def lone(
+    consumers: Consumers, *messages: bytes, lease_s: float = LONG_S, place: str = "here", port: int | None = None
+) -> Iterator[Lone]:
+    """Publish messages, and give them to a consumer in another process, which others can see.
+
+    Args:
+        consumers: the others.
+        messages: all that it holds.
+        lease_s: its lease.
+        place: "elsewhere" if nobody may ask for its process.
+        port: to which it connects.
+    """
     consumers.publish(*messages)
-    process = Lone(consumers.server.port, lease_s, len(messages))
+    process = Lone(port or consumers.server.port, lease_s, len(messages), place)
     try:
         consumers.wait_until_seen(process.id)
         assert consumers.waiting() == []

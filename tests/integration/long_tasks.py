@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import redis
 from billiard import current_process
 from celery import Celery
 
+from celery_delayq import process
 from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.worker_app import make_app
@@ -60,8 +62,13 @@ def open_gate(ledger: Ledger) -> None:
     ledger.client.set(_GATE, 1)
 
 
-def long_worker(*options: str, broker: str, ledger: Ledger, **kwargs: Any) -> Worker:
-    """A worker with this app. The options of the transport may be given as `transport`."""
+def long_worker(*options: str, broker: str, ledger: Ledger, place: str = "here", **kwargs: Any) -> Worker:
+    """A worker with this app. The options of the transport may be given as `transport`.
+
+    If its place is "elsewhere", nobody can ask for its process.
+    """
+    if place == "elsewhere":
+        kwargs["env"] = {"ELSEWHERE": "1"}
     conf = dict(kwargs.pop("conf", {}))
     if "transport" in kwargs:
         conf["broker_transport_options"] = kwargs.pop("transport")
@@ -77,6 +84,9 @@ def task_ids(client: redis.Redis, name: str = "celery") -> list[str]:
     """The ids of all tasks on a broker list, the first to be run first."""
     return [json.loads(message)["headers"]["id"] for message in reversed(client.lrange(name, 0, -1))]
 
+
+if "ELSEWHERE" in os.environ:  # nobody can ask for its process
+    process._BOOT = Path("/nowhere/at/all")
 
 if "LEDGER" in os.environ:
     app = add_long_tasks(

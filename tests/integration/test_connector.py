@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import kombu
 import pytest
 import redis
 
-from celery_delayq.transport import Connector, register
+from celery_delayq.transport import Connector, Transport, register
 from celery_delayq.transport import connector as module
 
 
@@ -27,3 +28,23 @@ def test_a_timeout_of_the_user_is_kept() -> None:
     options = Connector(given)._template.transport_options
     assert (options["socket_timeout"], options["socket_connect_timeout"]) == (3, module.REPLY_TIMEOUT_S)
     assert given.transport_options == {"socket_timeout": 3}
+
+
+def test_it_tries_once_and_only_the_url_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops have pauses of their own. kombu would sleep for 2 s, and then try the next URL."""
+    register()
+    tried: list[int] = []
+
+    def establish(transport: Any) -> Any:
+        tried.append(transport.client.port)
+        raise redis.ConnectionError("refused")
+
+    monkeypatch.setattr(Transport, "establish_connection", establish)
+    urls = "delayq://127.0.0.1:1/0;delayq://127.0.0.1:2/0"
+    for failover, ports in ((False, [1, 1]), (True, [1, 2])):
+        tried.clear()
+        connect = Connector(kombu.Connection(urls), failover=failover)
+        for _ in range(2):
+            with pytest.raises(redis.ConnectionError), connect():
+                pass
+        assert tried == ports

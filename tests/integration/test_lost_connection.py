@@ -13,6 +13,8 @@ from celery import Celery
 
 from tests.integration.long_tasks import in_flight, long_worker, open_gate, task_ids
 from tests.ledger import Ledger
+from tests.soak.proxy import Proxy
+from tests.state import looks_for_consumers
 from tests.support import lasting_keys, wait_until
 from tests.workers import Worker
 
@@ -55,6 +57,34 @@ def test_every_task_runs_once_although_the_connection_was_lost_meanwhile(
         assert sorted(taken_up(ledger, ids)) == sorted(ids)
         assert task_ids(broker_client) == []
     assert [key for key in lasting_keys(broker_client) if key.startswith("delayq:")] == []
+
+
+@pytest.mark.parametrize("place", ["here", "elsewhere"])
+def test_what_runs_runs_once_although_the_worker_cannot_connect_for_some_seconds(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, place: str
+) -> None:
+    """Others do not take it for one that was killed, nor count a delivery."""
+    port = broker_client.get_connection_kwargs()["port"]
+    proxy = Proxy(port)
+    url = broker_url.replace(str(port), str(proxy.port))
+    try:
+        with long_worker(broker=url, ledger=ledger, pool="threads", concurrency=1, place=place) as worker:
+            ids = send(app, 2, late=True)
+            wait_until(lambda: taken_up(ledger, ids), "the first runs")
+            wait_until(lambda: in_flight(broker_client) == 2, "the second is fetched")
+            with long_worker(broker=broker_url, ledger=ledger) as other:
+                looks = looks_for_consumers(broker_client)
+                wait_until(lambda: looks_for_consumers(broker_client) >= looks + 4, "each has seen the other")
+                proxy.refuse()
+                time.sleep(5)
+                proxy.admit()
+                worker.wait_for_log("Connected to", times=2)
+                assert "Put back" not in other.log
+                open_gate(ledger)
+                wait_until(lambda: in_flight(broker_client) == 0, "all are acknowledged", 20)
+        assert sorted(taken_up(ledger, ids)) == sorted(ids)
+    finally:
+        proxy.close()
 
 
 def give_to_a_suspended_child(app: Celery, worker: Worker, *, late: bool) -> tuple[int, list[str]]:

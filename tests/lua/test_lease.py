@@ -47,7 +47,7 @@ class TestRenewing:
         with nothing_changes(queue.client):
             done = renew(queue, join)
         assert not done.renewed
-        assert done.ended == {}
+        assert done.silent == done.given_up == {}
 
     def test_leaves_the_leases_of_others_alone(self, queue: DelayedQueue) -> None:
         others = {b"lasting": now_ms(queue.client) + 5000, b"ended": 1000, b"given up": GIVEN_UP}
@@ -58,11 +58,17 @@ class TestRenewing:
 
 
 class TestSeeingOthers:
-    def test_whose_leases_have_ended_and_who_were_given_up(self, queue: DelayedQueue) -> None:
+    def test_who_are_silent_whose_leases_have_ended_and_who_were_given_up(self, queue: DelayedQueue) -> None:
+        """Whoever is alive renews when more than half of the lease is left."""
         now = now_ms(queue.client)
-        queue.client.zadd(CONSUMERS, {"ended": now, "given up": GIVEN_UP, "lasting": now + 600_000, ME: 1})
+        silent = now + LEASE_MS // 2
+        queue.client.zadd(
+            CONSUMERS, {"ended": now, "given up": GIVEN_UP, "silent": silent, "lasting": silent + 5000, ME: 1}
+        )
         done = renew(queue)
-        assert done.ended == {"ended": b"%d" % now, "given up": b"%d" % GIVEN_UP}
+        assert done.silent == {"ended": b"%d" % now, "silent": b"%d" % silent}
+        assert done.ended == {"ended": b"%d" % now}
+        assert done.given_up == {"given up": b"%d" % GIVEN_UP}
 
     @pytest.mark.parametrize("end", [1, 999_999_999_999, 1_700_000_000_000])
     def test_with_scores_that_recover_takes(self, queue: DelayedQueue, end: int) -> None:
@@ -70,18 +76,22 @@ class TestSeeingOthers:
         queue.client.zadd(CONSUMERS, {"another": end})
         (score,) = renew(queue, join=True).ended.values()
         done = scripts.recover(
-            queue.client, queue.keys, consumer="another", score=score, gone=False, alive_channel="x", messages=[]
+            queue.client, queue.keys, consumer="another", score=score, gone=False, alive_channel="", messages=[]
         )
         assert done.given_up
 
     @pytest.mark.parametrize("own_score", [1, GIVEN_UP, None])
-    def test_ten_at_most_whether_or_not_it_is_among_them_itself(
-        self, queue: DelayedQueue, own_score: int | None
-    ) -> None:
-        queue.client.zadd(CONSUMERS, {f"ended {number:02}": 1000 + number for number in range(15)})
+    def test_a_hundred_of_each_at_most(self, queue: DelayedQueue, own_score: int | None) -> None:
+        """Those first that have been silent for longest; however many were given up, others are seen."""
+        silent = [f"silent {number:03}" for number in range(150)]
+        given_up = [f"given up {number:03}" for number in range(150)]
+        queue.client.zadd(CONSUMERS, {name: 1000 + number for number, name in enumerate(silent)})
+        queue.client.zadd(CONSUMERS, {name: GIVEN_UP - number for number, name in enumerate(given_up)})
         if own_score is not None:
             queue.client.zadd(CONSUMERS, {ME: own_score})
-        assert list(renew(queue).ended) == [f"ended {number:02}" for number in range(10)]
+        done = renew(queue)
+        assert list(done.silent) == silent[:100]
+        assert list(done.given_up) == given_up[: 99 if own_score == GIVEN_UP else 100]
 
 
 class TestLeaving:

@@ -39,16 +39,25 @@ MINUTE_MS = 60_000
 
 
 def recover(
-    queue: DelayedQueue, score: bytes, *messages: bytes, gone: bool = False, mark: bytes = b"", dead: bool = False
+    queue: DelayedQueue,
+    score: bytes,
+    *messages: bytes,
+    gone: bool = False,
+    has_ended: bool = True,
+    mark: bytes = b"",
+    dead: bool = False,
 ) -> Recovered:
-    """Run the script for messages in this order; each is stored with the mark appended."""
+    """Run the script for messages in this order; each is stored with the mark appended.
+
+    Who is gone, its process has ended, unless `has_ended` is False.
+    """
     return scripts.recover(
         queue.client,
         queue.keys,
         consumer=GONE,
         score=score,
         gone=gone,
-        alive_channel=CHANNEL,
+        alive_channel=CHANNEL if gone and has_ended else "",
         messages=[(message, message + mark, dead) for message in messages],
     )
 
@@ -181,9 +190,10 @@ class TestGivenUp:
         assert recover(queue, ended(queue), gone=True) == Recovered(True, [], 0, b"")
         assert state(queue.client) == {}
 
-    def test_is_remembered_if_nobody_saw_its_connections_close(self, queue: DelayedQueue) -> None:
-        """Suspended, with its subscription lost but one that waits still open: that one may get another message."""
-        done = recover(queue, ended(queue))
+    @pytest.mark.parametrize("gone", [True, False])
+    def test_is_remembered_if_its_process_may_live(self, queue: DelayedQueue, gone: bool) -> None:
+        """Its subscription may be lost, and one of its connections still wait: that one may get another message."""
+        done = recover(queue, ended(queue), gone=gone, has_ended=False)
         assert score(queue) == float(done.score) < 0
 
     def test_is_remembered_while_it_is_connected(self, queue: DelayedQueue, subscribed: None) -> None:

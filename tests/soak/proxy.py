@@ -19,6 +19,7 @@ class Proxy:
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
         self._delay_s = 0.0
+        self._refuses = False
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -37,6 +38,15 @@ class Proxy:
     def cut(self) -> None:
         """Close all connections, on both sides; new ones are welcome."""
         self._do(self._abort)
+
+    def refuse(self) -> None:
+        """Close all connections, and whatever connects anew, until `admit`."""
+        self._refuses = True
+        self.cut()
+
+    def admit(self) -> None:
+        """Let connections be made again."""
+        self._refuses = False
 
     def silence(self) -> None:
         """Deliver nothing until `flow`. It is not lost then, only late: TCP sends again."""
@@ -61,6 +71,9 @@ class Proxy:
         self._loop.call_soon_threadsafe(call)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refuses:
+            writer.transport.abort()
+            return
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
         except OSError:

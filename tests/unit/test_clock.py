@@ -76,10 +76,17 @@ def test_a_slow_reply_is_better_than_none(clock: ServerClock, monotonic: ManualC
 
 
 def test_a_clock_that_was_set_is_believed(clock: ServerClock, monotonic: ManualClock) -> None:
-    clock.observe(server_us(10.001), sent=10.0, received=10.002)
-    clock.observe(server_us(11.0 + 3600), sent=10.5, received=11.5)
+    assert clock.observe(server_us(10.001), sent=10.0, received=10.002) == 0
+    assert clock.observe(server_us(11.0 + 3600), sent=10.5, received=11.5) == pytest.approx(3600, abs=0.01)
     monotonic.now = 12.0
     assert clock.seconds_until(ms(12 + 3600)) == pytest.approx(0, abs=1e-6)
+    assert clock.observe(server_us(12.0), sent=12.0, received=12.0) == pytest.approx(-3600, abs=0.01)
+
+
+def test_a_slow_reply_is_no_clock_that_was_set(clock: ServerClock) -> None:
+    clock.observe(server_us(10.001), sent=10.0, received=10.002)
+    assert clock.observe(server_us(11.0), sent=11.0, received=41.0) == 0
+    assert clock.observe(server_us(71.0), sent=41.0, received=71.0) == 0
 
 
 def test_what_is_known_becomes_less_sharp_with_time(clock: ServerClock, monotonic: ManualClock) -> None:

@@ -16,7 +16,7 @@ PACKAGE = Path(celery_delayq.__file__).parent
 
 #: From the lowest to the highest; a module imports only from below, and subpackages count as one.
 LAYERS = [
-    {"_version", "errors", "clock", "connections", "keys", "codec", "times"},
+    {"_version", "errors", "clock", "connections", "process", "keys", "codec", "times"},
     {"scripts"},
     {"entry", "dead_letters"},
     {"registry"},
@@ -24,7 +24,7 @@ LAYERS = [
     {"tidying", "orphans", "held"},
     {"transfer"},
     {"fetch_connection", "departure"},
-    {"consumer"},
+    {"consumer", "presence"},
     {"watchdog"},
     {"settings", "server"},
     {"transport", "verdicts", "results"},

@@ -1,0 +1,130 @@
+"""Which process made a consumer, and whether it runs: what this process can know, and what it cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from celery_delayq import process
+from celery_delayq.connections import new_id
+from celery_delayq.process import consumer_id, is_running
+from tests.support import wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells where a process runs")
+
+
+class Other:
+    """A process that does nothing, and the id that a consumer of it would have."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen([shutil.which("sleep") or "sleep", "60"])
+        wait_until(lambda: self.state() == "S", "it sleeps")
+        stat = process._stat(str(self.process.pid))
+        assert stat is not None
+        self.id = f"host:{self.process.pid}:{process._place()}-{stat.start}-abcdef"
+
+    def state(self) -> str:
+        found = process._stat(str(self.process.pid))
+        return "" if found is None else found.state
+
+
+@pytest.fixture
+def other() -> Iterator[Other]:
+    other = Other()
+    with other.process:
+        yield other
+        other.process.kill()
+
+
+def test_an_id_says_host_and_process_and_is_unique() -> None:
+    id = consumer_id()
+    assert id.startswith(new_id().rpartition(":")[0] + ":")
+    assert id != consumer_id()
+    assert len(id.rpartition(":")[2]) < 36
+
+
+def test_this_process_runs() -> None:
+    assert is_running(consumer_id()) is True
+
+
+def test_another_process_runs_until_it_is_killed(other: Other) -> None:
+    assert is_running(other.id) is True
+    other.process.kill()
+    wait_until(lambda: other.state() == "Z", "it is a zombie, since nobody has asked for its status")
+    assert is_running(other.id) is False
+    other.process.wait()
+    assert is_running(other.id) is False
+
+
+def test_a_suspended_process_runs(other: Other) -> None:
+    other.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: other.state() == "T", "it is suspended")
+    assert is_running(other.id) is True
+
+
+def test_a_process_that_has_its_number_is_another_one(other: Other) -> None:
+    """The start time tells."""
+    process_id, _, rest = consumer_id().rpartition(":")
+    place, _, unique = rest.split("-")
+    assert is_running(f"{process_id}:{place}-1-{unique}") is False
+
+
+def test_a_child_is_not_its_parent() -> None:
+    """What a parent has made is the parent's, also as a forked child sees it; what the child makes is its own."""
+    code = """
+import os
+from celery_delayq.process import consumer_id, is_running
+parents = consumer_id()
+read, write = os.pipe()
+if not os.fork():
+    os.write(write, consumer_id().encode())
+    os._exit(0 if is_running(parents) else 1)
+child, status = os.wait()
+childs = os.read(read, 200).decode()
+print(status, is_running(parents), is_running(childs), f":{child}:" in childs)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["0", "True", "False", "True"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        pytest.param(f"host:{os.getpid()}:0123456789-1-abcdef", id="another place"),
+        pytest.param(new_id(), id="made before ids said it"),
+        pytest.param("host:1:me", id="no process"),
+        pytest.param("", id="empty"),
+        pytest.param("host:99999999999999999999:0123456789-1-a", id="too large"),
+    ],
+)
+def test_of_others_it_knows_nothing(id: str) -> None:
+    assert is_running(id) is None
+
+
+@pytest.mark.parametrize("missing", ["_BOOT", "_NAMESPACES"])
+def test_without_proc_an_id_says_less(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    before = consumer_id()
+    nowhere = Path("/nowhere/at/all")
+    monkeypatch.setattr(process, missing, nowhere if missing == "_BOOT" else (nowhere, nowhere))
+    assert is_running(before) is None
+    after = consumer_id()
+    assert ("-" in after.rpartition(":")[2]) is (missing == "_NAMESPACES")
+
+
+def test_another_users_process_that_proc_hides_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hidepid`: the system says that there is such a process, and nothing else."""
+    id = consumer_id()
+
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(process.os, "kill", refuse)
+    monkeypatch.setattr(process, "_stat", lambda pid: None)
+    assert is_running(id) is None
