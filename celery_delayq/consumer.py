@@ -89,6 +89,8 @@ class Consumer:
         #: The tag of a message beside which nothing is to be fetched, and what guards its bytes (see `last_delivery`).
         self.alone: str | None = None
         self.alone_lock = threading.Lock()
+        #: Whether the server may have moved messages for a fetch whose reply was lost; see `recover_lost`.
+        self.has_lost_reply = False
         self.is_lost = False
         self._lost = ""
         #: When it was closed, on the monotonic clock; None while it is in use.
@@ -192,6 +194,7 @@ class Consumer:
         except exceptions.ResponseError:  # nothing was moved, and the connection is as good as before
             raise
         except BaseException as exc:
+            self.has_lost_reply = True
             self._give_up_connection(exc)
             raise
         if found is None:
@@ -379,6 +382,15 @@ class Consumer:
                 logger.debug("Redis refuses to put back what is in flight of %r: %s", name, exc)
                 empty = False
         return empty
+
+    def recover_lost(self) -> None:
+        """Put back what the server may have moved for a fetch whose reply was lost; see `reconcile`.
+
+        For a consumer that goes on, while nothing waits for messages, and all that was fetched is held.
+        """
+        if self.has_lost_reply and not self._is_haunted(self.client):
+            self.reconcile()
+            self.has_lost_reply = False
 
     def _reconcile(self, client: redis.Redis, name: str, queue_keys: keys.QueueKeys) -> bool:
         # In this order: what is acknowledged meanwhile is in neither.
