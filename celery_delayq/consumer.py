@@ -23,7 +23,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from logging import getLogger
@@ -35,7 +34,7 @@ from redis import exceptions
 from celery_delayq import keys, scripts
 from celery_delayq.connections import CONNECTION_ERRORS
 from celery_delayq.delayed_queue import database_of
-from celery_delayq.departure import Departure, Departures, put_back_unknown, remove
+from celery_delayq.departure import Departure, Departures, remove
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetch_connection import FetchConnection, Identity
 from celery_delayq.held import Held, Redelivery
@@ -83,8 +82,7 @@ class Consumer:
         self.joined: dict[str, keys.QueueKeys] = {}
         self.names: set[str] = set()
         self.held: dict[str, Held] = {}
-        self._expires_ms = {} if expires_ms is None else expires_ms
-        self._departures = Departures(self.id, self._keys_of, self._expires_ms)
+        self._departures = Departures(self.id, self._keys_of, {} if expires_ms is None else expires_ms)
         #: Tag -> what became of a message, of which the server may not know.
         self.owed = self._departures.owed
         #: Tags of messages whose acknowledgement came too late.
@@ -92,6 +90,8 @@ class Consumer:
         #: The tag of a message beside which nothing is to be fetched, and what guards its bytes (see `last_delivery`).
         self.alone: str | None = None
         self.alone_lock = threading.Lock()
+        #: Whether the server may have moved messages for a fetch whose reply was lost; see `recover_lost`.
+        self.has_lost_reply = False
         self.is_lost = False
         self._lost = ""
         #: When it was closed, on the monotonic clock; None while it is in use.
@@ -195,6 +195,7 @@ class Consumer:
         except exceptions.ResponseError:  # nothing was moved, and the connection is as good as before
             raise
         except BaseException as exc:
+            self.has_lost_reply = True
             self._give_up_connection(exc)
             raise
         if found is None:
@@ -372,29 +373,17 @@ class Consumer:
         Returns:
             Whether nothing is in flight any more.
         """
-        empty = True
-        for name, queue_keys in list(self.joined.items()):
-            try:
-                empty = self._reconcile(client or self.client, name, queue_keys) and empty
-            except CONNECTION_ERRORS:
-                raise
-            except exceptions.ResponseError as exc:
-                logger.debug("Redis refuses to put back what is in flight of %r: %s", name, exc)
-                empty = False
-        return empty
+        put_back = self.redelivery.put_back
+        return self._departures.put_back_unknown(client or self.client, self.joined, self.held, put_back)
 
-    def _reconcile(self, client: redis.Redis, name: str, queue_keys: keys.QueueKeys) -> bool:
-        # In this order: what is acknowledged meanwhile is in neither.
-        mine = {tag: owed.held for tag, owed in list(self.owed.items())} | self.held.copy()
-        known = Counter(one.message for one in mine.values() if one.name == name)
-        return put_back_unknown(
-            client,
-            queue_keys,
-            consumer=self.id,
-            known=known,
-            put_back=self.redelivery.put_back,
-            expires_ms=self._expires_ms.get(name),
-        )
+    def recover_lost(self) -> None:
+        """Put back what the server may have moved for a fetch whose reply was lost; see `reconcile`.
+
+        For a consumer that goes on, while nothing waits for messages, and all that was fetched is held.
+        """
+        if self.has_lost_reply and not self._is_haunted(self.client):
+            self.reconcile()
+            self.has_lost_reply = False
 
     # -- the end
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from logging import getLogger
-from typing import Literal
+from typing import Literal, cast
 
 import redis
 from redis import exceptions
@@ -98,6 +98,51 @@ class Departures:
                 settled.append(tag)
         return settled
 
+    def put_back_unknown(
+        self,
+        client: redis.Redis,
+        lists: Mapping[str, QueueKeys],
+        held: Mapping[str, Held],
+        put_back: Callable[[bytes], bytes],
+    ) -> bool:
+        """Put messages that are in flight, but neither held nor owed, back to the front.
+
+        A list that is refused keeps no other from that.
+
+        Args:
+            client: any.
+            lists: on which the consumer has leases.
+            held: by tag; other threads may change it.
+            put_back: how a message is rewritten.
+
+        Returns:
+            Whether nothing is in flight any more.
+
+        Raises:
+            redis.ConnectionError: the server is away, or a replica now; some of them may have been put back.
+        """
+        empty = True
+        for name, keys in list(lists.items()):
+            # In this order: what is acknowledged meanwhile is in neither.
+            mine = {tag: owed.held for tag, owed in list(self.owed.items())} | dict(list(held.items()))
+            known = Counter(one.message for one in mine.values() if one.name == name)
+            try:
+                in_flight = _in_flight(client, keys, self._consumer)
+                unknown = Counter(in_flight) - known
+                back = {}
+                for number, message in enumerate(in_flight):
+                    if unknown[message] > 0:
+                        unknown[message] -= 1
+                        back[str(number)] = Departure(Held(name, message), "front", put_back(message))
+                self._depart(client, name, back)
+                empty = empty and len(back) == len(in_flight)
+            except CONNECTION_ERRORS:
+                raise
+            except exceptions.ResponseError as exc:
+                logger.debug("Redis refuses to put back what is in flight of %r: %s", name, exc)
+                empty = False
+        return empty
+
     def _depart(self, client: redis.Redis, name: str, departures: Mapping[str, Departure]) -> int:
         return depart(
             client,
@@ -162,37 +207,6 @@ def remove(client: redis.Redis, keys: QueueKeys, *, consumer: str, message: byte
     return int(client.lrem(keys.in_flight(consumer), -1, message))  # type: ignore[arg-type]
 
 
-def put_back_unknown(
-    client: redis.Redis,
-    keys: QueueKeys,
-    *,
-    consumer: str,
-    known: Counter[bytes],
-    put_back: Callable[[bytes], bytes],
-    expires_ms: int | None = None,
-) -> bool:
-    """Put messages that are in flight, but not known, back to the front.
-
-    Args:
-        client: any.
-        keys: of their list.
-        consumer: its id.
-        known: messages to be left alone, and how many of each.
-        put_back: how a message is rewritten.
-        expires_ms: see `depart`.
-
-    Returns:
-        Whether nothing is in flight any more.
-
-    Raises:
-        redis.RedisError: some of them may have been put back.
-    """
-    in_flight: list[bytes] = client.execute_command("LRANGE", keys.in_flight(consumer), 0, -1, **{NEVER_DECODE: True})
-    unknown = Counter(in_flight) - known
-    back = []
-    for message in in_flight:
-        if unknown[message] > 0:
-            unknown[message] -= 1
-            back.append(Departure(Held(keys.queue, message), "front", put_back(message)))
-    depart(client, keys, consumer=consumer, departures=back, expires_ms=expires_ms)
-    return len(back) == len(in_flight)
+def _in_flight(client: redis.Redis, keys: QueueKeys, consumer: str) -> list[bytes]:
+    found = client.execute_command("LRANGE", keys.in_flight(consumer), 0, -1, **{NEVER_DECODE: True})
+    return cast("list[bytes]", found)

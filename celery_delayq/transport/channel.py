@@ -224,12 +224,10 @@ class DelayedChannel(kombu_redis.Channel):
         """Return one message of `queue`, or None, see kombu."""
         if no_ack or not self.ack_emulation:
             return super().basic_get(queue, no_ack=no_ack, **kwargs)
+        self.expiry.used(queue)  # not afterwards: what was got would be forgotten if that is refused
         message = self.fetcher.get(queue)
         if message is not None:
             self.qos.append(message, message.delivery_tag)
-        if getattr(self, "_expires", None):  # kombu 5.7
-            with self.conn_or_acquire() as client:
-                self._maybe_update_queues_expire(client, queue)
         return message
 
     def queue_purge(self, queue: str, **kwargs: Any) -> int:

@@ -108,6 +108,11 @@ class Fetcher:
         """Whether there is anything to fetch from."""
         return bool(self._channel.task_queues) and bool(self._channel.ack_emulation)
 
+    @property
+    def is_consuming(self) -> bool:
+        """Whether it waits for messages, or has some that were not delivered."""
+        return bool(self._slots or self._fetched)
+
     # -- fetching
 
     def credit(self) -> int:
@@ -163,6 +168,8 @@ class Fetcher:
             return False
         if self._consumer is not None:
             self._consumer.check()  # before all else: what others have taken over gives no credit any more
+            if self._consumer.has_lost_reply:
+                raise exceptions.ConnectionError("a reply with messages was lost, so the connection is made anew")
         credit = self.credit()
         self.is_starved = credit == 0
         if not credit or self._has_time(credit):
@@ -378,6 +385,8 @@ class Fetcher:
         """Return one message of a queue as kombu's, whoever consumes it; None if there is none."""
         consumer = self._consumer = self._consumer or self._consumer_of()
         consumer.check()
+        if not self._channel.connection.cycle.is_consuming:
+            consumer.recover_lost()
         for name, raw in self._messages(consumer, queue):
             tag = consumer.hold(name, raw)
             payload = redelivery.decode(raw)

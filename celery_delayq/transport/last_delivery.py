@@ -19,17 +19,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
+from logging import getLogger
 from typing import Any
 
 from redis import exceptions
 
 from celery_delayq import keys, scripts
-from celery_delayq.connections import CONNECTION_ERRORS
+from celery_delayq.connections import CONNECTION_ERRORS, NOT_SERVING
 from celery_delayq.consumer import Consumer
 from celery_delayq.errors import InvalidEta
 from celery_delayq.held import Held
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.eta import DUE_PROPERTY, due_ms_of
+
+logger = getLogger(__name__)
 
 #: How long a busy worker leaves a message to others before it keeps it, in seconds.
 OFFER_S = 1.0
@@ -112,11 +115,17 @@ def isolate(consumer: Consumer, tag: str) -> bool:
         False if it is not the consumer's any more.
 
     Raises:
-        redis.RedisError: the server is away or refuses.
+        redis.RedisError: the server is away. If it refuses, there is no mark, and the delivery does not count.
     """
     held = consumer.held[tag]
-    if not _replace(consumer, tag, redelivery.alone(held.message)):
-        return False
+    try:
+        if not _replace(consumer, tag, redelivery.alone(held.message)):
+            return False
+    except NOT_SERVING:
+        raise
+    except exceptions.ResponseError as exc:
+        logger.warning("Redis refuses to mark a message of %r, whose delivery does not count: %s", held.name, exc)
+        return True
     consumer.alone = tag
     return True
 

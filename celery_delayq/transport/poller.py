@@ -97,6 +97,11 @@ class Poller(kombu_redis.MultiChannelPoller):
     def _fetchers(self) -> list[Fetcher]:
         return [channel.fetcher for channel in list(self._channels) if channel.fetcher.has_queues]
 
+    @property
+    def is_consuming(self) -> bool:
+        """Whether one of the channels waits for messages, or has some that were not delivered."""
+        return any(channel.fetcher.is_consuming for channel in list(self._channels))
+
     def wake(self) -> None:
         """Make it fetch or deliver now. Safe in any thread."""
         waker = self._waker

@@ -8,17 +8,24 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import redis
 from kombu import Connection
 
+from celery_delayq.fetch_connection import FetchConnection
 from celery_delayq.keys import QueueKeys
 from celery_delayq.transport import poller
+from celery_delayq.transport.last_delivery import isolate
 from celery_delayq.transport.poller import Poller, Waker
 from celery_delayq.transport.slots import Slot
 from examples.private_redis import PrivateRedis
-from tests.fetching.reading import DB, Reader, bodies_on, publish, reader
+from tests.consumer.conftest import Consumers, consumers
+from tests.consumer.test_refused import refused
+from tests.fetching.reading import DB, Reader, bodies_on, publish, queue, reader, redelivered
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker
 from tests.support import wait_until
+
+__all__ = ["consumers"]
 
 
 @contextmanager
@@ -142,6 +149,59 @@ def test_a_queue_that_is_cancelled_without_the_right_to_unblock_strands_no_messa
         assert in_flight(ours.client) == 0
         assert kept.bodies == ["first"]
         assert [Reader(channel, name).drain(1) for name in queues] == [["body"], ["body"]]
+
+
+# -- replies that are lost
+
+
+def lose_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lose the next reply to a fetch, when the server has sent it."""
+    read = FetchConnection.read_fetched
+
+    def lose(connection: FetchConnection) -> None:
+        monkeypatch.setattr(FetchConnection, "read_fetched", read)
+        assert read(connection)
+        raise redis.ConnectionError("cut")
+
+    monkeypatch.setattr(FetchConnection, "read_fetched", lose)
+
+
+def test_a_message_that_was_to_be_got_when_the_connection_was_cut_is_got_again(
+    ours: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the same channel, which has others to acknowledge."""
+    publish(ours, "q", "before", "lost", "behind")
+    first = queue("q")(ours.channel).get()
+    lose_a_reply(monkeypatch)
+    with pytest.raises(redis.ConnectionError, match="cut"):
+        queue("q")(ours.channel).get()
+    got = [queue("q")(ours.channel).get() for _ in range(2)]
+    assert [(message.payload, redelivered(message)) for message in got] == [("lost", True), ("behind", False)]
+    assert in_flight(ours.client) == 3
+    for message in (first, *got):
+        message.ack()
+    wait_until(lambda: in_flight(ours.client) == 0, "all are acknowledged")
+
+
+def test_who_consumes_is_told_until_the_connection_is_made_anew(ours: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only then is it known what was in flight."""
+    publish(ours, "q", "lost")
+    with reader(ours, "q") as it:
+        lose_a_reply(monkeypatch)
+        for _ in range(2):
+            with pytest.raises(redis.ConnectionError):
+                it.wait(0.1)
+    assert bodies_on(ours.client) == ["lost"]
+
+
+def test_a_last_delivery_that_cannot_be_marked_takes_place(consumers: Consumers) -> None:
+    consumer = consumers.make()
+    (tag,) = consumers.take(consumer, b'{"headers": {}, "properties": {}}')
+    with refused(consumers, QueueKeys.of("q").in_flight(consumer.id)):
+        assert isolate(consumer, tag)
+    assert not consumer.is_isolated
+    assert isolate(consumer, tag)
+    assert consumer.is_isolated
 
 
 # -- waking
