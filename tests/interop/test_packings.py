@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
+import pytest
 import redis
 
 from celery_delayq import DelayedQueue
@@ -109,3 +111,68 @@ def test_an_upgrade_with_entries_pending_loses_nothing(
     delivered_once(jobs, values("old") + values("new"))
     assert jobs.client.llen(jobs.keys.delay_list) == 0
     assert jobs.client.llen(jobs.keys.dead) == 0
+
+
+#: What an old Redisson can do with a delay list in which an entry of Python follows one of Java, and what it leaves of
+#: the two; each as the manual says.
+WORKS: dict[str, tuple[Callable[[Redisson], object], list[bytes]]] = {
+    "size": (lambda java: java.call("size", "jobs") == 2, [b"java", b"python"]),
+    "contains": (lambda java: java.call("contains", "jobs", b"java"), [b"java", b"python"]),
+    "peek": (lambda java: java.value("peek", "jobs") == b"java", [b"java", b"python"]),
+    "remove": (lambda java: java.call("remove", "jobs", b"java"), [b"python"]),
+    "poll": (lambda java: java.value("poll", "jobs") == b"java", [b"python"]),
+    "clear": (lambda java: java.call("clear", "jobs") is None, []),
+    "delete": (lambda java: java.call("delete", "jobs"), []),
+}
+FAILS: dict[str, tuple[Callable[[Redisson], object], list[bytes]]] = {
+    "contains": (lambda java: java.call("contains", "jobs", b"python"), [b"java", b"python"]),
+    "containsAll": (lambda java: java.call("contains_all", "jobs", b"java"), [b"java", b"python"]),
+    "remove": (lambda java: java.call("remove", "jobs", b"python"), [b"java", b"python"]),
+    "readAll": (lambda java: java.call("read_all", "jobs"), [b"java", b"python"]),
+    "iterator": (lambda java: java.call("iterate", "jobs"), [b"java", b"python"]),
+    "removeAll": (lambda java: java.call("remove_all", "jobs", b"java"), [b"python"]),
+    "retainAll": (lambda java: java.call("retain_all", "jobs", b"java"), [b"java", b"python"]),
+    "poll(2)": (lambda java: java.call("poll", "jobs", 2), []),
+}
+
+
+def test_what_an_old_redisson_can_do_with_entries_of_python_in_its_delay_list(
+    start_redisson: StartRedisson, jobs: DelayedQueue
+) -> None:
+    """Its methods walk through the list and fail at what they cannot read, which may be too late."""
+    old = start_redisson(OLD)
+    jobs.mirror_list = True
+
+    def fill() -> None:
+        jobs.client.flushall()
+        old.offer("jobs", b"java", delay_ms=HOUR_MS)
+        jobs.offer(b"python", delay_s=HOUR_MS / 1000)
+
+    def left() -> list[bytes]:
+        return sorted(entry.payload for entry in jobs.peek(9))
+
+    for method, (works, expected) in WORKS.items():
+        fill()
+        assert works(old), method
+        assert left() == expected, method
+    for method, (fails, expected) in FAILS.items():
+        fill()
+        with pytest.raises(AssertionError, match="data string too short"):
+            fails(old)
+        assert left() == expected, method
+    fill()
+    old.call("remove", "jobs", b"java")
+    with pytest.raises(AssertionError, match="data string too short"):
+        old.call("poll", "jobs")
+    assert left() == [], "the entry of Python is lost"
+
+
+def test_an_old_redisson_without_the_delay_list_of_python(start_redisson: StartRedisson, jobs: DelayedQueue) -> None:
+    old = start_redisson(OLD)
+    jobs.offer(b"python", delay_s=HOUR_MS / 1000)
+    old.offer("jobs", b"java", b"more", delay_ms=HOUR_MS)
+    assert old.values("read_all", "jobs") == [b"java", b"more"]
+    assert old.call("remove_all", "jobs", b"more", b"python")
+    assert old.value("poll", "jobs") == b"java"
+    assert old.value("poll", "jobs") is None
+    assert [entry.payload for entry in jobs.peek(9)] == [b"python"]
