@@ -135,7 +135,8 @@ class DelayQ:
 
         Atomic against the transfer: either this call or the worker gets the task. O(log N) for N waiting tasks.
 
-        The result of a cancelled task stays pending, and nobody tells a chord or chain that counts on it.
+        The result of a cancelled task stays pending, and nobody tells a chord or chain that counts on it. A lock that
+        was taken for it, as celery-singleton does, stays as well.
 
         Returns:
             True if it was still waiting. False if it was moved to its queue because it is due, was cancelled before,

@@ -132,6 +132,8 @@ class _Sender:
             self._batch.truncate(before)
             self._bad.append((given, exc))
             return False
+        if result is not None:
+            task_id = result.id  # a task's own `apply_async` may have chosen another one
         kept = result if self._with_results else None
         self._chunk.append(_Collected(signature, task_id, kept, self._batch.size))
         return True
