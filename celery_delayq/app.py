@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from celery import Celery, signals
 from celery.canvas import Signature
@@ -135,7 +135,8 @@ class DelayQ:
 
         Atomic against the transfer: either this call or the worker gets the task. O(log N) for N waiting tasks.
 
-        The result of a cancelled task stays pending, and nobody tells a chord or chain that counts on it.
+        The result of a cancelled task stays pending, and nobody tells a chord or chain that counts on it. A lock that
+        was taken for it, as celery-singleton does, stays as well.
 
         Returns:
             True if it was still waiting. False if it was moved to its queue because it is due, was cancelled before,
@@ -277,29 +278,40 @@ class DelayQ:
         with self._inspector("cannot release") as inspector:
             return backup.release(inspector.lists, queue, on_progress)
 
+    @overload
     def apply_async_many(
-        self, signatures: Iterable[Signature], *, chunk_size: int = bulk.CHUNK_SIZE
-    ) -> list[AsyncResult]:
+        self, signatures: Iterable[Signature], *, chunk_size: int = ..., results: Literal[True] = ...
+    ) -> list[AsyncResult]: ...
+    @overload
+    def apply_async_many(
+        self, signatures: Iterable[Signature], *, chunk_size: int = ..., results: Literal[False]
+    ) -> int: ...
+    def apply_async_many(
+        self, signatures: Iterable[Signature], *, chunk_size: int = bulk.CHUNK_SIZE, results: bool = True
+    ) -> Any:
         """Send many tasks in a few round trips; each as its signature's `apply_async()` does, delayed or not.
 
             delayq.apply_async_many(remind.s(user).set(countdown=3600) for user in users)
 
-        `after_task_publish` is sent when a task is in a chunk, just before the chunk is sent.
+        `after_task_publish` is sent when a task is in a chunk, just before the chunk is sent. Messages of one queue and
+        priority are sent in the order of their signatures.
 
         Args:
             signatures: of single tasks; each call makes a new task id for those that have none. Read as they are sent.
             chunk_size: tasks a round trip; fewer if they are large. What has been sent stays sent.
+            results: False for millions of tasks: no results are kept, so that memory does not grow with their number.
+                Workers store results as ever. A task that sends them does not have them as its children.
 
         Returns:
-            The results in order.
+            The results in order; without results, how many tasks were sent.
 
         Raises:
             NotAllSent: the first error ends it, and says what was sent, and what was not. Signatures behind it were
-                not read. Its cause is that error.
+                not read. Its cause is that error, which its message names.
             ConfigurationError: the app's broker is not a `delayq://` one.
             kombu.exceptions.OperationalError: the server cannot be reached; nothing was sent.
         """
-        return bulk.apply_async_many(self.app, signatures, chunk_size)
+        return bulk.apply_async_many(self.app, signatures, chunk_size, results)
 
     @cached_property
     def schedule(self) -> Schedule:

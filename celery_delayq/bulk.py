@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from celery.canvas import Signature, _chain, _chord, group, maybe_signature
@@ -14,7 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from celery_delayq.config import require_transport
 from celery_delayq.errors import NotAllSent
-from celery_delayq.series import Series
+from celery_delayq.series import Series, key_of
 from celery_delayq.transport.batch import Batch, collecting
 from celery_delayq.transport.producer import Producer
 
@@ -24,17 +25,23 @@ CHUNK_SIZE = 1000
 #: A round trip has no more bytes than this, but for those of the last task.
 _CHUNK_BYTES = 4 * 1024 * 1024
 
+#: Series that are kept; then the first one is forgotten. Options may have another value for each task.
+_MOST_SERIES = 256
 
-def apply_async_many(app: Any, signatures: Iterable[Signature], chunk_size: int = CHUNK_SIZE) -> list[AsyncResult]:
+
+def apply_async_many(
+    app: Any, signatures: Iterable[Signature], chunk_size: int = CHUNK_SIZE, results: bool = True
+) -> list[AsyncResult] | int:
     """Send tasks, many in one round trip; see `DelayQ.apply_async_many`."""
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
         raise ValueError(f"chunk_size must be a whole number, 1 or more, not {chunk_size!r}")
     if app.conf.task_always_eager:
-        return [_single(app, signature).apply_async() for signature in signatures]
+        ran = (_single(app, signature).apply_async() for signature in signatures)
+        return list(ran) if results else sum(1 for _ in ran)
     with _producer(app) as producer, collecting(producer.channel) as batch:
-        sender = _Sender(app, producer, batch, chunk_size)
+        sender = _Sender(app, producer, batch, chunk_size, results)
         sender.send(signatures)
-        return sender.results
+        return sender.results if results else sender.sent
 
 
 @contextmanager
@@ -62,36 +69,58 @@ def _single(app: Any, given: Any) -> Signature:
     return signature
 
 
+@dataclass
+class _Collected:
+    """A task in the batch, and how many commands there are up to its end; its result if the caller wants one."""
+
+    signature: Signature
+    task_id: str
+    result: AsyncResult | None
+    end: int
+
+    def identified(self) -> Signature:
+        """Return a copy of the signature that has the id of its task."""
+        return self.signature.clone().set(task_id=self.task_id)
+
+
 class _Sender:
     """Sends signatures chunk by chunk, and knows what became of each."""
 
-    def __init__(self, app: Any, producer: Any, batch: Batch, chunk_size: int) -> None:
+    def __init__(self, app: Any, producer: Any, batch: Batch, chunk_size: int, with_results: bool) -> None:
+        self.sent = 0
         self.results: list[AsyncResult] = []
         self._app = app
         self._producer = producer
         self._batch = batch
         self._client = producer.channel.batch_client
         self._chunk_size = chunk_size
-        #: Those in the batch: signature, result, and how many commands there are up to its end.
-        self._chunk: list[tuple[Signature, AsyncResult, int]] = []
-        #: By the name of the task, the last of each.
-        self._series: dict[str, Series] = {}
+        self._with_results = with_results
+        self._chunk: list[_Collected] = []
+        #: By `key_of` their tasks.
+        self._series: dict[Hashable, Series] = {}
         self._failed: list[tuple[Any, Exception]] = []
         self._uncertain: list[Signature] = []
+        #: What ended the chunk: a task that cannot be sent and why, or an error of the iterable.
+        self._bad: list[tuple[Any, Exception]] = []
+        self._broken: Exception | None = None
 
     def send(self, signatures: Iterable[Any]) -> None:
-        try:
-            for given in signatures:
-                if not self._collect(given):
-                    break
-                if len(self._chunk) >= self._chunk_size or self._batch.bytes >= _CHUNK_BYTES:
-                    self._flush()
-        except NotAllSent:
-            raise
-        except Exception as exc:  # of the iterable
+        rest = iter(signatures)
+        while self._collect_chunk(rest):
             self._flush()
-            raise NotAllSent(self.results) from exc
         self._flush()
+
+    def _collect_chunk(self, rest: Iterator[Any]) -> bool:
+        """Collect a chunk; returns whether more may come."""
+        try:
+            for given in rest:
+                if not self._collect(given):
+                    return False
+                if len(self._chunk) >= self._chunk_size or self._batch.bytes >= _CHUNK_BYTES:
+                    return True
+        except Exception as exc:
+            self._broken = exc
+        return False
 
     def _collect(self, given: Any) -> bool:
         before = self._batch.size
@@ -101,46 +130,71 @@ class _Sender:
             result = self._publish(signature, task_id)
         except Exception as exc:
             self._batch.truncate(before)
-            self._failed.append((given, exc))
+            self._bad.append((given, exc))
             return False
-        self._chunk.append((signature, result, self._batch.size))
+        if result is not None:
+            task_id = result.id  # a task's own `apply_async` may have chosen another one
+        kept = result if self._with_results else None
+        self._chunk.append(_Collected(signature, task_id, kept, self._batch.size))
         return True
 
-    def _publish(self, signature: Signature, task_id: str) -> AsyncResult:
-        series = self._series.get(signature.task)
+    def _publish(self, signature: Signature, task_id: str) -> AsyncResult | None:
+        key = key_of(signature)
+        series = self._series.get(key)
         if series is not None and series.has(signature):
-            return series.send(signature, task_id)
+            return series.send(signature, task_id, self._with_results)
         self._producer.published = {}
-        result = signature.apply_async(producer=self._producer, task_id=task_id, retry=False)
+        options = {} if self._with_results else {"add_to_parent": False}
+        result = signature.apply_async(producer=self._producer, task_id=task_id, retry=False, **options)
         series = Series.after(signature, task_id, self._producer)
         if series is not None:
-            self._series[signature.task] = series
+            if len(self._series) >= _MOST_SERIES:
+                del self._series[next(iter(self._series))]
+            self._series[key] = series
         return result
 
     def _flush(self) -> None:
+        """Send the chunk.
+
+        Raises:
+            NotAllSent: something of it was not sent, or ended it.
+        """
         chunk, self._chunk = self._chunk, []
-        cause: Exception | None = None
+        errors: list[Exception] = []
         try:
             outcomes = self._batch.send(self._client)
         except (RedisError, OSError) as exc:
-            self._uncertain += [_identified(signature, result) for signature, result, _ in chunk]
-            chunk, cause = [], exc
+            self._uncertain += [task.identified() for task in chunk]
+            errors.append(exc)
+            chunk = []
         start = 0
-        for signature, result, end in chunk:
-            outcome, start = outcomes[start:end], end
-            refused = [error for error in outcome if isinstance(error, ResponseError)]
-            if all(error is None for error in outcome):
-                self.results.append(result)
-            elif len(refused) == len(outcome):
-                self._failed.append((_identified(signature, result), refused[0]))
+        for task in chunk:
+            refused = [error for error in outcomes[start : task.end] if error is not None]
+            is_certain = len(refused) == task.end - start and all(isinstance(one, ResponseError) for one in refused)
+            start = task.end
+            errors += refused
+            if not refused:
+                self.sent += 1
+                if task.result is not None:
+                    self.results.append(task.result)
+            elif is_certain:
+                self._failed.append((task.identified(), refused[0]))
             else:
-                self._uncertain.append(_identified(signature, result))
-                cause = cause or next(error for error in outcome if error is not None)
-        if self._failed or self._uncertain:
-            cause = cause or next((error for _, error in self._failed), None)
-            raise NotAllSent(self.results, failed=self._failed, uncertain=self._uncertain) from cause
+                self._uncertain.append(task.identified())
+        self._failed += self._bad
+        errors += [error for _, error in self._bad]
+        if self._broken is not None:
+            errors.append(self._broken)
+        if errors:
+            raise self._not_all_sent(errors[0]) from errors[0]
 
-
-def _identified(signature: Signature, result: AsyncResult) -> Signature:
-    """Return a copy of a signature that has the id of its task."""
-    return signature.clone().set(task_id=result.id)
+    def _not_all_sent(self, cause: Exception) -> NotAllSent:
+        failed, uncertain = len(self._failed), len(self._uncertain)
+        return NotAllSent(
+            f"{self.sent} tasks were sent, {failed} were not, and of {uncertain} it is not known. The first error: "
+            f"{type(cause).__name__}: {cause}",
+            sent=self.sent,
+            results=self.results,
+            failed=self._failed,
+            uncertain=self._uncertain,
+        )

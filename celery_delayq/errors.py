@@ -42,25 +42,32 @@ class DeliveryLimitReached(DelayqError, RuntimeError):
 
 
 class NotAllSent(DelayqError, RuntimeError):
-    """Of many tasks, some were not sent. To go on: send what is in `failed` (once it can be), and the rest.
+    """Of many tasks, some were not sent; the message names the first error.
+
+    To go on: send what is in `failed` (once it can be), and the rest.
 
     Attributes:
-        results: of the tasks that were sent, in order.
+        sent: how many tasks were sent.
+        results: of the tasks that were sent, in order; empty if the caller wanted none.
         failed: signature and error of tasks that were not sent.
         uncertain: signatures of tasks that were sent or not: the connection was lost, or a message was for several
             queues. They have their task ids: `cancel(signature.id)` before a delayed one is sent again.
     """
 
     def __init__(
-        self, results: Sequence[Any], failed: Sequence[tuple[Any, Exception]] = (), uncertain: Sequence[Any] = ()
+        self,
+        message: str,  # alone, so that the error of a task can be stored as its result
+        *,
+        sent: int = 0,
+        results: Sequence[Any] = (),
+        failed: Sequence[tuple[Any, Exception]] = (),
+        uncertain: Sequence[Any] = (),
     ) -> None:
+        self.sent = sent
         self.results = list(results)
         self.failed = list(failed)
         self.uncertain = list(uncertain)
-        super().__init__(
-            f"{len(self.results)} tasks were sent, {len(self.failed)} were not, "
-            f"and of {len(self.uncertain)} it is not known"
-        )
+        super().__init__(message)
 
 
 class InvalidSchedule(DelayqError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,13 @@ class Series:
             and _is_heard_by_nobody()
         )
 
-    def send(self, signature: Signature, task_id: str) -> AsyncResult:
+    def send(self, signature: Signature, task_id: str, with_result: bool = True) -> AsyncResult | None:
         """Send a task that the series has.
+
+        Args:
+            signature: of the task.
+            task_id: its id.
+            with_result: return its result. Without, nobody waits for it in this process, nor has it as a child.
 
         Raises:
             Exception: as `apply_async()` does.
@@ -95,9 +101,11 @@ class Series:
         body, headers = self._message(signature, task_id)
         # Private, and what `send_task` does: errors are kombu's.
         with self._producer.connection._reraise_as_library_errors():
-            if not ignore_result:
+            if with_result and not ignore_result:
                 task.app.backend.on_task_call(self._producer, task_id)
             self._producer.publish(body, **{**self._published, "headers": headers, "correlation_id": task_id})
+        if not with_result:
+            return None
         result = task.AsyncResult(task_id)
         result.ignored = ignore_result
         if self._parent:
@@ -127,6 +135,12 @@ def _without_time(headers: dict[str, Any]) -> dict[str, Any]:
     return {**headers, "eta": bool(headers["eta"])}
 
 
+def key_of(signature: Signature) -> Hashable:
+    """Return what the tasks of one series have in common. Other tasks may have it as well, see `Series.has`."""
+    shared = _shared(signature).items()
+    return signature.task, frozenset((name, value if _is_plain(value) else id(value)) for name, value in shared)
+
+
 def _task(signature: Signature) -> Any:
     """Return the task of a signature; None if it is known by name only."""
     try:
@@ -146,7 +160,11 @@ def _are_same(options: dict[str, Any], others: dict[str, Any]) -> bool:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    return value is other or (type(value) is type(other) and isinstance(value, (str, int, float)) and value == other)
+    return value is other or (type(value) is type(other) and _is_plain(value) and value == other)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (str, int, float))
 
 
 def _is_heard_by_nobody() -> bool:

@@ -49,14 +49,14 @@ class _Command:
 
 @dataclass
 class _Call:
-    """A call of the script, for messages in a row that have one delayed queue."""
+    """A call of the script, for messages of one delayed queue."""
 
     queue: DelayedQueue
     messages: list[tuple[int, bytes, bytes]] = field(default_factory=list)
     bytes: int = 0
 
-    def takes(self, offer: _Offer) -> bool:
-        return offer.queue is self.queue and len(self.messages) < scripts.MAX_OFFERS and self.bytes < _CALL_BYTES
+    def has_room(self) -> bool:
+        return len(self.messages) < scripts.MAX_OFFERS and self.bytes < _CALL_BYTES
 
     def add(self, offer: _Offer) -> None:
         self.messages.append((offer.due_ms, offer.message_key, offer.payload))
@@ -122,9 +122,10 @@ class Batch:
     def send(self, client: Any) -> list[RedisError | None]:
         """Send everything in one round trip, without a retry; the batch is empty afterwards, whatever happens.
 
-        Messages in a row for one delayed queue share a call of the script, which stores all of them or none. The
-        script is loaded in the same pipeline. Where it is unknown nevertheless, since somebody flushed the scripts at
-        that very moment, nothing was stored, and the call is made again by itself.
+        Messages for one delayed queue share a call of the script, which stores all of them or none; so a message may be
+        stored before one for another queue that was added first. The script is loaded in the same pipeline. Where it is
+        unknown nevertheless, since somebody flushed the scripts at that very moment, nothing was stored, and the call
+        is made again by itself.
 
         Args:
             client: that of kombu's channel, which prefixes keys.
@@ -136,29 +137,38 @@ class Batch:
             redis.RedisError: the connection was lost: nobody knows which commands were carried out.
         """
         calls = _joined(self._commands)
+        outcomes: list[RedisError | None] = [None] * len(self._commands)
         self._commands, self.bytes = [], 0
         if not calls:
             return []
         with client.pipeline(transaction=False) as pipe:
             pipe.script_load(_SCRIPT.text)
-            for call in calls:
+            for call, _ in calls:
                 call.add_to(pipe)
             replies = pipe.execute(raise_on_error=False)[1:]
-        return [outcome for call, reply in zip(calls, replies, strict=True) for outcome in call.outcomes(reply)]
+        for (call, places), reply in zip(calls, replies, strict=True):
+            for place, outcome in zip(places, call.outcomes(reply), strict=True):
+                outcomes[place] = outcome
+        return outcomes
 
 
-def _joined(commands: Sequence[_Offer | _Command]) -> list[_Call | _Command]:
-    """Return the commands in order, with one call of the script for offers in a row."""
-    joined: list[_Call | _Command] = []
-    for command in commands:
+def _joined(commands: Sequence[_Offer | _Command]) -> list[tuple[_Call | _Command, list[int]]]:
+    """Return the commands with one call of the script for offers of one queue, and the places of what each stands for.
+
+    Offers of one queue keep their order.
+    """
+    joined: list[tuple[_Call | _Command, list[int]]] = []
+    latest: dict[DelayedQueue, tuple[_Call, list[int]]] = {}
+    for place, command in enumerate(commands):
         if isinstance(command, _Command):
-            joined.append(command)
+            joined.append((command, [place]))
             continue
-        last = joined[-1] if joined else None
-        if not isinstance(last, _Call) or not last.takes(command):
-            last = _Call(command.queue)
-            joined.append(last)
-        last.add(command)
+        call, places = latest.get(command.queue, (None, []))
+        if call is None or not call.has_room():
+            call, places = latest[command.queue] = (_Call(command.queue), [])
+            joined.append((call, places))
+        call.add(command)
+        places.append(place)
     return joined
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import pytest
 import redis
 from celery import Celery, chain, group, signals
 from celery.canvas import Signature
+from celery.result import AsyncResult
 from kombu.utils.json import loads
 
 from celery_delayq import ConfigurationError, DelayedQueue, NotAllSent
@@ -170,7 +172,71 @@ def test_keys_have_their_prefix(broker_url: str, ledger_url: str, broker_client:
     assert registered(broker_client, "shop:") == {"shop:celery"}
 
 
+class TestWithoutResults:
+    def test_it_returns_how_many_were_sent(self, app: Celery, waiting: DelayedQueue) -> None:
+        assert (
+            app.delayq.apply_async_many((note(app, number) for number in range(25)), chunk_size=10, results=False) == 25
+        )
+        assert app.delayq.apply_async_many([], results=False) == 0
+        assert waiting.size() == 25
+
+    @pytest.mark.usefixtures("waiting")
+    def test_memory_does_not_grow_with_the_number_of_tasks(self, app: Celery) -> None:
+        """A series, single tasks, and what the result backend notes of them: never more than a chunk is there."""
+        alive: list[int] = []
+
+        def signatures() -> Iterator[Signature]:
+            for number in range(1000):
+                yield note(app, number, **({} if number % 2 else {"headers": {"x": 1}}))
+                if number % 100 == 99:
+                    alive.append(sum(type(one) in (Signature, AsyncResult) for one in gc.get_objects()))
+
+        gc.collect()
+        before = len(app.backend.result_consumer.subscribed_to)
+        assert app.delayq.apply_async_many(signatures(), chunk_size=50, results=False) == 1000
+        assert max(alive[1:]) <= alive[0] + 10
+        assert len(app.backend.result_consumer.subscribed_to) <= before + 10
+
+    def test_eager_tasks_run_here(self, ledger: Ledger) -> None:
+        with publisher("delayq://nowhere.invalid:1/0", ledger.url, task_always_eager=True) as app:
+            assert app.delayq.apply_async_many([note(app, 1), note(app, 2)], results=False) == 2
+        assert len(ledger.runs()) == 2
+
+    def test_an_error_says_how_many_were_sent(self, app: Celery, waiting: DelayedQueue) -> None:
+        with pytest.raises(NotAllSent, match=r"^15 tasks were sent, 1 were not") as caught:
+            app.delayq.apply_async_many([*(note(app) for _ in range(15)), app.tasks["add"].s()], results=False)
+        assert (caught.value.sent, caught.value.results) == (15, [])
+        assert waiting.size() == 15
+
+
 class TestErrors:
+    @pytest.mark.usefixtures("waiting")
+    def test_they_name_the_first_cause_in_the_order_of_the_tasks(self, app: Celery, broker_client: redis.Redis) -> None:
+        broker_client.set("redisson_delay_queue_timeout:{other}", "of a wrong type")
+        bad = app.tasks["add"].s("too few")
+        with pytest.raises(NotAllSent, match=r"The first error: ResponseError: .*WRONGTYPE") as caught:
+            app.delayq.apply_async_many([note(app, task_id="a"), note(app, task_id="b", queue="other"), bad])
+        assert [getattr(signature, "id", None) for signature, _ in caught.value.failed] == ["b", bad.id]
+        with pytest.raises(NotAllSent, match=r"The first error: TypeError: .*add\(\) missing"):
+            app.delayq.apply_async_many([bad])
+
+    def test_they_can_be_stored_as_results(self, app: Celery) -> None:
+        with pytest.raises(NotAllSent) as caught:
+            app.delayq.apply_async_many([app.tasks["add"].s()])
+        stored_error = app.backend.exception_to_python(app.backend.prepare_exception(caught.value, "json"))
+        assert type(stored_error) is NotAllSent
+        assert str(stored_error) == str(caught.value)
+
+    @pytest.mark.usefixtures("waiting")
+    def test_those_of_a_call_within_a_call_are_told_apart(self, app: Celery) -> None:
+        def signatures() -> Iterator[Signature]:
+            yield note(app)
+            app.delayq.apply_async_many([app.tasks["add"].s()])
+
+        with pytest.raises(NotAllSent, match=r"^1 tasks were sent, 0 were not") as caught:
+            app.delayq.apply_async_many(signatures())
+        assert isinstance(caught.value.__cause__, NotAllSent)
+
     @pytest.mark.usefixtures("ledger")
     def test_a_bad_one_in_the_middle_ends_it_and_says_what_was_sent(self, app: Celery, waiting: DelayedQueue) -> None:
         good = [note(app, number) for number in range(25)]

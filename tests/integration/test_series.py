@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -18,11 +19,12 @@ from celery.result import EagerResult
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
-from celery_delayq import DelayedQueue, NotAllSent
+from celery_delayq import DelayedQueue, NotAllSent, bulk
 from celery_delayq.series import Series
 from examples.private_redis import PrivateRedis
 from tests.integration.publishing import stored
 from tests.ledger import Ledger
+from tests.state import calls
 from tests.worker_app import publisher
 
 #: The same in every process that collects these tests.
@@ -110,9 +112,9 @@ def in_series(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ids: list[str] = []
     send = Series.send
 
-    def noted(series: Series, signature: Signature, task_id: str) -> Any:
+    def noted(series: Series, signature: Signature, task_id: str, *args: Any) -> Any:
         ids.append(task_id)
-        return send(series, signature, task_id)
+        return send(series, signature, task_id, *args)
 
     monkeypatch.setattr(Series, "send", noted)
     return ids
@@ -147,6 +149,20 @@ def without_times(messages: dict[str, list[dict[str, Any]]]) -> list[datetime]:
         if due_ms:
             assert abs(times[-1].timestamp() * 1000 - due_ms) <= 1
     return times
+
+
+@pytest.mark.parametrize("options", SHARED + SINGLE, ids=str)
+def test_without_results_the_messages_are_the_same(
+    app: Celery, client: redis.Redis, in_series: list[str], options: dict[str, Any]
+) -> None:
+    app.delayq.apply_async_many(notes(app, **options))
+    expected = taken(client)
+    assert app.delayq.apply_async_many(notes(app, **options), results=False) == 3
+    found = stored(client)
+    without_times(expected)
+    without_times(found)
+    assert found == expected
+    assert len(in_series) == (0 if options in SINGLE else 4)
 
 
 @pytest.mark.parametrize("options", SHARED + SINGLE, ids=str)
@@ -263,7 +279,56 @@ def test_tasks_and_options_may_alternate(app: Celery, client: redis.Redis, in_se
     assert [arguments[result.id] for result in results] == [
         *("(1,)", "(1, 2)", "(2,)", "(3, 4)", "(3,)", "(4,)", "(5,)", "(6,)", "(7,)"),
     ]
-    assert in_series == [results[place].id for place in (2, 3, 6)]
+    assert in_series == [results[place].id for place in (2, 3, 5, 6)]
+
+
+def test_a_task_may_alternate_between_queues_and_priorities(
+    app: Celery, client: redis.Redis, in_series: list[str]
+) -> None:
+    """Each has a series, messages of each go together, and keep their order."""
+    note = app.tasks["note"]
+    ways: list[dict[str, Any]] = [
+        {"queue": "celery"},
+        {"queue": "celery", "priority": 9},
+        {"queue": "other"},
+        {"queue": QUEUES[1]},
+        {"queue": "sports", "routing_key": "sports.chess"},
+    ]
+    app.delayq.apply_async_many(note.s().set(eta=LATER, **way) for way in ways)
+    in_series.clear()
+    taken(client)
+    client.config_resetstat()
+    results = app.delayq.apply_async_many(
+        note.s(number).set(eta=LATER, **ways[number % len(ways)]) for number in range(100)
+    )
+    # A script is called once for each list: `other` for two ways, `sports` and `all` for one.
+    assert calls(client, "evalsha") == 5
+    assert len(in_series) == 100 - len(ways)
+    ids = [result.id for result in results]
+    found = {name: [message["headers"]["id"] for message in messages] for name, messages in stored(client).items()}
+    assert found == {
+        "celery": ids[::5],
+        "celery\x06\x169": ids[1::5],
+        "other": sorted(ids[2::5] + ids[3::5], key=ids.index),
+        "sports": ids[4::5],
+        "all": ids[4::5],
+    }
+
+
+def test_options_that_differ_for_each_task_leave_nothing_behind(
+    app: Celery, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "_MOST_SERIES", 10)
+    alive: list[int] = []
+
+    def signatures() -> Iterator[Signature]:
+        for number in range(100):
+            yield app.tasks["note"].s().set(shadow=f"note {number}")
+            alive.append(sum(isinstance(found, Series) for found in gc.get_objects()))
+
+    app.delayq.apply_async_many(signatures())
+    assert max(alive) <= 10 + 1
+    assert client.llen("celery") == 100
 
 
 @pytest.mark.parametrize("inherit", [False, True])
@@ -272,7 +337,11 @@ def test_in_a_task_they_are_its_children(
 ) -> None:
     found = []
     with publisher(broker_url, ledger_url, task_inherit_parent_priority=inherit) as app:
-        for send in (lambda: [s.apply_async() for s in notes(app)], lambda: app.delayq.apply_async_many(notes(app))):
+        for send, have_results in (
+            (lambda: [s.apply_async() for s in notes(app)], True),
+            (lambda: app.delayq.apply_async_many(notes(app)), True),
+            (lambda: app.delayq.apply_async_many(notes(app), results=False), False),
+        ):
             parent = app.tasks["add"]
             parent.push_request(
                 id="parent", root_id="first", called_directly=False, children=[], delivery_info={"priority": 3}
@@ -280,13 +349,13 @@ def test_in_a_task_they_are_its_children(
             _task_stack.push(parent)
             try:
                 results = send()
-                assert parent.request.children == results
+                assert parent.request.children == (results if have_results else [])
             finally:
                 _task_stack.pop()
                 parent.pop_request()
             found.append(taken(client))
-    assert found[0] == found[1]
-    assert in_series == list(NAMES[1:])
+    assert found[0] == found[1] == found[2]
+    assert in_series == list(NAMES[1:]) * 2
     (messages,) = found[0].values()
     assert {message["headers"]["root_id"] for message in messages} == {"first"}
     assert {message["headers"]["parent_id"] for message in messages} == {"parent"}
