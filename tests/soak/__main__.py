@@ -18,14 +18,8 @@ _OTHERS = "recovery, others: stock Celery lost 9 of 9,000 and was up to 70 s lat
 
 
 @click.command()
-@click.option("--seconds", default=20.0, show_default=True, help="How long each fault strikes.")
-@click.option(
-    "--faults",
-    "names",
-    multiple=True,
-    type=click.Choice(list(FAULTS)),
-    help="Only these; may be given several times. All of them otherwise.",
-)
+@click.argument("names", nargs=-1, metavar="[FAULT]...")
+@click.option("--seconds", type=float, help="How long each fault strikes; 20 s, and 60 s for some, by default.")
 @click.option("--rounds", default=1, show_default=True, help="How often to go through all faults.")
 @click.option("--pool", type=click.Choice(["prefork", "threads", "solo"]), help="Instead of the fault's own.")
 @click.option("--stock", is_flag=True, help="With stock Celery on kombu's Redis transport, for comparison.")
@@ -36,12 +30,19 @@ _OTHERS = "recovery, others: stock Celery lost 9 of 9,000 and was up to 70 s lat
     help="Write the figures to this file too.",
 )
 def main(
-    seconds: float, names: tuple[str, ...], rounds: int, pool: str | None, stock: bool, json_path: Path | None
+    names: tuple[str, ...], seconds: float | None, rounds: int, pool: str | None, stock: bool, json_path: Path | None
 ) -> None:
     """Let faults strike real workers at work, and tell lost, cut off, twice and late tasks apart.
 
+    All faults strike, or those that are named; an unknown name shows the list.
+
     Exits with 1 if a task was lost, ran twice without need, or ran early, or if anything else was not in order.
     """
+    if unknown := [name for name in names if name not in FAULTS]:
+        raise click.BadParameter(
+            f"{unknown[0]} is none of these faults:\n"
+            + "\n".join(f"{name:16} {FAULTS[name].sentence}" for name in FAULTS)
+        )
     out = console(width=140)
     results = []
     for name in (names or tuple(FAULTS)) * rounds:
@@ -55,7 +56,7 @@ def main(
                 on_strike=lambda number: status.update(f"{name}: {fault.sentence}, {number + 1}"),  # noqa: B023
             )
         results.append(result)
-        for text in (*result.traces, *result.tracebacks):
+        for text in (*result.traces, *result.complaints):
             out.print(text, markup=False, highlight=False)
         if json_path:
             json_path.write_text(json.dumps([_figures(result) for result in results], indent=1))
@@ -66,7 +67,7 @@ def main(
 
 def _is_well(result: Result) -> bool:
     verdict = result.verdict
-    return not (verdict.lost or verdict.unexplained or verdict.early or result.tracebacks or result.leftovers)
+    return not (verdict.lost or verdict.unexplained or verdict.early or result.complaints)
 
 
 def _figures(result: Result) -> dict[str, Any]:
@@ -84,8 +85,7 @@ def _figures(result: Result) -> dict[str, Any]:
         "early": len(verdict.early),
         "late p50 s": round(verdict.median_late_s, 3),
         "late max s": round(verdict.most_late_s, 2),
-        "tracebacks": len(result.tracebacks),
-        "keys left": len(result.leftovers),
+        "complaints": len(result.complaints),
     }
 
 

@@ -26,8 +26,7 @@ class Result:
         strikes: how often.
         verdict: what became of the tasks.
         errors: what publishers were told: the first of each kind.
-        tracebacks: what workers should not have logged.
-        leftovers: keys that should not be there after the end.
+        complaints: what else is wrong, in words.
         traces: of tasks that were lost, or ran twice without need: what is known of them.
     """
 
@@ -35,14 +34,13 @@ class Result:
     strikes: int
     verdict: Verdict
     errors: list[str]
-    tracebacks: list[str]
-    leftovers: set[str]
+    complaints: list[str]
     traces: list[str]
 
 
 def run(
     fault: Fault,
-    seconds: float,
+    seconds: float | None = None,
     *,
     is_stock: bool = False,
     pool: str | None = None,
@@ -52,14 +50,14 @@ def run(
 
     Args:
         fault: which.
-        seconds: how long to publish.
+        seconds: how long to publish, as the fault says by default.
         is_stock: with stock Celery.
         pool: another pool than the fault's.
         on_strike: called with the number of the strike, from 0 on.
     """
     setting = replace(fault.setting, is_stock=is_stock, pool=pool or fault.setting.pool)
     with Scene(setting) as scene:
-        end = time.monotonic() + (fault.seconds or seconds)
+        end = time.monotonic() + (fault.seconds if seconds is None else seconds)
         strikes = 0
         time.sleep(_CALM_S)
         next_s = time.monotonic()
@@ -73,14 +71,18 @@ def run(
         scene.drain(_STOCK_DRAIN_S if is_stock else _DRAIN_S)
         bad = scene.verdict()
         traces = scene.traces(bad.lost | bad.unexplained)
+        complaints = [*scene.complaints(), *_too_late(fault, scene, bad)]
         tracebacks = scene.stop_workers()
+        if not fault.logs_errors:
+            complaints += tracebacks
+        complaints += [f"a key is left: {key}" for key in scene.leftovers()]
         errors = {booking.error.partition(":")[0]: booking.error for booking in scene.publisher.bookings}
         return Result(
-            fault,
-            strikes,
-            scene.verdict(),
-            [error for error in errors.values() if error],
-            tracebacks,
-            scene.leftovers(),
-            traces,
+            fault, strikes, scene.verdict(), [error for error in errors.values() if error], complaints, traces
         )
+
+
+def _too_late(fault: Fault, scene: Scene, verdict: Verdict) -> list[str]:
+    if fault.latest_s is None or verdict.most_late_s <= fault.latest_s + scene.absent_s:
+        return []
+    return [f"a task began {verdict.most_late_s:.1f} s late, though there was a worker after {scene.absent_s:.1f} s"]
