@@ -131,6 +131,11 @@ def add_tasks(app: Celery, ledger: Ledger) -> None:
             ledger.accept(self.id, pid)
             super().on_accepted(pid, time_accepted)
 
+    @task(name="occurrence")
+    def occurrence(self: Any, name: str) -> None:
+        """Write down which entry of the schedule it is of, and when it is due."""
+        ledger.record(self.request.id, [name, self.request.eta])
+
     @task(name="poison", acks_late=True, ignore_result=True)
     def poison(self: Any) -> None:
         """Kill all processes of the worker."""

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from celery_delayq.cli.output import console
 from tests.soak.faults import FAULTS
+from tests.soak.night import NIGHTS, run_night
 from tests.soak.soak import Result, run
 
 #: With stock Celery and other brokers, in a harness like this one: 15 SIGKILLs in 60 s at 150 tasks/s.
@@ -19,7 +20,11 @@ _OTHERS = "recovery, others: stock Celery lost 9 of 9,000 and was up to 70 s lat
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[FAULT]...")
-@click.option("--seconds", type=float, help="How long each fault strikes; 20 s, and 60 s for some, by default.")
+@click.option(
+    "--seconds",
+    type=float,
+    help="How long each fault strikes; 20 s, and 60 s for some, by default. A night takes as long as it takes.",
+)
 @click.option("--rounds", default=1, show_default=True, help="How often to go through all faults.")
 @click.option("--pool", type=click.Choice(["prefork", "threads", "solo"]), help="Instead of the fault's own.")
 @click.option("--stock", is_flag=True, help="With stock Celery on kombu's Redis transport, for comparison.")
@@ -38,23 +43,24 @@ def main(
 
     Exits with 1 if a task was lost, ran twice without need, or ran early, or if anything else was not in order.
     """
-    if unknown := [name for name in names if name not in FAULTS]:
-        raise click.BadParameter(
-            f"{unknown[0]} is none of these faults:\n"
-            + "\n".join(f"{name:16} {FAULTS[name].sentence}" for name in FAULTS)
-        )
+    known = {name: it.sentence for name, it in (FAULTS if stock else {**FAULTS, **NIGHTS}).items()}
+    if unknown := [name for name in names if name not in known]:
+        lines = "\n".join(f"{name:16} {sentence}" for name, sentence in known.items())
+        raise click.BadParameter(f"{unknown[0]} is none of these faults:\n{lines}")
     out = console(width=140)
     results = []
-    for name in (names or tuple(FAULTS)) * rounds:
-        fault = FAULTS[name]
-        with out.status(f"{name}: {fault.sentence}") as status:
-            result = run(
-                fault,
-                seconds,
-                is_stock=stock,
-                pool=pool,
-                on_strike=lambda number: status.update(f"{name}: {fault.sentence}, {number + 1}"),  # noqa: B023
-            )
+    for name in (names or tuple(known)) * rounds:
+        with out.status(f"{name}: {known[name]}") as status:
+            if name in NIGHTS:
+                result = run_night(NIGHTS[name])
+            else:
+                result = run(
+                    FAULTS[name],
+                    seconds,
+                    is_stock=stock,
+                    pool=pool,
+                    on_strike=lambda number: status.update(f"{name}: {known[name]}, {number + 1}"),  # noqa: B023
+                )
         results.append(result)
         for text in (*result.traces, *result.complaints):
             out.print(text, markup=False, highlight=False)
@@ -73,7 +79,7 @@ def _is_well(result: Result) -> bool:
 def _figures(result: Result) -> dict[str, Any]:
     verdict = result.verdict
     return {
-        "fault": result.fault.name,
+        "fault": result.name,
         "strikes": result.strikes,
         "tasks": len(verdict.sure),
         "in doubt": len(verdict.in_doubt),

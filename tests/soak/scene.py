@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -268,7 +268,7 @@ class Scene:
 
     def complaints(self) -> list[str]:
         """Return what is wrong besides tasks: workers that ended by themselves, and dead letters."""
-        found = [f"a worker has ended by itself:\n{worker.log[-3000:]}" for worker in self.workers if worker.has_ended]
+        found = ended(self.workers)
         dead = self.dead()
         for mark in sorted(self.poisoned):
             if (count := sum(mark.encode() in letter for letter in dead)) != 1:
@@ -298,6 +298,11 @@ class Scene:
                 if not key.startswith((*_DOCUMENTED, _DEAD))
                 and (not key.startswith(_CONSUMERS) or _leases(client, key))
             }
+
+
+def ended(workers: Iterable[Worker]) -> list[str]:
+    """Return a complaint for each worker that has ended by itself."""
+    return [f"a worker has ended by itself:\n{worker.log[-3000:]}" for worker in workers if worker.has_ended]
 
 
 def _durable_redis() -> PrivateRedis:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tests.soak.faults import Fault
 from tests.soak.scene import Scene
@@ -22,20 +22,20 @@ class Result:
     """What came of a run.
 
     Attributes:
-        fault: what was done.
+        name: of what was done.
         strikes: how often.
         verdict: what became of the tasks.
-        errors: what publishers were told: the first of each kind.
         complaints: what else is wrong, in words.
+        errors: what publishers were told: the first of each kind.
         traces: of tasks that were lost, or ran twice without need: what is known of them.
     """
 
-    fault: Fault
+    name: str
     strikes: int
     verdict: Verdict
-    errors: list[str]
     complaints: list[str]
-    traces: list[str]
+    errors: list[str] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)
 
 
 def run(
@@ -77,9 +77,8 @@ def run(
             complaints += tracebacks
         complaints += [f"a key is left: {key}" for key in scene.leftovers()]
         errors = {booking.error.partition(":")[0]: booking.error for booking in scene.publisher.bookings}
-        return Result(
-            fault, strikes, scene.verdict(), [error for error in errors.values() if error], complaints, traces
-        )
+        refusals = [error for error in errors.values() if error]
+        return Result(fault.name, strikes, scene.verdict(), complaints, refusals, traces)
 
 
 def _too_late(fault: Fault, scene: Scene, verdict: Verdict) -> list[str]:
