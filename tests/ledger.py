@@ -40,13 +40,13 @@ class Execution:
 
     Attributes:
         task_id: the id of the task.
-        pid: in which process.
+        worker: the id of the worker's main process, which leads the group of all its processes.
         started_s: when it began.
         ended_s: when it ended; None if it did not.
     """
 
     task_id: str
-    pid: int
+    worker: int
     started_s: float
     ended_s: float | None
 
@@ -103,7 +103,7 @@ class Ledger:
     def execution(self, task_id: str) -> Iterator[None]:
         """Write down that a task runs, and that it has come to its end."""
         key = uuid.uuid4().hex
-        self.client.hset(_STARTS, key, json.dumps([task_id, os.getpid(), time.time()]))
+        self.client.hset(_STARTS, key, json.dumps([task_id, os.getpgrp(), time.time()]))
         yield
         self.client.hset(_ENDS, key, time.time())
 
@@ -111,7 +111,7 @@ class Ledger:
         """Return what `execution` wrote down."""
         ends = {key: float(end) for key, end in self.client.hgetall(_ENDS).items()}  # first: each has its start then
         starts = {key: json.loads(start) for key, start in self.client.hgetall(_STARTS).items()}
-        return [Execution(task_id, pid, at_s, ends.get(key)) for key, (task_id, pid, at_s) in starts.items()]
+        return [Execution(task_id, worker, at_s, ends.get(key)) for key, (task_id, worker, at_s) in starts.items()]
 
     def accept(self, task_id: str, pid: int) -> None:
         """Write down that a task was accepted."""

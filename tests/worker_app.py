@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -129,6 +130,17 @@ def add_tasks(app: Celery, ledger: Ledger) -> None:
         def on_accepted(self, pid: int, time_accepted: float) -> None:
             ledger.accept(self.id, pid)
             super().on_accepted(pid, time_accepted)
+
+    @task(name="occurrence")
+    def occurrence(self: Any, name: str) -> None:
+        """Write down which entry of the schedule it is of, and when it is due."""
+        ledger.record(self.request.id, [name, self.request.eta])
+
+    @task(name="poison", acks_late=True, ignore_result=True)
+    def poison(self: Any) -> None:
+        """Kill all processes of the worker."""
+        with ledger.execution(self.request.id):
+            os.killpg(os.getpgrp(), signal.SIGKILL)
 
     task(name="work", acks_late=False, ignore_result=True, Request=Noted)(work)
     task(name="work_late", acks_late=True, ignore_result=True, Request=Noted)(work)

@@ -89,6 +89,13 @@ class _CountedLoop(TransferLoop):
         super()._look()
         client.looking = any(watched.is_to_be_looked_at for watched in self._watched.values())
 
+    def _tidy(self) -> None:
+        client: Any = self._client
+        was_looking = client.looking
+        client.looking = True  # this is a part of the look
+        super()._tidy()
+        client.looking = was_looking
+
 
 class _CountingRedis(redis.Redis):
     """The client of one loop with one queue; it tells commands of a periodic look from those that messages cause."""

@@ -81,7 +81,9 @@ class TerminalCommand(CeleryCommand):
     """A `celery delayq ...` command in a terminal of its own, of 120 columns and 50 rows; see `CeleryCommand`."""
 
     def __init__(self, *arguments: str, **kwargs: Any) -> None:
-        super().__init__("delayq", *arguments, env={"TERM": "xterm-256color"}, **kwargs)
+        # The environment may say what the terminal of whoever runs the tests has.
+        env = {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "50"}
+        super().__init__("delayq", *arguments, env=env, **kwargs)
         self._seen = b""
 
     def __enter__(self) -> TerminalCommand:

@@ -32,7 +32,7 @@ def refuse_for(proxy: Proxy, seconds: float) -> None:
     """Cut all connections, and let none be made for a while."""
     proxy.refuse()
     time.sleep(seconds)
-    proxy.admit()
+    proxy.accept()
 
 
 def assert_kept(consumers: Consumers, consumer: Consumer) -> None:

@@ -77,7 +77,7 @@ def test_what_runs_runs_once_although_the_worker_cannot_connect_for_some_seconds
                 wait_until(lambda: looks_for_consumers(broker_client) >= looks + 4, "each has seen the other")
                 proxy.refuse()
                 time.sleep(5)
-                proxy.admit()
+                proxy.accept()
                 worker.wait_for_log("Connected to", times=2)
                 assert "Put back" not in other.log
                 open_gate(ledger)

@@ -157,7 +157,7 @@ class TestNow:
 
     def test_all_of_an_id_in_due_order(self, app: Celery, waiting: DelayedQueue) -> None:
         for number in random.sample(range(130), 130):
-            app.tasks["note"].apply_async((number,), countdown=60 + number, task_id="same")
+            app.tasks["note"].apply_async((number,), eta=LATER + timedelta(seconds=number), task_id="same")
         assert app.delayq.run_now("same") is True
         args = [message["headers"]["argsrepr"] for message in ready(waiting.client)]
         assert len(args) == 130

@@ -64,7 +64,7 @@ def test_at_the_very_moment_of_the_transfer_it_is_revoked_or_runs(
     with Worker(broker=broker_url, ledger=ledger.url):
         due_ms = take_back_when_due(app, app.control.revoke, latest_s=0.15)
         states = {"SUCCESS", "REVOKED"}
-        wait_until(lambda: {app.AsyncResult(one).state for one in due_ms} == states, "all are done", 20)
+        wait_until(lambda: {app.AsyncResult(one).state for one in due_ms} == states, "all are done", 60)
     revoked = {one for one in due_ms if app.AsyncResult(one).state == "REVOKED"}
     promised = {one: due for one, due in due_ms.items() if one not in revoked}
     assert ledger.verdict(promised) == ALL_WELL

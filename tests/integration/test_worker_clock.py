@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from celery.worker.request import Request
 
 from celery_delayq.bootsteps import run_when_due
 from celery_delayq.transport.eta import DUE_PROPERTY
+from tests.clocks import clock_from, has_faketime
 from tests.ledger import ALL_WELL, Ledger
 from tests.support import wait_until
 from tests.workers import Worker
@@ -24,19 +24,9 @@ from tests.workers import Worker
 
 def wrong_clock(seconds: int) -> dict[str, str]:
     """Environment in which a process's clock is off by so much."""
-    if not shutil.which("faketime"):
+    if not has_faketime():
         pytest.skip("needs faketime (libfaketime)")
-    # A start time, since libfaketime breaks `time.sleep` where it is told an offset.
-    start = datetime.now().astimezone() + timedelta(seconds=seconds)
-    found = subprocess.run(
-        ["faketime", "-m", "-f", f"@{start:%Y-%m-%d %H:%M:%S}", "env"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    wanted = ("LD_PRELOAD", "FAKETIME")
-    pairs = (line.partition("=") for line in found.splitlines())
-    return {name: value for name, _, value in pairs if name in wanted}
+    return clock_from(datetime.now(timezone.utc) + timedelta(seconds=seconds))
 
 
 @pytest.mark.parametrize("seconds", [-30, 30])

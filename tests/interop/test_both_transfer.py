@@ -18,7 +18,7 @@ from tests.state import now_ms
 from tests.support import wait_until
 
 #: Values from each side.
-COUNT = 2000
+COUNT = 1000
 
 #: When they are due: over so many ms, after all of them have been offered.
 FIRST_MS, SPREAD_MS = 6000, 2000

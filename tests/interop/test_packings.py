@@ -102,11 +102,12 @@ def test_an_upgrade_with_entries_pending_loses_nothing(
 ) -> None:
     """The new version transfers from its start, and stops at each old entry that is due until Python moved it."""
     old = start_redisson(OLD)
-    old.offer("jobs", *values("old"), delay_ms=4000)
+    old.offer("jobs", *values("old"), delay_ms=10_000)
+    due_ms = now_ms(jobs.client) + 10_000
     jobs.register()
     old.kill()
     new = start_redisson(NEWEST)
-    new.offer("jobs", *values("new"), delay_ms=6000)
+    new.offer("jobs", *values("new"), delay_ms=due_ms + 1000 - now_ms(jobs.client))
     assert jobs.size() == 40, "too slow: something was due already"
     delivered_once(jobs, values("old") + values("new"))
     assert jobs.client.llen(jobs.keys.delay_list) == 0

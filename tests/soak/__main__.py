@@ -11,6 +11,7 @@ from rich.table import Table
 
 from celery_delayq.cli.output import console
 from tests.soak.faults import FAULTS
+from tests.soak.night import NIGHTS, run_night
 from tests.soak.soak import Result, run
 
 #: With stock Celery and other brokers, in a harness like this one: 15 SIGKILLs in 60 s at 150 tasks/s.
@@ -18,13 +19,11 @@ _OTHERS = "recovery, others: stock Celery lost 9 of 9,000 and was up to 70 s lat
 
 
 @click.command()
-@click.option("--seconds", default=20.0, show_default=True, help="How long each fault strikes.")
+@click.argument("names", nargs=-1, metavar="[FAULT]...")
 @click.option(
-    "--faults",
-    "names",
-    multiple=True,
-    type=click.Choice(list(FAULTS)),
-    help="Only these; may be given several times. All of them otherwise.",
+    "--seconds",
+    type=float,
+    help="How long each fault strikes; 20 s, and 60 s for some, by default. A night takes as long as it takes.",
 )
 @click.option("--rounds", default=1, show_default=True, help="How often to go through all faults.")
 @click.option("--pool", type=click.Choice(["prefork", "threads", "solo"]), help="Instead of the fault's own.")
@@ -36,26 +35,34 @@ _OTHERS = "recovery, others: stock Celery lost 9 of 9,000 and was up to 70 s lat
     help="Write the figures to this file too.",
 )
 def main(
-    seconds: float, names: tuple[str, ...], rounds: int, pool: str | None, stock: bool, json_path: Path | None
+    names: tuple[str, ...], seconds: float | None, rounds: int, pool: str | None, stock: bool, json_path: Path | None
 ) -> None:
     """Let faults strike real workers at work, and tell lost, cut off, twice and late tasks apart.
 
+    All faults strike, or those that are named; an unknown name shows the list.
+
     Exits with 1 if a task was lost, ran twice without need, or ran early, or if anything else was not in order.
     """
+    known = {name: it.sentence for name, it in (FAULTS if stock else {**FAULTS, **NIGHTS}).items()}
+    if unknown := [name for name in names if name not in known]:
+        lines = "\n".join(f"{name:16} {sentence}" for name, sentence in known.items())
+        raise click.BadParameter(f"{unknown[0]} is none of these faults:\n{lines}")
     out = console(width=140)
     results = []
-    for name in (names or tuple(FAULTS)) * rounds:
-        fault = FAULTS[name]
-        with out.status(f"{name}: {fault.sentence}") as status:
-            result = run(
-                fault,
-                seconds,
-                is_stock=stock,
-                pool=pool,
-                on_strike=lambda number: status.update(f"{name}: {fault.sentence}, {number + 1}"),  # noqa: B023
-            )
+    for name in (names or tuple(known)) * rounds:
+        with out.status(f"{name}: {known[name]}") as status:
+            if name in NIGHTS:
+                result = run_night(NIGHTS[name])
+            else:
+                result = run(
+                    FAULTS[name],
+                    seconds,
+                    is_stock=stock,
+                    pool=pool,
+                    on_strike=lambda number: status.update(f"{name}: {known[name]}, {number + 1}"),  # noqa: B023
+                )
         results.append(result)
-        for text in (*result.traces, *result.tracebacks):
+        for text in (*result.traces, *result.complaints):
             out.print(text, markup=False, highlight=False)
         if json_path:
             json_path.write_text(json.dumps([_figures(result) for result in results], indent=1))
@@ -66,13 +73,13 @@ def main(
 
 def _is_well(result: Result) -> bool:
     verdict = result.verdict
-    return not (verdict.lost or verdict.unexplained or verdict.early or result.tracebacks or result.leftovers)
+    return not (verdict.lost or verdict.unexplained or verdict.early or result.complaints)
 
 
 def _figures(result: Result) -> dict[str, Any]:
     verdict = result.verdict
     return {
-        "fault": result.fault.name,
+        "fault": result.name,
         "strikes": result.strikes,
         "tasks": len(verdict.sure),
         "in doubt": len(verdict.in_doubt),
@@ -84,8 +91,7 @@ def _figures(result: Result) -> dict[str, Any]:
         "early": len(verdict.early),
         "late p50 s": round(verdict.median_late_s, 3),
         "late max s": round(verdict.most_late_s, 2),
-        "tracebacks": len(result.tracebacks),
-        "keys left": len(result.leftovers),
+        "complaints": len(result.complaints),
     }
 
 

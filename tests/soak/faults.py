@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.soak.messages import send_hostile, send_poison
 from tests.soak.publisher import CLIENT_NAME
 from tests.soak.scene import Scene, Setting
 from tests.state import out_of_memory
@@ -16,6 +17,15 @@ SHORT_LEASE_S = 3.0
 
 #: Longer than that, by more than anybody needs to notice.
 _TOO_LONG_S = 5.0
+
+#: How long flaps last: all of them shorter than the lease of 30 s.
+_FLAPS_S = (3.0, 1.0, 5.0, 2.0, 10.0, 20.0)
+
+#: What a server refuses, in turns: acknowledgements, scripts, waiting for messages.
+_COMMANDS = ("lrem", "evalsha", "blmove")
+
+#: Far shorter than half a lease, and long enough to see who is gone.
+_SHORT_LIFE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,9 @@ class Fault:
         strike: does it to the scene, once; takes the number of the strike. Returns when the scene is whole again.
         setting: the scene that it needs.
         every_s: from a strike to the next one, if it takes no longer.
-        seconds: how long it always runs; None for as long as one likes.
+        seconds: how long it runs unless somebody says how long.
+        latest_s: so much later than due no task may begin, besides the time without any worker; None for no limit.
+        logs_errors: whether workers log tracebacks.
     """
 
     name: str
@@ -36,7 +48,9 @@ class Fault:
     strike: Callable[[Scene, int], None]
     setting: Setting = field(default_factory=Setting)
     every_s: float = 4.0
-    seconds: float | None = None
+    seconds: float = 20.0
+    latest_s: float | None = None
+    logs_errors: bool = False
 
 
 def kill_worker(scene: Scene, number: int) -> None:
@@ -130,10 +144,55 @@ def fill_memory(scene: Scene, number: int) -> None:
 
 
 def stop_everything(scene: Scene, number: int) -> None:
-    scene.broker.kill()
-    scene.kill(scene.workers)
+    scene.kill(scene.workers, with_broker=True)
     scene.broker.start()
     scene.start(scene.workers)
+
+
+def flap(scene: Scene, number: int) -> None:
+    """Shorter than the lease: nobody takes over what the worker holds, and a task that runs runs on."""
+    seconds = _FLAPS_S[number % len(_FLAPS_S)]
+    scene.occupy(scene.workers[0], seconds + 2)
+    scene.proxy.refuse()
+    time.sleep(seconds)
+    scene.proxy.accept()
+
+
+def refuse_commands(scene: Scene, number: int) -> None:
+    command = _COMMANDS[number % len(_COMMANDS)]
+    with scene.client() as client:
+        client.execute_command("ACL SETUSER", "default", f"-{command}")
+        time.sleep(2)
+        client.execute_command("ACL SETUSER", "default", f"+{command}")
+
+
+def refuse_clients(scene: Scene, number: int) -> None:
+    scene.occupy(scene.workers[0], 5)
+    with scene.client() as client:
+        before = client.config_get("maxclients")["maxclients"]
+        client.config_set("maxclients", 1)  # those that are connected stay
+        scene.proxy.cut()
+        time.sleep(3)
+        client.config_set("maxclients", before)
+
+
+def demote(scene: Scene, number: int) -> None:
+    """The connections of every other strike are cut, so that workers connect to what is no master."""
+    with scene.client() as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        if number % 2 == 0:
+            client.client_kill_filter(_type="normal", skipme=True)
+        time.sleep(0.5)
+        client.execute_command("REPLICAOF", "NO", "ONE")
+
+
+def kill_all(scene: Scene, number: int) -> None:
+    """They live for less than half a lease, and there is never one that has seen the others die."""
+    since_s = time.monotonic()
+    scene.kill(scene.workers)
+    scene.start(scene.workers)
+    scene.absent_s = max(scene.absent_s, time.monotonic() - since_s)
+    time.sleep(_SHORT_LIFE_S)
 
 
 _SHORT = Setting(lease_s=SHORT_LEASE_S)
@@ -184,6 +243,32 @@ FAULTS = {
             "15 SIGKILLs in 60 s of two prefork workers at 150 tasks/s",
             kill_worker,
             seconds=60.0,
+        ),
+        Fault(
+            "flaps",
+            "a worker's connections are cut, and new ones refused for 1 to 20 s",
+            flap,
+            _PROXY,
+            seconds=60.0,
+        ),
+        Fault("refusal", "Redis refuses a command for 2 s (ACL)", refuse_commands),
+        Fault(
+            "maxclients", "a worker's connections are cut, and maxclients is reached for 3 s", refuse_clients, _PROXY
+        ),
+        Fault("demotion", "Redis is a replica for half a second", demote),
+        Fault(
+            "crash-loop",
+            "all workers are killed as soon as they have worked for 5 s, with a lease of 30 s",
+            kill_all,
+            Setting(rate=60),
+            latest_s=10.0,
+        ),
+        Fault("hostile", "malformed messages arrive among good ones", send_hostile, logs_errors=True),
+        Fault(
+            "poison",
+            "a task kills its worker whenever it runs; supervised workers",
+            send_poison,
+            Setting(rate=60, delivery_limit=3),
         ),
     )
 }

@@ -96,9 +96,17 @@ class Publisher:
 
     def _publish(self, number: int, producer: Any) -> Booking:
         """Publish one: half of them acknowledged late, half of those and half of the others with a countdown."""
-        acks_late = number % 2 == 0
         countdown = self._random.uniform(0, _LONGEST_COUNTDOWN_S) if number // 2 % 2 else 0.0
         seconds = _LONG_S if number % _LONG_EVERY == 0 else self._random.uniform(0.002, 0.008)
+        return self._submit(seconds, acks_late=number % 2 == 0, countdown=countdown, producer=producer)
+
+    def submit_long(self, seconds: float) -> str:
+        """Publish one more that takes so long, and is acknowledged late; returns its id. Safe in any thread."""
+        booking = self._submit(seconds, acks_late=True)
+        self.bookings.append(booking)
+        return booking.task_id
+
+    def _submit(self, seconds: float, *, acks_late: bool, countdown: float = 0.0, producer: Any = None) -> Booking:
         task_id = str(uuid.uuid4())
         due_s = time.time() + countdown
         outcome: Outcome = "sure"

@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import redis
 
+from celery_delayq.keys import QueueKeys
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.sentinel import MASTER_NAME, Replicated, replicated
@@ -28,7 +29,7 @@ from tests.workers import Worker
 #: What stays in a broker for good: the registry of delayed queues, and kombu's bindings.
 _DOCUMENTED = ("delayq:queues", "delayq:retired:", "_kombu.")
 
-_CONSUMERS = "delayq:consumers:"
+_CONSUMERS, _DEAD = "delayq:consumers:", "delayq:dead:"
 
 #: Tasks a second.
 RATE = 150.0
@@ -48,6 +49,7 @@ class Setting:
         has_proxy: the first worker reaches Redis through a proxy.
         has_sentinel: the broker has a replica and Redis Sentinel.
         rate: tasks a second.
+        delivery_limit: of the consumers.
     """
 
     pool: str = "prefork"
@@ -56,6 +58,7 @@ class Setting:
     has_proxy: bool = False
     has_sentinel: bool = False
     rate: float = RATE
+    delivery_limit: int = 20
 
 
 class Scene:
@@ -65,11 +68,17 @@ class Scene:
         broker: the server in use.
         workers: two of them, which share the load.
         harms: who was hurt, and when.
+        poisoned: marks of messages that have to be dead letters in the end.
+        suspect: marks of further messages that may be.
+        absent_s: how long there was no worker, at the longest.
     """
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.harms: list[Harm] = []
+        self.poisoned: set[str] = set()
+        self.suspect: set[str] = set()
+        self.absent_s = 0.0
         self._has_failed_over = False
         self._stack = ExitStack()
 
@@ -89,10 +98,10 @@ class Scene:
                 worker.start()
             for worker in self.workers:
                 worker.wait_until_ready()
-            app = stack.enter_context(
+            self.app = stack.enter_context(
                 publishing_app(self._url(self.broker.port), self.ledger.url, **self._conf(client_name=CLIENT_NAME))
             )
-            self.publisher = stack.enter_context(Publisher(app, self.setting.rate))
+            self.publisher = stack.enter_context(Publisher(self.app, self.setting.rate))
             self._stack = stack.pop_all()
         return self
 
@@ -117,6 +126,7 @@ class Scene:
             options["visibility_timeout"] = _STOCK_TIMEOUT_S
         else:
             options["lease"] = self.setting.lease_s
+            options["delivery_limit"] = self.setting.delivery_limit
         if self._replicated is not None:
             options["master_name"] = MASTER_NAME
         return {"delayqs": int(not self.setting.is_stock), "broker_transport_options": options}
@@ -132,9 +142,11 @@ class Scene:
         with self.broker.client() as client:
             yield client
 
-    def kill(self, workers: Sequence[Worker]) -> None:
+    def kill(self, workers: Sequence[Worker], *, with_broker: bool = False) -> None:
         """Kill all processes of some workers."""
         with self._harming(workers):
+            if with_broker:
+                self.broker.kill()
             for worker in workers:
                 os.killpg(worker.pid, signal.SIGKILL)
                 worker.kill()
@@ -157,6 +169,32 @@ class Scene:
         finally:
             worker.resume()
 
+    def revive(self) -> None:
+        """Start workers that a task has killed, as a supervisor would."""
+        gone = [worker for worker in self.workers if worker.has_ended]
+        pids = {worker.pid for worker in gone}
+        for execution in self.ledger.executions():
+            if execution.task_id in self.poisoned and execution.worker in pids:
+                self.harms.append(Harm(frozenset({execution.worker}), execution.started_s, time.time()))
+        self.start(gone)
+
+    def dead(self) -> list[bytes]:
+        """Return the dead letters."""
+        with self.client() as client:
+            return list(client.lrange(QueueKeys.of("celery").dead, 0, -1))
+
+    def occupy(self, worker: Worker, seconds: float) -> None:
+        """Submit tasks that take so long until one of them runs in a worker."""
+
+        def where(task_id: str) -> list[int]:
+            return [execution.worker for execution in self.ledger.executions() if execution.task_id == task_id]
+
+        while True:
+            task_id = self.publisher.submit_long(seconds)
+            wait_until(lambda: where(task_id), "a task begins", 60)  # noqa: B023
+            if where(task_id) == [worker.pid]:
+                return
+
     def cut_off(self, worker: Worker) -> None:
         """Take down that a worker is cut off from now on, for longer than its lease."""
         with self._harming([worker]):
@@ -164,10 +202,9 @@ class Scene:
 
     @contextmanager
     def _harming(self, workers: Sequence[Worker]) -> Iterator[None]:
-        pids = frozenset(pid for worker in workers for pid in worker.session())
         begin_s = time.time()
         yield
-        self.harms.append(Harm(pids, begin_s, time.time()))
+        self.harms.append(Harm(frozenset(worker.pid for worker in workers), begin_s, time.time()))
 
     def fail_over(self) -> None:
         """Let Sentinel promote the replica, which lacks nothing; the old master is started again by the next call."""
@@ -220,7 +257,8 @@ class Scene:
 
     def _is_drained(self) -> bool:
         time.sleep(0.2)  # the ledger is long
-        return not self.verdict().lost and self._is_settled()
+        is_over = any(worker.has_ended for worker in self.workers)  # the complaints tell
+        return is_over or (not self.verdict().lost and self._is_settled())
 
     def _is_settled(self) -> bool:
         with self.client() as client:
@@ -228,10 +266,22 @@ class Scene:
                 return False
             return self.setting.is_stock or len(_leases(client, f"{_CONSUMERS}{{celery}}")) == len(self.workers)
 
+    def complaints(self) -> list[str]:
+        """Return what is wrong besides tasks: workers that ended by themselves, and dead letters."""
+        found = ended(self.workers)
+        dead = self.dead()
+        for mark in sorted(self.poisoned):
+            if (count := sum(mark.encode() in letter for letter in dead)) != 1:
+                found.append(f"a message that should be a dead letter is {count} of them: {mark}")
+        known = [mark.encode() for mark in self.poisoned | self.suspect]
+        found += [f"a dead letter: {letter!r}" for letter in dead if not any(mark in letter for mark in known)]
+        return found
+
     def stop_workers(self) -> list[str]:
         """Stop the workers as an administrator would; return the tracebacks that they should not have written."""
         for worker in self.workers:
-            worker.send_signal(signal.SIGTERM)
+            if not worker.has_ended:
+                worker.send_signal(signal.SIGTERM)
         for worker in self.workers:
             worker.wait()
         return [traceback for worker in self.workers for traceback in strange_tracebacks(worker.log)]
@@ -239,14 +289,20 @@ class Scene:
     def leftovers(self) -> set[str]:
         """Return the names of all keys in the broker that should not be there once everything has stopped.
 
-        That a consumer was given up may be remembered for a minute.
+        Dead letters are not among them, see `complaints`. That a consumer was given up may be remembered for a minute.
         """
         with self.client() as client:
             return {
                 key
                 for key in lasting_keys(client)
-                if not key.startswith(_DOCUMENTED) and (not key.startswith(_CONSUMERS) or _leases(client, key))
+                if not key.startswith((*_DOCUMENTED, _DEAD))
+                and (not key.startswith(_CONSUMERS) or _leases(client, key))
             }
+
+
+def ended(workers: Iterable[Worker]) -> list[str]:
+    """Return a complaint for each worker that has ended by itself."""
+    return [f"a worker has ended by itself:\n{worker.log[-3000:]}" for worker in workers if worker.has_ended]
 
 
 def _durable_redis() -> PrivateRedis:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tests.soak.faults import Fault
 from tests.soak.scene import Scene
@@ -22,27 +22,25 @@ class Result:
     """What came of a run.
 
     Attributes:
-        fault: what was done.
+        name: of what was done.
         strikes: how often.
         verdict: what became of the tasks.
+        complaints: what else is wrong, in words.
         errors: what publishers were told: the first of each kind.
-        tracebacks: what workers should not have logged.
-        leftovers: keys that should not be there after the end.
         traces: of tasks that were lost, or ran twice without need: what is known of them.
     """
 
-    fault: Fault
+    name: str
     strikes: int
     verdict: Verdict
-    errors: list[str]
-    tracebacks: list[str]
-    leftovers: set[str]
-    traces: list[str]
+    complaints: list[str]
+    errors: list[str] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)
 
 
 def run(
     fault: Fault,
-    seconds: float,
+    seconds: float | None = None,
     *,
     is_stock: bool = False,
     pool: str | None = None,
@@ -52,14 +50,14 @@ def run(
 
     Args:
         fault: which.
-        seconds: how long to publish.
+        seconds: how long to publish, as the fault says by default.
         is_stock: with stock Celery.
         pool: another pool than the fault's.
         on_strike: called with the number of the strike, from 0 on.
     """
     setting = replace(fault.setting, is_stock=is_stock, pool=pool or fault.setting.pool)
     with Scene(setting) as scene:
-        end = time.monotonic() + (fault.seconds or seconds)
+        end = time.monotonic() + (fault.seconds if seconds is None else seconds)
         strikes = 0
         time.sleep(_CALM_S)
         next_s = time.monotonic()
@@ -73,14 +71,17 @@ def run(
         scene.drain(_STOCK_DRAIN_S if is_stock else _DRAIN_S)
         bad = scene.verdict()
         traces = scene.traces(bad.lost | bad.unexplained)
+        complaints = [*scene.complaints(), *_too_late(fault, scene, bad)]
         tracebacks = scene.stop_workers()
+        if not fault.logs_errors:
+            complaints += tracebacks
+        complaints += [f"a key is left: {key}" for key in scene.leftovers()]
         errors = {booking.error.partition(":")[0]: booking.error for booking in scene.publisher.bookings}
-        return Result(
-            fault,
-            strikes,
-            scene.verdict(),
-            [error for error in errors.values() if error],
-            tracebacks,
-            scene.leftovers(),
-            traces,
-        )
+        refusals = [error for error in errors.values() if error]
+        return Result(fault.name, strikes, scene.verdict(), complaints, refusals, traces)
+
+
+def _too_late(fault: Fault, scene: Scene, verdict: Verdict) -> list[str]:
+    if fault.latest_s is None or verdict.most_late_s <= fault.latest_s + scene.absent_s:
+        return []
+    return [f"a task began {verdict.most_late_s:.1f} s late, though there was a worker after {scene.absent_s:.1f} s"]

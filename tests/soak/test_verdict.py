@@ -9,7 +9,7 @@ from tests.soak.logs import strange_tracebacks
 from tests.soak.publisher import Booking, Outcome
 from tests.soak.verdict import Harm, Verdict, judge
 
-#: A process that is killed at 10, and one that lives.
+#: A worker that is killed at 10, and one that lives.
 VICTIM, SURVIVOR = 1, 2
 HARM = Harm(frozenset({VICTIM}), begin_s=10.0, end_s=10.1)
 

@@ -16,21 +16,21 @@ ACK_S = 0.3
 
 @dataclass(frozen=True)
 class Harm:
-    """Processes that were killed or suspended, or cut off for longer than their lease.
+    """Workers that were killed or suspended, or cut off for longer than their lease.
 
     Attributes:
-        pids: which.
+        workers: the ids of their main processes.
         begin_s: when it began, unix time.
         end_s: when all of them were hurt.
     """
 
-    pids: frozenset[int]
+    workers: frozenset[int]
     begin_s: float
     end_s: float
 
     def struck(self, execution: Execution) -> bool:
-        """Return whether a task was running in one of these processes then."""
-        if execution.pid not in self.pids:
+        """Return whether a task was running in one of these workers then."""
+        if execution.worker not in self.workers:
             return False
         if execution.started_s > self.end_s:
             return False
@@ -46,9 +46,9 @@ class Verdict:
         in_doubt: publishing failed, so they may run or not.
         refused: the server refused them.
         lost: did not run to their end.
-        cut_off: did not either, but that is what acknowledging early means: their process was killed.
+        cut_off: did not either, but that is what acknowledging early means: their worker was killed.
         twice: ran more than once.
-        unexplained: of these, those that did not run in a killed or suspended process then.
+        unexplained: of these, those that did not run in a killed or suspended worker then.
         early: began before they were due.
         late_s: how much later than due each began, in the execution that came to its end.
     """

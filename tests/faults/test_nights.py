@@ -1,0 +1,20 @@
+"""A short form of the nights of the soak test: the clock changes, and no occurrence is left out, or sent twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.clocks import has_faketime
+from tests.soak.night import NIGHTS, run_night
+
+
+@pytest.mark.skipif(not has_faketime(), reason="needs faketime (libfaketime)")
+@pytest.mark.parametrize("name", NIGHTS)
+def test_night(name: str) -> None:
+    """Tasks of every minute that are due as the clock changes, and one of every second."""
+    result = run_night(NIGHTS[name], minutes=0, entries=100)
+    assert len(result.verdict.sure) > 100
+    assert result.verdict.lost == set()
+    assert result.verdict.unexplained == set()
+    assert result.verdict.early == set()
+    assert result.complaints == []
