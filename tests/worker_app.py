@@ -136,8 +136,8 @@ def add_tasks(app: Celery, ledger: Ledger) -> None:
         """Write down which entry of the schedule it is of, and when it is due."""
         ledger.record(self.request.id, [name, self.request.eta])
 
-    @task(name="poison", acks_late=True, ignore_result=True)
-    def poison(self: Any) -> None:
+    @task(name="deadly", acks_late=True, ignore_result=True)
+    def deadly(self: Any) -> None:
         """Kill all processes of the worker."""
         with ledger.execution(self.request.id):
             os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -81,10 +81,10 @@ def _message(scene: Scene) -> dict[str, Any]:
 
 def send_poison(scene: Scene, number: int) -> None:
     """Send a task that kills its worker, and start workers again until it is dead."""
-    poison = scene.app.tasks["poison"]
+    deadly = scene.app.tasks["deadly"]
     task_id = str(uuid.uuid4())
     scene.poisoned.add(task_id)
-    poison.apply_async(task_id=task_id)
+    deadly.apply_async(task_id=task_id)
 
     def is_dead() -> bool:
         scene.revive()
