@@ -91,10 +91,9 @@ class _CountedLoop(TransferLoop):
 
     def _tidy(self) -> None:
         client: Any = self._client
-        was_looking = client.looking
-        client.looking = True  # this is a part of the look
+        client.tidying = True  # which is a part of the look
         super()._tidy()
-        client.looking = was_looking
+        client.tidying = False
 
 
 class _CountingRedis(redis.Redis):
@@ -102,11 +101,11 @@ class _CountingRedis(redis.Redis):
 
     def __init__(self, fleet: Fleet, port: int) -> None:
         super().__init__(host="127.0.0.1", port=port)
-        self.looking = False
+        self.looking = self.tidying = False
         self._fleet = fleet
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        self._fleet.commands.count("look" if self.looking else "message")
+        self._fleet.commands.count("look" if self.looking or self.tidying else "message")
         if args[0] in _SCRIPT:
             self.looking = False
         return super().execute_command(*args, **options)
