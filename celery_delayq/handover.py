@@ -186,12 +186,15 @@ class _BeginInChild:
         self.message = on_accepted.__self__.message
 
     def __call__(self, pid: int, time_accepted: float) -> None:
-        """Accept the task, unless others have taken it over.
+        """Accept the task, unless others have taken it over, or the child has given it up.
 
         Args:
             pid: of the child.
             time_accepted: by its monotonic clock; it looks whether it is late a moment after.
         """
+        if not self._verdicts.begin(pid, self._job.number):
+            logger.warning("Task %s is put back: its process waited for too long", self.message.headers.get("id"))
+            return
         in_time = time_accepted <= self._job.sure_until
         may_begin = False
         try:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from celery_delayq import handover
+from celery_delayq import verdicts as verdicts_module
 from celery_delayq.handover import _BeginInChild, _written
 from celery_delayq.verdicts import Job, Verdicts
 
@@ -85,3 +86,14 @@ def test_a_child_that_begins_late_may_begin_what_is_still_its_workers() -> None:
     begin(child, math.inf)
     verdicts._parent = os.getppid()
     assert verdicts.wait(7)
+
+
+@pytest.mark.parametrize("accepted_at", [9.0, 11.0])
+def test_what_a_child_has_given_up_is_not_accepted(accepted_at: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be acknowledged, and nobody would run it."""
+    monkeypatch.setattr(verdicts_module, "_LONGEST_WAIT_S", 0.0)
+    verdicts, child, request = Verdicts(), os.getpid(), Request(acks_late=False)
+    verdicts._parent = os.getppid()  # this process is the child, too
+    assert not verdicts.wait(7)
+    _BeginInChild(request.on_accepted, Job(print, 7, sure_until=10.0), verdicts)(child, accepted_at)
+    assert not request.message.acknowledged

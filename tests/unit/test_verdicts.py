@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 
 import pytest
 from celery.exceptions import Reject
@@ -73,6 +74,51 @@ def test_it_waits_for_its_own_verdict(shared: Verdicts, may_begin: bool) -> None
     wait_until(lambda: answers, "it has its verdict")
     thread.join()
     assert answers == ["7" if may_begin else "refused"]
+
+
+def test_it_does_not_wait_for_ever(shared: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has given up, its worker does not accept later: it would acknowledge what has not run."""
+    monkeypatch.setattr(verdicts, "_LONGEST_WAIT_S", 0.01)
+    with pytest.raises(Reject) as refused:
+        late_job(9)(7)
+    assert refused.value.requeue is True
+    assert not shared.begin(os.getpid(), 9)
+    assert shared.begin(os.getpid(), 10)
+
+
+def test_it_waits_for_a_worker_that_is_about_to_decide(shared: Verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdicts, "_LONGEST_WAIT_S", 0.01)
+    assert shared.begin(os.getpid(), 9)
+    threading.Timer(0.1, lambda: shared.give(os.getpid(), 9, may_begin=True)).start()
+    assert late_job(9)(7) == "7"
+
+
+def test_a_worker_and_its_child_agree_on_what_was_given_up() -> None:
+    """Whichever is faster: a job is either given up, or decided on."""
+    code = """
+import os, random, time
+from celery_delayq import verdicts
+
+verdicts._LONGEST_WAIT_S = 0.001
+shared = verdicts.Verdicts()
+turns, take_turn = os.pipe()
+said, say = os.pipe()
+child = os.fork()
+for number in range(1, 401):
+    if not child:
+        os.read(turns, 1)
+        os.write(say, b"y" if shared.wait(number) else b"n")
+        continue
+    os.write(take_turn, b"x")
+    time.sleep(random.uniform(0, 0.004))
+    decides = shared.begin(child, number)
+    if decides:
+        shared.give(child, number, may_begin=True)
+    print(decides, os.read(said, 1) == b"y")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    found = Counter(done.stdout.splitlines())
+    assert found.keys() == {"True True", "False False"}, done.stderr
 
 
 def test_without_verdicts_a_job_begins(monkeypatch: pytest.MonkeyPatch) -> None:
