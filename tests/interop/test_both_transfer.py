@@ -41,7 +41,7 @@ def offer_from_both(redisson: Redisson, jobs: DelayedQueue) -> dict[bytes, int]:
 def nothing_lost_nothing_twice(jobs: DelayedQueue, due: Mapping[bytes, int]) -> Iterator[None]:
     """All of it reaches the broker list, each once."""
     yield
-    wait_until(lambda: jobs.size() == 0, "all is transferred", 30)
+    wait_until(lambda: jobs.size() == 0, "all is transferred", 60)
     times = Counter(jobs.client.lrange(jobs.name, 0, -1))
     assert times == dict.fromkeys(due, 1)
     assert jobs.client.llen(jobs.keys.delay_list) == 0
@@ -63,7 +63,7 @@ def test_each_is_delivered_once_and_none_is_late(
     assert len(due) == 2 * COUNT
     late: dict[bytes, int] = {}
     while len(late) < 2 * COUNT:
-        popped = broker_client.brpop([jobs.name], timeout=10)
+        popped = broker_client.brpop([jobs.name], timeout=30)
         assert popped, f"{2 * COUNT - len(late)} were lost"
         more: list[bytes] = broker_client.rpop(jobs.name, COUNT) or []
         at_ms = now_ms(broker_client)
@@ -84,6 +84,6 @@ def test_killing_either_side_in_the_middle_changes_nothing(
     kill: Callable[[], None] = redisson.kill if killed == "java" else transfer_command.kill
     due = offer_from_both(redisson, jobs)
     with nothing_lost_nothing_twice(jobs, due):
-        wait_until(lambda: jobs.client.llen(jobs.name) > COUNT // 2, "half of what one side offered is transferred")
+        wait_until(lambda: jobs.client.llen(jobs.name) > COUNT // 2, "half of what one side offered is transferred", 60)
         kill()
         assert jobs.size() > 0, "too late: nothing was left to transfer"
