@@ -25,15 +25,11 @@ from celery_delayq.transport.eta import DUE_PROPERTY, seconds_until
 logger = get_logger(__name__)
 
 
-#: How long a worker waits before it transfers until overdue periodic tasks were planned, in seconds.
-_PLANNED_FIRST_S = 10.0
-
-
 class Plan(bootsteps.StartStopStep):
     """Plans periodic tasks while the worker consumes, if `beat_scheduler` is ours.
 
-    It comes before the transfer: after all workers were down, a planner has to see what nobody has transferred, so that
-    a missed occurrence runs once and not twice.
+    The transfer waits for it: after all workers were down, or Redis was, a planner has to see what nobody has
+    transferred, so that a missed occurrence runs once and not twice. The worker itself does not wait.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -49,7 +45,8 @@ class Plan(bootsteps.StartStopStep):
 
     def start(self, consumer: Any) -> None:
         """Start to plan."""
-        if not isinstance(consumer.connection.transport, Transport):
+        transport = consumer.connection.transport
+        if not isinstance(transport, Transport):
             logger.error(
                 "Periodic tasks do not run: beat_scheduler is that of celery_delayq, but the broker URL is %s. "
                 "Begin the URL with delayq:// instead of redis://.",
@@ -58,7 +55,7 @@ class Plan(bootsteps.StartStopStep):
             return
         self.loop = planner_loop(consumer.app)
         self.loop.start()
-        self.loop.wait_until_planned(_PLANNED_FIRST_S)
+        transport.may_transfer = partial(self.loop.wait_until_planned, 0.0)
 
     def stop(self, consumer: Any) -> None:
         """Stop planning; what is planned runs."""

@@ -48,6 +48,9 @@ from celery_delayq.tidying import tidy
 
 logger = getLogger(__name__)
 
+#: How long a loop waits at most until it may begin, and how often it asks, in seconds.
+LONGEST_DELAY_S, _DELAY_S = 10.0, 0.02
+
 #: Unanswered health checks of the subscription after which its connection counts as dead.
 _MAX_MISSED_HEALTH_CHECKS = 2
 
@@ -138,6 +141,7 @@ class TransferLoop(LoopThread):
         settings: see `TransferSettings`.
         on_pass: called after each script call with the queue and what was moved; for tests and metrics.
         id: the loop's id in `delayq:transfer:{Q}`; readable, unique.
+        may_begin: asked by the loop's thread before it first connects, until it says so, for `LONGEST_DELAY_S` at most.
     """
 
     def __init__(
@@ -149,6 +153,7 @@ class TransferLoop(LoopThread):
         settings: TransferSettings | None = None,
         on_pass: Callable[[DelayedQueue, Transferred], None] | None = None,
         id: str | None = None,
+        may_begin: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__("delayq-transfer", logger, "Transfer of delayed messages", "Messages wait in Redis")
         self.id = id or new_id()
@@ -158,6 +163,7 @@ class TransferLoop(LoopThread):
         self._keyprefix = keyprefix
         self._registry_channel = keys.RegistryKeys.of(keyprefix).names
         self._on_pass = on_pass
+        self._may_begin = may_begin
         self._clock = ServerClock()
         self._watched: dict[str, _Watched] = {}
         #: By Redisson's channel, and by that for signs of life.
@@ -197,6 +203,9 @@ class TransferLoop(LoopThread):
 
     def run(self) -> None:
         """Transfer until `stop()` is called. Never raises for what happens to the server or the network."""
+        until = time.monotonic() + LONGEST_DELAY_S
+        while not self._stopping and not self._may_begin() and time.monotonic() < until:
+            time.sleep(_DELAY_S)
         while not self._stopping:
             self._woken = False
             try:

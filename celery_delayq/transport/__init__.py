@@ -85,6 +85,8 @@ class Transport(kombu_redis.Transport):
         self.is_busy: Callable[[], bool] = lambda: bool(self._consumer and self._consumer.held)
         #: Called with the name of the list and the message when one is set aside; in a thread of its own.
         self.on_dead_letter: Callable[[str, bytes], None] = lambda name, message: None
+        #: Returns whether the transfer loop may begin, see `TransferLoop`.
+        self.may_transfer: Callable[[], bool] = lambda: True
         ensure_tls(client)
         if is_sentinel(client):
             client = SentinelConnection(client)
@@ -137,7 +139,11 @@ class Transport(kombu_redis.Transport):
         self.stop_transfer()
         keyprefix = self.client.transport_options.get("global_keyprefix", "")
         self.transfer_loop = TransferLoop(
-            Connector(self.client), self.task_lists, keyprefix=keyprefix, settings=settings
+            Connector(self.client),
+            self.task_lists,
+            keyprefix=keyprefix,
+            settings=settings,
+            may_begin=self.may_transfer,
         )
         self.transfer_loop.start()
         return self.transfer_loop

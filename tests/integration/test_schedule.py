@@ -12,8 +12,9 @@ import redis
 from celery import Celery
 from dateutil.parser import isoparse
 
-from celery_delayq import ConfigurationError, EntryExists, InvalidSchedule, UnknownEntry
+from celery_delayq import ConfigurationError, DelayedQueue, EntryExists, InvalidSchedule, UnknownEntry
 from examples.private_redis import PrivateRedis
+from tests.integration.long_tasks import in_flight
 from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.worker_app import make_app, publisher
@@ -72,11 +73,14 @@ class TestConfigured:
         with Worker(broker=broker_url, ledger=ledger.url, pool=pool, conf=conf(a=note(0.5, "a"))):
             wait_until(lambda: len(notes(ledger, "a")) >= 4, "it runs")
 
-    def test_after_an_outage_of_everything_a_task_runs_once_late(self, broker_url: str, ledger: Ledger) -> None:
+    def test_after_an_outage_of_everything_a_task_runs_once_late(
+        self, broker_url: str, broker_client: redis.Redis, ledger: Ledger
+    ) -> None:
         """The worker plans before it transfers: so it sees what still waits."""
         entry = {"task": "note_request", "schedule": 1}
         with Worker(broker=broker_url, ledger=ledger.url, conf=conf(a=entry)) as worker:
             wait_until(lambda: len(ledger.runs()) >= 2, "it runs")
+            wait_until(lambda: in_flight(broker_client) == 0, "it is acknowledged, so that it does not run again")
             worker.kill()
         last_run = max(etas(ledger))
         wait_until(lambda: time.time() > last_run + 5, "several occurrences are missed")
@@ -104,17 +108,19 @@ class TestConfigured:
         assert not notes(ledger, "a")
         assert not broker_client.exists("delayq:schedule")
 
-    def test_what_was_planned_runs_without_any_planner(self, broker_url: str, ledger: Ledger) -> None:
+    def test_what_was_planned_runs_without_any_planner(
+        self, broker_url: str, waiting: DelayedQueue, ledger: Ledger
+    ) -> None:
         where = {"broker": broker_url, "ledger": ledger.url}
         with Worker(**where, conf=conf(a=note(3, "a"))):  # type: ignore[arg-type]
-            pass
+            wait_until(lambda: waiting.size() == 1, "it is planned")
         with Worker(**where):  # type: ignore[arg-type]
             wait_until(lambda: len(notes(ledger, "a")) == 1, "it ran")
 
     def test_a_message_is_as_beat_sends_it(self, app: Celery, broker_url: str, ledger: Ledger) -> None:
         entry = note(3600, "a", headers={"mine": 1}, expires=60, queue="special", priority=6)
         with Worker(broker=broker_url, ledger=ledger.url, conf=conf(a=entry)):
-            shown = wait_until(lambda: next(iter(app.delayq.schedule), None), "the entry")
+            shown = wait_until(lambda: next((it for it in app.delayq.schedule if it.next_run), None), "it is planned")
         assert shown.queue == "special\x06\x166"
         with app.connection_for_write() as connection:
             (waiting,) = connection.default_channel.delayed_queue(shown.queue).peek()

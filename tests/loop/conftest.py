@@ -63,6 +63,7 @@ class Loops:
         batch_size: int = 100,
         lead_s: float = 0.0,
         idle_s: float = NEVER_S,
+        may_begin: Callable[[], bool] = lambda: True,
     ) -> TransferLoop:
         """Return a loop; unless told otherwise, it never looks without a reason."""
 
@@ -76,6 +77,7 @@ class Loops:
             settings=TransferSettings(grace_s, interval_s, batch_size, lead_s, idle_s),
             on_pass=on_pass,
             id=id,
+            may_begin=may_begin,
         )
         self._loops.append(loop)
         return loop

@@ -13,6 +13,7 @@ import warnings
 import pytest
 import redis
 
+from celery_delayq import transfer as transfer_module
 from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.scripts import Transferred
 from celery_delayq.transfer import TransferLoop
@@ -25,6 +26,31 @@ from tests.support import wait_until
 def connections(client: redis.Redis) -> int:
     """Return how many connections the server has beside this client's."""
     return len(client.client_list()) - 1
+
+
+class TestStart:
+    def test_is_put_off_until_it_may_begin(self, loops: Loops, queue: DelayedQueue) -> None:
+        queue.offer(b"pay", due_ms=1)
+        asked = [False] * 5
+        loops.start(may_begin=lambda: not asked or asked.pop())
+        assert not asked
+        wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
+
+    def test_is_not_put_off_for_ever(self, loops: Loops, queue: DelayedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(transfer_module, "LONGEST_DELAY_S", 0.1)
+        queue.offer(b"pay", due_ms=1)
+        loops.start(may_begin=lambda: False)
+        wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
+
+    def test_that_is_put_off_may_be_stopped(self, loops: Loops, queue: DelayedQueue) -> None:
+        queue.offer(b"pay", due_ms=1)
+        asked = threading.Event()
+        loop = loops.make(may_begin=lambda: asked.set() or False)
+        loop.start()
+        assert asked.wait(10)
+        loop.stop()
+        assert not loop.is_alive()
+        assert delivered(queue) == []
 
 
 class TestStop:

@@ -1,0 +1,43 @@
+"""The bootstep that plans periodic tasks: the transfer waits for it, the worker does not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_delayq import bootsteps
+from celery_delayq.bootsteps import Plan
+from celery_delayq.schedule.loop import PlannerLoop
+from tests.support import wait_until
+
+
+def test_a_worker_goes_on_while_its_periodic_tasks_are_planned(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it connects anew; and nothing is transferred meanwhile."""
+    is_over = threading.Event()
+
+    @contextmanager
+    def connect() -> Iterator[Any]:
+        is_over.wait(20)
+        raise redis.ConnectionError("it took too long")
+        yield
+
+    loop = PlannerLoop(connect)
+    monkeypatch.setattr(bootsteps, "planner_loop", lambda app: loop)
+    with app.connection() as connection:
+        consumer = SimpleNamespace(app=app, connection=connection)
+        step = Plan(consumer)
+        starting = threading.Thread(target=step.start, args=(consumer,), daemon=True)
+        starting.start()
+        wait_until(lambda: not starting.is_alive(), "it goes on", 5)
+        assert not connection.transport.may_transfer()
+        loop._has_planned.set()
+        assert connection.transport.may_transfer()
+        is_over.set()
+        step.stop(consumer)
