@@ -77,6 +77,9 @@ _FINISH_S = 1.0
 #: Longest pause between two attempts to connect, and between two looks at what its consumer is doing, in seconds.
 _LONGEST_PAUSE_S, _LONGEST_WAIT_S, _GREENLET_WAIT_S = 1.0, 1.0, 0.2
 
+#: How long `stop` waits where there are greenlets, in seconds.
+_STOP_S = 2.0
+
 #: What watchdogs say about a consumer; without such a word before its id, it is a hello.
 _MISSING, _RUNNING = "missing", "running"
 
@@ -150,7 +153,7 @@ class Watchdog:
         With greenlets, it waits for that: a thread of the system that uses them must not outlive the interpreter.
         """
         self._stopping = True
-        until = time.monotonic() + _LONGEST_WAIT_S
+        until = time.monotonic() + _STOP_S
         while _has_greenlets() and not self._has_ended and time.monotonic() < until:
             time.sleep(0.01)
 
@@ -197,17 +200,20 @@ class Watchdog:
             self._outage.begins(exc)
 
     def _serve(self) -> None:
-        """Look after the consumer for as long as it has a connection; the subscription may be lost alone."""
-        done = False
-        while not done and not self._stopping:
+        """Look after the consumer for as long as it has a connection for commands; the subscription may be lost alone.
+
+        It has a pool of its own: the other connection would be the next to be used, and be lost, too.
+        """
+        while not self._stopping and not self._tend():
             self._believes_leases_at = time.monotonic() + self.consumer.lease_s
             self._presence = Presence(self._patience_s)
             self._read.clear()
             self._gone.clear()
             self._renew()
             try:
-                with closing(self._client.pubsub()) as pubsub:
-                    done = self._watch(pubsub)
+                with self.consumer.connect() as listener, closing(listener.pubsub()) as pubsub:
+                    if self._watch(pubsub):
+                        return
             except LeaseLost:  # one of them, too
                 raise
             except CONNECTION_ERRORS as exc:
@@ -219,17 +225,12 @@ class Watchdog:
         pubsub.subscribe(keys.alive_channel(consumer.id, consumer.db), keys.hello_channel(consumer.db))
         self._look_at, self._may_look = time.monotonic(), True
         while not self._stopping:
+            if self._tend():
+                return True
             now = time.monotonic()
-            if consumer.closed_at is None:
-                if consumer.owed:
-                    consumer.settle(self._client)
-            elif now >= self._finish_at:
-                self._finish_at = now + _FINISH_S
-                if consumer.finish(self._client):
-                    return True
             if now >= self._renew_at:
                 self._renew()
-            if self._may_look and (now >= self._look_at or consumer.joined.keys() - self._read):
+            if self._may_look and (now >= self._look_at or set(consumer.joined) - self._read):
                 self._look()
             self._recover_for_a_while()
             self._outage.ends()
@@ -237,6 +238,18 @@ class Watchdog:
             if message is not None:
                 self._handle(message)
         return True
+
+    def _tend(self) -> bool:
+        """Do what is left to do for its consumer; returns whether that was all, and the consumer is closed."""
+        consumer, now = self.consumer, time.monotonic()
+        if consumer.closed_at is None:
+            if consumer.owed:
+                consumer.settle(self._client)
+            return False
+        if now < self._finish_at:
+            return False
+        self._finish_at = now + _FINISH_S
+        return consumer.finish(self._client)
 
     def _wait_s(self) -> float:
         """Return for how many seconds there is nothing to do."""

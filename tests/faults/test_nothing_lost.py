@@ -22,7 +22,7 @@ _TOO_LONG = {"recovery"}
 
 
 #: Promised, and not kept yet.
-_NOT_YET = {"flaps", "maxclients", "hostile", "crash-loop"}
+_NOT_YET = {"hostile"}
 
 
 @pytest.mark.parametrize(
