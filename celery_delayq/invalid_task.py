@@ -35,7 +35,9 @@ def _is_time_limit(value: Any) -> bool:
 
 
 def _are_time_limits(value: Any) -> bool:
-    return not value or (isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_time_limit, value)))
+    if not value or value == [None, None]:
+        return True
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_time_limit, value))
 
 
 def _are_names(value: Any) -> bool:
@@ -43,11 +45,11 @@ def _are_names(value: Any) -> bool:
 
 
 def _is_mapping(value: Any) -> bool:
-    return not value or isinstance(value, Mapping)
+    return not value or isinstance(value, dict)
 
 
 def _are_signatures(value: Any) -> bool:
-    return not value or (isinstance(value, (list, tuple)) and all(isinstance(one, Mapping) for one in value))
+    return not value or (isinstance(value, (list, tuple)) and all(isinstance(one, dict) for one in value))
 
 
 def _is_text_or_nothing(value: Any) -> bool:
@@ -86,7 +88,7 @@ def defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | None:
         accept: content types that the worker decodes.
     """
     headers = message.get("headers") or {}
-    if not isinstance(headers, Mapping):
+    if not isinstance(headers, dict):
         return f"its headers are not a mapping but {headers!r:.100}"
     if not _is_mapping(message["properties"].get("delivery_info")):
         return f"its delivery_info is not a mapping but {message['properties']['delivery_info']!r:.100}"
@@ -99,7 +101,7 @@ def defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | None:
         payload = payload_of(message, accept)
     except Exception as exc:
         return f"its body cannot be decoded: {type(exc).__name__}: {exc}"
-    if isinstance(payload, Mapping) and ("args" in payload or "task" not in headers):  # protocol 1, or half of it
+    if isinstance(payload, dict) and ("args" in payload or "task" not in headers):  # protocol 1, or half of it
         fields = {**payload, **headers}
         return _wrong(fields, {**_FIELDS, **_EMBEDDED}) or _wrong_arguments(fields.get("args"), fields.get("kwargs"))
     if not isinstance(payload, (list, tuple)) or len(payload) != 3:
@@ -116,12 +118,12 @@ def late_defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | N
     To be called for every message. Those of protocol 2, which Celery sends, are not decoded for it.
     """
     fields = message.get("headers")
-    if not isinstance(fields, Mapping) or "task" not in fields:
+    if not isinstance(fields, dict) or "task" not in fields:
         try:
             fields = payload_of(message, accept)
         except Exception:  # Celery says so
             return None
-        if not isinstance(fields, Mapping):
+        if not isinstance(fields, dict):
             return None
     return _wrong(fields, _LATE)
 
@@ -137,6 +139,6 @@ def _wrong(fields: Mapping[str, Any], checks: Mapping[str, _Check]) -> str | Non
 def _wrong_arguments(args: Any, kwargs: Any) -> str | None:
     if not isinstance(args, (list, tuple, type(None))):
         return f"its args are not a list but {args!r:.100}"
-    if not isinstance(kwargs, (Mapping, type(None))):
+    if not isinstance(kwargs, (dict, type(None))):
         return f"its kwargs are not a mapping but {kwargs!r:.100}"
     return None
