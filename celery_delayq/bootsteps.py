@@ -10,11 +10,13 @@ from typing import Any
 from celery import bootsteps, signals
 from celery.utils.log import get_logger
 from celery.worker import state
+from kombu.serialization import prepare_accept_content
 
 from celery_delayq.beat import is_ours
 from celery_delayq.config import settings_of
 from celery_delayq.failures import fail_task
 from celery_delayq.handover import Handover, is_busy, is_stopping, tasks_waiting
+from celery_delayq.invalid_task import defect_of, late_defect_of
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
 from celery_delayq.server import check_server
@@ -107,6 +109,10 @@ class Transfer(bootsteps.StartStopStep):
         if transport.options["delay_eta_tasks"]:
             # Celery drops what is revoked as it is delivered; until its eta, a worker may have forgotten that.
             transport.may_wait = lambda headers: headers["id"] not in state.revoked
+        accept = prepare_accept_content(consumer.app.conf.accept_content)
+        transport.defect_of = partial(defect_of, accept=accept)
+        transport.late_defect_of = partial(late_defect_of, accept=accept)
+        transport.forget = self._handover.forget
         if self.settings.fail_dead_letters:
             transport.on_dead_letter = partial(fail_task, consumer.app)
         if "visibility_timeout" in consumer.connection.transport_options:

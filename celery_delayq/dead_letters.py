@@ -2,7 +2,7 @@
 
 A dead list holds two kinds of elements:
 
-    b'{"reason": ..., "at_ms": ..., "deliveries": ...}' + newline + message    written by consumers
+    b'{"reason": ..., "at_ms": ..., "deliveries": ...}' + newline + message    written by consumers; may have "error"
     anything else                                                             entries that `transfer.lua` set aside
 """
 
@@ -23,6 +23,9 @@ from celery_delayq import keys, scripts
 DELIVERY_LIMIT = "delivery-limit"
 NOT_A_MESSAGE = "not-a-message"
 NOT_AN_ENTRY = "not-an-entry"
+INVALID_TASK = "invalid-task"
+
+_NONE = type(None)
 
 #: Of a dead list, so much is read at a time.
 _PAGE = 100
@@ -34,11 +37,13 @@ class DeadLetter:
 
     Attributes:
         id: names it in its list; a hash of what is stored.
-        reason: `delivery-limit`, `not-a-message` (of kombu), or `not-an-entry` (of a delayed queue).
+        reason: `delivery-limit`, `not-a-message` (of kombu), `invalid-task` (no Celery worker can take it), or
+            `not-an-entry` (of a delayed queue).
         at_ms: when it was set aside, unix time in ms; None where that is not known.
         deliveries: how often it was delivered without an acknowledgement; None where that is not known.
         message: its bytes.
         raw: what is stored.
+        error: what is wrong with an invalid task; None for the others.
     """
 
     id: str
@@ -47,11 +52,14 @@ class DeadLetter:
     deliveries: int | None
     message: bytes
     raw: bytes
+    error: str | None = None
 
 
-def pack(message: bytes, *, reason: str, at_ms: int, deliveries: int | None = None) -> bytes:
+def pack(message: bytes, *, reason: str, at_ms: int, deliveries: int | None = None, error: str | None = None) -> bytes:
     """Return what to store for a message."""
     head = {"reason": reason, "at_ms": at_ms, "deliveries": deliveries}
+    if error is not None:
+        head["error"] = error
     return json.dumps(head).encode() + b"\n" + message
 
 
@@ -61,9 +69,12 @@ def unpack(raw: bytes) -> DeadLetter:
     first, newline, message = raw.partition(b"\n")
     try:
         head: Any = json.loads(first) if newline else None
-        return DeadLetter(letter_id, head["reason"], head["at_ms"], head["deliveries"], message, raw)
+        reason, at_ms, deliveries, error = head["reason"], head["at_ms"], head["deliveries"], head.get("error")
+        if isinstance(reason, str) and {type(at_ms), type(deliveries)} <= {int, _NONE} and type(error) in (str, _NONE):
+            return DeadLetter(letter_id, reason, at_ms, deliveries, message, raw, error)
     except (ValueError, TypeError, KeyError, RecursionError):
-        return DeadLetter(letter_id, NOT_AN_ENTRY, None, None, raw, raw)
+        pass
+    return DeadLetter(letter_id, NOT_AN_ENTRY, None, None, raw, raw)
 
 
 class DeadLetters:

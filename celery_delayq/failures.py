@@ -34,5 +34,5 @@ def fail_task(app: Any, name: str, raw: bytes) -> None:
     try:
         request = request_of(app, message)
         app.backend.mark_as_failure(task_id, error, request=request, store_result=not headers.get("ignore_result"))
-    except Exception:
-        logger.exception("Cannot store the failure of task %s[%s]", task, task_id)
+    except Exception as exc:
+        logger.error("Cannot store the failure of task %s[%s]: %s: %s", task, task_id, type(exc).__name__, exc)

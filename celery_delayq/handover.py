@@ -24,7 +24,9 @@ from logging import getLogger
 from typing import Any
 from weakref import WeakSet
 
+from billiard.einfo import ExceptionInfo
 from celery.concurrency.asynpool import AsynPool
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
 from celery_delayq.transport.channel import DelayedChannel
@@ -49,6 +51,8 @@ class Handover:
         self._messages: WeakSet[Any] = WeakSet()
         #: From which the last message came.
         self._channel: Any = None
+        #: The last message with which the pool raised: it does not have it, or is done (solo).
+        self._raised: Any = None
         self._verdicts = share_verdicts()
         self._numbers = count(1)
         self._apply_async = pool.apply_async
@@ -67,7 +71,26 @@ class Handover:
                 options["accept_callback"] = _BeginInChild(on_accepted, target, self._verdicts)
             else:
                 options["accept_callback"] = _Begin(on_accepted)
-        return self._apply_async(target, *args, **options)
+                if not isinstance(self._pool, SoloPool):
+                    target = _Failing(target, options["error_callback"])
+        try:
+            return self._apply_async(target, *args, **options)
+        except Exception:
+            self._raised = message
+            raise
+
+    def forget(self, delivery_tag: str) -> bool:
+        """Forget a task whose message no worker can take; Celery may have reserved it before that showed.
+
+        Returns:
+            False if the message is not to be set aside: the pool has the task, or it has ended and is acknowledged.
+        """
+        found = [request for request in tuple(state.reserved_requests) if request.message.delivery_tag == delivery_tag]
+        if any(request.message in self._messages and request.message is not self._raised for request in found):
+            return False
+        for request in found:
+            state.task_ready(request)
+        return not any(request.acknowledged for request in found)
 
     def _on_begin(self, message: Any) -> None:
         """Take note that a task begins, before it does: a message on its last delivery is not alone then."""
@@ -168,6 +191,28 @@ class _Begin:
         if not _is_held(self.message):
             raise NotBegun(f"task {self.message.headers.get('id')} is not this worker's any more")
         self._on_accepted(pid, time_accepted)
+
+
+class _Failing:
+    """What a thread or greenlet runs for a task: an error outside of the task's code fails it, as in a child process.
+
+    Otherwise nobody would learn of it, and the message would never be acknowledged.
+
+    Args:
+        target: what the pool was given.
+        on_failure: `Request.on_failure`.
+    """
+
+    def __init__(self, target: Any, on_failure: Any) -> None:
+        self._target = target
+        self._on_failure = on_failure
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        try:
+            return self._target(*args, **options)
+        except Exception:
+            self._on_failure(ExceptionInfo())
+            raise
 
 
 class _BeginInChild:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from logging import getLogger
 from typing import Any
 
@@ -45,21 +45,26 @@ def request_of(app: Any, message: dict[str, Any]) -> Context:
     return Context({**message["headers"], **body, **properties})
 
 
-def body_of(message: dict[str, Any], accept: Iterable[str]) -> tuple[Any, Any, dict[str, Any]]:
+def body_of(message: Mapping[str, Any], accept: Iterable[str]) -> tuple[Any, Any, dict[str, Any]]:
     """Decode the body of a task message: args, kwargs and the rest, if its content type is one of `accept`.
 
     Raises:
         Exception: of any kind; `kombu.exceptions.ContentDisallowed` if the type is another.
     """
+    args, kwargs, embed = payload_of(message, accept)
+    return args, kwargs, embed
+
+
+def payload_of(message: Mapping[str, Any], accept: Iterable[str]) -> Any:
+    """Decode the body of a message, whatever it is; see `body_of`."""
     body = message.get("body")
     if message["properties"].get("body_encoding") == "base64":
         body = base64.b64decode(body or b"")
-    args, kwargs, embed = Message(
+    return Message(
         body=body,
         content_type=message.get("content-type"),
         content_encoding=message.get("content-encoding"),
-        headers=message["headers"],
+        headers=message.get("headers"),
         properties=message["properties"],
         accept=set(accept),
     ).payload
-    return args, kwargs, embed

@@ -36,7 +36,7 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def dead() -> None:
-    """Messages that were set aside: delivered too often without an acknowledgement, or not to be decoded."""
+    """Messages that were set aside: delivered too often, or nothing that a worker can take."""
 
 
 @command("list")
@@ -84,6 +84,7 @@ def _row(letters: DeadLetters, letter: DeadLetter) -> dict[str, Any]:
         "task": headers.get("task"),
         "task_id": headers.get("id"),
         "reason": letter.reason,
+        "error": letter.error,
         "deliveries": letter.deliveries,
         "at": None if letter.at_ms is None else to_datetime(letter.at_ms).isoformat(timespec="seconds"),
     }

@@ -9,6 +9,7 @@
     qos         acknowledges messages
     redelivery  how a message is written when it is delivered again
     last_delivery  delivers a message alone before it becomes a dead letter
+    refusal     sets aside what no consumer can take
     urls        the schemes, and how kombu reads them
     connector   connections for the transfer loop
 
@@ -83,6 +84,12 @@ class Transport(kombu_redis.Transport):
         self.may_wait: Callable[[dict[str, Any]], bool] = lambda headers: False
         #: Returns whether tasks run, or are about to, those that are acknowledged included.
         self.is_busy: Callable[[], bool] = lambda: bool(self._consumer and self._consumer.held)
+        #: Returns what is wrong with a message that has raised in the callback of its consumer; None if nothing is.
+        self.defect_of: Callable[[dict[str, Any]], str | None] = lambda message: None
+        #: The same for what would show too late, when the message is in other hands; asked before each delivery.
+        self.late_defect_of: Callable[[dict[str, Any]], str | None] = lambda message: None
+        #: Makes the worker forget a message that has such a defect; returns False if it will acknowledge the message.
+        self.forget: Callable[[str], bool] = lambda delivery_tag: True
         #: Called with the name of the list and the message when one is set aside; in a thread of its own.
         self.on_dead_letter: Callable[[str, bytes], None] = lambda name, message: None
         #: Returns whether the transfer loop may begin, see `TransferLoop`.

@@ -24,6 +24,7 @@ from celery_delayq.errors import LeaseLost
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.eta_tasks import EtaTasks
 from celery_delayq.transport.last_delivery import LastDelivery, Turn, isolate
+from celery_delayq.transport.refusal import Refusal
 from celery_delayq.transport.slots import Slot
 
 logger = getLogger(__name__)
@@ -72,6 +73,7 @@ class Fetcher:
         #: Whether the last fetch ended for want of credit.
         self.is_starved = False
         self._last_delivery: LastDelivery = channel.connection.last_delivery
+        self._refusal = Refusal(channel)
 
     # -- which queues
 
@@ -353,17 +355,18 @@ class Fetcher:
                     return False
             tag = consumer.hold(name, raw)
             if payload is None:
-                self._set_aside(tag, name, raw)
+                self._refusal.of_no_message(consumer, tag)
                 continue
             payload["properties"]["delivery_tag"] = tag  # the producer's may occur twice
+            if self._refusal.before(consumer, tag, payload):
+                continue
             if turn is Turn.ALONE and not isolate(consumer, tag):
                 return False  # others have taken over; the next fetch says so
             try:
                 self._channel.connection._deliver(payload, queue)
-            except Exception:
-                if self._to_message(payload) is not None:
+            except Exception as exc:
+                if not self._refusal.after(consumer, tag, raw, exc):
                     raise
-                self._set_aside(tag, name, raw)
                 continue
             return True
         return False
@@ -394,10 +397,10 @@ class Fetcher:
                 payload["properties"]["delivery_tag"] = tag
                 if self._last_delivery.concerns(payload) and len(consumer.held) == 1 and not isolate(consumer, tag):
                     return None
-                message = self._to_message(payload)
+                message = self._refusal.to_message(payload)
                 if message is not None:
                     return message
-            self._set_aside(tag, name, raw)
+            self._refusal.of_no_message(consumer, tag)
         return None
 
     def _messages(self, consumer: Consumer, queue: str) -> Iterator[tuple[str, bytes]]:
@@ -410,18 +413,6 @@ class Fetcher:
                 consumer.join(name)
             while messages := consumer.fetch(name, 1):
                 yield name, messages[0]
-
-    def _to_message(self, payload: dict[str, Any]) -> Any:
-        """Return kombu's message, or None if its body is not encoded as it says."""
-        try:
-            return self._channel.Message(payload, channel=self._channel)
-        except Exception:
-            return None
-
-    def _set_aside(self, tag: str, name: str, raw: bytes) -> None:
-        assert self._consumer is not None
-        logger.error("Set aside what is no message in %r, in the list %r", name, self._consumer.joined[name].dead)
-        self._consumer.set_aside(tag, redelivery.not_a_message(raw))
 
     # -- the end
 

@@ -154,11 +154,8 @@ def on_begin(consumer: Consumer, tag: str) -> None:
 def _replace(consumer: Consumer, tag: str, new: bytes) -> bool:
     held = consumer.held[tag]
     queue_keys = keys.QueueKeys.of(held.name, consumer.db)
-    try:
-        if not scripts.replace(consumer.client, queue_keys, consumer=consumer.id, message=held.message, new=new):
-            return False
-    except exceptions.ReadOnlyError as exc:
-        raise exceptions.ConnectionError(str(exc)) from exc
+    if not scripts.replace(consumer.client, queue_keys, consumer=consumer.id, message=held.message, new=new):
+        return False
     consumer.held[tag] = Held(held.name, new)
     return True
 

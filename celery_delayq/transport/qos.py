@@ -36,6 +36,10 @@ class FetchingQoS(virtual.QoS):
             self.channel.ack(delivery_tag)
         super().ack(delivery_tag)
 
+    def forget(self, delivery_tag: str) -> None:
+        """Take note that a message is not delivered after all."""
+        super().ack(delivery_tag)
+
     def restore_unacked(self) -> list[Any]:
         """Put back all messages that are not being worked on, in their old order, to the front of their queues."""
         self._flush()

@@ -38,7 +38,7 @@ def test_list_shows_the_messages_of_all_priorities(
     command: Command, killer: dict[str, str], broker_client: redis.Redis
 ) -> None:
     garbage = set_aside(broker_client, QUEUE, b"\xff")
-    common = {"reason": "delivery-limit", "deliveries": 3, "at": "2023-11-14T22:13:20+00:00"}
+    common = {"reason": "delivery-limit", "error": None, "deliveries": 3, "at": "2023-11-14T22:13:20+00:00"}
     assert command("dead", "list", "--json").json() == [
         {"id": garbage, "list": QUEUE, "task": None, "task_id": None, **common},
         {"list": URGENT, "task": "note", **killer, **common},
@@ -54,7 +54,7 @@ def test_list_shows_a_table(command: Command, killer: dict[str, str]) -> None:
 def test_show_has_the_message(command: Command, killer: dict[str, str], broker_client: redis.Redis) -> None:
     (shown,) = command("dead", "show", QUEUE, killer["id"], "--json", "--body").json()
     assert shown.keys() == {
-        *("id", "list", "task", "task_id", "reason", "deliveries", "at", "headers", "body", "size"),
+        *("id", "list", "task", "task_id", "reason", "error", "deliveries", "at", "headers", "body", "size"),
     }
     assert command("dead", "show", QUEUE, killer["id"], "--json").json()[0].keys() == shown.keys() - {"body"}
     assert shown["headers"][DELIVERY_COUNT] == 2
@@ -64,6 +64,21 @@ def test_show_has_the_message(command: Command, killer: dict[str, str], broker_c
     (shown,) = command("dead", "show", QUEUE, garbage, "--json").json()
     assert (shown["message_base64"], shown["size"]) == ("/wA=", 2)
     failed(command("dead", "show", QUEUE, "nobody"), "no dead message of 'celery' has the id nobody")
+
+
+def test_an_invalid_task_is_shown_whatever_its_headers_are(command: Command, broker_client: redis.Redis) -> None:
+    letters = DeadLetters(broker_client, QUEUE)
+    headers: dict[str, object]
+    for number, headers in enumerate(({"task": {}, "id": []}, {"task": 5, "id": None, "eta": {}}, {})):
+        message = json.dumps({"headers": headers, "properties": {}, "body": number}).encode()
+        raw = dead_letters.pack(message, reason=dead_letters.INVALID_TASK, at_ms=number, error="its id is not a text")
+        broker_client.rpush(letters.keys.dead, raw)
+        row = command("dead", "list", "--json").json()[number]
+        assert (row["reason"], row["error"]) == ("invalid-task", "its id is not a text")
+        assert (row["task"], row["task_id"]) == (headers.get("task"), headers.get("id"))
+        assert "its id is not a text" in command("dead", "show", QUEUE, row["id"]).stdout
+    assert "invalid-task" in command("dead", "list").stdout
+    assert len(command("dead", "requeue", QUEUE, "--all", "--json").json()) == 3
 
 
 def test_an_entry_that_was_none_is_listed_and_not_requeued(

@@ -29,7 +29,7 @@ def test_the_punctual_worker_is_killed_while_tasks_become_due(
         broker.client() as client,
         Worker("-Q", "other", broker=broker_url, ledger=ledger.url) as victim,
     ):
-        app.tasks["note"].apply_async(countdown=0.1, task_id="first")
+        app.tasks["note"].apply_async(countdown=2, task_id="first")
         wait_until(lambda: f":{victim.pid}:" in punctual(client), "it is the punctual one")
         with Worker(broker=broker_url, ledger=ledger.url) as survivor:
             start = time.time()

@@ -102,8 +102,8 @@ def test_an_upgrade_with_entries_pending_loses_nothing(
 ) -> None:
     """The new version transfers from its start, and stops at each old entry that is due until Python moved it."""
     old = start_redisson(OLD)
-    old.offer("jobs", *values("old"), delay_ms=10_000)
-    due_ms = now_ms(jobs.client) + 10_000
+    old.offer("jobs", *values("old"), delay_ms=25_000)
+    due_ms = now_ms(jobs.client) + 25_000
     jobs.register()
     old.kill()
     new = start_redisson(NEWEST)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from celery_delayq import dead_letters
 from celery_delayq.dead_letters import (
     DELIVERY_LIMIT,
+    INVALID_TASK,
     NOT_A_MESSAGE,
     NOT_AN_ENTRY,
     DeadLetter,
@@ -54,6 +55,14 @@ class TestPacking:
         raw = b'{"reason": "delivery-limit", "at_ms": 5, "deliveries": 20}\nmessage\nof two lines'
         assert pack(b"message\nof two lines", reason=DELIVERY_LIMIT, at_ms=5, deliveries=20) == raw
 
+    def test_may_say_what_is_wrong(self) -> None:
+        raw = pack(b"message", reason=INVALID_TASK, at_ms=5, error="its id is not a text")
+        assert (
+            raw
+            == b'{"reason": "invalid-task", "at_ms": 5, "deliveries": null, "error": "its id is not a text"}\nmessage'
+        )
+        assert unpack(raw).error == "its id is not a text"
+
     @pytest.mark.parametrize(
         "raw",
         [
@@ -67,6 +76,10 @@ class TestPacking:
             b"null\nmessage",
             b'{"reason": "delivery-limit"}\nmessage',
             b'{"reason": "delivery-limit", "at_ms": 5, "deliveries": 20}',
+            b'{"reason": {}, "at_ms": 5, "deliveries": 20}\nmessage',
+            b'{"reason": "delivery-limit", "at_ms": "x", "deliveries": 20}\nmessage',
+            b'{"reason": "delivery-limit", "at_ms": 5, "deliveries": []}\nmessage',
+            b'{"reason": "invalid-task", "at_ms": 5, "deliveries": null, "error": 5}\nmessage',
             b"\xff\xfe\nmessage",
             b"[" * 100_000 + b"\n",
         ],

@@ -29,7 +29,7 @@ LAYERS = [
     {"settings", "server"},
     {"transport", "verdicts", "results"},
     {"config", "inspector", "task_message", "handover"},
-    {"failures", "revocation", "series"},
+    {"failures", "invalid_task", "revocation", "series"},
     {"bulk"},
     {"control", "schedule"},
     {"beat"},

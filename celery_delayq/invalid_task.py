@@ -1,0 +1,144 @@
+"""What is wrong with a message that Celery's worker cannot take.
+
+Celery checks little of a message. A header of a wrong type raises in the worker's main loop, and the worker ends. Its
+message is put back, and ends the next worker. These functions tell whether the message is to blame. They look at
+nothing but the message. So an error of the worker (a broken extension, a closed pool, a backend that is away) is never
+blamed on a message that is as it should be.
+
+They may also name what Celery handles by itself, an eta that is not a time for example. They are not asked then.
+
+Source: Celery 5.6 and 5.7, `celery.worker.strategy`, `celery.worker.request.Request`, `celery.app.trace`; the structure
+of messages is in its manual, "Message Protocol".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from celery_delayq.task_message import payload_of
+
+#: A check, and what it wants.
+_Check = tuple[Callable[[Any], bool], str]
+
+#: Longest time limit in seconds: more than that, and the event loop cannot wait for it.
+_LONGEST_S = 1e9
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_time_limit(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and math.isfinite(value) and abs(value) <= _LONGEST_S)
+
+
+def _are_time_limits(value: Any) -> bool:
+    if not value or value == [None, None]:
+        return True
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_time_limit, value))
+
+
+def _are_names(value: Any) -> bool:
+    return not value or (isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value))
+
+
+def _is_mapping(value: Any) -> bool:
+    return not value or isinstance(value, dict)
+
+
+def _are_signatures(value: Any) -> bool:
+    return not value or (isinstance(value, (list, tuple)) and all(isinstance(one, dict) for one in value))
+
+
+def _is_text_or_nothing(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+#: What Celery looks at when a process of the pool is free, which may be long after it has received the message.
+_LATE: Mapping[str, _Check] = {
+    "timelimit": (_are_time_limits, "two numbers"),
+    "stamped_headers": (_are_names, "a list of texts"),
+    "stamps": (_is_mapping, "a mapping"),
+    "shadow": (_is_text_or_nothing, "a text"),
+}
+
+_FIELDS: Mapping[str, _Check] = {
+    "task": (_is_text, "a text"),
+    "id": (_is_text, "a text"),
+    "eta": (lambda value: value is None or bool(value), "a time"),
+    "expires": (lambda value: value is None or bool(value), "a time"),
+    **_LATE,
+}
+
+_EMBEDDED: Mapping[str, _Check] = {
+    "callbacks": (_are_signatures, "a list of signatures"),
+    "errbacks": (_are_signatures, "a list of signatures"),
+    "chain": (_are_signatures, "a list of signatures"),
+    "chord": (_is_mapping, "a signature"),
+}
+
+
+def defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | None:
+    """Return what is wrong with a message; None if a worker can take it. To be called after it has raised.
+
+    Args:
+        message: as kombu stores it, its body as it is.
+        accept: content types that the worker decodes.
+    """
+    headers = message.get("headers") or {}
+    if not isinstance(headers, dict):
+        return f"its headers are not a mapping but {headers!r:.100}"
+    if not _is_mapping(message["properties"].get("delivery_info")):
+        return f"its delivery_info is not a mapping but {message['properties']['delivery_info']!r:.100}"
+    if "task" in headers and (defect := _wrong(headers, _FIELDS)):
+        return defect
+    for name in ("content-type", "content-encoding"):
+        if not _is_text(message.get(name)):
+            return f"its {name} is not a text but {message.get(name)!r:.100}"
+    try:
+        payload = payload_of(message, accept)
+    except Exception as exc:
+        return f"its body cannot be decoded: {type(exc).__name__}: {exc}"
+    if isinstance(payload, dict) and ("args" in payload or "task" not in headers):  # protocol 1, or half of it
+        fields = {**payload, **headers}
+        return _wrong(fields, {**_FIELDS, **_EMBEDDED}) or _wrong_arguments(fields.get("args"), fields.get("kwargs"))
+    if not isinstance(payload, (list, tuple)) or len(payload) != 3:
+        return "its body does not consist of args, kwargs and embed"
+    args, kwargs, embed = payload
+    if not _is_mapping(embed):
+        return f"the embed of its body is not a mapping but {embed!r:.100}"
+    return _wrong(embed or {}, _EMBEDDED) or _wrong_arguments(args, kwargs)
+
+
+def late_defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | None:
+    """Return what is wrong with a message and would not be found out before a process is free, or even begins it.
+
+    To be called for every message. Those of protocol 2, which Celery sends, are not decoded for it.
+    """
+    fields = message.get("headers")
+    if not isinstance(fields, dict) or "task" not in fields:
+        try:
+            fields = payload_of(message, accept)
+        except Exception:  # Celery says so
+            return None
+        if not isinstance(fields, dict):
+            return None
+    return _wrong(fields, _LATE)
+
+
+def _wrong(fields: Mapping[str, Any], checks: Mapping[str, _Check]) -> str | None:
+    for name, (is_right, wanted) in checks.items():
+        value = fields.get(name)
+        if not is_right(value):
+            return f"its {name} is not {wanted} but {value!r:.100}"
+    return None
+
+
+def _wrong_arguments(args: Any, kwargs: Any) -> str | None:
+    if not isinstance(args, (list, tuple, type(None))):
+        return f"its args are not a list but {args!r:.100}"
+    if not isinstance(kwargs, (dict, type(None))):
+        return f"its kwargs are not a mapping but {kwargs!r:.100}"
+    return None

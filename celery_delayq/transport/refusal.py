@@ -1,0 +1,102 @@
+"""Refusal: messages that no consumer can take become dead letters, and the consumer goes on.
+
+A message that raises in the callback of its consumer would end a worker, be put back, and end the next worker.
+`Transport.defect_of` tells whether the message is to blame. All other errors are raised as ever.
+"""
+
+from __future__ import annotations
+
+import time
+from logging import getLogger
+from typing import Any
+
+from celery_delayq import dead_letters
+from celery_delayq.connections import CONNECTION_ERRORS
+from celery_delayq.consumer import Consumer
+from celery_delayq.transport import redelivery
+
+logger = getLogger(__name__)
+
+
+class Refusal:
+    """Sets messages of one channel aside. It belongs to the thread that consumes.
+
+    Args:
+        channel: a `DelayedChannel`.
+
+    Every method raises `redis.RedisError` when the server is away or refuses.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+
+    def of_no_message(self, consumer: Consumer, tag: str) -> None:
+        """Set aside what is no message of kombu's."""
+        held = consumer.held[tag]
+        logger.error("Set aside what is no message in %r, in the list %r", held.name, _dead_list(consumer, held.name))
+        consumer.set_aside(tag, redelivery.not_a_message(held.message))
+
+    def before(self, consumer: Consumer, tag: str, payload: dict[str, Any]) -> bool:
+        """Set a message aside that has a defect which would show too late; returns whether it has one."""
+        defect = self._channel.connection.late_defect_of(payload)
+        if defect is None:
+            return False
+        self._of_invalid_task(consumer, tag, payload, defect)
+        return True
+
+    def after(self, consumer: Consumer, tag: str, raw: bytes, exc: Exception) -> bool:
+        """Set a message aside whose delivery has raised, if that is the message's fault; returns whether it is.
+
+        What was acknowledged is not set aside.
+        """
+        payload = redelivery.decode(raw)
+        if payload is None or isinstance(exc, (*CONNECTION_ERRORS, MemoryError)):
+            return False
+        payload["properties"]["delivery_tag"] = tag
+        if self.to_message(payload) is None:
+            self.of_no_message(consumer, tag)
+            return True
+        connection = self._channel.connection
+        defect = connection.defect_of(payload)
+        if defect is None:
+            return False
+        error = f"{defect} ({type(exc).__name__}: {exc})"
+        if connection.forget(tag):
+            self._of_invalid_task(consumer, tag, payload, error)
+            self._channel.qos.forget(tag)
+        else:
+            logger.error("Task %r[%r] has raised an error outside of its code: %s", *_names(payload), error)
+        return True
+
+    def to_message(self, payload: dict[str, Any]) -> Any:
+        """Return kombu's message, or None if its body is not encoded as it says."""
+        try:
+            return self._channel.Message(payload, channel=self._channel)
+        except Exception:
+            return None
+
+    def _of_invalid_task(self, consumer: Consumer, tag: str, payload: dict[str, Any], error: str) -> None:
+        consumer.read_answers()  # it may have been rejected
+        held = consumer.held.get(tag)
+        if held is None:
+            logger.error("No worker can take task %r[%r], which was dropped: %s", *_names(payload), error)
+            return
+        logger.error(
+            "Set aside task %r[%r], which no worker can take, in the list %r: %s",
+            *_names(payload),
+            _dead_list(consumer, held.name),
+            error,
+        )
+        now_ms = int(time.time() * 1000)
+        message = redelivery.not_alone(held.message)
+        consumer.set_aside(tag, dead_letters.pack(message, reason=dead_letters.INVALID_TASK, at_ms=now_ms, error=error))
+
+
+def _names(payload: dict[str, Any]) -> tuple[object, object]:
+    """Return what a message says to be its task and its id."""
+    headers = payload.get("headers")
+    return (headers.get("task"), headers.get("id")) if isinstance(headers, dict) else (None, None)
+
+
+def _dead_list(consumer: Consumer, name: str) -> str:
+    return consumer.joined[name].dead

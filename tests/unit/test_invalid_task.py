@@ -1,0 +1,123 @@
+"""What a worker can take has no defect, what it cannot has one, and nothing makes the search for it fail."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group, signature
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu.utils.json import dumps, loads
+
+from celery_delayq.invalid_task import defect_of, late_defect_of
+from tests.integration import hostile
+
+ACCEPT = {"application/json", "application/x-python-serialize"}
+
+
+@pytest.fixture(scope="module")
+def app() -> Celery:
+    return Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+
+
+def message(app: Celery, sig: Any = None, **options: Any) -> dict[str, Any]:
+    """A message as Celery sends it."""
+    (note(app, 1) if sig is None else sig).apply_async(**options)
+    with app.connection_for_read() as connection:
+        sent = connection.default_channel._get("celery")
+        connection.default_channel._purge("celery")
+    found: dict[str, Any] = loads(dumps(sent))
+    return found
+
+
+def note(app: Celery, *args: Any) -> Any:
+    return signature("note", args=args, app=app)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"countdown": 10},
+        {"eta": datetime(2040, 1, 1, tzinfo=timezone.utc), "expires": 5},
+        {"time_limit": 10, "soft_time_limit": 0.5},
+        {"time_limit": 10},
+        {"serializer": "pickle"},
+        {"compression": "zlib"},
+        {"priority": 9, "shadow": "another name", "argsrepr": "...", "ignore_result": True},
+        {"link": [signature("a")], "link_error": [signature("b"), signature("c")]},
+        {"stamped_headers": ["customer"], "customer": 5},
+        {"headers": {"anything": [1, {}]}, "reply_to": "me", "retries": 3},
+        {"group_id": "g", "chord": signature("c"), "root_id": "r", "parent_id": "p", "group_index": 0},
+    ],
+    ids=str,
+)
+def test_what_celery_sends_has_no_defect(app: Celery, options: dict[str, Any]) -> None:
+    sent = message(app, **options)
+    assert defect_of(sent, ACCEPT) is None
+    assert late_defect_of(sent, ACCEPT) is None
+
+
+def test_nor_has_what_its_canvas_sends(app: Celery) -> None:
+    for sig in (chain(note(app), note(app), group(note(app), note(app))), chord([note(app)], note(app))):
+        sent = message(app, sig)
+        assert defect_of(sent, ACCEPT) is None
+        assert late_defect_of(sent, ACCEPT) is None
+
+
+def test_nor_has_one_of_protocol_1(app: Celery) -> None:
+    app.conf.task_protocol = 1
+    app.amqp.__dict__.pop("create_task_message", None)
+    try:
+        sent = message(app, time_limit=5)
+    finally:
+        app.conf.task_protocol = 2
+        app.amqp.__dict__.pop("create_task_message", None)
+    assert "task" not in sent["headers"]
+    assert defect_of(sent, ACCEPT) is None
+    assert late_defect_of(sent, ACCEPT) is None
+
+
+@pytest.mark.parametrize(("path", "value"), hostile.DEADLY.values(), ids=hostile.DEADLY)
+def test_what_ends_a_worker_has_a_defect(app: Celery, path: tuple[str, ...], value: Any) -> None:
+    assert defect_of(hostile.changed(message(app), path, value), ACCEPT) is not None
+
+
+@pytest.mark.parametrize(
+    ("limits", "is_right"),
+    [
+        *((None, True), ([], True), ([None, None], True), ([5, None], True), ([0.5, 10], True), ((1, 2), True)),
+        *((5, False), ("x", False), ([1], False), ([1, 2, 3], False), (["a", 1], False), ({"a": 1, "b": 2}, False)),
+        *(([1e308, None], False), ([float("nan"), 1], False), ([None, float("inf")], False), ([True, 1], False)),
+    ],
+)
+def test_time_limits(app: Celery, limits: Any, is_right: bool) -> None:
+    sent = hostile.changed(message(app), ("headers", "timelimit"), limits)
+    for defect in (defect_of(sent, ACCEPT), late_defect_of(sent, ACCEPT)):
+        assert defect == (None if is_right else f"its timelimit is not two numbers but {limits!r}")
+
+
+def test_a_body_is_decoded_only_if_it_is_accepted(app: Celery) -> None:
+    defect = defect_of(message(app, serializer="pickle"), {"application/json"})
+    assert defect is not None
+    assert "ContentDisallowed" in defect
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@given(headers=JSON, body=JSON, kind=JSON, properties=st.dictionaries(st.text(max_size=5), JSON, max_size=3))
+def test_nothing_makes_it_raise(headers: Any, body: Any, kind: Any, properties: dict[str, Any]) -> None:
+    for sent in (
+        {"headers": headers, "body": body, "properties": properties, "content-type": kind},
+        {"headers": {"task": headers, "id": body, "timelimit": kind}, "body": body, "properties": {}},
+        {"body": dumps(body), "content-type": "application/json", "content-encoding": "utf-8", "properties": {}},
+    ):
+        late_defect_of(sent, ACCEPT)
+        defect_of(sent, ACCEPT)
