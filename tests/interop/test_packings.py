@@ -33,7 +33,7 @@ def failed_scripts(client: redis.Redis) -> int:
 
 def delivered_once(jobs: DelayedQueue, expected: list[bytes]) -> None:
     """Wait until nothing is pending; each of the values is in the list, once."""
-    wait_until(lambda: jobs.size() == 0, "all is transferred", 20)
+    wait_until(lambda: jobs.size() == 0, "all is transferred", 60)
     assert Counter(jobs.client.lrange(jobs.name, 0, -1)) == Counter(expected)
 
 
