@@ -15,8 +15,11 @@ TASKS = 300
 
 
 def take_back_when_due(app: Celery, take_back: Callable[[str], object], latest_s: float = 0.03) -> dict[str, float]:
-    """Call `take_back` for each of many tasks some ms before or after its due time; return these, by task id, in ms."""
-    start = time.time() + 2  # until all are published
+    """Call `take_back` for many tasks, some ms before or after their due times; return these of all tasks, by id, in ms.
+
+    On a busy machine it comes too late for some of them. Those are left alone, else it would be too late for all.
+    """
+    start = time.time() + 6  # until all are published
     when: dict[str, float] = {}
     due_ms: dict[str, float] = {}
     for number in range(TASKS):
@@ -26,5 +29,6 @@ def take_back_when_due(app: Celery, take_back: Callable[[str], object], latest_s
         due_ms[task_id] = due * 1000
     for task_id in sorted(when, key=when.__getitem__):
         time.sleep(max(0, when[task_id] - time.time()))  # what the test is about
-        take_back(task_id)
+        if time.time() * 1000 < due_ms[task_id] + latest_s * 1000 + 20:
+            take_back(task_id)
     return due_ms
