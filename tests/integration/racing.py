@@ -15,7 +15,7 @@ TASKS = 300
 
 
 def take_back_when_due(app: Celery, take_back: Callable[[str], object], latest_s: float = 0.03) -> dict[str, float]:
-    """Call `take_back` for many tasks, some ms before or after their due times; return these of all tasks, by id, in ms.
+    """Call `take_back` for many tasks, some ms before or after they are due; return all due times, by task id, in ms.
 
     On a busy machine it comes too late for some of them. Those are left alone, else it would be too late for all.
     """
