@@ -39,6 +39,7 @@ class Plan(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         self.enabled = is_ours(consumer.app)
         self.loop: PlannerLoop | None = None
+        self._was_started = False
         super().__init__(consumer, **kwargs)
 
     def include_if(self, consumer: Any) -> bool:
@@ -55,7 +56,8 @@ class Plan(bootsteps.StartStopStep):
                 consumer.connection.as_uri(),
             )
             return
-        self.loop = planner_loop(consumer.app)
+        self.loop = planner_loop(consumer.app, is_back=self._was_started)
+        self._was_started = True
         self.loop.start()
         transport.may_transfer = partial(self.loop.wait_until_planned, 0.0)
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import celery
-from celery import signals
-from celery.app.amqp import AMQP
-from celery.app.routes import MapRoute, Router
 from celery.canvas import Signature
 from celery.result import AsyncResult
 
+from celery_delayq.onlookers import nobody_is_asked, nobody_listens
 from celery_delayq.transport.producer import Producer
 
 #: Options of a single task, and options that mean the same for each task that has them. Each other one says more of a
@@ -31,10 +26,6 @@ _HEADERS = ("id", "eta", "argsrepr", "kwargsrepr")
 
 #: What a route says in place of arguments: it may be what they are, by chance.
 _TEXTS = frozenset({"argsrepr", "kwargsrepr"})
-
-_SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
-
-_CELERY = str(Path(celery.__file__).parent)
 
 
 class Series:
@@ -65,7 +56,7 @@ class Series:
         overriding or wrapping a method of Celery; and where the message that the series would have made of this task
         is not the one that was published, whatever the reason.
         """
-        if not (_is_heard_by_nobody() and _may_have_followers(signature)):
+        if not (nobody_listens() and _may_have_followers(signature)):
             return None
         published: dict[str, Any] = producer.published
         headers: dict[str, Any] = published.get("headers", {})
@@ -81,7 +72,7 @@ class Series:
             type(signature) is Signature
             and _task(signature) is self._task
             and _are_same(_shared(signature), self._options)
-            and _is_heard_by_nobody()
+            and nobody_listens()
         )
 
     def send(self, signature: Signature, task_id: str, with_result: bool = True) -> AsyncResult | None:
@@ -167,37 +158,9 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (str, int, float))
 
 
-def _is_heard_by_nobody() -> bool:
-    return not any(signal.receivers for signal in _SIGNALS)
-
-
 def _may_have_followers(signature: Signature) -> bool:
     """Whether Celery asks nobody who could want to see each task."""
     task = _task(signature)
     if task is None or type(signature) is not Signature or not _OF_ALL.issuperset(_shared(signature)):
         return False
-    app, amqp = task.app, task.app.amqp
-    asked = (
-        *(signature.apply_async, task.apply_async, task.shadow_name, task._get_exec_options, app.send_task),
-        *(amqp.router.route, amqp.create_task_message, amqp.send_task_message),
-    )
-    return (
-        type(amqp) is AMQP
-        and type(amqp.router) is Router
-        and all(type(route) is MapRoute for route in amqp.router.routes)
-        and all(map(_is_celerys, asked))
-        and not getattr(task, "_dump_pydantic_arguments", None)
-        and not app.conf.task_send_sent_event
-        and not app.conf.task_always_eager
-    )
-
-
-def _is_celerys(function: Any) -> bool:
-    """Whether a function or method is Celery's own: neither overridden nor wrapped."""
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return code is not None and not hasattr(function, "__wrapped__") and _is_in_celery(code.co_filename)
-
-
-@cache
-def _is_in_celery(filename: str) -> bool:
-    return Path(filename).is_relative_to(_CELERY)
+    return nobody_is_asked(task.app, task, signature.apply_async)

@@ -1,24 +1,36 @@
 --[[
-record: write the definition of a periodic entry, if it is still as the caller saw it, and tell all planners.
+record: write definitions of periodic entries, each if it is still as the caller saw it, and tell all planners.
+
+Guarantee: an entry whose record is another one stays as it is; the others are written, all of them or none.
 
 KEYS[1] definitions  HASH, entry -> its record, opaque; '' -> how many changes there were
-ARGV[1] entry        its name
-ARGV[2] seen         its record as the caller saw it, '' if it had none
-ARGV[3] record       the new one, '' to remove it
-ARGV[4] channel      on which planners listen, "<number of the change>:<entry>"
+ARGV[1] channel      on which planners listen, "<number of the first change>:<JSON list of the entries>"
+ARGV[2..] entry, its record as the caller saw it ('' if it had none), and the new one ('' to remove it), in turns
 
-Returns {done, changes}: 1, or 0 if the record is another one; how many changes there were.
+Returns for each entry the number of the change, 0 if the record is another one.
+
+Limits: at most 100 entries a call.
 ]]
-local definitions, entry, seen, record, channel = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local definitions, channel = KEYS[1], ARGV[1]
 
-if (redis.call('HGET', definitions, entry) or '') ~= seen then
-    return {0, tonumber(redis.call('HGET', definitions, '') or 0)}
+local numbers, changed = {}, {}
+local changes = tonumber(redis.call('HGET', definitions, '') or 0)
+for at = 2, #ARGV, 3 do
+    local entry, seen, record = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+    local number = 0
+    if (redis.call('HGET', definitions, entry) or '') == seen then
+        if record == '' then
+            redis.call('HDEL', definitions, entry)
+        else
+            redis.call('HSET', definitions, entry, record)
+        end
+        changed[#changed + 1] = entry
+        number = changes + #changed
+    end
+    numbers[#numbers + 1] = number
 end
-if record == '' then
-    redis.call('HDEL', definitions, entry)
-else
-    redis.call('HSET', definitions, entry, record)
+if #changed > 0 then
+    redis.call('HINCRBY', definitions, '', #changed)
+    redis.pcall('PUBLISH', channel, string.format('%.0f:', changes + 1) .. cjson.encode(changed))
 end
-local changes = redis.call('HINCRBY', definitions, '', 1)
-redis.pcall('PUBLISH', channel, string.format('%.0f:', changes) .. entry)
-return {1, changes}
+return numbers

@@ -9,7 +9,10 @@ entry        the definition of an entry
 configured   the entries in the configuration of an app
 moves        where an entry goes from where it is
 message      the message of an occurrence, built by Celery and caught
-roster       what a planner knows, and how it learns of changes
+mould        messages that are made after the model of one that Celery built
+attendance   since when planners are there, and whose configuration counts
+known        what a planner knows about an entry
+roster       all that a planner knows, and how it learns of changes
 planner      keeps the next occurrence of every entry planned
 loop         the thread in which a planner runs
 service      a planner loop for an app

@@ -85,7 +85,7 @@ class Schedule:
         name = definition.name
         with self._store() as store:
             record = Record(definition.fingerprint, store.now_ms(), _data_of(definition))
-            if not store.write_record(name, b"", record)[0]:
+            if not store.write_record(name, b"", record):
                 raise EntryExists(f"there is a periodic task {name!r} already: update() changes it")
             return self._show(store, name, record)
 
@@ -142,7 +142,7 @@ class Schedule:
                     raw, queues = record.raw, record.queues
                 except InvalidSchedule:  # it may have been anywhere
                     raw, queues = store.record(name), sorted(store.queues())
-                if store.write_record(name, raw, None)[0]:
+                if store.write_record(name, raw, None):
                     break
             store.forget_all(name, queues)
             store.set_error(name, None)
@@ -208,8 +208,11 @@ class Schedule:
         """Yield all entries by name, those with errors as well."""
         with self._store() as store:
             errors = store.errors()
-            records = store.records()[0]
-            states = {queue: store.states(queue) for queue in store.queues()}
+            records = store.records()
+            states = {
+                queue: {name: seen for page in store.states(queue) for name, seen in page.items()}
+                for queue in store.queues()
+            }
         for name in sorted(records.keys() | errors.keys()):
             if name not in records:
                 yield PeriodicTask(name, "", None, error=errors[name])
@@ -271,7 +274,7 @@ class Schedule:
             while True:
                 record = self._record(store, name, only_added=only_added)
                 changed = change(record)
-                if changed == record or store.write_record(name, record.raw, changed)[0]:
+                if changed == record or store.write_record(name, record.raw, changed):
                     return self._show(store, name, changed)
 
     def _definition(self, name: str, record: Record) -> Definition:

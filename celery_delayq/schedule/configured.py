@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from celery.schedules import crontab
@@ -40,6 +41,15 @@ def configured(app: Any) -> Configured:
 
     Raises:
         ConfigurationError: `beat_schedule` is no dict.
+    """
+    return reader(app)()
+
+
+def reader(app: Any) -> Callable[[], Configured]:
+    """Return what does the same later, and takes long if there are many entries.
+
+    Raises:
+        ConfigurationError: `beat_schedule` is no dict.
 
     Source: Celery 5.7 `celery.beat.Scheduler.setup_schedule`, `install_default_entries`.
     """
@@ -55,7 +65,10 @@ def configured(app: Any) -> Configured:
             "options": {"expires": 12 * 3600},
         }
         given.setdefault(CLEANUP, cleanup)
-    routing = _routing(app)
+    return partial(_read, app, given, _routing(app))
+
+
+def _read(app: Any, given: Mapping[str, Any], routing: str) -> Configured:
     entries: dict[str, Definition] = {}
     fingerprints: dict[str, str] = {}
     errors: dict[str, str] = {}

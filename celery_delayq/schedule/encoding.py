@@ -14,8 +14,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule, solar
 
@@ -29,17 +30,24 @@ def encode(given: BaseSchedule) -> dict[str, Any] | None:
         data: dict[str, Any] = {"every": given.run_every.total_seconds()}
         return {**data, "relative": True} if given.relative else data
     if type(given) is crontab:
-        fields = (
-            given._orig_minute,
-            given._orig_hour,
-            given._orig_day_of_month,
-            given._orig_month_of_year,
-            given._orig_day_of_week,
-        )
-        return {"crontab": " ".join(map(_field, fields))}
+        written = _written(given)
+        return {"crontab": _line(written) if all(type(field) is str for field in written) else _any_line(written)}
     if type(given) is solar:
         return {"solar": given.event, "lat": given.lat, "lon": given.lon}
     return None
+
+
+def _written(given: crontab) -> tuple[Any, ...]:
+    """Return the five fields of a crontab as they were written."""
+    dates = (given._orig_day_of_month, given._orig_month_of_year, given._orig_day_of_week)
+    return given._orig_minute, given._orig_hour, *dates
+
+
+def _any_line(written: Iterable[Any]) -> str:
+    return " ".join(map(_field, written))
+
+
+_line = lru_cache(maxsize=10_000)(_any_line)
 
 
 def _field(given: Any) -> str:
@@ -69,7 +77,26 @@ def decode(given: Any, app: Any) -> BaseSchedule:
             f"an interval must be more than 0 and at most {LONGEST_S:,} seconds, "
             f"not {found.run_every.total_seconds():g}"
         )
-    return found
+    return _shared(found) if type(found) is crontab else found
+
+
+#: Crontabs by what they say: there may be very many that say the same, and each has sets of up to 60 numbers.
+_crontabs: WeakValueDictionary[tuple[Any, ...], crontab] = WeakValueDictionary()
+
+
+def _shared(given: crontab) -> crontab:
+    """Return a crontab that says the same, one for all."""
+    if given.nowfun is not None:
+        return given
+    try:
+        return _crontabs.setdefault(_key_of(given._app, _written(given)), given)
+    except TypeError:  # fields that are lists or sets
+        return given
+
+
+def _key_of(app: Any, fields: Iterable[Any]) -> tuple[Any, ...]:
+    # The app lives as long as the crontab, which refers to it. With their types, since 1 equals True.
+    return (id(app), *((type(field), field) for field in fields))
 
 
 def _decode(given: Any, app: Any) -> BaseSchedule:
@@ -93,7 +120,8 @@ def _decode(given: Any, app: Any) -> BaseSchedule:
                 f"not {len(parts)}: {fields['crontab']!r}"
             )
         minute, hour, day_of_month, month_of_year, day_of_week = parts
-        return crontab(minute, hour, day_of_week, day_of_month, month_of_year, app=app)
+        known = _crontabs.get(_key_of(app, parts))
+        return known or crontab(minute, hour, day_of_week, day_of_month, month_of_year, app=app)
     if fields.keys() == {"solar", "lat", "lon"}:
         return solar(fields["solar"], fields["lat"], fields["lon"], app=app)
     raise InvalidSchedule(f"{given!r} is no schedule: its fields are none of those that are known")
@@ -101,7 +129,10 @@ def _decode(given: Any, app: Any) -> BaseSchedule:
 
 def fingerprint(value: Any) -> str:
     """Return a short text that is the same for equal values, in every process."""
-    text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
+    try:
+        text = _encode(value)
+    except TypeError:  # keys that are no text
+        text = _encode(_plain(value))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
@@ -132,3 +163,6 @@ def _plain(value: Any, depth: int = 0) -> Any:
         }
     )
     return [f"{type(value).__module__}.{type(value).__qualname__}", attributes]
+
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_plain).encode

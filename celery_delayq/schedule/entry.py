@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta, timezone
@@ -154,9 +154,23 @@ def _check_text(name: str, value: Any) -> None:
 
 #: One for all entries that say nothing: there may be very many.
 _AS_ALWAYS = Timing()
+_NOTHING: Mapping[str, Any] = {}
+
+#: Options that entries have, by their text: one for all that have the same.
+_OPTIONS: dict[str, Mapping[str, Any]] = {}
+_MOST_OPTIONS = 1000
 
 
-@dataclass(frozen=True)
+def _shared(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the same options, one for all entries that have them; `Builder` knows them by their identity."""
+    if not options:
+        return _NOTHING
+    if len(_OPTIONS) >= _MOST_OPTIONS or not is_json(options):
+        return options
+    return _OPTIONS.setdefault(repr(options), options)
+
+
+@dataclass(frozen=True, slots=True)
 class Definition:
     """A periodic task.
 
@@ -179,19 +193,23 @@ class Definition:
     options: Mapping[str, Any] = field(default_factory=dict)
     timing: Timing = field(default_factory=Timing)
     routing: str = ""
+    _fingerprint: str = field(default="", init=False, compare=False, repr=False)
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """The same text for equal definitions in every process."""
-        data = {**self._fields(), "schedule": encoding.encode(self.schedule) or self.schedule, "routing": self.routing}
-        return encoding.fingerprint(data)
+        if not self._fingerprint:
+            fields = {**self._fields(), "schedule": encoding.encode(self.schedule) or self.schedule}
+            found = encoding.fingerprint({**fields, "routing": self.routing})
+            object.__setattr__(self, "_fingerprint", found)
+        return self._fingerprint
 
-    @cached_property
+    @property
     def is_asked(self) -> bool:
         """Whether its schedule decides at the time whether it is due."""
         return is_asked(self.schedule)
 
-    @cached_property
+    @property
     def is_lazy(self) -> bool:
         """Whether its message is made when it is due, and not one occurrence ahead."""
         values = (*self.args, *self.kwargs.values())
@@ -200,13 +218,9 @@ class Definition:
     def data(self) -> dict[str, Any] | None:
         """Return the definition in types of JSON, None if it has others."""
         schedule = encoding.encode(self.schedule)
-        if schedule is None:
+        if schedule is None or not all(map(is_json, (self.args, self.kwargs, self.options))):
             return None
-        try:
-            data = {**self._fields(), "schedule": schedule}
-            return data if json.loads(json.dumps(data)) == _with_lists(data) else None
-        except (TypeError, ValueError):
-            return None
+        return {**self._fields(), "schedule": schedule}
 
     def _fields(self) -> dict[str, Any]:
         return {
@@ -214,7 +228,7 @@ class Definition:
             "args": list(self.args),
             "kwargs": dict(self.kwargs),
             "options": dict(self.options),
-            "timing": self.timing.data(),
+            "timing": {} if self.timing is _AS_ALWAYS else self.timing.data(),
         }
 
     @classmethod
@@ -252,11 +266,24 @@ class Definition:
             every_s = schedule.total_seconds() if isinstance(schedule, timedelta) else schedule
             schedule = {"every": every_s, "relative": True}
         decoded = encoding.decode(schedule, app)
-        return cls(name, task, decoded, tuple(args), dict(kwargs), options, Timing.of(timing), routing)
+        return cls(
+            name, task, decoded, tuple(args), dict(kwargs) or _NOTHING, _shared(options), Timing.of(timing), routing
+        )
 
 
-def _with_lists(value: Any) -> Any:
-    """Return a value as JSON would give it back, if it has no other types."""
-    if isinstance(value, Mapping):
-        return {key: _with_lists(one) for key, one in value.items()}
-    return [_with_lists(one) for one in value] if isinstance(value, (list, tuple)) else value
+def is_json(value: Any) -> bool:
+    """Return whether JSON would give a value back as it is, but for tuples, which become lists."""
+    try:
+        return _is_json(value)
+    except RecursionError:
+        return False
+
+
+def _is_json(value: Any) -> bool:
+    if value is None or isinstance(value, (str, int)):
+        return True
+    if isinstance(value, float):
+        return not math.isnan(value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(one) for key, one in value.items())
+    return isinstance(value, (list, tuple)) and all(map(_is_json, value))

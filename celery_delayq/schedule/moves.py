@@ -3,6 +3,9 @@
 An occurrence is sent one occurrence ahead: its message waits in the delayed queue, and the entry stays there until its
 time has come; then it moves on to the next. A lazy entry moves on in the same way, but its message is made and sent
 when its time has come.
+
+An occurrence is missed if nobody could have planned it, since no planner was there at its time. One that a planner
+reaches late is sent late.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from celery_delayq.settings import ScheduleSettings
 #: An occurrence counts as missed only if its time was so long ago when a planner came; until then it is merely late.
 TOLERATED_MS = 2000
 
+#: What planners reach later than that counts as missed, too: so they do not lag behind for ever.
+LATEST_MS = 3_600_000
+
 #: With the policy `skip` and no maximal lateness of its own, a run later than that is dropped, in seconds.
 SKIPPED_AFTER_S = 60.0
 
@@ -25,7 +31,7 @@ SKIPPED_AFTER_S = 60.0
 _LONGEST_ASK_S = 300.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Move:
     """A step of an entry.
 
@@ -82,7 +88,7 @@ class Policy:
         return cls(missed, lateness_s, catch_up)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """What decides where an entry goes.
 
@@ -90,12 +96,14 @@ class Entry:
         definition: what it is.
         policy: what becomes of missed runs.
         since_ms: from when on its times count.
+        fingerprint: of the definition, as it is recorded.
         paused: whether somebody paused it.
     """
 
     definition: Definition
     policy: Policy
     since_ms: int
+    fingerprint: str
     paused: bool = False
 
     @property
@@ -105,7 +113,13 @@ class Entry:
 
 
 def next_move(
-    entry: Entry, state: State | None, now_ms: int, *, still_waits: bool = False, gone: bool = False
+    entry: Entry,
+    state: State | None,
+    now_ms: int,
+    *,
+    attended_ms: int | None = None,
+    still_waits: bool = False,
+    gone: bool = False,
 ) -> Move | None:
     """Return the next step of an entry; None if there is none before its occurrence, or at all.
 
@@ -113,12 +127,14 @@ def next_move(
         entry: what it is.
         state: where it is; None if it was never planned.
         now_ms: the server's time.
+        attended_ms: since when a planner could have planned it at any time; only since now if None.
         still_waits: whether the message of the occurrence that has passed still waits, since nobody transferred it.
         gone: whether its message turned out to be transferred, although its time is yet to come by `now_ms`.
     """
     definition = entry.definition
+    late = Late(now_ms, missed_until(now_ms, attended_ms))
     if state is None:
-        return None if entry.is_idle else _begin(entry, now_ms)
+        return None if entry.is_idle else _begin(entry, late)
     passed = state.at_ms is not None and (state.at_ms <= now_ms or gone)
     if entry.is_idle:
         return _rest(entry, state, passed=passed)
@@ -128,13 +144,32 @@ def next_move(
         if definition.is_asked:
             return _ask(entry, state, now_ms)
         if state.task_id:
-            return _go_on(entry, state, now_ms, still_waits)
-        if definition.is_lazy or state.fingerprint == definition.fingerprint:
-            return _go_on_lazily(entry, state, now_ms)
-        return _send_late(entry, state, now_ms)
-    if state.fingerprint != definition.fingerprint:
+            return _go_on(entry, state, late, still_waits)
+        if definition.is_lazy or state.fingerprint == entry.fingerprint:
+            return _go_on_lazily(entry, state, late)
+        return _send_late(entry, state, late)
+    if state.fingerprint != entry.fingerprint:
         return _begin_again(entry, state, now_ms)
     return None
+
+
+def missed_until(now_ms: int, attended_ms: int | None) -> int:
+    """Return until when occurrences count as missed, unix time in ms; later ones are merely late."""
+    since_ms = now_ms if attended_ms is None else min(attended_ms, now_ms)
+    return max(since_ms - TOLERATED_MS, now_ms - LATEST_MS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """What is late, and what is missed.
+
+    Attributes:
+        now_ms: the server's time.
+        missed_ms: until when occurrences count as missed.
+    """
+
+    now_ms: int
+    missed_ms: int
 
 
 def _to(entry: Entry, at_ms: int | None, **rest: object) -> Move:
@@ -148,14 +183,14 @@ def _to(entry: Entry, at_ms: int | None, **rest: object) -> Move:
     return Move(at_ms, **{"send_ms": send_ms, **rest})  # type: ignore[arg-type]
 
 
-def _begin(entry: Entry, now_ms: int) -> Move:
+def _begin(entry: Entry, late: Late) -> Move:
     definition = entry.definition
     window = definition.timing.window
     if definition.is_asked:
-        return Move(max(now_ms, window.start_ms or 0))
+        return Move(max(late.now_ms, window.start_ms or 0))
     at_ms = occurrences.first(definition.schedule, window, entry.since_ms)
-    if at_ms is not None and at_ms < now_ms - TOLERATED_MS:
-        at_ms = occurrences.following_now(definition.schedule, window, at_ms, now_ms)
+    if at_ms is not None and at_ms <= late.missed_ms:
+        at_ms = occurrences.following_now(definition.schedule, window, at_ms, late.missed_ms)
     return _to(entry, at_ms)
 
 
@@ -202,36 +237,35 @@ def _is_crontab(definition: Definition) -> bool:
     return not hasattr(definition.schedule, "run_every")
 
 
-def _go_on(entry: Entry, state: State, now_ms: int, still_waits: bool) -> Move:
+def _go_on(entry: Entry, state: State, late: Late, still_waits: bool) -> Move:
     """Plan the occurrence that follows one whose message was sent."""
     assert state.at_ms is not None
-    at_ms, made_up = _after(entry, state, now_ms, makes_up=not still_waits)
+    at_ms, made_up = _after(entry, state, late, makes_up=not still_waits)
     return _to(entry, at_ms, last_ms=state.at_ms, runs=state.runs + 1, made_up=made_up, passed=True)
 
 
-def _after(entry: Entry, state: State, now_ms: int, *, makes_up: bool) -> tuple[int | None, int]:
+def _after(entry: Entry, state: State, late: Late, *, makes_up: bool) -> tuple[int | None, int]:
     """Return the occurrence after the present one, by the policy, and how many were made up for in a row."""
     assert state.at_ms is not None
     schedule, window = entry.definition.schedule, entry.definition.timing.window
     at_ms, policy = state.at_ms, entry.policy
     following_ms = occurrences.following(schedule, window, at_ms)
-    recent_ms = now_ms - TOLERATED_MS
-    if following_ms is None or following_ms >= recent_ms:
+    if following_ms is None or following_ms > late.missed_ms:
         return following_ms, 0
     if policy.missed == "all":
         if state.made_up:  # it began with the first of those that are made up for
             return following_ms, state.made_up + 1
         if policy.max_lateness_s:
-            at_ms = max(at_ms, now_ms - math.ceil(policy.max_lateness_s * 1000))
+            at_ms = max(at_ms, late.now_ms - math.ceil(policy.max_lateness_s * 1000))
             at_ms = _occurrence_before(entry, state.at_ms, at_ms)
-        times = occurrences.missed(schedule, window, at_ms, now_ms, policy.catch_up)
+        times = occurrences.missed(schedule, window, at_ms, late.missed_ms, policy.catch_up)
         if times:
             return times[0], 1
     elif policy.missed == "once" and makes_up:
-        times = occurrences.missed(schedule, window, at_ms, now_ms, 1)
+        times = occurrences.missed(schedule, window, at_ms, late.missed_ms, 1)
         if times:
             return times[0], 1
-    return occurrences.following_now(schedule, window, at_ms, recent_ms), 0
+    return occurrences.following_now(schedule, window, at_ms, late.missed_ms), 0
 
 
 def _occurrence_before(entry: Entry, from_ms: int, limit_ms: int) -> int:
@@ -243,17 +277,17 @@ def _occurrence_before(entry: Entry, from_ms: int, limit_ms: int) -> int:
     return from_ms + every * ((limit_ms - from_ms) // every)
 
 
-def _go_on_lazily(entry: Entry, state: State, now_ms: int) -> Move:
+def _go_on_lazily(entry: Entry, state: State, late: Late) -> Move:
     """Send the occurrence whose time has come, and go on to the next."""
     assert state.at_ms is not None
     schedule, window, policy = entry.definition.schedule, entry.definition.timing.window, entry.policy
     send_ms: int | None = state.at_ms
-    following_ms, made_up = _after(entry, state, now_ms, makes_up=False)
+    following_ms, made_up = _after(entry, state, late, makes_up=False)
     if policy.missed == "once":
-        latest = occurrences.missed(schedule, window, state.at_ms, now_ms, 1)
-        if latest and latest[0] < now_ms - TOLERATED_MS:
+        latest = occurrences.missed(schedule, window, state.at_ms, late.missed_ms, 1)
+        if latest:
             send_ms = latest[0]
-    if policy.max_lateness_s and send_ms is not None and now_ms - send_ms > policy.max_lateness_s * 1000:
+    if policy.max_lateness_s and send_ms is not None and late.now_ms - send_ms > policy.max_lateness_s * 1000:
         send_ms = None
     sent = send_ms is not None
     return _to(
@@ -267,15 +301,15 @@ def _go_on_lazily(entry: Entry, state: State, now_ms: int) -> Move:
     )
 
 
-def _send_late(entry: Entry, state: State, now_ms: int) -> Move:
+def _send_late(entry: Entry, state: State, late: Late) -> Move:
     """Plan an occurrence whose time has come without a message: a change took it back, or none was to wait for it.
 
     As if it had been planned ahead, so that the entry goes on as it should.
     """
-    late = _go_on_lazily(entry, state, now_ms)
-    if late.send_ms is None:
-        return _to(entry, late.at_ms, last_ms=state.last_ms, runs=state.runs, made_up=late.made_up)
-    return _to(entry, late.send_ms, last_ms=state.last_ms, runs=state.runs, made_up=state.made_up)
+    sent = _go_on_lazily(entry, state, late)
+    if sent.send_ms is None:
+        return _to(entry, sent.at_ms, last_ms=state.last_ms, runs=state.runs, made_up=sent.made_up)
+    return _to(entry, sent.send_ms, last_ms=state.last_ms, runs=state.runs, made_up=state.made_up)
 
 
 def _ask(entry: Entry, state: State, now_ms: int) -> Move:

@@ -29,8 +29,10 @@ LATEST_MS = (datetime(9000, 1, 1, tzinfo=timezone.utc) - _EPOCH) // _MS
 #: Longest interval and longest delay, in seconds: some 300 years.
 LONGEST_S = 10_000_000_000
 
+_MINUTE_MS, _HOUR_MS = 60_000, 3_600_000
+
 #: Shortest span in which missed occurrences are looked for, in ms; it is doubled until there are enough of them.
-_FIRST_SPAN_MS = 3_600_000
+_FIRST_SPAN_MS = _HOUR_MS
 
 #: Steps after which one gives up to count what was missed.
 _MOST_STEPS = 100_000
@@ -82,8 +84,8 @@ def next_after(given: BaseSchedule, last_ms: int, zone: tzinfo | None = None) ->
 
 def _is_plain(given: BaseSchedule, kind: type) -> bool:
     """Return whether a schedule is of a class, or one that leaves its times as they are."""
-    if not isinstance(given, kind):
-        return False
+    if type(given) is kind or not isinstance(given, kind):
+        return type(given) is kind
     names = ("remaining_estimate", "remaining_delta", "is_due")
     return all(getattr(type(given), name, None) is getattr(kind, name, None) for name in names)
 
@@ -92,6 +94,18 @@ def interval_ms(given: schedule) -> int:
     """Return the interval of a schedule in ms, at least 1."""
     every_ms: int = max(1, round(given.run_every.total_seconds() * 1000))
     return every_ms
+
+
+def usual_interval_ms(given: BaseSchedule) -> int:
+    """Return about how often a schedule has an occurrence, in ms; costs nearly nothing."""
+    if isinstance(given, schedule):
+        return interval_ms(given)
+    if not isinstance(given, crontab):
+        return _HOUR_MS
+    part = (len(given.minute) / 60 * len(given.hour) / 24 * len(given.day_of_week) / 7) * (
+        len(given.day_of_month) / 31 * len(given.month_of_year) / 12
+    )
+    return round(_MINUTE_MS / part)
 
 
 def fields_of(given: crontab) -> Fields:
@@ -177,6 +191,8 @@ def _until_end(at_ms: int | None, window: Window) -> int | None:
 
 def jitter_ms(entry: str, at_ms: int, most_ms: int) -> int:
     """Return by how much an occurrence is put off, 0 to `most_ms`: evenly spread, and the same for all planners."""
+    if not most_ms:
+        return 0
     digest = hashlib.blake2b(f"{entry}\0{at_ms}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
     return math.floor(int.from_bytes(digest, "big") / 2**64 * (most_ms + 1))
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from sys import intern
 from typing import Any
 
 from celery_delayq.schedule.occurrences import LATEST_MS
 from celery_delayq.schedule.scripts import Offer
 
+_dump = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """What an entry is.
 
@@ -32,13 +35,12 @@ class Record:
     queue: str | None = None
     earlier: Sequence[str] = ()
     paused: bool = False
-    #: As stored; empty if it is not.
+    #: As stored; empty if it is not, or not kept.
     raw: bytes = field(default=b"", compare=False)
 
-    def stored(self) -> Record:
-        """Return the record with the bytes as which it is stored."""
-        fields = {name: value for name, value in vars(self).items() if name != "raw"}
-        return replace(self, raw=json.dumps(fields, separators=(",", ":"), sort_keys=True).encode())
+    def dump(self) -> bytes:
+        """Return the record as it is stored."""
+        return _dump({name: getattr(self, name) for name in _FIELDS}).encode()
 
     def to(self, queue: str) -> Record:
         """Return the record of an entry that goes to another queue."""
@@ -74,7 +76,10 @@ class Record:
         return found
 
 
-@dataclass(frozen=True)
+_FIELDS = [one.name for one in fields(Record) if one.name != "raw"]
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """Where an entry is.
 
@@ -100,7 +105,8 @@ class State:
 
     def dump(self) -> bytes:
         """Return the state as it is stored."""
-        return json.dumps(list(vars(self).values()), separators=(",", ":")).encode()
+        placed = (self.fingerprint, self.planner, self.at_ms, self.task_id, self.last_ms)
+        return _dump((*placed, self.runs, self.made_up, self.parked)).encode()
 
     @classmethod
     def parse(cls, raw: bytes) -> State:
@@ -115,12 +121,13 @@ class State:
             raise ValueError(f"no state of a periodic task: {exc}") from exc
         if not (
             _are((found.fingerprint, found.planner, found.task_id), str)
-            and _are_times(value for value in (found.at_ms, found.last_ms) if value is not None)
+            and _are_times([value for value in (found.at_ms, found.last_ms) if value is not None])
             and _are((found.runs, found.made_up), int)
             and isinstance(found.parked, bool)
         ):
             raise ValueError("no state of a periodic task: a field has a wrong type, or is out of range")
-        return found
+        # There may be very many, of few planners.
+        return replace(found, planner=intern(found.planner))
 
 
 #: What JSON and a dataclass raise for bytes that somebody else wrote.
@@ -135,7 +142,7 @@ def _are_times(values: Iterable[object]) -> bool:
     return all(isinstance(value, int) and 0 <= value <= LATEST_MS for value in values)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Seen:
     """The state of an entry in one queue, as it was read.
 
@@ -148,7 +155,7 @@ class Seen:
     forgotten: bytes = b"0"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """One call of `plan.lua`: an entry, where it is, and where it goes to."""
 

@@ -9,53 +9,27 @@ Which definition counts
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from logging import getLogger
+from sys import intern
 from typing import Any
 
 from redis.exceptions import ReadOnlyError, ResponseError
 
-from celery_delayq.clock import ServerClock
 from celery_delayq.errors import DelayqError
+from celery_delayq.schedule.attendance import Attendance
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.known import NEVER_SEEN, Known
 from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.store import ScheduleStore
 
 logger = getLogger(__name__)
 
-#: A configuration whose planners were silent for so long counts no more, in seconds.
-CONFIGURATION_LIFETIME_S = 30.0
-
-
-@dataclass(slots=True)
-class Known:
-    """What a planner knows about an entry.
-
-    Attributes:
-        definition: what it is.
-        record: as stored, but without the definition, of which there may be very many.
-        seen: its state in the queue of the record, as it was read.
-        state: what that says; None if there is none.
-        strays: states of it in other queues.
-        parked: those that were taken out of there, until it is planned in its queue.
-        wake_ms: when to look at it, unix time in ms by the server's clock; None if nothing is to come.
-        error: why it could not be planned.
-        failures: how often it could not be planned in a row.
-    """
-
-    definition: Definition
-    record: Record
-    seen: Seen = field(default_factory=Seen)
-    state: State | None = None
-    strays: list[tuple[str, Seen]] = field(default_factory=list)
-    parked: list[tuple[str, Seen]] = field(default_factory=list)
-    wake_ms: int | None = None
-    error: str | None = None
-    failures: int = 0
+#: Entries that are taken in, or read again, at once.
+_PAGE = 1000
 
 
 class Roster:
@@ -63,6 +37,7 @@ class Roster:
 
     Args:
         store: where the schedule is.
+        attendance: of this planner.
         configured: what the configuration of this process says.
         parse: makes a definition of a name and the data of a record; raises InvalidSchedule.
         on_read: called with a name and what is known when the state of an entry was read.
@@ -71,80 +46,76 @@ class Roster:
     def __init__(
         self,
         store: ScheduleStore,
+        attendance: Attendance,
         configured: Configured,
         parse: Callable[[str, Mapping[str, Any]], Definition],
         on_read: Callable[[str, Known], None],
     ) -> None:
         self.entries: dict[str, Known] = {}
-        self.clock = ServerClock()
-        #: Whether the configuration of this process counts.
-        self.counts = True
+        #: Whether the configuration of this process counted when everything was read.
+        self._counted = True
         self._store = store
+        self._attendance = attendance
         self._configured = configured
         self._parse = parse
         self._on_read = on_read
         #: The number of the last change that is known, and of the last that there was at the last look.
         self._changes = self._to_hear_of = 0
+        #: The numbers of later changes that this planner made.
+        self._own_changes: set[int] = set()
         #: Whether an entry of this configuration was changed or removed by a planner with another one.
         self._overruled = False
         self._errors: dict[str, str] = {}
-
-    def now_ms(self) -> int:
-        """Return the server's time, unix time in ms."""
-        return int(-self.clock.seconds_until(0) * 1000)
 
     def look(self) -> bool:
         """Say that this planner lives. Returns whether everything is to be read again, since changes were missed.
 
         A change counts as missed only at the look after the next: its notification may be on its way.
         """
-        counted = self.counts
-        self._announce()
-        missed = self._changes < self._to_hear_of or (self.counts and self._overruled)
+        self._attendance.announce()
+        counts = self._attendance.counts
+        missed = self._changes < self._to_hear_of or (counts and self._overruled)
         self._to_hear_of = self._store.changes()
-        return self.counts != counted or missed or self._to_hear_of < self._changes
+        return counts != self._counted or missed or self._to_hear_of < self._changes
 
-    def _announce(self) -> None:
-        sent = time.monotonic()
-        counts, now_ms = self._store.announce(
-            self._configured.app, self._configured.fingerprint, CONFIGURATION_LIFETIME_S
-        )
-        self.clock.observe(now_ms * 1000, sent, time.monotonic())
-        counted, self.counts = self.counts, counts == self._configured.fingerprint
-        if counted and not self.counts:
-            logger.warning(
-                "The periodic tasks in the configuration of app %r differ from those of another worker that was "
-                "deployed later: its configuration counts, and only what is the same in both is planned here.",
-                self._configured.app,
-            )
+    # -- reading everything
 
-    def read(self) -> None:
-        """Read all entries, and write those of the configuration, if it counts."""
-        self._announce()
+    def reading(self) -> Iterator[None]:
+        """Read all entries, some at a time, and write those of the configuration that have changed, if it counts.
+
+        What was known before is known until it was read again.
+        """
+        self._attendance.announce()
+        self._counted = self._attendance.counts
         # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
-        states = self._read_states()
-        records, self._changes = self._store.records()
+        states = yield from self._read_states()
+        self._changes = self._store.changes()
+        self._own_changes.clear()
         self._errors = self._read_errors()
         self._overruled = False
-        if self.counts and self._write_configured(records):
-            records, self._changes = self._store.records()
-        self.entries.clear()
-        for name, raw in records.items():
-            known = self._known(name, raw)
-            if known is not None:
-                self.entries[name] = known
-                self._place(name, known, states)
-        self._remove_strays(states, records)
+        found: set[str] = set()
+        for page in self._store.pages():
+            self._take_in({name: self._known(name, record) for name, record in self._up_to_date(page).items()}, states)
+            found.update(page)
+            yield
+        yield from self._take_in_new(found, states)
+        # They were removed, or came while the others were read.
+        self.refresh([name for name, known in self.entries.items() if known.is_stored and name not in found])
+        self._remove_strays(states, found)
         for name, error in self._configured.errors.items():
             self.note_error(name, error)
-        for name in self._errors.keys() - records.keys() - self._configured.errors.keys():
+        for name in self._errors.keys() - found - self.entries.keys() - self._configured.errors.keys():
             self.note_error(name, None)
 
-    def _read_states(self) -> dict[str, dict[str, Seen]]:
-        states = {}
+    def _read_states(self) -> Generator[None, None, dict[str, dict[str, Seen]]]:
+        states: dict[str, dict[str, Seen]] = {}
         for queue in self._store.queues():
+            found: dict[str, Seen] = {}
             try:
-                states[queue] = self._store.states(queue)
+                for page in self._store.states(queue):
+                    found.update(page)
+                    yield
+                states[queue] = found
             except ReadOnlyError:
                 raise
             except ResponseError as exc:  # the server refuses that queue; its entries will say so
@@ -158,36 +129,77 @@ class Roster:
             logger.error("Cannot read the errors of periodic tasks: %s", exc)
             return {}
 
-    def _write_configured(self, records: Mapping[str, bytes]) -> bool:
+    def _up_to_date(self, page: dict[str, bytes]) -> dict[str, Record]:
+        """Return the records of a page, after those that the configuration has changed were written, if it counts.
+
+        What was removed leaves the page.
+        """
+        records: dict[str, Record] = {}
         changes: list[tuple[str, bytes, Record | None]] = []
-        now_ms = self.now_ms()
-        for name, definition in self._configured.entries.items():
-            raw = records.get(name, b"")
-            record = self._record_of(name, raw) if raw else None
-            if record is None:
-                changes.append((name, raw, self._new_record(definition, now_ms)))
-            elif record.app != self._configured.app:
-                owner = f"app {record.app!r} has" if record.app is not None else "at run time was added"
-                self.note_error(name, f"{owner} an entry of that name; that of the configuration does not run")
-            elif record.fingerprint != definition.fingerprint:
-                fresh = self._new_record(definition, record.since_ms)
-                changes.append(
-                    (name, raw, replace(fresh, queue=record.queue, earlier=record.earlier, paused=record.paused))
-                )
-        for name, raw in records.items():
-            if name not in self._configured.entries and name not in self._configured.errors:
-                record = self._record_of(name, raw)
-                if record is not None and record.app == self._configured.app:
-                    changes.append((name, raw, None))
-        replies = self._store.write_records(changes)
-        for (name, _, _), reply in zip(changes, replies, strict=True):
+        for name, raw in page.items():
+            record = self._record_of(name, raw)
+            if record is not None:
+                records[name] = record
+            else:
+                self.entries.pop(name, None)
+            if self._attendance.counts:
+                changed = self._configured_record(name, record)
+                if changed != record:
+                    changes.append((name, raw, changed))
+        for (name, _, record), reply in zip(changes, self._store.write_records(changes), strict=True):
             if isinstance(reply, ResponseError):
                 self.note_error(name, str(reply))
-        return bool(changes)
+                continue
+            records.pop(name, None)
+            if not reply:
+                self.refresh([name])
+                continue
+            self._on_written(reply)
+            if record is not None:
+                records[name] = record
+            else:
+                del page[name]
+                self.entries.pop(name, None)
+        return records
+
+    def _configured_record(self, name: str, record: Record | None) -> Record | None:
+        """Return the record of an entry as it should be by the configuration."""
+        definition = self._configured.entries.get(name)
+        if definition is None:
+            removed = record is not None and record.app == self._configured.app
+            return None if removed and name not in self._configured.errors else record
+        if record is None:
+            return self._new_record(definition, self._attendance.now_ms())
+        if record.app != self._configured.app:
+            owner = f"app {record.app!r} has" if record.app is not None else "at run time was added"
+            self.note_error(name, f"{owner} an entry of that name; that of the configuration does not run")
+        elif record.fingerprint != definition.fingerprint:
+            fresh = self._new_record(definition, record.since_ms)
+            return replace(fresh, queue=record.queue, earlier=record.earlier, paused=record.paused)
+        return record
 
     def _new_record(self, definition: Definition, since_ms: int) -> Record:
         data = definition.data() or {"task": definition.task, "text": repr(definition.schedule)}
         return Record(definition.fingerprint, since_ms, data, app=self._configured.app)
+
+    def _take_in_new(self, found: Collection[str], states: Mapping[str, Mapping[str, Seen]]) -> Iterator[None]:
+        """Take in the entries of the configuration that nobody has recorded yet."""
+        now_ms = self._attendance.now_ms()
+        names = [name for name in self._configured.entries if name not in found]
+        for start in range(0, len(names), _PAGE):
+            fresh: dict[str, Known | None] = {}
+            for name in names[start : start + _PAGE]:
+                known = self.entries.get(name)
+                if not self._attendance.counts:
+                    fresh[name] = None
+                elif known is None or known.is_stored:
+                    fresh[name] = self._fresh(self._configured.entries[name], now_ms)
+            self._take_in(fresh, states)
+            yield
+
+    def _fresh(self, definition: Definition, since_ms: int) -> Known:
+        record = Record(definition.fingerprint, since_ms, None, app=self._configured.app)
+        return Known(definition, record, is_stored=False, error=self._errors.get(definition.name))
 
     def _record_of(self, name: str, raw: bytes) -> Record | None:
         try:
@@ -196,9 +208,8 @@ class Roster:
             self.note_error(name, str(exc))
             return None
 
-    def _known(self, name: str, raw: bytes) -> Known | None:
+    def _known(self, name: str, record: Record | None) -> Known | None:
         """Return an entry that this planner may plan, None for others."""
-        record = self._record_of(name, raw)
         if record is None:
             return None
         if record.app is None:
@@ -215,24 +226,45 @@ class Roster:
                 self._overruled = True
                 return None
             definition = own
-        return Known(definition, replace(record, definition=None), error=self._errors.get(name))
+        return Known(definition, self._lean(record), error=self._errors.get(name))
 
-    def _place(self, name: str, known: Known, states: Mapping[str, Mapping[str, Seen]]) -> None:
-        queue = known.record.queue
-        others = {other for other, found in states.items() if other != queue and name in found}
-        if others or known.record.earlier or (queue is not None and queue not in states):
-            self.refresh(name, others)
-            return
-        in_queue = states.get(queue or "", {})
-        known.seen = in_queue.get(name) or Seen(b"", in_queue[""].forgotten if "" in in_queue else b"0")
-        self.read_state(name, known)
+    def _lean(self, record: Record) -> Record:
+        """Return a record without what takes much memory; for equal texts one for all."""
+        queue = None if record.queue is None else self._store.queue(record.queue).name
+        own = record.app == self._configured.app
+        app = self._configured.app if own else record.app
+        return replace(record, definition=None, raw=b"", app=app, queue=queue, earlier=record.earlier or ())
 
-    def _remove_strays(self, states: Mapping[str, Mapping[str, Seen]], records: Mapping[str, bytes]) -> None:
+    def _take_in(self, entries: Mapping[str, Known | None], states: Mapping[str, Mapping[str, Seen]]) -> None:
+        """Take in entries as they are by their records and states, forget those that are None."""
+        unclear: dict[str, set[str]] = {}
+        for name, known in entries.items():
+            if known is None:
+                self.entries.pop(name, None)
+                continue
+            self.entries[name] = known
+            queue = known.record.queue
+            others = {other for other, found in states.items() if other != queue and name in found}
+            if others or known.record.earlier or (queue is not None and queue not in states):
+                unclear[name] = others
+                continue
+            in_queue = states.get(queue or "", {})
+            known.seen = in_queue.get(name) or in_queue.get("", NEVER_SEEN)
+            self.read_state(name, known)
+        self.refresh(list(unclear), unclear)
+
+    def _remove_strays(self, states: Mapping[str, Mapping[str, Seen]], found: Collection[str]) -> None:
         """Forget the states of entries that were removed."""
-        for queue, found in states.items():
-            for name, seen in found.items():
-                if name and name not in records:
-                    self.forget(name, queue, seen)
+        strays = [
+            (name, queue, seen)
+            for queue, of_queue in states.items()
+            for name, seen in of_queue.items()
+            if name and name not in found and name not in self.entries
+        ]
+        records = self._store.records_of([name for name, _, _ in strays])
+        for (name, queue, seen), raw in zip(strays, records, strict=True):
+            if not raw:
+                self.forget(name, queue, seen)
 
     def forget(self, name: str, queue: str, seen: Seen) -> None:
         """Forget the state of an entry in a queue; one that the server refuses must not stop the others."""
@@ -243,39 +275,99 @@ class Roster:
         except ResponseError as exc:
             logger.error("Cannot withdraw what waits of periodic task %r in queue %r: %s", name, queue, exc)
 
-    def on_change(self, number: int, name: str) -> None:
-        """Take notice of the change of an entry, by its number; a gap in the numbers is what `look` finds."""
-        if number <= self._changes:
-            return
-        if number == self._changes + 1:
-            self._changes = number
-        self.refresh(name)
+    # -- changes
 
-    def refresh(self, name: str, also: Collection[str] = ()) -> None:
-        """Read an entry again.
+    def on_changes(self, changes: Iterable[tuple[int, str]]) -> None:
+        """Take notice of changes of entries, by their numbers; a gap in the numbers is what `look` finds."""
+        news = []
+        for number, name in changes:
+            if number > self._changes and number not in self._own_changes:
+                news.append(name)
+                if number == self._changes + 1:
+                    self._go_on_from(number)
+        self.refresh(list(dict.fromkeys(news)))
+
+    def _on_written(self, number: int) -> None:
+        """Take notice of a change that this planner made."""
+        if number == self._changes + 1:
+            self._go_on_from(number)
+        else:
+            self._own_changes.add(number)
+
+    def _go_on_from(self, number: int) -> None:
+        while number + 1 in self._own_changes:
+            number += 1
+            self._own_changes.discard(number)
+        self._changes = number
+
+    def refresh_placed(self, names: Sequence[str]) -> dict[str, tuple[bytes, Record]]:
+        """Read those of the entries again that others have recorded, or let go to a queue, meanwhile.
 
         Args:
-            name: of the entry.
-            also: queues in which it may have a state besides those that its record names.
+            names: of entries that go to no queue yet.
+
+        Returns the records of the other ones: as stored, and what they say.
         """
-        before = self.entries.pop(name, None)
-        raw = self._store.record(name)
-        while True:
-            known = self._known(name, raw) if raw else None
-            own = known.record.queue if known else None
-            others = sorted({*known.record.earlier, *also} - {own}) if known else []
+        unchanged: dict[str, tuple[bytes, Record]] = {}
+        changed = []
+        for name, raw in zip(names, self._store.records_of(names), strict=True):
+            known = self.entries[name]
+            record = self._as_known(known, raw)
+            if not known.is_stored and not self._attendance.counts:
+                del self.entries[name]
+            elif record is None:
+                changed.append(name)
+            else:
+                unchanged[name] = raw, record
+        self.refresh(changed)
+        return unchanged
+
+    def refresh(self, names: Sequence[str], also: Mapping[str, Collection[str]] | None = None) -> None:
+        """Read entries again.
+
+        Args:
+            names: of the entries.
+            also: for each, queues in which it may have a state besides those that its record names.
+        """
+        for start in range(0, len(names), _PAGE):
+            self._refresh(names[start : start + _PAGE], also or {})
+
+    def _refresh(self, names: Sequence[str], also: Mapping[str, Collection[str]]) -> None:
+        before = {name: self.entries.pop(name, None) for name in names}
+        raws = dict(zip(names, self._store.records_of(names), strict=True))
+        while raws:
+            found = {name: self._read_anew(name, raw, before[name]) for name, raw in raws.items()}
             # Its own queue last: if it has been in two of them meanwhile, that is where it went.
-            queues = others if own is None else [*others, own]
-            seen = self._store.seen([(name, queue) for queue in queues])
+            queues = {name: known.queues(also.get(name, ())) if known else [] for name, known in found.items()}
+            seen = iter(self._store.seen([(name, queue) for name in raws for queue in queues[name]]))
+            of_entry = {name: [next(seen) for _ in queues[name]] for name in raws}
             # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
-            again = self._store.record(name)
-            if again == raw:
-                break
-            raw = again
+            again = dict(zip(raws, self._store.records_of(list(raws)), strict=True))
+            for name, known in found.items():
+                if again[name] == raws[name]:
+                    self._on_refreshed(name, known, queues[name], of_entry[name], before[name], raws[name])
+            raws = {name: raw for name, raw in again.items() if raw != raws[name]}
+
+    def _read_anew(self, name: str, raw: bytes, before: Known | None) -> Known | None:
+        if raw:
+            return self._known(name, self._record_of(name, raw))
+        if before is not None and not before.is_stored and self._attendance.counts:
+            return self._fresh(before.definition, before.record.since_ms)
+        return None
+
+    def _on_refreshed(
+        self,
+        name: str,
+        known: Known | None,
+        queues: Sequence[str],
+        seen: list[Seen],
+        before: Known | None,
+        raw: bytes,
+    ) -> None:
         if known is not None:
-            if own is not None:
+            if known.record.queue is not None:
                 known.seen = seen.pop()
-            known.strays = list(zip(others, seen, strict=True))
+            known.strays = list(zip(queues, seen, strict=False))
             self.entries[name] = known
             self.read_state(name, known)
         elif not raw:
@@ -292,7 +384,7 @@ class Roster:
             known.seen = seen
             self.read_state(name, known)
             if known.state is None or known.state.parked:  # it may have gone to another queue before
-                self.refresh(name)
+                self.refresh([name])
 
     def read_state(self, name: str, known: Known) -> None:
         """Take notice of the state of an entry, as it was seen."""
@@ -301,35 +393,64 @@ class Roster:
         except ValueError as exc:
             logger.error("The state of periodic task %r cannot be read, it is planned anew: %s", name, exc)
             known.state = None
+        if known.state is not None:
+            known.state = self._lean_state(known.state, known.record)
         self._on_read(name, known)
 
-    def write_queues(self, queues: Mapping[str, str]) -> tuple[set[str], dict[str, ResponseError]]:
+    @staticmethod
+    def _lean_state(state: State, record: Record) -> State:
+        """Return a state with one text for all equal ones."""
+        same = state.fingerprint == record.fingerprint
+        fingerprint = record.fingerprint if same else state.fingerprint
+        return replace(state, planner=intern(state.planner), fingerprint=fingerprint)
+
+    def write_queues(
+        self, queues: Mapping[str, str], records: Mapping[str, tuple[bytes, Record]]
+    ) -> tuple[set[str], dict[str, ResponseError]]:
         """Write down to which queues entries go; a state in the queue before is a stray from then on.
+
+        Args:
+            queues: for each entry.
+            records: what `refresh_placed` returned.
 
         Returns those that were written, and those that the server refused. The others have changed, and are read again.
         """
         names = list(queues)
         # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
         states = dict(zip(names, self._store.seen([(name, queues[name]) for name in names]), strict=True))
-        records = [Record.parse(self.entries[name].record.raw).to(queues[name]) for name in names]
-        replies = self._store.write_records(
-            [(name, self.entries[name].record.raw, record) for name, record in zip(names, records, strict=True)]
-        )
+        unread = [name for name in names if name not in records]
+        raws = dict(zip(unread, self._store.records_of(unread), strict=True))
+        changes = []
+        for name in names:
+            known = self.entries[name]
+            raw, record = records.get(name) or (raws[name], self._as_known(known, raws[name]))
+            if record is not None:
+                whole = record if known.is_stored else self._new_record(known.definition, record.since_ms)
+                changes.append((name, raw, whole.to(queues[name])))
         written: set[str] = set()
         refused = {}
-        for name, record, reply in zip(names, records, replies, strict=True):
+        for (name, _, record), reply in zip(changes, self._store.write_records(changes), strict=True):
             if isinstance(reply, ResponseError):
                 refused[name] = reply
-                continue
-            done, number = reply
-            if done:
-                self._changes = number if number == self._changes + 1 else self._changes
+            elif reply:
+                self._on_written(reply)
                 known = self.entries[name]
-                known.record, known.seen = replace(record.stored(), definition=None), states[name]
+                known.record, known.is_stored, known.seen = self._lean(record), True, states[name]
                 written.add(name)
-            else:
-                self.refresh(name)
+        self.refresh([name for name in names if name not in written and name not in refused])
         return written, refused
+
+    def _as_known(self, known: Known, raw: bytes) -> Record | None:
+        """Return the record that an entry still has; None if it has changed."""
+        if not known.is_stored:
+            return None if raw else known.record
+        try:
+            record = Record.parse(raw)
+        except ValueError:
+            return None
+        return record if self._lean(record) == known.record else None
+
+    # -- errors
 
     def note_error(self, name: str, error: str | None) -> None:
         """Write an error down where people see it, and log it once."""

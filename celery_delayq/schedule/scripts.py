@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import redis
 
@@ -78,22 +78,49 @@ def plan(client: redis.Redis, keys: QueueKeys, **step: Any) -> Planned:
     return Planned.of(load("plan").run(client, *plan_command(keys, **step)))
 
 
-def record_command(
-    keys: ScheduleKeys, *, entry: str, seen: bytes, record: bytes
-) -> tuple[tuple[str, ...], tuple[bytes | str, ...]]:
+#: A change of a record: the entry, its record as it was seen, and the new one.
+Change: TypeAlias = tuple[str, bytes, bytes]
+
+
+def record_command(keys: ScheduleKeys, changes: Sequence[Change]) -> tuple[tuple[str, ...], tuple[bytes | str, ...]]:
     """Return keys and arguments of `record.lua`, for `run` or for a pipeline."""
-    return (keys.definitions,), (entry, seen, record, keys.channel)
+    return (keys.definitions,), (keys.channel, *(value for change in changes for value in change))
 
 
-def record(client: redis.Redis, keys: ScheduleKeys, **change: Any) -> tuple[bool, int]:
-    """Write the record of an entry, see `record.lua`. Returns whether it did, and the number of changes so far."""
-    done, changes = load("record").run(client, *record_command(keys, **change))
-    return bool(done), int(changes)
+def record(client: redis.Redis, keys: ScheduleKeys, *, changes: Sequence[Change]) -> list[int]:
+    """Write the records of entries, see `record.lua`. Returns for each the number of the change; 0 if there is none."""
+    numbers: list[int] = load("record").run(client, *record_command(keys, changes))
+    return numbers
+
+
+@dataclass(frozen=True)
+class Announced:
+    """What a planner learns when it says that it lives.
+
+    Attributes:
+        configuration: which counts for its app.
+        now_ms: the server's time, unix time in ms.
+        since_ms: since when planners of its app have been there without a gap, unix time in ms.
+        since_of_any_ms: since when planners of any app have been there.
+    """
+
+    configuration: str
+    now_ms: int
+    since_ms: int
+    since_of_any_ms: int
 
 
 def announce(
-    client: redis.Redis, keys: ScheduleKeys, *, app: str, configuration: str, lifetime_ms: int
-) -> tuple[str, int]:
-    """Say that a planner lives, see `announce.lua`. Returns the configuration that counts, and the server's time."""
-    counts, now_ms = load("announce").run(client, (keys.configurations,), (app, configuration, lifetime_ms))
-    return counts.decode(), int(now_ms)
+    client: redis.Redis,
+    keys: ScheduleKeys,
+    *,
+    app: str,
+    configuration: str,
+    lifetime_ms: int,
+    gap_ms: int = 0,
+    previous_ms: int = 0,
+) -> Announced:
+    """Say that a planner lives, see `announce.lua`."""
+    args = (app, configuration, lifetime_ms, gap_ms, previous_ms, keys.channel)
+    counts, *times = load("announce").run(client, (keys.configurations,), args)
+    return Announced(counts.decode(), *map(int, times))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from celery_delayq.config import settings_of
 from celery_delayq.connections import new_id
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.schedule.configured import configured
+from celery_delayq.schedule.configured import reader
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.loop import PlannerLoop
-from celery_delayq.schedule.message import Occurrence, build
+from celery_delayq.schedule.message import Builder, Occurrence
 from celery_delayq.schedule.moves import Policy
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.store import ScheduleStore
@@ -21,18 +22,22 @@ from celery_delayq.transport import Connector, Transport
 from celery_delayq.transport.producer import Producer
 
 
-def planner_loop(app: Any, *, on_sent: Callable[[Definition], None] = lambda definition: None) -> PlannerLoop:
+def planner_loop(
+    app: Any, *, on_sent: Callable[[Definition], None] = lambda definition: None, is_back: bool = False
+) -> PlannerLoop:
     """Return a loop that plans the periodic tasks of an app; it is not started.
 
     Args:
         app: the Celery app.
         on_sent: called with a definition when one of its occurrences was sent, in this planner's turn.
+        is_back: whether this process had such a loop before, and lost the connection.
 
     Raises:
         ConfigurationError: the app's broker is not a `delayq://` one, or a setting of it is wrong.
     """
     settings = settings_of(app).schedule
-    configuration = configured(app)
+    # Many entries take long: not before the loop has begun, and once.
+    configuration = cache(reader(app))
     with app.connection_for_write() as connection:
         if not isinstance(connection.transport, Transport):
             raise ConfigurationError(
@@ -42,27 +47,31 @@ def planner_loop(app: Any, *, on_sent: Callable[[Definition], None] = lambda def
         connector = Connector(connection, failover=True)
     deadline_s = app.conf.beat_cron_starting_deadline
     loop_id = new_id()
+    connections = itertools.count(int(is_back))
 
     @contextmanager
-    def connect() -> Iterator[tuple[ScheduleStore, Planner]]:
+    def connect() -> Iterator[tuple[ScheduleStore, Callable[[], Planner]]]:
         with connector.channel() as channel, Producer(channel, auto_declare=False) as producer:
             store = store_of(channel)
+            builder = Builder(app, producer)
+            connected_before = next(connections) > 0
 
             def build_message(definition: Definition, at_ms: int, jitter_ms: int, lateness_s: float) -> Occurrence:
-                return build(app, producer, definition, at_ms, jitter_ms=jitter_ms, max_lateness_s=lateness_s)
+                return builder.build(definition, at_ms, jitter_ms=jitter_ms, max_lateness_s=lateness_s)
 
-            yield (
-                store,
-                Planner(
+            def make_planner() -> Planner:
+                return Planner(
                     store,
-                    configuration,
+                    configuration(),
                     parse=lambda name, data: Definition.of(name, data, app),
                     build=build_message,
                     policy=partial(Policy.of, defaults=settings, cron_deadline_s=deadline_s),
                     id=loop_id,
                     on_sent=on_sent,
-                ),
-            )
+                    is_back=connected_before,
+                )
+
+            yield store, make_planner
 
     return PlannerLoop(connect)
 

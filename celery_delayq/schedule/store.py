@@ -23,7 +23,7 @@ from celery_delayq.delayed_queue import DelayedQueue, database_of
 from celery_delayq.registry import is_wrong_type, registered
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.records import Record, Seen, State, Step
-from celery_delayq.schedule.scripts import Planned
+from celery_delayq.schedule.scripts import Announced, Planned
 from celery_delayq.scripts import load
 
 #: Fields a page of a HASH has, and scripts a pipeline has.
@@ -75,38 +75,51 @@ class ScheduleStore:
 
     # -- records
 
-    def records(self) -> tuple[dict[str, bytes], int]:
-        """Return all records as stored, and the number of changes there were before they were read."""
-        changes = self.changes()
-        return {name: raw for name, raw in self._hash(self.keys.definitions) if name}, changes
+    def pages(self) -> Iterator[dict[str, bytes]]:
+        """Yield all records as stored, some at a time."""
+        for page in self._pages(self.keys.definitions):
+            yield {name: raw for name, raw in page if name}
+
+    def records(self) -> dict[str, bytes]:
+        """Return all records as stored."""
+        return {name: raw for page in self.pages() for name, raw in page.items()}
 
     def record(self, entry: str) -> bytes:
         """Return the record of an entry as stored; empty if there is none."""
         return self._get(self.keys.definitions, entry)
 
+    def records_of(self, entries: Sequence[str]) -> list[bytes]:
+        """Return the records of entries as stored; empty for those that have none."""
+        found: list[bytes] = []
+        for start in range(0, len(entries), _PAGE):
+            command = ("HMGET", self.keys.definitions, *entries[start : start + _PAGE])
+            with _naming(self.keys.definitions):
+                found += [raw or b"" for raw in self.client.execute_command(*command, **{NEVER_DECODE: True})]
+        return found
+
     def changes(self) -> int:
         """Return how many changes of records there were."""
         return int(self._get(self.keys.definitions, "") or 0)
 
-    def write_record(self, entry: str, seen: bytes, record: Record | None) -> tuple[bool, int]:
+    def write_record(self, entry: str, seen: bytes, record: Record | None) -> int:
         """Write or remove a record if it is still as it was seen, and tell all planners. One atomic script.
 
-        Returns whether it was, and how many changes there were so far.
+        Returns the number of the change; 0 if the record was another one.
         """
-        raw = record.stored().raw if record else b""
+        raw = record.dump() if record else b""
         with _naming(self.keys.definitions):
-            return scripts.record(self.client, self.keys, entry=entry, seen=seen, record=raw)
+            (number,) = scripts.record(self.client, self.keys, changes=[(entry, seen, raw)])
+        return number
 
-    def write_records(
-        self, changes: Sequence[tuple[str, bytes, Record | None]]
-    ) -> list[tuple[bool, int] | redis.ResponseError]:
+    def write_records(self, changes: Sequence[tuple[str, bytes, Record | None]]) -> list[int | redis.ResponseError]:
         """Do what `write_record` does for many; each by itself is atomic. Returns for each that, or the refusal."""
-        commands = [
-            scripts.record_command(self.keys, entry=entry, seen=seen, record=record.stored().raw if record else b"")
-            for entry, seen, record in changes
-        ]
-        replies = self._run_many("record", commands)
-        return [r if isinstance(r, redis.ResponseError) else (bool(r[0]), int(r[1])) for r in replies]
+        raw = [(entry, seen, record.dump() if record else b"") for entry, seen, record in changes]
+        parts = [raw[start : start + _BATCH] for start in range(0, len(raw), _BATCH)]
+        replies = self._run_many("record", [scripts.record_command(self.keys, part) for part in parts])
+        found: list[int | redis.ResponseError] = []
+        for part, reply in zip(parts, replies, strict=True):
+            found += [reply] * len(part) if isinstance(reply, redis.ResponseError) else reply
+        return found
 
     # -- states
 
@@ -119,29 +132,35 @@ class ScheduleStore:
                 raise
         # Without the registry, those that the records name.
         names: set[str] = set()
-        for raw in self.records()[0].values():
+        for raw in self.records().values():
             with suppress(ValueError):
                 names.update(Record.parse(raw).queues)
         return names
 
-    def states(self, queue: str) -> dict[str, Seen]:
-        """Return the states of all entries of a queue; under an empty name, that of those that have none."""
+    def states(self, queue: str) -> Iterator[dict[str, Seen]]:
+        """Yield the states of a queue's entries, some at a time; under an empty name, that of those without one."""
         schedule = self.queue(queue).keys.schedule
         forgotten = self._get(schedule, "") or b"0"
-        found = {name: Seen(raw, forgotten) for name, raw in self._hash(schedule) if name}
-        return {**found, "": Seen(b"", forgotten)}
+        for page in self._pages(schedule):
+            yield {"": Seen(b"", forgotten), **{name: Seen(raw, forgotten) for name, raw in page if name}}
 
     def seen(self, wanted: Sequence[tuple[str, str]]) -> list[Seen]:
         """Return the states of entries, given as (entry, queue); none where the server refuses the queue."""
-        if not wanted:
+        of_queue: dict[str, list[str]] = {}
+        for entry, queue in wanted:
+            of_queue.setdefault(queue, []).append(entry)
+        if not of_queue:
             return []
         pipeline = self.client.pipeline(transaction=False)
-        for entry, queue in wanted:
-            pipeline.execute_command("HMGET", self.queue(queue).keys.schedule, entry, "", **{NEVER_DECODE: True})
-        replies = pipeline.execute(raise_on_error=False)
-        refused = [b"", b"0"]
-        found = (refused if isinstance(reply, redis.ResponseError) else reply for reply in replies)
-        return [Seen(raw or b"", forgotten or b"0") for raw, forgotten in found]
+        for queue, entries in of_queue.items():
+            pipeline.execute_command("HMGET", self.queue(queue).keys.schedule, *entries, "", **{NEVER_DECODE: True})
+        found: dict[tuple[str, str], Seen] = {}
+        for (queue, entries), reply in zip(of_queue.items(), pipeline.execute(raise_on_error=False), strict=True):
+            refused = isinstance(reply, redis.ResponseError)
+            *states, forgotten = [None] * (len(entries) + 1) if refused else reply
+            for entry, raw in zip(entries, states, strict=True):
+                found[entry, queue] = Seen(raw or b"", forgotten or b"0")
+        return [found[one] for one in wanted]
 
     def waiting(self, wanted: Sequence[tuple[str, str]]) -> list[bool]:
         """Return which messages, given as (task id, queue), still wait in their delayed queues."""
@@ -237,11 +256,17 @@ class ScheduleStore:
 
     # -- who plans, and what went wrong
 
-    def announce(self, app: str, configuration: str, lifetime_s: float) -> tuple[str, int]:
-        """Say that a planner lives. Returns the configuration that counts, and the server's time in ms."""
+    def announce(self, app: str, configuration: str, *, lifetime_s: float, gap_s: float, previous_ms: int) -> Announced:
+        """Say that a planner lives, see `announce.lua`."""
         with _naming(self.keys.configurations):
             return scripts.announce(
-                self.client, self.keys, app=app, configuration=configuration, lifetime_ms=round(lifetime_s * 1000)
+                self.client,
+                self.keys,
+                app=app,
+                configuration=configuration,
+                lifetime_ms=round(lifetime_s * 1000),
+                gap_ms=round(gap_s * 1000),
+                previous_ms=previous_ms,
             )
 
     def errors(self) -> dict[str, str]:
@@ -251,6 +276,13 @@ class ScheduleStore:
     def error(self, entry: str) -> str | None:
         """Return why an entry could not be planned, None if it could."""
         return self._get(self.keys.errors, entry).decode("utf-8", "replace") or None
+
+    def has_overdue(self, queues: Iterable[str], before_ms: int) -> bool:
+        """Return whether a message that was due before then still waits in one of these queues."""
+        pipeline = self.client.pipeline(transaction=False)
+        for queue in queues:
+            pipeline.zcount(self.queue(queue).keys.timeout_set, "-inf", before_ms)
+        return any(isinstance(count, int) and count > 0 for count in pipeline.execute(raise_on_error=False))
 
     def set_error(self, entry: str, error: str | None) -> None:
         """Write down why an entry could not be planned, or that it could."""
@@ -266,6 +298,9 @@ class ScheduleStore:
             return self.client.execute_command("HGET", key, entry, **{NEVER_DECODE: True}) or b""
 
     def _hash(self, key: str) -> Iterator[tuple[str, bytes]]:
+        return (field for page in self._pages(key) for field in page)
+
+    def _pages(self, key: str) -> Iterator[list[tuple[str, bytes]]]:
         """Yield the fields of a HASH, page by page; one that changes meanwhile as it was or as it is.
 
         Names that are no UTF-8 are left out: no client of this package could have written or could change them.
@@ -277,9 +312,11 @@ class ScheduleStore:
             cursor = int(cursor)
             items: Iterable[tuple[bytes, bytes]]
             items = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
+            page = []
             for name, raw in items:
                 with suppress(UnicodeDecodeError):
-                    yield name.decode(), raw
+                    page.append((name.decode(), raw))
+            yield page
             if cursor == 0:
                 return
 

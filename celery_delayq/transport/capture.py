@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,12 +18,14 @@ class Caught:
         message_id: the id of the task.
         due_ms: when it is due by its eta, unix time in ms; None if it has none.
         payload: the message as it would have been stored.
+        message: the same as a dict.
     """
 
     broker_list: str
     message_id: str
     due_ms: int | None
     payload: bytes
+    message: Mapping[str, Any]
 
 
 @dataclass

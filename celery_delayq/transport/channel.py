@@ -129,7 +129,7 @@ class DelayedChannel(kombu_redis.Channel):
         if due_ms is not None:
             message["properties"][DUE_PROPERTY] = due_ms
         broker_list = self.broker_list(queue, self._get_message_priority(message, reverse=False))
-        net.messages.append(Caught(broker_list, net.task_id, due_ms, dumps(message).encode()))
+        net.messages.append(Caught(broker_list, net.task_id, due_ms, dumps(message).encode(), message))
 
     def broker_list(self, queue: str, priority: int) -> str:
         """Return the full name of the list for messages of a priority, with `global_keyprefix`."""

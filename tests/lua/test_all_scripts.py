@@ -60,8 +60,8 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "leave": ({"consumer": "me"}, 1),
     "plan": ({"entry": "e", "seen": b"", "forgotten": b"0", "state": b"s"}, [1, b"1000", b"s", b"0"]),
-    "record": ({"entry": "e", "seen": b"", "record": b"r"}, [1, 1]),
-    "announce": ({"app": "a", "configuration": "c", "lifetime_ms": 1}, [b"c", b"1000"]),
+    "record": ({"changes": []}, [1]),
+    "announce": ({"app": "a", "configuration": "c", "lifetime_ms": 1}, [b"c", b"1000", b"1000", b"1000"]),
 }
 
 #: Commands without a key, or with a channel instead.

@@ -77,7 +77,7 @@ class Stage:
         seen = self.store.record(name)
         since_ms = Record.parse(seen).since_ms if seen else self.store.now_ms()
         fresh = Record(one.fingerprint, since_ms, one.data(), **record)
-        assert self.store.write_record(name, seen, fresh)[0]
+        assert self.store.write_record(name, seen, fresh)
 
     def state(self, name: str, queue: str = "celery") -> State | None:
         """Return where an entry is."""
@@ -102,6 +102,13 @@ class Stage:
         delayed.cancel(old.task_id)
         if not transferred:
             delayed.offer(b"late", due_ms=at_ms, message_id=old.task_id)
+
+    def attended_for(self, ms: int, *, silent_ms: int = 0) -> None:
+        """Let planners have been there for so long without a gap, and give no sign since."""
+        now_ms = self.store.now_ms()
+        key = self.store.keys.configurations
+        for name in self.client.hkeys(key):
+            self.client.hset(key, name, f"1:{now_ms - silent_ms}:{now_ms - ms}")
 
     def set_runs(self, name: str, runs: int) -> None:
         """Let an entry have run that often."""

@@ -41,7 +41,7 @@ class TestErrors:
         planner = started(stage)
         stage.add("a", {"schedule": 60, "task": "u"})
         stage.client.set(stage.queue().keys.index, "no HASH")
-        planner.on_change(1, "a")
+        planner.on_changes([(1, "a")])
         run(planner)
         assert "WRONGTYPE" in (planner.entries["a"].error or "")
         stage.client.delete(stage.queue().keys.index)
@@ -130,9 +130,9 @@ class TestWhatOthersWrote:
         if restarted:
             planner = started(stage, {"good": 60, "fresh": 60})
         else:
-            planner.on_change(10**6, "gone")
+            planner.on_changes([(10**6, "gone")])
             stage.add("fresh", 60)
-            planner.on_change(10**6, "fresh")
+            planner.on_changes([(10**6, "fresh")])
             run(planner)
         assert sorted(stage.waiting()) == ["fresh []", "good []"]
 

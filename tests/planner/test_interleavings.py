@@ -97,7 +97,7 @@ class Play:
         while True:
             planner.run_due()
             while heard:
-                planner.on_change(heard.pop(0), "a")
+                planner.on_changes([(heard.pop(0), "a")])
             if self.choose.random() < 0.01:
                 planner.look()
             give_way()
@@ -135,8 +135,8 @@ class Play:
         while True:
             seen = self.store.record("a")
             record = change(Record.parse(seen) if seen else Record("", self.store.now_ms(), None))
-            done, number = self.store.write_record("a", seen, record)
-            if done:
+            number = self.store.write_record("a", seen, record)
+            if number:
                 for heard in self.inboxes.values():
                     heard.append(number)
                 return record

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -84,11 +86,145 @@ class TestMissed:
         assert len(stage.offered()) == 11
 
 
+class TestLate:
+    """What planners reach late while they are there is sent late: each occurrence, whatever the policy."""
+
+    @pytest.mark.parametrize("missed", ["skip", "once", "all"])
+    def test_by_the_one_that_was_there(self, stage: Stage, missed: str) -> None:
+        planner = started(stage, {"a": {"schedule": 0.5, "timing": {"missed": missed, "catch_up": 1}}})
+        stage.set_back("a", 20_000, transferred=True)
+        stage.attended_for(60_000)
+        planner.look()
+        planner.read()
+        run(planner)
+        assert len(stage.offered()) >= 40
+        times = [int(text.rpartition(" ")[2]) for text in stage.offered()]
+        assert {later - earlier for earlier, later in itertools.pairwise(times)} == {500}
+
+    def test_by_one_that_takes_over_at_once(self, stage: Stage) -> None:
+        started(stage, {"a": 0.5})
+        stage.set_back("a", 20_000, transferred=True)
+        stage.attended_for(60_000, silent_ms=1000)
+        started(stage, {"a": 0.5})
+        assert len(stage.offered()) >= 40
+
+    def test_but_not_by_one_that_comes_after_a_gap(self, stage: Stage) -> None:
+        started(stage, {"a": 0.5})
+        stage.set_back("a", 20_000, transferred=True)
+        stage.attended_for(60_000, silent_ms=10_000)
+        started(stage, {"a": 0.5})
+        assert len(stage.offered()) < 10
+
+    def test_an_app_whose_planners_were_away_while_others_were_there(self, stage: Stage) -> None:
+        started(stage, {"a": 0.5})
+        stage.add("at run time", 0.5)
+        started(stage, {}, app="warehouse")
+        for name in ("a", "at run time"):
+            stage.set_back(name, 20_000, transferred=True)
+        stage.attended_for(60_000)
+        stage.client.hdel(stage.store.keys.configurations, *stage.client.hkeys(stage.store.keys.configurations)[:1])
+        started(stage, {"a": 0.5})
+        names = Counter(text.partition(" [")[0] for text in stage.offered())
+        assert names["a"] < 10
+        assert names["at run time"] >= 40
+
+
+class TestOrder:
+    """What has to be planned soonest is planned first."""
+
+    def test_an_entry_of_each_second_before_those_of_each_minute(self, stage: Stage) -> None:
+        entries: dict[str, Any] = {f"minute {n}": 60 for n in range(300)}
+        started(stage, {**entries, "often": 1})
+        before = stage.state("often")
+        assert before is not None
+        for name in entries:
+            stage.set_back(name, 60_000, transferred=True)
+        stage.set_back("often", 1000, transferred=True)
+        stage.attended_for(600_000)
+        planner = stage.planner({**entries, "often": 1})
+        planner.read()
+        wait_until(lambda: stage.store.now_ms() > (before.at_ms or 0) + 100, "those that another one planned are its")
+        planner.run_due()
+        after = stage.state("often")
+        assert after is not None
+        assert after.runs == 1
+        assert sum((stage.state(name) or 0).runs for name in entries) < 300  # type: ignore[union-attr]
+
+    def test_what_is_known_goes_on_while_everything_is_read_again(self, stage: Stage) -> None:
+        planner = started(stage, {**{f"hour {n}": 3600 for n in range(2500)}, "often": 0.5})
+        before = stage.state("often")
+        assert before is not None
+        wait_until(lambda: stage.store.now_ms() > (before.at_ms or 0), "its time has come")
+        planner.begin_reading()
+        planner.run_due()
+        assert not planner.is_up_to_date
+        after = stage.state("often")
+        assert after is not None
+        assert after.last_ms == before.at_ms
+
+    def test_several_planners_share_new_entries(self, stage: Stage) -> None:
+        entries = {f"e{n}": 3600 for n in range(1000)}
+        planners = [stage.planner(entries) for _ in range(3)]
+        for planner in planners:
+            planner.read()
+        while sum(planner.run_due() for planner in planners):
+            pass
+        assert stage.built == 1000
+
+
+class TestCost:
+    def test_of_a_new_entry(self, stage: Stage) -> None:
+        """One script plans it; all else is done for many at once."""
+        planner = stage.planner({f"e{n}": "0 4 * * *" for n in range(1000)})
+        stage.client.config_resetstat()
+        planner.read()
+        run(planner)
+        assert calls(stage.client, "evalsha") < 1050
+        assert calls(stage.client, "hmget") + calls(stage.client, "hscan") < 60
+
+    def test_of_an_occurrence(self, stage: Stage) -> None:
+        """One script, and nothing is read."""
+        planner = started(stage, {f"e{n}": 0.5 for n in range(500)})
+        wait_until(lambda: (planner.seconds_until_next() or 0) < -0.01, "their time has come")
+        stage.client.config_resetstat()
+        while planner.run_due():
+            pass
+        assert 500 <= calls(stage.client, "evalsha") < 520
+        assert calls(stage.client, "hmget") == 0
+
+    def test_of_changes(self, stage: Stage) -> None:
+        """However many there are at once, they are read together."""
+        planner = started(stage)
+        for n in range(400):
+            stage.add(f"e{n}", 3600)
+        stage.client.config_resetstat()
+        planner.on_changes([(n + 1, f"e{n}") for n in range(400)])
+        assert calls(stage.client, "hmget") < 10
+        run(planner)
+        assert stage.queue().size() == 400
+
+    def test_memory(self, stage: Stage) -> None:
+        """Of crontabs that say the same there is one; messages and definitions as data are not kept."""
+        for n in range(2000):
+            stage.add(f"e{n}", f"{n % 60} 4 * * *")
+        planner = stage.planner()
+        gc.collect()
+        tracemalloc.start()
+        try:
+            planner.read()
+            run(planner)
+            gc.collect()
+            used, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert used / 2000 < 1500
+
+
 class TestAtRunTime:
     def test_an_entry_that_is_added_is_planned(self, stage: Stage) -> None:
         planner = started(stage)
         stage.add("a", 60)
-        planner.on_change(1, "a")
+        planner.on_changes([(1, "a")])
         run(planner)
         assert stage.waiting() == ["a []"]
 
@@ -96,14 +232,14 @@ class TestAtRunTime:
         stage.add("a", 60)
         planner = started(stage)
         stage.add("a", {"schedule": 60, "args": [2]})
-        planner.on_change(10**6, "a")
+        planner.on_changes([(10**6, "a")])
         run(planner)
         assert stage.waiting() == ["a [2]"]
 
     def test_an_entry_that_was_read_often_is_planned_once(self, stage: Stage) -> None:
         planner = started(stage, {"a": 0.3})
         for number in range(3):
-            planner.on_change(10**6 + number, "a")
+            planner.on_changes([(10**6 + number, "a")])
         before, state = stage.built, stage.state("a")
         assert state is not None
         wait_until(lambda: stage.store.now_ms() > (state.at_ms or 0), "its time has come")
@@ -114,7 +250,7 @@ class TestAtRunTime:
         started(stage, {"a": 0.3})
         looks = started(stage, {"a": 0.3})
         for number in range(3):
-            looks.on_change(10**6 + number, "a")
+            looks.on_changes([(10**6 + number, "a")])
         stage.store.write_record("a", stage.store.record("a"), None)
         stage.store.forget_all("a", ["celery"])
         run_until(lambda: not looks.entries, "it is noticed", looks)
@@ -123,7 +259,7 @@ class TestAtRunTime:
         stage.add("a", 60)
         planner = started(stage)
         stage.store.write_record("a", stage.store.record("a"), None)
-        planner.on_change(10**6, "a")
+        planner.on_changes([(10**6, "a")])
         assert stage.waiting() == []
         assert stage.state("a") is None
 
@@ -155,11 +291,11 @@ class TestAtRunTime:
         stage.add("a", 60)
         planner = started(stage)
         stage.add("a", 60, paused=True, queue="celery")
-        planner.on_change(10**6, "a")
+        planner.on_changes([(10**6, "a")])
         run(planner)
         assert stage.waiting() == []
         stage.add("a", 60, queue="celery")
-        planner.on_change(10**6, "a")
+        planner.on_changes([(10**6, "a")])
         run(planner)
         assert stage.waiting() == ["a []"]
 
@@ -206,7 +342,7 @@ class TestDeploy:
         old = started(stage, {"a": 60})
         started(stage, {"a": {"schedule": 60, "args": ["new"]}})
         stage.client.delete(stage.store.keys.configurations)
-        old.on_change(10**6, "a")
+        old.on_changes([(10**6, "a")])
         old.look()
         run(old)
         assert stage.waiting() == ["a []"]
@@ -228,7 +364,7 @@ class TestDeploy:
         record = stage.record("a")
         assert record is not None
         stage.add("a", 60, paused=True, app="shop", queue="celery")
-        planner.on_change(10**6, "a")
+        planner.on_changes([(10**6, "a")])
         run(planner)
         started(stage, {"a": {"schedule": 60, "args": ["new"]}})
         assert stage.waiting() == []
@@ -271,7 +407,7 @@ class TestQueues:
         if restarted:
             started(stage, queues={"t": "other"})
         else:
-            other.on_change(10**6, "a")
+            other.on_changes([(10**6, "a")])
             run(other)
         assert (stage.waiting(), stage.waiting("other")) == ([], ["a []"])
         after = stage.state("a", "other")
@@ -339,7 +475,7 @@ class TestQueues:
         stage.add("a", 60, queue="celery", earlier=["other"])
         planner = stage.planner()
         planner.read()
-        planner.on_change(10**6, "a")
+        planner.on_changes([(10**6, "a")])
         assert stage.store.plan([slow])[0].outcome == DONE
         run(planner)
         assert (stage.waiting(), stage.waiting("other")) == (["a []"], [])
@@ -466,5 +602,6 @@ def test_ten_thousand_entries_each_have_one_occurrence(stage: Stage) -> None:
         pass
     found = [entry.payload for entry in stage.queue().page(limit=1000)]
     assert len(found) == 1000
+    assert stage.built == 10_000
     assert stage.queue().size() == 10_000
-    assert len(stage.store.states("celery")) == 10_001
+    assert len({name for page in stage.store.states("celery") for name in page}) == 10_001

@@ -28,7 +28,7 @@ LAYERS = [
     {"watchdog"},
     {"settings", "server"},
     {"transport", "verdicts", "results"},
-    {"config", "inspector", "task_message", "handover"},
+    {"config", "inspector", "task_message", "handover", "onlookers"},
     {"failures", "invalid_task", "revocation", "series"},
     {"bulk"},
     {"control", "schedule"},
@@ -45,7 +45,18 @@ BASE = 0
 MAY_IMPORT = {
     "kombu": {"transport", "task_message", "revocation", "bulk", "control", "schedule", "bootsteps", "cli", "app"},
     "celery": {
-        *("task_message", "revocation", "series", "bulk", "control", "handover", "verdicts", "schedule", "beat"),
+        *(
+            "task_message",
+            "onlookers",
+            "revocation",
+            "series",
+            "bulk",
+            "control",
+            "handover",
+            "verdicts",
+            "schedule",
+            "beat",
+        ),
         *("bootsteps", "panel", "cli", "app", "results"),
     },
 }

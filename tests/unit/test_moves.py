@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ MINUTE = 60_000
 
 def entry(schedule: Any = 60, *, paused: bool = False, **timing: Any) -> Entry:
     definition = Definition.of("e", {"task": "t", "schedule": schedule, "timing": timing}, APP)
-    return Entry(definition, Policy.of(definition, ScheduleSettings()), T, paused=paused)
+    return Entry(definition, Policy.of(definition, ScheduleSettings()), T, definition.fingerprint, paused=paused)
 
 
 def at(one: Entry, at_ms: int | None, *, task_id: str = "id", **rest: Any) -> State:
@@ -126,14 +127,50 @@ class TestMissed:
         assert Policy.of(entry().definition, ScheduleSettings(), 30).max_lateness_s == 0
 
 
-def made_up(one: Entry, at_ms: int, now_ms: int) -> list[int]:
+class TestLate:
+    """Planners were there all the time, and reach an entry 10 minutes and a half late."""
+
+    now = T + 10 * MINUTE + 30_000
+
+    @pytest.mark.parametrize("missed", ["skip", "once", "all"])
+    @pytest.mark.parametrize("still_waits", [False, True])
+    @pytest.mark.parametrize("lazy", [False, True])
+    def test_each_occurrence_is_sent(self, missed: str, still_waits: bool, lazy: bool) -> None:
+        one = entry(missed=missed, lazy=lazy, max_lateness=3600, catch_up=1)
+        assert made_up(one, T, self.now, attended_ms=T - MINUTE, still_waits=still_waits) == [
+            T + n * MINUTE for n in range(1, 12)
+        ]
+
+    @pytest.mark.parametrize(("missed", "planned"), [("skip", [5, 6, 7, 8, 9, 10, 11]), ("once", range(4, 12))])
+    def test_the_policy_is_for_what_was_before_they_came(self, missed: str, planned: Sequence[int]) -> None:
+        found = made_up(entry(missed=missed), T, self.now, attended_ms=T + 5 * MINUTE)
+        assert found == [T + n * MINUTE for n in planned]
+
+    def test_all_makes_up_for_as_many_as_it_should(self) -> None:
+        found = made_up(entry(missed="all", catch_up=2), T, self.now, attended_ms=T + 5 * MINUTE)
+        assert found == [T + n * MINUTE for n in range(3, 12)]
+
+    def test_a_new_entry_begins_with_its_first_occurrence(self) -> None:
+        move = next_move(entry(), None, self.now, attended_ms=T - MINUTE)
+        assert move is not None
+        assert move.at_ms == T + MINUTE
+
+    def test_what_is_hopelessly_late_counts_as_missed(self) -> None:
+        """So planners that cannot keep up do not lag behind for ever."""
+        now = T + 600 * MINUTE + 30_000
+        found = made_up(entry(missed="skip"), T, now, attended_ms=T - MINUTE)
+        assert found == [T + n * MINUTE for n in range(541, 602)]
+
+
+def made_up(one: Entry, at_ms: int, now_ms: int, **besides: Any) -> list[int]:
     """Return to which occurrences an entry goes until it is up to date."""
     found: list[int] = []
-    state = at(one, at_ms)
-    while (move := next_move(one, state, now_ms)) is not None:
+    task_id = "" if one.definition.is_lazy else "id"
+    state = at(one, at_ms, task_id=task_id)
+    while (move := next_move(one, state, now_ms, **besides)) is not None:
         assert move.at_ms is not None
         found.append(move.at_ms)
-        state = at(one, move.at_ms, made_up=move.made_up)
+        state = at(one, move.at_ms, task_id=task_id, made_up=move.made_up)
     return found
 
 

@@ -1,0 +1,168 @@
+"""Mould: what a message that Celery made has in common with those of other occurrences, and of other entries.
+
+Nearly all that Celery finds out for a message depends on the task and its options only. So a mould takes it from one
+message, and adds what differs: ids, times and arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from celery.utils import uuid
+from kombu.serialization import dumps as serialize
+from kombu.serialization import registry
+from kombu.utils.json import dumps
+
+from celery_delayq.onlookers import nobody_is_asked
+from celery_delayq.schedule.entry import OPTION, Definition
+from celery_delayq.transport.capture import Caught
+from celery_delayq.transport.eta import DUE_PROPERTY
+
+#: Options with which a task may have a mould. Each other one may say something of a single message.
+_SUITABLE = frozenset(
+    {
+        *("queue", "exchange", "routing_key", "priority", "serializer", "ignore_result", "shadow"),
+        *("time_limit", "soft_time_limit", "headers", "countdown", "expires", OPTION),
+    }
+)
+
+
+@dataclass(frozen=True)
+class When:
+    """The times of a message.
+
+    Attributes:
+        due_ms: when it may run, unix time in ms.
+        eta: the same.
+        expires: when it expires; None if it does not.
+    """
+
+    due_ms: int
+    eta: datetime
+    expires: datetime | None
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a task as they are in its message."""
+
+    body: str
+    argsrepr: str
+    kwargsrepr: str
+
+
+class Mould:
+    """Makes messages of one task with the same options.
+
+    Attributes:
+        broker_list: to which they go.
+    """
+
+    def __init__(self, app: Any, channel: Any, definition: Definition, caught: Caught) -> None:
+        self.broker_list = caught.broker_list
+        self._app = app
+        self._channel = channel
+        self._task = definition.task
+        self._message = caught.message
+        self._headers: Mapping[str, Any] = caught.message["headers"]
+        self._properties: Mapping[str, Any] = caught.message["properties"]
+        self._serializer = registry.type_to_name.get(caught.message["content-type"])
+        self._check_arguments = _check_of(app.tasks.get(definition.task))
+        #: Those of entries that give none: most of them, where there are very many.
+        self._no_arguments: Arguments | None = None
+
+    @classmethod
+    def of(
+        cls,
+        app: Any,
+        channel: Any,
+        definition: Definition,
+        given: tuple[Sequence[Any], Mapping[str, Any]],
+        when: When,
+        caught: Caught,
+    ) -> Mould | None:
+        """Return the mould of a message that Celery just made; None if others could not be made with it.
+
+        They could not where somebody looks at each task as it is sent, see `onlookers`; and where the message that the
+        mould would have made in place of this one is another, whatever the reason.
+
+        Args:
+            app: the Celery app.
+            channel: one of our transport.
+            definition: of the entry.
+            given: its arguments, and its keyword arguments, evaluated.
+            when: the times of the message.
+            caught: the message.
+        """
+        task = app.tasks.get(definition.task)
+        if not _SUITABLE.issuperset(definition.options) or not nobody_is_asked(app, task):
+            return None
+        mould = cls(app, channel, definition, caught)
+        properties = mould._properties
+        if mould._serializer is None or "compression" in mould._headers or "delivery_tag" not in properties:
+            return None
+        made = mould._payload(
+            mould.arguments(*given),
+            caught.message_id,
+            when,
+            str(properties["delivery_tag"]),
+            properties.get("expiration"),
+        )
+        return mould if made == caught.payload else None
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+        """Return arguments as they are in a message.
+
+        Raises:
+            Exception: as `apply_async` does, if the task does not take them, or if they cannot be serialized.
+        """
+        if self._no_arguments is not None and not args and not kwargs:
+            return self._no_arguments
+        if self._check_arguments is not None:
+            self._check_arguments(*args, **kwargs)
+        made = self._app.amqp.create_task_message("", self._task, args, kwargs)
+        body = serialize(made.body, serializer=self._serializer)[2]
+        encoded = self._channel.encode_body(body, self._properties.get("body_encoding"))[0]
+        found = Arguments(encoded, made.headers["argsrepr"], made.headers["kwargsrepr"])
+        if not args and not kwargs:
+            self._no_arguments = found
+        return found
+
+    def payload(self, arguments: Arguments, task_id: str, when: When) -> bytes:
+        """Return a message as it is stored."""
+        expiration = None
+        if when.expires is not None:
+            left_s = (when.expires - datetime.now(timezone.utc)).total_seconds()
+            expiration = str(int(max(left_s, 0) * 1000))
+        return self._payload(arguments, task_id, when, uuid(), expiration)
+
+    def _payload(
+        self, arguments: Arguments, task_id: str, when: When, delivery_tag: str, expiration: str | None
+    ) -> bytes:
+        headers = {
+            **self._headers,
+            "id": task_id,
+            "root_id": task_id,
+            "eta": when.eta.isoformat(),
+            "expires": when.expires and when.expires.isoformat(),
+            "argsrepr": arguments.argsrepr,
+            "kwargsrepr": arguments.kwargsrepr,
+        }
+        properties = {
+            **self._properties,
+            "correlation_id": task_id,
+            "delivery_tag": delivery_tag,
+            DUE_PROPERTY: when.due_ms,
+        }
+        if expiration is not None:
+            properties["expiration"] = expiration
+        message = {**self._message, "body": arguments.body, "headers": headers, "properties": properties}
+        stored: bytes = dumps(message).encode()
+        return stored
+
+
+def _check_of(task: Any) -> Any:
+    return getattr(task, "__header__", None) if getattr(task, "typing", False) else None

@@ -1,0 +1,76 @@
+"""The loop in which a planner runs: what a worker waits for when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+import redis
+
+from celery_delayq.schedule.loop import PlannerLoop
+from celery_delayq.schedule.store import ScheduleStore
+from tests.planner.conftest import Stage
+from tests.support import wait_until
+
+
+class Planning:
+    """A planner that has very much to do, until it is told that what is overdue has gone on."""
+
+    def __init__(self) -> None:
+        self.is_up_to_date = False
+        self.passes = 0
+
+    def begin_reading(self) -> None: ...
+
+    def look(self) -> None: ...
+
+    def on_changes(self, changes: Iterable[tuple[int, str]]) -> None: ...
+
+    def run_due(self) -> int:
+        self.passes += 1
+        return 1
+
+    def seconds_until_next(self) -> float | None:
+        return 0.0
+
+
+Start = Callable[[], tuple[PlannerLoop, Planning]]
+
+
+@pytest.fixture
+def start(client: redis.Redis) -> Iterator[Start]:
+    """Start a loop."""
+    loops: list[PlannerLoop] = []
+
+    def start() -> tuple[PlannerLoop, Planning]:
+        planning = Planning()
+
+        @contextmanager
+        def connect() -> Iterator[tuple[ScheduleStore, Callable[[], Planning]]]:
+            yield ScheduleStore(client), lambda: planning
+
+        made: Callable[[], AbstractContextManager[object]] = connect
+        loops.append(PlannerLoop(made))
+        loops[-1].start()
+        return loops[-1], planning
+
+    yield start
+    for loop in loops:
+        loop.stop()
+
+
+def test_a_start_does_not_wait_for_what_is_new(start: Start) -> None:
+    loop, planning = start()
+    assert loop.wait_until_planned(5)
+    wait_until(lambda: planning.passes > 1, "it plans")
+
+
+def test_a_start_waits_for_what_is_overdue(stage: Stage, start: Start) -> None:
+    """So that a planner sees what nobody has transferred."""
+    stage.queue().offer(b"late", due_ms=stage.store.now_ms() - 60_000)
+    loop, planning = start()
+    wait_until(lambda: planning.passes > 3, "it plans")
+    assert not loop.wait_until_planned(0)
+    planning.is_up_to_date = True
+    assert loop.wait_until_planned(5)
