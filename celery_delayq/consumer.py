@@ -209,7 +209,7 @@ class Consumer:
         assert self._connection is not None
         try:
             self._take_answers(self._connection)
-        except CONNECTION_ERRORS as exc:
+        except Exception as exc:
             self._give_up_connection(exc)
 
     @property
@@ -269,8 +269,8 @@ class Consumer:
     def ack(self, tag: str) -> bool:
         """Acknowledge a message: it is gone then. One command, whose cost grows with what is held since then.
 
-        In the thread that fetches, its reply is read with the next fetch. Never raises for what happens to the server
-        or the network; the watchdog sends it again then.
+        In the thread that fetches, its reply is read with the next fetch. Never raises; the watchdog sends again what
+        went wrong.
 
         Returns:
             False if the message is not held.
@@ -292,7 +292,7 @@ class Consumer:
                 self._connection.ack(self._keys_of(held.name).in_flight(self.id), held.message, tag)
             else:
                 self._on_answered(tag, was_in_flight=self._remove(held) > 0)
-        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+        except Exception as exc:  # redis-py's ValueError, too, if a thread closes what another one reads from
             self._owe_acks([tag], exc)
             if self._is_fetching_thread:
                 self._give_up_connection(exc)
@@ -434,7 +434,8 @@ class Consumer:
                 del self.held[tag]
         try:
             return self.finish()
-        except (*CONNECTION_ERRORS, exceptions.ResponseError):
+        except Exception as exc:
+            logger.debug("%s is not done yet: %s", self.id, exc)
             return False
 
     def finish(self, client: redis.Redis | None = None) -> bool:

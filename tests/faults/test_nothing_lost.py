@@ -21,18 +21,7 @@ _RECOVERED_S, _NOISE_S = 3.0, 5.0
 _TOO_LONG = {"recovery"}
 
 
-#: Promised, and not kept yet.
-_NOT_YET = {"hostile"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=False) if name in _NOT_YET else ())
-        for name in FAULTS
-        if name not in _TOO_LONG
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in _TOO_LONG])
 def test_fault(name: str) -> None:
     """Duplicates are only tasks that were running in a process that was killed, or lost its lease."""
     result = run(FAULTS[name], _SECONDS)

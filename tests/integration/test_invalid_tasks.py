@@ -125,9 +125,9 @@ def test_no_mixture_of_them_does(victim: Victim) -> None:
     good = victim.task(task_id="the-id")
 
     @settings(derandomize=True, max_examples=4, deadline=None, phases=[Phase.generate], database=None)
-    @given(st.lists(MESSAGES, min_size=50, max_size=50))
-    def try_them(batch: list[dict[tuple[str, ...], Any]]) -> None:
-        victim.send(mixed(good, changes) for changes in batch)
+    @given(st.data())
+    def try_them(data: st.DataObject) -> None:
+        victim.send(mixed(good, data.draw(MESSAGES)) for _ in range(50))
         victim.survives()
 
     try_them()

@@ -207,6 +207,7 @@ def test_rate_limits_hold_nobody_else_up(app: Celery, ledger: Ledger, start: Any
 
 def test_consumers_come_and_go_under_load(app: Celery, ledger: Ledger, start: Any, broker_client: redis.Redis) -> None:
     start(pool="prefork", concurrency=2, conf={"worker_prefetch_multiplier": 8})
+    assert ask(app, "ping") == {"ok": "pong"}, "it hears broadcasts, which kombu subscribes to a little later"
     ids = []
     for _ in range(6):
         ids += [*publish(app, 30, queue="extra"), *publish(app, 10)]

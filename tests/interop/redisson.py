@@ -177,8 +177,9 @@ class Redisson:
         return [b64decode(value) for value in self.call(command, name, *args)]
 
     def offer(self, name: str, *values: bytes, delay_ms: int) -> None:
-        """RDelayedQueue.offer each of the values; its transfer task runs from then on."""
-        self.call("offer", name, *(part for value in values for part in (delay_ms, value)))
+        """RDelayedQueue.offer each of the values, one after the other; its transfer task runs from then on."""
+        for value in values:
+            self.call("offer", name, delay_ms, value)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -19,7 +19,7 @@ FATAL: tuple[tuple[tuple[str, ...], Any], ...] = (
     (("headers", "timelimit"), "x"),
     (("headers", "stamped_headers"), 5),
     (("properties", "delivery_info"), "x"),
-    (("headers",), None),
+    (("headers",), 5),
     (("body",), None),
     (("body",), []),
     (("body",), "not base64"),

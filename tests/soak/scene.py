@@ -196,9 +196,12 @@ class Scene:
                 return
 
     def cut_off(self, worker: Worker) -> None:
-        """Take down that a worker is cut off from now on, for longer than its lease."""
-        with self._harming([worker]):
-            pass
+        """Take down that a worker is cut off from now on, for longer than its lease.
+
+        Until the lease ends, it may begin what it holds, and nobody hears its acknowledgements.
+        """
+        now_s = time.time()
+        self.harms.append(Harm(frozenset({worker.pid}), now_s, now_s + self.setting.lease_s))
 
     @contextmanager
     def _harming(self, workers: Sequence[Worker]) -> Iterator[None]:

@@ -21,7 +21,7 @@ class Harm:
     Attributes:
         workers: the ids of their main processes.
         begin_s: when it began, unix time.
-        end_s: when all of them were hurt.
+        end_s: when all of them were hurt; when those that were cut off have lost their lease.
     """
 
     workers: frozenset[int]
