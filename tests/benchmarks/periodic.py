@@ -70,6 +70,7 @@ def run(scale: Scale) -> Report:
 
 def _start(report: Report, scale: Scale) -> None:
     seconds = report.figure(f"start of a planner with {scale.entries:,} entries", "s")
+    cpu = report.figure(f"start of a planner with {scale.entries:,} entries: its CPU", "s")
     each = report.figure("start of a planner, an entry", "ms", baseline=REDBEAT)
     used = report.figure("Redis, an entry", "bytes", baseline=REDBEAT)
     resident = report.figure("planner, resident memory", "MiB", baseline=REDBEAT)
@@ -82,6 +83,7 @@ def _start(report: Report, scale: Scale) -> None:
                 took_s = time.monotonic() - begin
                 if variant == OURS:
                     seconds.add(variant, took_s)
+                    cpu.add(variant, process_cpu_s(beat.pid))
                 each.add(variant, took_s * 1000 / entries)
                 used.add(variant, (server_bytes(client) - before) / entries)
                 resident.add(variant, process_bytes(beat.pid) / 2**20)
