@@ -198,12 +198,14 @@ def _wait_until_idle(storm: _Storm) -> tuple[float, float]:
     """Wait until a planner and its server have nothing more to do; return the CPU they had used by then."""
     wait_until(lambda: _knows_all(storm), "the planner has all entries", _DEADLINE_S)
     used = storm.cpu_s()
-    while True:
+    until = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < until:
         time.sleep(_IDLE_FOR_S)
         now = storm.cpu_s()
         if now[0] - used[0] < _IDLE_CPU_S:
             return used
         used = now
+    raise RuntimeError(f"{storm.variant} is never done with {storm.entries:,} entries")
 
 
 def _knows_all(storm: _Storm) -> bool:
