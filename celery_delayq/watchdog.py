@@ -423,7 +423,7 @@ class Watchdog:
         ]
         if dead:
             self._tell_dead(name, dead)
-        gone.moved += sum(done.moved)
+        gone.moved += sum(done.moved) - len(dead)
         if any(done.moved) and done.left:
             gone.score = done.score
             self._gone[name, other] = gone
@@ -432,8 +432,8 @@ class Watchdog:
 
     def _tell_dead(self, name: str, dead: list[bytes]) -> None:
         logger.error(
-            "Set aside %d messages of %r in the list %r: they were delivered too often without an acknowledgement, "
-            "or are none",
+            "Set aside %d messages of %r in the list %r: their workers were killed too often while they ran, or they "
+            "cannot be read. `celery delayq dead list` shows which, and why",
             len(dead),
             name,
             keys.QueueKeys.of(name).dead,

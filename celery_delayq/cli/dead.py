@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Any
 
 import click
+from rich.table import Table
 
 from celery_delayq.cli.broker import check_queue, complete_queue, inspecting
 from celery_delayq.cli.command import Decorator, body_option, command, confirm, json_option, plural, yes_option
-from celery_delayq.cli.output import add_columns, console, new_table, print_details, print_json, text, tracked
+from celery_delayq.cli.output import (
+    NARROW,
+    add_columns,
+    console,
+    new_table,
+    print_details,
+    print_json,
+    short_name,
+    text,
+    tracked,
+)
 from celery_delayq.cli.plain import say
+from celery_delayq.cli.times import shown
 from celery_delayq.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector import message as messages
@@ -20,8 +33,6 @@ from celery_delayq.transport.redelivery import revived
 
 #: What a command works on: a message, and the list that has it.
 Found = tuple[DeadLetters, DeadLetter]
-
-_COLUMNS = ("id", "task", "task_id", "reason", "deliveries", "at")
 
 _queue_argument: Decorator = click.argument("queue", shell_complete=complete_queue)
 
@@ -50,11 +61,26 @@ def list_(ctx: click.Context, queue: str, as_json: bool) -> None:
         for row in rows:
             print_json(row)
         return
-    table = new_table()
-    add_columns(table, "id", "task", "task id", "reason", "deliveries", "set aside")
+    out = console()
+    out.print(table_of(rows, out.width))
+
+
+def table_of(rows: Iterable[dict[str, Any]], width: int) -> Table:
+    """Return a table for a console of so many columns: ids are whole, and copied in one go."""
+    narrow = width < NARROW
+    table = new_table(dense=narrow)
+    add_columns(table, "id", "task id", firm=True)
+    add_columns(table, "task")
+    add_columns(table, "reason", firm=True)
+    if not narrow:
+        add_columns(table, "deliveries", right=True, firm=True)
+        add_columns(table, "set aside (UTC)", firm=True)
     for row in rows:
-        table.add_row(*(text(row[name]) for name in _COLUMNS))
-    console().print(table)
+        at = None if row["at"] is None else datetime.fromisoformat(row["at"])
+        rest = () if narrow else (text(row["deliveries"]), text(shown(at, short=True)))
+        task = text(short_name(row["task"]) if narrow else row["task"], one_line=narrow)
+        table.add_row(text(row["id"]), text(row["task_id"]), task, text(row["reason"]), *rest)
+    return table
 
 
 @command("show")

@@ -13,7 +13,17 @@ from rich.table import Table
 
 from celery_delayq.cli.broker import check_queue, inspecting, queue_option
 from celery_delayq.cli.command import body_option, command, json_option, usage_errors
-from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_details, print_json, progress, text
+from celery_delayq.cli.output import (
+    NARROW,
+    add_columns,
+    console,
+    new_table,
+    print_details,
+    print_json,
+    progress,
+    short_name,
+    text,
+)
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import When, at, shown, shown_span
 from celery_delayq.inspector import Inspector
@@ -60,11 +70,6 @@ def not_waiting(task_id: str) -> str:
     )
 
 
-def _short(name: str | None) -> str | None:
-    """Return the name of a task without its module."""
-    return name and name.rpartition(".")[2]
-
-
 def task_table(tasks: Iterable[ScheduledTask], width: int, title: str | None = None) -> Table:
     """Return a table of tasks for a console of so many columns; of their arguments what there is room for."""
     narrow = width < NARROW
@@ -80,7 +85,7 @@ def task_table(tasks: Iterable[ScheduledTask], width: int, title: str | None = N
             text(shown(task.due, short=narrow)),
             text(shown_span(task.time_left)),
             text(task.id),
-            text(_short(task.name) if narrow else task.name, one_line=narrow),
+            text(short_name(task.name) if narrow else task.name, one_line=narrow),
             text(args, one_line=True),
             text(task.queue, one_line=narrow),
             text(task.priority),

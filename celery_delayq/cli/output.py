@@ -29,9 +29,10 @@ NARROW = 100
 def console(*, stderr: bool = False, width: int = WIDTH) -> Console:
     """Return a console: as wide as its terminal, or of a fixed width where there is none."""
     celery = getattr(click.get_current_context(silent=True), "obj", None)
-    no_color = True if getattr(celery, "no_color", False) else None
-    found = Console(stderr=stderr, no_color=no_color)
-    return found if found.is_terminal else Console(stderr=stderr, no_color=no_color, width=width)
+    # Rich's `no_color` alone leaves bold and dim.
+    colors: Any = {"no_color": True, "color_system": None} if getattr(celery, "no_color", False) else {}
+    found = Console(stderr=stderr, **colors)
+    return found if found.is_terminal else Console(stderr=stderr, **colors, width=width)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -74,6 +75,11 @@ def text(value: object, *, one_line: bool = False) -> Text:
     """
     plain = "-" if value is None else visible(value)
     return Text(plain, no_wrap=True, overflow="ellipsis") if one_line else Text(plain)
+
+
+def short_name(task: Any) -> Any:
+    """Return the name of a task without its module; what is no name, as it is."""
+    return task.rpartition(".")[2] if isinstance(task, str) else task
 
 
 def print_details(fields: Mapping[str, Any], as_json: bool) -> None:

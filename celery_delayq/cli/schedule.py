@@ -15,7 +15,16 @@ from rich.table import Table
 
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, json_option
-from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_details, print_json, text
+from celery_delayq.cli.output import (
+    NARROW,
+    add_columns,
+    console,
+    new_table,
+    print_details,
+    print_json,
+    short_name,
+    text,
+)
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import Span, shown, shown_span
 from celery_delayq.errors import DelayqError
@@ -82,14 +91,17 @@ def _table(entries: Sequence[PeriodicTask], width: int) -> Table:
     add_columns(table, "name", "task", "schedule")
     add_columns(table, "next run (UTC)", firm=True)
     add_columns(table, "left", right=True, firm=True)
-    add_columns(table, "last run (UTC)", firm=True)
-    add_columns(table, "runs", right=True, firm=True)
+    if not narrow:
+        add_columns(table, "last run (UTC)", firm=True)
+        add_columns(table, "runs", right=True, firm=True)
     add_columns(table, "status")
     now = datetime.now(timezone.utc)
     for entry in entries:
         left = "-" if entry.next_run is None else shown_span(entry.next_run - now)
-        times = (shown(entry.next_run, short=narrow), left, shown(entry.last_run, short=narrow))
-        table.add_row(*map(text, (entry.name, entry.task, _when(entry), *times, entry.runs, _status(entry))))
+        task = text(short_name(entry.task) if narrow else entry.task)
+        past = () if narrow else (shown(entry.last_run), entry.runs)
+        rest = (shown(entry.next_run, short=narrow), left, *past, _status(entry))
+        table.add_row(text(entry.name), task, *map(text, (_when(entry), *rest)))
     return table
 
 

@@ -86,7 +86,7 @@ class Schedule:
         with self._store() as store:
             record = Record(definition.fingerprint, store.now_ms(), _data_of(definition))
             if not store.write_record(name, b"", record):
-                raise EntryExists(f"there is a periodic task {name!r} already: update() changes it")
+                raise EntryExists(f"there is a periodic task {name!r} already: update it, or choose another name")
             return self._show(store, name, record)
 
     def update(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
 import redis
 from celery import Celery
 from kombu.utils.json import loads
+from rich.console import Console
 
 from celery_delayq import DeadLetters, dead_letters
+from celery_delayq.cli import dead
 from celery_delayq.transport.redelivery import DELIVERY_COUNT
 from tests.cli.running import Command, failed, is_wrong_use
 
@@ -49,6 +52,16 @@ def test_list_shows_a_table(command: Command, killer: dict[str, str]) -> None:
     output = command("dead", "list", QUEUE).stdout
     assert killer["id"] in output
     assert "delivery-limit" in output
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_ids_are_whole_in_a_table(killer: dict[str, str], width: int) -> None:
+    row = {"task": "a.module.of_some_length.task_of_some_length", "reason": "delivery-limit", "deliveries": 20}
+    out = Console(width=width, file=io.StringIO())
+    out.print(dead.table_of([{**row, **killer, "at": "2023-11-14T22:13:20+00:00"}], width))
+    lines = out.file.getvalue().splitlines()
+    assert any(killer["id"] in line and killer["task_id"] in line for line in lines), lines
+    assert any("delivery-limit" in line for line in lines), lines
 
 
 def test_show_has_the_message(command: Command, killer: dict[str, str], broker_client: redis.Redis) -> None:

@@ -6,14 +6,17 @@ import ast
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue, cli
 from celery_delayq.cli import broker
+from celery_delayq.cli.output import console
 from celery_delayq.cli.plain import visible
 from celery_delayq.cli.transfer import VisibleFormatter
 from celery_delayq.keys import RegistryKeys
@@ -100,6 +103,16 @@ def test_visible_text_is_as_it_was() -> None:
     assert visible("naïve 任务 [red]") == "naïve 任务 [red]"
     assert visible("a\nb\u202e\x9b\udcff") == r"a\nb\u202e\x9b\udcff"
     assert visible("a\nb\x1b", keep="\n") == "a\nb\\x1b"
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_no_color_leaves_no_escapes_in_a_terminal(no_color: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # the file is taken for a terminal
+    with click.Context(cli.delayq, obj=SimpleNamespace(no_color=no_color)):
+        out = console()
+    with out.capture() as captured:
+        out.print("[bold]id[/bold]")
+    assert ("\x1b" in captured.get()) != no_color
 
 
 @pytest.mark.parametrize("file", sorted(Path(cli.__file__).parent.glob("*.py")), ids=lambda file: file.name)
