@@ -13,7 +13,6 @@ of messages is in its manual, "Message Protocol".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -26,12 +25,17 @@ _Check = tuple[Callable[[Any], bool], str]
 _LONGEST_S = 1e9
 
 
+#: Deepest nesting of what comes with a message besides its body. A prefork worker sends it to its processes by pickle,
+#: which gives up at a depth of 900 or less with Python 3.11.
+_DEEPEST = 100
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
 def _is_time_limit(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and math.isfinite(value) and abs(value) <= _LONGEST_S)
+    return value is None or (type(value) in (int, float) and abs(value) <= _LONGEST_S)  # which no infinity is, nor NaN
 
 
 def _are_time_limits(value: Any) -> bool:
@@ -90,6 +94,8 @@ def defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | None:
     headers = message.get("headers") or {}
     if not isinstance(headers, dict):
         return f"its headers are not a mapping but {headers!r:.100}"
+    if defect := _too_deep(headers, message["properties"]):
+        return defect
     if not _is_mapping(message["properties"].get("delivery_info")):
         return f"its delivery_info is not a mapping but {message['properties']['delivery_info']!r:.100}"
     if "task" in headers and (defect := _wrong(headers, _FIELDS)):
@@ -125,7 +131,22 @@ def late_defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | N
             return None
         if not isinstance(fields, dict):
             return None
-    return _wrong(fields, _LATE)
+    return _too_deep(fields, message["properties"]) or _wrong(fields, _LATE)
+
+
+def _too_deep(*fields: Mapping[str, Any]) -> str | None:
+    for name, value in (item for some in fields for item in some.items()):
+        if _is_deeper(value, _DEEPEST):
+            return f"its {name:.100} is nested deeper than {_DEEPEST} levels"
+    return None
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return False
+    return not levels or any(_is_deeper(inner, levels - 1) for inner in value)
 
 
 def _wrong(fields: Mapping[str, Any], checks: Mapping[str, _Check]) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from datetime import datetime, timedelta, timezone
 
 #: A time as the API takes it: a datetime, or unix time in seconds. A naive datetime is in UTC, as Celery's workers
@@ -75,7 +75,7 @@ def seconds(value: object, name: str, wanted: str = "a number of seconds") -> fl
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be {wanted}, not {value!r}")
-    if not math.isfinite(value):
+    if not abs(value) <= sys.float_info.max:  # infinite, not a number, or a whole number that no float can have
         raise ValueError(f"{name} must be {wanted}, not {value!r}")
     return value
 

@@ -33,7 +33,8 @@ def delayq_channel(app: Any) -> Iterator[tuple[Any, Any]]:
     """Connect; give the connection and a channel. Errors name the URL, without its password.
 
     Raises:
-        click.ClickException: another transport, a wrong setting, the server cannot be reached, refuses, or goes away.
+        click.ClickException: another transport, a wrong URL or setting, the server cannot be reached, refuses, or goes
+            away.
     """
     register()  # `-b delayq://...` is for apps that have no DelayQ any more, too
     with _connection(app) as connection:
@@ -56,6 +57,10 @@ def delayq_channel(app: Any) -> Iterator[tuple[Any, Any]]:
             raise click.ClickException(f"{trouble} {connection.as_uri()}: {exc}{advice}") from exc
         except RedisError as exc:
             raise click.ClickException(f"{connection.as_uri()} refuses: {exc}") from exc
+        except ValueError as exc:  # kombu's of an option, and urllib's of a URL
+            if connected:
+                raise
+            raise click.ClickException(f"wrong broker URL or broker_transport_options: {exc}") from exc
 
 
 @contextmanager
@@ -106,5 +111,7 @@ def _connection(app: Any) -> Any:
         connection = app.connection_for_write()
         connection.may_be_replica = True  # to look at what waits, it need not be the master
         return connection
+    except ValueError as exc:
+        raise click.ClickException(f"wrong broker URL: {exc}") from exc
     except KeyError as exc:  # kombu knows no such scheme
         raise click.ClickException(f"{exc.args[0]}: {_ADVICE}") from exc

@@ -55,11 +55,13 @@ def criteria_of(
     """Return what the options of `filters` mean.
 
     Raises:
-        click.ClickException: there is no such queue, or a time is out of range.
+        click.ClickException: there is no such queue.
+        click.UsageError: a time is out of range.
     """
     check_queue(inspector, queue)
     now_ms = inspector.lists.now_ms()
-    return Criteria.of(queue=queue, task=task, due_after=at(due_after, now_ms), due_before=at(due_before, now_ms))
+    with usage_errors():
+        return Criteria.of(queue=queue, task=task, due_after=at(due_after, now_ms), due_before=at(due_before, now_ms))
 
 
 def not_waiting(task_id: str) -> str:

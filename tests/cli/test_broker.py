@@ -67,6 +67,15 @@ def test_a_scheme_that_nobody_knows(ledger_url: str) -> None:
 
 
 @calls(COMMANDS)
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("delayq://localhost:abc/0", "'abc'"), ("delayq+sentinel://localhost:1/0", "master_name")],
+)
+def test_a_wrong_url(ledger_url: str, call: list[str], url: str, words: str) -> None:
+    failed(run(make_app(url, ledger_url), *call), "broker URL", words)
+
+
+@calls(COMMANDS)
 def test_no_server(ledger_url: str, call: list[str]) -> None:
     done = run(make_app("delayq://user:s3cret@127.0.0.1:1/0", ledger_url), *call)
     failed(done, "cannot connect to delayq://user:**@127.0.0.1:1/0: ", "refused")

@@ -118,6 +118,7 @@ class TestList:
     def test_a_time_that_is_none(self, command: Command, command_line: list[str], option: str) -> None:
         is_wrong_use(command(*command_line, option, "soon"), f"'{option}': 'soon' is no time", "+30m, 2h, -15m")
         is_wrong_use(command(*command_line, option, "99999999d"), "the time must be in the years 1 to 9999")
+        is_wrong_use(command(*command_line, option, "9999-12-31T23:59:59-23:59"), "must be before the year 10000")
 
     def test_wrong_numbers_and_cursors(self, command: Command) -> None:
         is_wrong_use(command("list", "--limit", 0), "--limit")

@@ -10,7 +10,7 @@ from typing import Any
 
 #: One value of each JSON type, and what is nearly right somewhere.
 VALUES: list[Any] = [
-    *(None, True, 0, 5, -1.5, 1e308, "", "x", "ab", "2030-13-01", [], [1], ["a", "b"], [[], {}], {}, {"a": 1}),
+    *(None, True, 0, 5, -1.5, 1e308, 10**400, "", "x", "ab", "2030-13-01", [], [1], ["a", "b"], [[], {}], {}, {"a": 1}),
     {"a": {}, "b": []},
 ]
 
@@ -50,6 +50,7 @@ DEADLY: dict[str, tuple[tuple[str, ...], Any]] = {
     "id is missing": (("headers", "id"), ...),
     "timelimit is a text": (("headers", "timelimit"), "x"),
     "timelimit of texts": (("headers", "timelimit"), ["a", "b"]),
+    "timelimit is beyond floats": (("headers", "timelimit"), [10**400, None]),
     "shadow is a list": (("headers", "shadow"), ["a"]),
     "eta is empty": (("headers", "eta"), ""),
     "stamped_headers is a number": (("headers", "stamped_headers"), 5),
@@ -68,6 +69,11 @@ DEADLY: dict[str, tuple[tuple[str, ...], Any]] = {
 def body(value: Any) -> str:
     """A body as Celery's producers send it."""
     return base64.b64encode(json.dumps(value).encode()).decode()
+
+
+def nested(message: dict[str, Any], path: tuple[str, ...], depth: int) -> bytes:
+    """The bytes of a message with lists in lists at a path; Python's encoder would give up."""
+    return json.dumps(changed(message, path, "nested")).replace('"nested"', "[" * depth + "]" * depth).encode()
 
 
 def changed(message: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:

@@ -46,6 +46,10 @@ class Victim:
             self.client.lpush("celery", *raw)
         return raw
 
+    def send_raw(self, messages: Iterable[bytes]) -> None:
+        """Publish messages."""
+        self.client.lpush("celery", *messages)
+
     def ran(self) -> set[str]:
         """The ids of all tasks that ran; some change their id, to what is none."""
         return {run.task_id for run in self.ledger.runs() if isinstance(run.task_id, str)}
@@ -108,6 +112,21 @@ def test_no_field_of_any_type_ends_a_worker(victim: Victim) -> None:
 def test_nor_does_any_of_a_task_that_it_does_not_know(victim: Victim) -> None:
     victim.send(hostile.every_change(victim.task("nobody-knows", task_id="the-id")))
     assert victim.survives()
+
+
+#: Pickle, by which a prefork worker sends headers to its processes, gives up from a depth of some hundred (Python 3.11)
+#: or some thousand (3.13) on; JSON's decoder later.
+DEPTHS = [150, 900, 4000, 5000, 9900]
+
+
+def test_nor_does_what_is_nested_too_deep_for_a_process_of_the_pool(victim: Victim) -> None:
+    message = victim.task(task_id="the-id")
+    paths = [("headers", "group"), ("headers", "anything"), ("properties", "delivery_info"), ("properties", "anything")]
+    sent = [hostile.nested(message, path, depth) for path in paths for depth in DEPTHS]
+    victim.send_raw(sent)
+    letters = victim.survives()
+    assert {letter.message for letter in letters} == {*sent}
+    assert {letter.reason for letter in letters} <= {NOT_A_MESSAGE, INVALID_TASK}
 
 
 MESSAGES = st.fixed_dictionaries(

@@ -90,13 +90,28 @@ def test_what_ends_a_worker_has_a_defect(app: Celery, path: tuple[str, ...], val
     [
         *((None, True), ([], True), ([None, None], True), ([5, None], True), ([0.5, 10], True), ((1, 2), True)),
         *((5, False), ("x", False), ([1], False), ([1, 2, 3], False), (["a", 1], False), ({"a": 1, "b": 2}, False)),
-        *(([1e308, None], False), ([float("nan"), 1], False), ([None, float("inf")], False), ([True, 1], False)),
+        *(
+            ([10**400, None], False),
+            ([None, -(10**400)], False),
+            ([1e308, None], False),
+            ([float("nan"), 1], False),
+            ([None, float("inf")], False),
+            ([True, 1], False),
+        ),
     ],
 )
 def test_time_limits(app: Celery, limits: Any, is_right: bool) -> None:
     sent = hostile.changed(message(app), ("headers", "timelimit"), limits)
     for defect in (defect_of(sent, ACCEPT), late_defect_of(sent, ACCEPT)):
-        assert defect == (None if is_right else f"its timelimit is not two numbers but {limits!r}")
+        assert defect == (None if is_right else f"its timelimit is not two numbers but {limits!r:.100}")
+
+
+@pytest.mark.parametrize("place", ["headers", "properties"])
+@pytest.mark.parametrize(("depth", "is_right"), [(100, True), (101, False)])
+def test_nesting(app: Celery, place: str, depth: int, is_right: bool) -> None:
+    sent = loads(hostile.nested(message(app), (place, "anything"), depth))
+    for defect in (defect_of(sent, ACCEPT), late_defect_of(sent, ACCEPT)):
+        assert defect == (None if is_right else "its anything is nested deeper than 100 levels")
 
 
 def test_a_body_is_decoded_only_if_it_is_accepted(app: Celery) -> None:

@@ -41,7 +41,7 @@ def test_what_is_no_time(when: Any) -> None:
         to_ms(when, "due_after")
 
 
-@pytest.mark.parametrize("when", [math.nan, math.inf, -math.inf, 1e300, 253402300800])
+@pytest.mark.parametrize("when", [math.nan, math.inf, -math.inf, 1e300, 10**400, 253402300800])
 def test_a_number_that_is_no_time(when: float) -> None:
     with pytest.raises(ValueError, match="due_after must be a datetime, or unix time in seconds, not"):
         to_ms(when, "due_after")
