@@ -96,10 +96,10 @@ class Slot:
             self._check()
             reply = self.connection.read_response(disable_decoding=True)
         except NOT_SERVING as exc:
-            raise exceptions.ConnectionError(str(exc)) from exc
+            raise exceptions.ConnectionError(str(exc)) from None  # Celery logs the whole chain
         except exceptions.ResponseError as exc:
             if str(exc).startswith("UNBLOCKED"):  # a master that becomes a replica says so, and closes the connection
-                raise exceptions.ConnectionError(str(exc)) from exc
+                raise exceptions.ConnectionError(str(exc)) from None
             raise
         finally:
             self.is_armed = False
