@@ -34,7 +34,7 @@ def test_fault(name: str) -> None:
     if name.startswith("kill-"):
         assert verdict.most_late_s < _RECOVERED_S + _NOISE_S
     else:
-        assert verdict.cut_off == set() or name in ("full-stop", "poison")
+        assert verdict.cut_off == set() or name in ("full-stop", "crash-loop", "poison")
     if name == "out-of-memory":
         assert verdict.refused
         assert verdict.in_doubt == set()
