@@ -18,9 +18,19 @@ setup: $(VENV)/.dev ## install the package and all tools into .venv
 demo: $(VENV)/.demo ## run the demo on a private Redis
 	$(BIN)/python -m examples.orders.demo $(ARGS)
 
-.PHONY: test
-test: $(VENV)/.dev ## run the tests in several processes; ARGS="-k transfer" selects
-	$(BIN)/pytest --numprocesses=auto --dist=worksteal $(ARGS)
+.PHONY: picture
+picture: $(VENV)/.demo ## draw the pictures of the README anew, from a real run
+	$(BIN)/python -m examples.orders.picture
+
+PYTEST = $(BIN)/pytest --numprocesses=auto --dist=worksteal
+
+.PHONY: test test-all
+test: $(VENV)/.dev ## see that everything works, in some minutes; ARGS="-k transfer" selects
+	$(PYTEST) -m "not thorough and not benchmark" $(ARGS)
+	@echo "make test-all also runs the tests that were deselected: they break things, and take a quarter of an hour."
+
+test-all: $(VENV)/.dev ## run all tests
+	$(PYTEST) $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.dev ## check the format and the code
@@ -48,7 +58,7 @@ soak: $(VENV)/.dev ## break things under load, and count what is lost
 	$(BIN)/python -m tests.soak $(ARGS)
 
 .PHONY: check
-check: lint types test ## run all that must pass
+check: lint types test-all ## run all that must pass
 
 .PHONY: clean
 clean: ## remove everything that was built

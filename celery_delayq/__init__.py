@@ -11,9 +11,6 @@ from celery_delayq._version import __version__
 
 if TYPE_CHECKING:
     from celery_delayq.app import DelayQ
-    from celery_delayq.dead_letters import DeadLetter, DeadLetters
-    from celery_delayq.delayed_queue import DelayedQueue
-    from celery_delayq.entry import Entry
     from celery_delayq.errors import (
         ConfigurationError,
         DelayqError,
@@ -32,6 +29,9 @@ if TYPE_CHECKING:
     from celery_delayq.inspector.counts import Counts
     from celery_delayq.inspector.pages import Page
     from celery_delayq.inspector.task import ScheduledTask
+    from celery_delayq.queue.dead_letters import DeadLetter, DeadLetters
+    from celery_delayq.queue.delayed_queue import DelayedQueue
+    from celery_delayq.queue.entry import Entry
     from celery_delayq.schedule.api import Schedule
     from celery_delayq.schedule.periodic_task import PeriodicTask
     from celery_delayq.transport import register
@@ -68,11 +68,11 @@ __all__ = [
 #: Which module has a public name; errors has the others.
 _MODULES = {
     "Counts": "inspector.counts",
-    "DeadLetter": "dead_letters",
-    "DeadLetters": "dead_letters",
+    "DeadLetter": "queue.dead_letters",
+    "DeadLetters": "queue.dead_letters",
     "DelayQ": "app",
-    "DelayedQueue": "delayed_queue",
-    "Entry": "entry",
+    "DelayedQueue": "queue.delayed_queue",
+    "Entry": "queue.entry",
     "Imported": "inspector.backup",
     "Page": "inspector.pages",
     "PeriodicTask": "schedule.periodic_task",

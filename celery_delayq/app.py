@@ -13,23 +13,23 @@ from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from celery_delayq import bulk, panel
 from celery_delayq.beat import warn_of_another
-from celery_delayq.bootsteps import Plan, Transfer
-from celery_delayq.config import require_transport
-from celery_delayq.control import use_control
 from celery_delayq.inspector import Inspector, backup
 from celery_delayq.inspector.backup import File, Imported, Released
 from celery_delayq.inspector.counts import Counts
 from celery_delayq.inspector.pages import Criteria, OnProgress, Page
 from celery_delayq.inspector.task import ScheduledTask
+from celery_delayq.publishing import bulk
+from celery_delayq.remote_control import commands as panel
+from celery_delayq.remote_control.broadcast import use_control
 from celery_delayq.schedule.api import Schedule
 from celery_delayq.times import Time
-from celery_delayq.transport import register
+from celery_delayq.transport import register, require_transport
+from celery_delayq.worker.bootsteps import Plan, Transfer
 
 T = TypeVar("T")
 
-#: A task: its id, or its result.
+#: Names a task: its id, or its result.
 TaskId: TypeAlias = str | AsyncResult
 
 
@@ -39,24 +39,24 @@ class DelayQ:
         app = Celery("shop", broker="delayq://localhost:6379/0")
         delayq = DelayQ(app)
 
-    It registers the `delayq` URL schemes with kombu, a bootstep and a `control` with the app, and remote control
-    commands and a warning of a second scheduler with Celery; it connects to nothing and reads no configuration, so it
-    may come before `app.config_from_object`. Making it twice for an app does no harm. It may be shared by threads, and
-    used after a fork.
+    DelayQ registers the `delayq` URL schemes with kombu, bootsteps and a `control` with the app, and remote control
+    commands and a warning about a second scheduler with Celery. It does not connect and does not read the
+    configuration, so you can create it before `app.config_from_object`. Creating it twice for one app does no harm.
+    Threads may share it, and it works after a fork.
 
-    What sees and changes waiting tasks works with no worker running. A task is named by its id or its result
-    (`result.id`, `result`); several of them at once (a list, a `GroupResult`) get a dict of answers by id. Of a chain,
-    the first task is the one that waits: `result.parent.id` and so on. If an id was scheduled several times, all of
-    these tasks are meant.
+    No worker needs to run for the methods that read or change waiting tasks. They take a task id or a result. If you
+    pass several (a list, a `GroupResult`), they return a dict with one answer per id. Only the first task of a chain
+    waits: pass `result.parent.id` and so on. If an id was scheduled several times, the methods apply to all of these
+    tasks.
 
-    Times are datetimes, or unix time in seconds. A naive datetime is in UTC, as Celery takes a naive eta. What is
-    due, overdue or left is told by the server's clock.
+    Times are datetimes, or unix time in seconds. Naive datetimes are taken as UTC, like a naive eta in Celery. The
+    server's clock decides which tasks are due or overdue, and how much time is left.
 
     All these methods raise:
-        TypeError: an argument of a wrong type, a task that is neither an id nor a result.
-        kombu.exceptions.OperationalError: the server cannot be reached, or refuses. If the connection was lost during
-            the call, what it was to do may be done or not; calling again makes sure.
-        ConfigurationError: the app's broker is not a `delayq://` one.
+        TypeError: an argument has the wrong type, or a task is neither an id nor a result.
+        kombu.exceptions.OperationalError: the server cannot be reached, or refuses a command. If the connection was
+            lost during the call, the change may or may not have happened; repeat the call to be sure.
+        ConfigurationError: the app's broker URL is not a `delayq://` URL.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -72,9 +72,9 @@ class DelayQ:
     @overload
     def get(self, task_id: Iterable[TaskId]) -> dict[str, ScheduledTask | None]: ...
     def get(self, task_id: TaskId | Iterable[TaskId]) -> Any:
-        """Return a task that waits, or None if it does not: it is due, ran, was cancelled, or never was delayed.
+        """Return a waiting task, or None if it is not waiting: it is due, has run, was cancelled, or was never delayed.
 
-        Of an id that was scheduled several times, the task that is due first. O(log N) for N waiting tasks.
+        If an id was scheduled several times, return the task that is due first. O(log N) for N waiting tasks.
         """
         return self._each(task_id, lambda inspector, ids: inspector.get(ids))
 
@@ -87,26 +87,26 @@ class DelayQ:
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page:
-        """Return a page of what waits, in due order over all queues and priorities.
+        """Return a page of waiting tasks, in due order across all queues and priorities.
 
-        No call on the server takes long, whatever waits. A page ends after 10,000 tasks that were examined: where
-        few match, it is short or empty, and its cursor tells whether there is more. What waits all the time is on
-        exactly one of the pages; what is offered or moved meanwhile, on one or none; what is rescheduled, on any
-        number of them.
+        Each call on the server is short, however many tasks wait. A page ends after 10,000 examined tasks. If few
+        tasks match, it may be short or empty; only its cursor tells whether there are more. A task that waits all the
+        time is on exactly one page. A task that is offered or moved in the meantime is on one page or none. A task
+        that is rescheduled may be on any number of pages.
 
         Args:
             queue: only tasks of this queue.
             task: only tasks of this name.
-            due_after: only tasks due then or later.
-            due_before: only tasks due before.
-            limit: tasks a page at most, 1 to 1,000.
-            cursor: that of the page before.
+            due_after: only tasks due at this time or later.
+            due_before: only tasks due before this time.
+            limit: maximum number of tasks per page, 1 to 1,000.
+            cursor: cursor of the previous page.
 
         Raises:
-            ValueError: `limit` or a time out of range, a cursor that is none.
+            ValueError: `limit` or a time is out of range, or `cursor` is not a valid cursor.
         """
         criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before)
-        with self._inspector("cannot tell what waits") as inspector:
+        with self._inspector("cannot list waiting tasks") as inspector:
             return inspector.scheduled(criteria, limit=limit, cursor=cursor)
 
     def iter_scheduled(
@@ -119,7 +119,7 @@ class DelayQ:
         limit: int = 1000,
         cursor: str | None = None,
     ) -> Iterator[ScheduledTask]:
-        """Yield all that waits, page after page, see `scheduled`; holds no connection in between."""
+        """Yield all waiting tasks, page by page; see `scheduled`. Holds no connection between pages."""
         while True:
             page = self.scheduled(queue, task, due_after, due_before, limit, cursor)
             yield from page
@@ -131,16 +131,16 @@ class DelayQ:
     @overload
     def cancel(self, task_id: Iterable[TaskId]) -> dict[str, bool]: ...
     def cancel(self, task_id: TaskId | Iterable[TaskId]) -> Any:
-        """Remove a task that waits, for good: it will not run.
+        """Remove a waiting task for good: it will not run.
 
-        Atomic against the transfer: either this call or the worker gets the task. O(log N) for N waiting tasks.
+        Atomic with regard to the transfer: either this call or a worker gets the task. O(log N) for N waiting tasks.
 
-        The result of a cancelled task stays pending, and nobody tells a chord or chain that counts on it. A lock that
-        was taken for it, as celery-singleton does, stays as well.
+        The result of a cancelled task stays pending. A chord or chain that depends on it is not told. A lock that was
+        taken for the task, for example by celery-singleton, is not released.
 
         Returns:
-            True if it was still waiting. False if it was moved to its queue because it is due, was cancelled before,
-            or never was delayed.
+            True if the task was waiting. False if it is due and was moved to its queue, was cancelled before, or was
+            never delayed.
         """
         return self._each(task_id, lambda inspector, ids: inspector.cancel(ids))
 
@@ -153,22 +153,23 @@ class DelayQ:
     def reschedule(
         self, task_id: TaskId | Iterable[TaskId], *, countdown: float | None = None, eta: Time | None = None
     ) -> Any:
-        """Give a task that waits another time. It keeps its id, and its eta header says the new time.
+        """Give a waiting task a new due time. It keeps its id, and its eta header gets the new time.
 
-        Atomic against the transfer, and against others who change the task. All but the eta stays as it is, `expires`
-        as well: a task whose new time is after that is discarded by its worker, as an expired one.
+        Atomic with regard to the transfer and to other changes of the task. Everything else stays as it is, including
+        `expires`: if the new time is later than that, the worker discards the task as expired.
 
         Args:
-            task_id: which.
-            countdown: in seconds from now, by the server's clock; or
-            eta: the time. If it is past, or the countdown negative, the task is moved to its queue at once.
+            task_id: the task or tasks.
+            countdown: seconds from now, by the server's clock.
+            eta: the new time; give either `countdown` or `eta`. If the time is in the past, or the countdown is
+                negative, the task moves to its queue at once.
 
         Returns:
-            True if it was still waiting.
+            True if the task was waiting.
 
         Raises:
-            TypeError: not exactly one of `countdown` and `eta`.
-            ValueError: a time after the year 9999, or that is no number.
+            TypeError: not exactly one of `countdown` and `eta` was given.
+            ValueError: the time is after the year 9999, or not a number.
         """
         return self._each(task_id, lambda inspector, ids: inspector.reschedule(ids, countdown=countdown, eta=eta))
 
@@ -177,12 +178,12 @@ class DelayQ:
     @overload
     def run_now(self, task_id: Iterable[TaskId]) -> dict[str, bool]: ...
     def run_now(self, task_id: TaskId | Iterable[TaskId]) -> Any:
-        """Move a task that waits to the back of its queue, as if it had been published without eta.
+        """Move a waiting task to the back of its queue, as if it had been published without an eta.
 
-        Atomic, and done when this returns: no transfer is needed for it.
+        Atomic. The task is in its queue when this method returns; no transfer is needed.
 
         Returns:
-            True if it was still waiting.
+            True if the task was waiting.
         """
         return self._each(task_id, lambda inspector, ids: inspector.run_now(ids))
 
@@ -197,85 +198,88 @@ class DelayQ:
         dry_run: bool = False,
         on_progress: OnProgress | None = None,
     ) -> int:
-        """Remove all tasks that match, for good; see `scheduled` for what matches, `cancel` for what that means.
+        """Remove all matching tasks for good; see `scheduled` for the criteria and `cancel` for the effect.
 
-        Each is removed in one step or delivered, in bounded calls. What is offered or rescheduled meanwhile may stay.
+        Atomic for each task: it is either removed or delivered. Each call on the server is bounded. Tasks that are
+        offered or rescheduled in the meantime may remain.
 
         Args:
             queue: only tasks of this queue.
             task: only tasks of this name.
-            due_after: only tasks due then or later.
-            due_before: only tasks due before.
+            due_after: only tasks due at this time or later.
+            due_before: only tasks due before this time.
             everything: must be True if no criterion is given.
-            dry_run: only count.
-            on_progress: called now and then with how many were examined, and how many there are.
+            dry_run: count the tasks, but do not remove them.
+            on_progress: called from time to time with the number of examined tasks and the total.
 
         Returns:
-            How many were removed.
+            The number of removed tasks.
 
         Raises:
-            ValueError: no criterion, and not `everything`; a time out of range.
+            ValueError: no criterion was given and `everything` is False, or a time is out of range.
         """
         criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before)
-        with self._inspector("cannot cancel all of it") as inspector:
+        with self._inspector("cannot cancel all matching tasks") as inspector:
             return inspector.cancel_all(criteria, everything=everything, dry_run=dry_run, on_progress=on_progress)
 
     def counts(self, *, span: float = 3600, buckets: int = 60) -> Counts:
-        """Count what is ready, delayed, overdue, in flight and dead, a queue; and when the rest is due.
+        """Count ready, delayed, overdue, in-flight and dead messages for each queue, with a histogram of due times.
 
-        Cheap for the server: commands of O(log N) at most. Not of one moment: a message that moves meanwhile may be
-        counted twice or not at all.
+        Cheap for the server: commands of O(log N) at most. The counts are not a snapshot: a message that moves in the
+        meantime may be counted twice or not at all.
 
         Args:
-            span: how far the histogram of due times reaches, in seconds.
-            buckets: into how many parts it is divided, 1 to 1,000.
+            span: how far ahead the histogram of due times reaches, in seconds.
+            buckets: number of parts of the histogram, 1 to 1,000.
 
         Raises:
-            ValueError: out of range.
+            ValueError: an argument is out of range.
         """
-        with self._inspector("cannot count") as inspector:
+        with self._inspector("cannot count messages") as inspector:
             return inspector.counts(span=span, buckets=buckets)
 
     def export(self, file: File, *, on_progress: OnProgress | None = None) -> int:
-        """Write all that waits to a file of JSON lines; returns how many tasks. See `backup.export`.
+        """Write all waiting tasks to a file of JSON lines, and return how many there were. See `backup.export`.
 
         Args:
-            file: a path, which gets the file as the last step; or an open file.
-            on_progress: called now and then with how many were written, and how many there are.
+            file: a path or an open file. A file at a path appears only when it is complete.
+            on_progress: called from time to time with the number of written tasks and the total.
 
         Raises:
             OSError: the file cannot be written.
         """
-        with self._inspector("cannot export") as inspector:
+        with self._inspector("cannot export waiting tasks") as inspector:
             return backup.export(inspector.lists, file, on_progress)
 
     def import_(self, file: File, *, on_progress: OnProgress | None = None) -> Imported:
-        """Let what was exported wait again, unless it does already. May be repeated; see `backup.import_`.
+        """Store exported tasks, so that they wait again. Tasks that wait already are skipped; see `backup.import_`.
 
         Args:
-            file: a path, or an open file.
-            on_progress: called now and then with how many were read, and how many there are.
+            file: a path or an open file.
+            on_progress: called from time to time with the number of read tasks and the total.
 
         Raises:
-            InvalidExport: the file is cut off, of another version, or garbage. What comes before that was imported.
+            InvalidExport: the file is cut off, has an unknown version, or is garbage. Tasks before that point were
+                imported; you can import the file again.
             OSError: the file cannot be read.
         """
-        with self._inspector("cannot import") as inspector:
+        with self._inspector("cannot import tasks") as inspector:
             return backup.import_(inspector.lists, file, on_progress)
 
     def release(self, queue: str | None = None, *, on_progress: OnProgress | None = None) -> Released:
-        """Move all that waits to the queues, each task with its eta: the way back to stock Celery.
+        """Move all waiting tasks to their queues, with their etas: the way back to stock Celery.
 
-        Stop workers with this package before: they let what they fetch of it wait again, unless the transport option
-        `delay_eta_tasks` is off. That does no harm, but nothing is gained. Stock workers hold what they fetch of it in
-        memory. Each hundred is moved in one atomic script, in due order within a queue and priority.
+        First stop the workers that use this package. They would delay the released tasks again, unless the transport
+        option `delay_eta_tasks` is off; that does no harm, but it undoes the release. Stock workers hold the released
+        tasks in memory until they are due. One atomic script moves a hundred tasks, in due order within a queue and
+        priority.
 
         Args:
-            queue: only what waits for this queue.
-            on_progress: called now and then with how many were examined, and how many there are.
+            queue: only tasks of this queue.
+            on_progress: called from time to time with the number of examined tasks and the total.
         """
         Criteria.of(queue=queue)
-        with self._inspector("cannot release") as inspector:
+        with self._inspector("cannot release waiting tasks") as inspector:
             return backup.release(inspector.lists, queue, on_progress)
 
     @overload
@@ -289,26 +293,27 @@ class DelayQ:
     def apply_async_many(
         self, signatures: Iterable[Signature], *, chunk_size: int = bulk.CHUNK_SIZE, results: bool = True
     ) -> Any:
-        """Send many tasks in a few round trips; each as its signature's `apply_async()` does, delayed or not.
+        """Send many tasks in a few round trips. Each task, delayed or not, is sent as by its `apply_async()`.
 
             delayq.apply_async_many(remind.s(user).set(countdown=3600) for user in users)
 
-        `after_task_publish` is sent when a task is in a chunk, just before the chunk is sent. Messages of one queue and
-        priority are sent in the order of their signatures.
+        The signal `after_task_publish` is sent when a task joins a chunk, just before the chunk is sent. Messages of
+        one queue and priority are sent in the order of their signatures.
 
         Args:
-            signatures: of single tasks; each call makes a new task id for those that have none. Read as they are sent.
-            chunk_size: tasks a round trip; fewer if they are large. What has been sent stays sent.
-            results: False for millions of tasks: no results are kept, so that memory does not grow with their number.
-                Workers store results as ever. A task that sends them does not have them as its children.
+            signatures: signatures of single tasks, read while sending. A signature without a task id gets a new one in
+                each call.
+            chunk_size: tasks per round trip; fewer if they are large. Chunks that were sent stay sent.
+            results: pass False for millions of tasks. Then no results are kept, so memory does not grow with the number
+                of tasks. Workers still store results. The tasks do not become children of a task that sends them.
 
         Returns:
-            The results in order; without results, how many tasks were sent.
+            The results in order; without results, the number of tasks that were sent.
 
         Raises:
-            NotAllSent: the first error ends it, and says what was sent, and what was not. Signatures behind it were
-                not read. Its cause is that error, which its message names.
-            ConfigurationError: the app's broker is not a `delayq://` one.
+            NotAllSent: sending stopped at the first error. It tells which tasks were sent and which were not; later
+                signatures were not read. Its message names the first error, which is also its cause.
+            ConfigurationError: the app's broker URL is not a `delayq://` URL.
             kombu.exceptions.OperationalError: the server cannot be reached; nothing was sent.
         """
         return bulk.apply_async_many(self.app, signatures, chunk_size, results)
@@ -321,12 +326,12 @@ class DelayQ:
     def _each(self, task_id: Any, ask: Callable[[Inspector, list[str]], dict[str, T]]) -> T | dict[str, T]:
         if isinstance(task_id, (str, AsyncResult)):
             one = _id_of(task_id)
-            with self._inspector(f"cannot tell whether task {one} waits") as inspector:
+            with self._inspector(f"cannot look up task {one}") as inspector:
                 return ask(inspector, [one])[one]
         if isinstance(task_id, bytes) or not isinstance(task_id, Iterable):
             _id_of(task_id)
         ids = [_id_of(each) for each in task_id]
-        with self._inspector("cannot tell which of the tasks wait") as inspector:
+        with self._inspector("cannot look up the tasks") as inspector:
             return ask(inspector, ids)
 
     @contextmanager
@@ -348,5 +353,5 @@ class DelayQ:
 def _id_of(task_id: object) -> str:
     task_id = task_id.id if isinstance(task_id, AsyncResult) else task_id
     if not isinstance(task_id, str):
-        raise TypeError(f"a task is named by its id or its result, not by {task_id!r}")
+        raise TypeError(f"a task must be given by its id or its result, not by {task_id!r}")
     return task_id

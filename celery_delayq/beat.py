@@ -1,6 +1,6 @@
-"""Scheduler: what `celery beat` and `celery worker -B` run, as one more planner; any number of them may run.
+"""Scheduler: the scheduler of `celery beat` and `celery worker -B`. It runs one more planner; any number may run.
 
-With `beat_scheduler = "celery_delayq.beat:Scheduler"` every worker plans, and no beat process is needed.
+With `beat_scheduler = "celery_delayq.beat:Scheduler"` every worker plans, so no beat process is needed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ logger = get_logger("celery.beat")
 
 
 def is_ours(app: Any) -> bool:
-    """Return whether the `beat_scheduler` of an app is the one of this package, or a subclass of it.
+    """Return whether the app's `beat_scheduler` is the one of this package, or a subclass of it.
 
     Raises:
-        ConfigurationError: it is meant to be, and misspelt.
+        ConfigurationError: the name starts with `celery_delayq`, but cannot be imported.
     """
     named = app.conf.beat_scheduler
     if isinstance(named, str):
@@ -34,34 +34,34 @@ def is_ours(app: Any) -> bool:
         except Exception as exc:
             if str(named).startswith("celery_delayq"):
                 raise ConfigurationError(f"beat_scheduler must be celery_delayq.beat:Scheduler, not {named}") from exc
-            return False  # whoever runs beat with it learns why
+            return False  # beat itself reports the error
     return isinstance(named, type) and issubclass(named, Scheduler)
 
 
 def warn_of_another(sender: Any, **kwargs: Any) -> None:
-    """Warn where beat starts with another scheduler although workers plan: both would send each entry.
+    """Warn if beat starts with another scheduler while workers plan: each entry would be sent twice.
 
-    A receiver of `beat_init`: `sender` is beat's `Service`.
+    Receives the signal `beat_init`; `sender` is beat's `Service`.
     """
     app, scheduler = sender.app, sender.scheduler
     if is_ours(app) and not isinstance(scheduler, Scheduler):
         logger.warning(
-            "Each entry of beat_schedule runs twice: this beat sends it with %s, and workers plan it, since "
-            "beat_scheduler is that of celery_delayq. Start beat without -S, or give beat and workers the same "
+            "Each entry of beat_schedule runs twice: this beat sends it with %s, and workers plan it because their "
+            "beat_scheduler is celery_delayq's. Start beat without -S, or give beat and workers the same "
             "beat_scheduler.",
             type(scheduler).__qualname__,
         )
 
 
 def log_sent(definition: Definition) -> None:
-    """Log what was sent, as stock beat does."""
+    """Log that a task was sent, in the words of stock beat."""
     logger.info("Scheduler: Sending due task %s (%s)", definition.name, definition.task)
 
 
 class Scheduler(beat.Scheduler):
     """Plans periodic tasks in a thread, while beat itself sleeps.
 
-    The schedule file (`-s`) is accepted and not used, `--max-interval` says how often beat looks whether the thread
+    The schedule file (`-s`) is accepted but not used. `--max-interval` sets how often beat checks that the thread
     still runs.
     """
 
@@ -73,22 +73,22 @@ class Scheduler(beat.Scheduler):
         super().__init__(*args, **kwargs)
 
     def setup_schedule(self) -> None:
-        """Do nothing: the planner reads the configuration."""
+        """Do nothing: the planner reads the configuration itself."""
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Make sure that the planner runs. Returns in how many seconds to do so again."""
+        """Make sure that the planner runs. Returns the seconds until the next tick."""
         if self.loop is None or not self.loop.is_alive():
             self.loop = planner_loop(self.app, on_sent=log_sent)
             self.loop.start()
         return float(self.max_interval)
 
     def close(self) -> None:
-        """End the planner."""
+        """Stop the planner."""
         if self.loop is not None:
             self.loop.stop()
         super().close()
 
     @property
     def info(self) -> str:
-        """What beat's banner says about the scheduler."""
+        """The lines about the scheduler in beat's banner."""
         return "    . schedule -> in Redis, delayq:schedule"

@@ -1,4 +1,4 @@
-"""What can go wrong, one class per thing a caller can act on."""
+"""The errors of this package: one class for each problem that a caller can act on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class DelayqError(Exception):
-    """Base of all errors that this package raises by itself."""
+    """Base class of all errors that this package defines."""
 
 
 class ConfigurationError(DelayqError, ValueError):
@@ -15,43 +15,44 @@ class ConfigurationError(DelayqError, ValueError):
 
 
 class InvalidEta(DelayqError, ValueError):
-    """The eta of a message is not a time."""
+    """The eta of a message cannot be parsed as a time."""
 
 
 class UnsupportedServer(DelayqError, RuntimeError):
-    """The Redis server lacks a feature that the package cannot do without."""
+    """The Redis server lacks a feature that the package needs."""
 
 
 class InvalidEntry(DelayqError, ValueError):
-    """The bytes are not an entry in either of Redisson's packings."""
+    """The bytes are not a valid entry in either of Redisson's two packings."""
 
 
 class InvalidExport(DelayqError, ValueError):
-    """A file of exported tasks is cut off, of another version, or garbage; the message names the line."""
+    """An export file is cut off, has an unknown version, or is garbage. The message names the line."""
 
 
 class LeaseLost(DelayqError, ConnectionError):
-    """A consumer was silent for too long, and others took over its messages.
+    """A consumer did not renew its lease in time, and other consumers took over its messages.
 
-    A `ConnectionError`, so that Celery and kombu connect anew, and drop what they have not begun.
+    It is a `ConnectionError`, so that Celery and kombu reconnect and drop the tasks that they have not started.
     """
 
 
 class DeliveryLimitReached(DelayqError, RuntimeError):
-    """A message was delivered too often without an acknowledgement; the result of its task fails with this."""
+    """A message was delivered too often without being acknowledged. The result of its task fails with this error."""
 
 
 class NotAllSent(DelayqError, RuntimeError):
-    """Of many tasks, some were not sent; the message names the first error.
+    """A bulk call sent only some of its tasks. The message names the first error.
 
-    To go on: send what is in `failed` (once it can be), and the rest.
+    To continue, send the tasks in `failed` again (once the cause is gone), and then the rest.
 
     Attributes:
-        sent: how many tasks were sent.
-        results: of the tasks that were sent, in order; empty if the caller wanted none.
-        failed: signature and error of tasks that were not sent.
-        uncertain: signatures of tasks that were sent or not: the connection was lost, or a message was for several
-            queues. They have their task ids: `cancel(signature.id)` before a delayed one is sent again.
+        sent: number of tasks that were sent.
+        results: results of the tasks that were sent, in order. Empty if the caller asked for none.
+        failed: signature and error of each task that was not sent.
+        uncertain: signatures of tasks that may or may not have been sent: the connection was lost, or the message
+            goes to several queues. They have task ids: call `cancel(signature.id)` before you send a delayed one
+            again.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class NotAllSent(DelayqError, RuntimeError):
 
 
 class InvalidSchedule(DelayqError, ValueError):
-    """A periodic task is not defined as it must be; says what is wrong."""
+    """The definition of a periodic task is invalid. The message says what is wrong."""
 
 
 class UnknownEntry(DelayqError, LookupError):
@@ -79,4 +80,4 @@ class UnknownEntry(DelayqError, LookupError):
 
 
 class EntryExists(DelayqError, ValueError):
-    """There is a periodic task of that name already, or the configuration has it."""
+    """A periodic task of that name exists already, at run time or in the configuration."""

@@ -1,8 +1,8 @@
 """The options of this package: their names, types, ranges and defaults, checked once.
 
-Two places hold them, after what they belong to: `broker_transport_options` has those that concern every message a
-process publishes, the app's `delayq_*` settings those of the loops in workers. Times are in seconds here, as Celery's
-are; milliseconds begin behind this module.
+Options live in two places. `broker_transport_options` holds options that concern every message a process publishes.
+The app's `delayq_*` settings configure the loops in workers. All times here are in seconds, as in Celery; the modules
+below use milliseconds.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from celery_delayq.delayed_queue import BATCH_SIZE
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.scripts import MAX_BATCH_SIZE
-from celery_delayq.transfer import TransferSettings
+from celery_delayq.queue.delayed_queue import BATCH_SIZE
+from celery_delayq.queue.scripts import MAX_BATCH_SIZE
+from celery_delayq.transfer.loop import TransferSettings
 
 #: Prefix of the app's settings.
 PREFIX = "delayq_"
@@ -23,13 +23,13 @@ PREFIX = "delayq_"
 
 @dataclass(frozen=True)
 class Option:
-    """One option: what values it takes.
+    """One option and the values that it accepts.
 
     Attributes:
-        default: used where it is not set; its type is the option's.
+        default: value if the option is not set. Its type is the type of the option.
         least: smallest value.
         most: largest value.
-        choices: of a text, what it may be.
+        choices: the accepted values of a text option.
     """
 
     default: bool | int | float | str
@@ -38,10 +38,10 @@ class Option:
     choices: tuple[str, ...] = ()
 
     def check(self, name: str, value: object) -> Any:
-        """Return the value in the option's type.
+        """Return the value, converted to the option's type.
 
         Raises:
-            ConfigurationError: wrong type or out of range; names the option.
+            ConfigurationError: the value has the wrong type or is out of range. The message names the option.
         """
         kind = type(self.default)
         if kind is bool:
@@ -61,7 +61,7 @@ class Option:
         return kind(value)
 
 
-#: Ours among the `broker_transport_options`; all others are kombu's or redis-py's.
+#: Our options in `broker_transport_options`. All other options there belong to kombu or redis-py.
 TRANSPORT_OPTIONS: Mapping[str, Option] = {
     "mirror_list": Option(False),
     "delay_eta_tasks": Option(True),
@@ -69,16 +69,16 @@ TRANSPORT_OPTIONS: Mapping[str, Option] = {
     "delivery_limit": Option(20, 0, 1_000_000),
 }
 
-#: A worker never holds a message longer than twice that for its eta, whatever the clocks say.
+#: Largest `transfer_lead`. A worker never holds a message for its eta longer than twice this, whatever the clocks say.
 LONGEST_LEAD_S = 0.1
 
-#: What becomes of runs of a periodic task that were missed.
+#: What to do with missed runs of a periodic task.
 MISSED_POLICIES = ("skip", "once", "all")
 
-#: How many missed runs of a periodic task are made up for at most.
+#: Upper limit of `schedule_catch_up`.
 MOST_CATCH_UP = 10_000
 
-#: The app's settings, without their prefix.
+#: The app's settings, without the prefix.
 APP_SETTINGS: Mapping[str, Option] = {
     "transfer_grace": Option(0.25, 0.01, 60.0),
     "transfer_interval": Option(5.0, 0.1, 300.0),
@@ -93,7 +93,7 @@ APP_SETTINGS: Mapping[str, Option] = {
 
 
 def misspelt(name: str, known: Iterable[str]) -> str | None:
-    """Return which of the `known` names `name` was probably meant to be."""
+    """Return the known name that `name` is probably a misspelling of, or None."""
     close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.75)
     return close[0] if close else None
 
@@ -103,10 +103,10 @@ def check_transport_options(given: Mapping[str, Any], others: Iterable[str] = ()
 
     Args:
         given: `broker_transport_options`.
-        others: names that kombu knows, which are never taken for a misspelling of ours.
+        others: names that kombu knows. They are never treated as a misspelling of ours.
 
     Raises:
-        ConfigurationError: an option of ours has a wrong value, or one was probably misspelt.
+        ConfigurationError: one of our options has a wrong value, or a name is probably misspelt.
     """
     for name in given.keys() - TRANSPORT_OPTIONS.keys() - set(others):
         meant = misspelt(name, TRANSPORT_OPTIONS)
@@ -116,7 +116,7 @@ def check_transport_options(given: Mapping[str, Any], others: Iterable[str] = ()
             bare = name.removeprefix(PREFIX)
             raise ConfigurationError(
                 f"{name!r} does not belong in broker_transport_options: "
-                f"it is a setting of the app, app.conf.{PREFIX}{misspelt(bare, APP_SETTINGS) or bare}"
+                f"it is an app setting; set app.conf.{PREFIX}{misspelt(bare, APP_SETTINGS) or bare}"
             )
     return {
         name: option.check(f"broker_transport_options[{name!r}]", given.get(name, option.default))
@@ -129,8 +129,8 @@ class ScheduleSettings:
     """Defaults of periodic tasks.
 
     Attributes:
-        missed: what becomes of runs that were missed, one of MISSED_POLICIES.
-        max_lateness_s: a run that would begin later than this is dropped, in seconds; 0: never.
+        missed: what to do with missed runs, one of MISSED_POLICIES.
+        max_lateness_s: a run that would start later than this is dropped, in seconds; 0 means never.
         catch_up: how many missed runs the policy `all` makes up for.
     """
 
@@ -144,10 +144,10 @@ class AppSettings:
     """The app's settings.
 
     Attributes:
-        transfer: of transfer loops.
-        fail_dead_letters: whether the result of a task that reached the delivery limit becomes FAILURE.
-        inspect_limit: waiting tasks that a worker names in its reply to `inspect scheduled`, at most.
-        schedule: of periodic tasks.
+        transfer: settings of transfer loops.
+        fail_dead_letters: whether a task that reaches the delivery limit gets the result FAILURE.
+        inspect_limit: maximum number of waiting tasks in a worker's reply to `inspect scheduled`.
+        schedule: defaults of periodic tasks.
     """
 
     transfer: TransferSettings
@@ -160,14 +160,14 @@ def app_settings(given: Mapping[str, Any]) -> AppSettings:
     """Return the settings of an app.
 
     Args:
-        given: the app's `delayq_*` settings, without their prefix and in lower case.
+        given: the app's `delayq_*` settings, in lower case and without the prefix.
 
     Raises:
-        ConfigurationError: an unknown name, a wrong type, or a value out of range.
+        ConfigurationError: a name is unknown, or a value has the wrong type or is out of range.
     """
     for name in given.keys() - APP_SETTINGS.keys():
         meant = misspelt(name, APP_SETTINGS)
-        hint = f"did you mean {PREFIX}{meant}?" if meant else f"known are {_names(APP_SETTINGS)}"
+        hint = f"did you mean {PREFIX}{meant}?" if meant else f"known settings are {_names(APP_SETTINGS)}"
         if name in TRANSPORT_OPTIONS:
             hint = f"{name} belongs in broker_transport_options"
         raise ConfigurationError(f"unknown setting {PREFIX}{name}: {hint}")
@@ -186,6 +186,56 @@ def app_settings(given: Mapping[str, Any]) -> AppSettings:
         catch_up=values["schedule_catch_up"],
     )
     return AppSettings(transfer, values["fail_dead_letters"], values["inspect_limit"], schedule)
+
+
+def settings_of(app: Any) -> AppSettings:
+    """Return the checked settings of an app.
+
+    Raises:
+        ConfigurationError: a `delayq_*` setting is unknown, a value is wrong, or a URL would bypass our transport.
+    """
+    check_urls(app)
+    return app_settings(_delayq_settings(app.conf))
+
+
+def _delayq_settings(conf: Any) -> dict[str, Any]:
+    """Return all settings with our prefix, without the prefix. The app may use any namespace and case."""
+    namespace = (getattr(conf, "prefix", None) or "").lower()
+    found = {}
+    for key in conf:
+        name = str(key).lower().removeprefix(namespace)
+        if name.startswith(PREFIX):
+            found[name.removeprefix(PREFIX)] = conf[key]
+    return found
+
+
+def check_urls(app: Any) -> None:
+    """Refuse URLs that kombu misreads when `broker_transport` names our transport.
+
+    Raises:
+        ConfigurationError: the app has such a URL. The message says what to write instead.
+    """
+    transport = app.conf.broker_transport
+    if not (isinstance(transport, str) and transport.startswith("celery_delayq.")):
+        return
+    given = app.conf.broker_read_url or app.conf.broker_url or ""
+    urls = given.split(";") if isinstance(given, str) else list(given)
+    for url in urls:
+        scheme = url.partition("://")[0]
+        if "+" in scheme and not scheme.startswith("delayq"):
+            raise ConfigurationError(
+                f"kombu ignores broker_transport for a {scheme}:// URL: write delayq+{scheme.partition('+')[2]}://"
+            )
+        if scheme in ("rediss", "delayqs") and not app.conf.broker_use_ssl and "ssl_" not in url:
+            raise ConfigurationError(
+                f"kombu forgets that {scheme}:// means TLS when broker_transport names the transport, and would send "
+                "everything in the clear: write delayqs://, and leave broker_transport out"
+            )
+        if len(urls) > 1 and not scheme.startswith("delayq"):
+            raise ConfigurationError(
+                f"kombu forgets broker_transport when it fails over to another {scheme}:// URL: "
+                "write delayq:// (or delayqs://) in each of them"
+            )
 
 
 def _names(options: Iterable[str]) -> str:

@@ -1,12 +1,12 @@
-"""Times as people give them, and as they are stored: unix time in ms, rounded up so that nothing runs early."""
+"""Conversion of times: from the API's types to unix time in ms, rounded up so that no task runs early, and back."""
 
 from __future__ import annotations
 
 import sys
 from datetime import datetime, timedelta, timezone
 
-#: A time as the API takes it: a datetime, or unix time in seconds. A naive datetime is in UTC, as Celery's workers
-#: take a naive eta.
+#: A time in the API: a datetime, or unix time in seconds. A naive datetime is taken as UTC, as Celery's workers take a
+#: naive eta.
 Time = datetime | int | float
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -20,11 +20,11 @@ def aware(when: Time, name: str) -> datetime:
 
     Args:
         when: a datetime, or unix time in seconds.
-        name: of the argument, for errors.
+        name: name of the argument, for error messages.
 
     Raises:
-        TypeError: neither.
-        ValueError: a number that no datetime can have, or a time beyond the year 9999 in UTC.
+        TypeError: `when` is neither a datetime nor a number.
+        ValueError: the number is not a time that a datetime can hold, or the time is after the year 9999 in UTC.
     """
     if isinstance(when, datetime):
         when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
@@ -39,39 +39,39 @@ def aware(when: Time, name: str) -> datetime:
 
 
 def to_ms(when: Time, name: str) -> int:
-    """Return a time as unix time in ms; 0 for all before 1970. Takes and raises what `aware` does."""
+    """Return a time as unix time in ms; 0 for all times before 1970. Arguments and errors are those of `aware`."""
     return max(0, -((_EPOCH - aware(when, name)) // _MILLISECOND))
 
 
 def due_at(now_ms: int, *, countdown: float | None = None, eta: Time | None = None) -> datetime:
-    """Return when something is due, given as `apply_async` takes it.
+    """Return the due time for a countdown or an eta, as `apply_async` takes them.
 
     Args:
-        now_ms: from when a countdown counts, unix time in ms.
-        countdown: in seconds; negative for now.
-        eta: the time itself.
+        now_ms: start of the countdown, unix time in ms.
+        countdown: in seconds; a negative one means now.
+        eta: the due time.
 
     Raises:
-        TypeError: not exactly one of the two, or one that is neither number nor time.
-        ValueError: a time after the year 9999, or that is no number.
+        TypeError: not exactly one of the two was given, or it has the wrong type.
+        ValueError: the time is after the year 9999, or not a number.
     """
     if (countdown is None) == (eta is None):
-        raise TypeError("give either a countdown or an eta")
+        raise TypeError("give either countdown or eta")
     if eta is not None:
         return aware(eta, "eta")
     try:
-        # Longer ago than 1970 is no earlier than now.
+        # Times before 1970 count as 1970: all of the past means now.
         return to_datetime(now_ms) + timedelta(seconds=max(seconds(countdown, "countdown"), -now_ms / 1000))
     except OverflowError as exc:
-        raise ValueError(f"countdown must end before the year 10000: {countdown!r}") from exc
+        raise ValueError(f"countdown must end before the year 10000, not {countdown!r} seconds from now") from exc
 
 
 def seconds(value: object, name: str, wanted: str = "a number of seconds") -> float:
     """Return a finite number.
 
     Raises:
-        TypeError: no number.
-        ValueError: infinite, or not a number.
+        TypeError: the value is not a number.
+        ValueError: the value is infinite or NaN.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be {wanted}, not {value!r}")
@@ -81,10 +81,10 @@ def seconds(value: object, name: str, wanted: str = "a number of seconds") -> fl
 
 
 def to_datetime(ms: int) -> datetime:
-    """Return unix time in ms as an aware datetime in UTC; the nearest there is if it is out of their range."""
+    """Return unix time in ms as an aware datetime in UTC. Out-of-range times become the nearest datetime."""
     return _EPOCH + max(_FIRST_MS, min(ms, _LAST_MS)) * _MILLISECOND
 
 
 def to_timedelta(ms: int) -> timedelta:
-    """Return a span in ms; about 8,000 years if it is longer."""
+    """Return a span in ms as a timedelta. Longer spans become about 8,000 years."""
     return max(-_LAST_MS, min(ms, _LAST_MS)) * _MILLISECOND

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -15,6 +16,26 @@ from tests.support import servers, without_server
 # A shell without job control starts what runs in its background with SIGINT ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+#: What `make test` leaves out: these tests take long. They break things and compare with others; the rest sees each
+#: capability work. `make test-all` runs them, too.
+_THOROUGH = (
+    *("benchmarks", "interop", "soak", "consumer/test_flaps.py", "planner/test_interleavings.py"),
+    *(f"faults/test_{name}.py" for name in ("demoted_master", "nights", "nothing_lost", "planners", "poison")),
+    "faults/test_server_faults.py",
+    *(f"integration/test_{name}.py" for name in ("example_orders", "lost_connection", "prefetch", "release")),
+    *(f"integration/test_{name}.py" for name in ("series", "side_by_side", "stock_eta_tasks")),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is thorough."""
+    folder = Path(__file__).parent
+    thorough = {folder / name for name in _THOROUGH}
+    for item in items:
+        if not thorough.isdisjoint((item.path, *item.path.parents)):
+            item.add_marker("thorough")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from celery_delayq import codec, scripts
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.delayed_queue import DelayedQueue
 
 #: Due times in the far future, unix time in ms.
 FAR = 4_000_000_000_000

@@ -37,8 +37,8 @@ def test_all_that_is_promised_can_be_imported() -> None:
 def test_the_scripts_and_the_type_marker_are_found() -> None:
     installed = files("celery_delayq")
     assert installed.joinpath("py.typed").is_file()
-    assert {file.name for file in installed.joinpath("lua").iterdir()} == {
-        file.name for file in (PACKAGE / "lua").iterdir()
+    assert {file.name for file in installed.joinpath("queue", "lua").iterdir()} == {
+        file.name for file in (PACKAGE / "queue" / "lua").iterdir()
     }
 
 

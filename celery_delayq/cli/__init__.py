@@ -1,11 +1,11 @@
-"""`celery -A app delayq ...`: the command line, a skin over the inspector.
+"""`celery -A app delayq ...`: the command line, a thin layer over the inspector.
 
-group      the group of all commands: finds them, and what their errors say
-command    what all commands have in common; exit codes
+group      the command group: imports commands on demand, makes control characters in errors visible
+command    options and helpers that all commands share; exit codes
 broker     the app's broker, its inspector and its queues
 plain      lines without control characters
 output     tables, JSON, progress
-times      times as people write them
+times      parsing and formatting of times
 status, listing, changes, backup, dead, top, transfer      the commands
 """
 
@@ -15,7 +15,7 @@ import click
 
 from celery_delayq.cli.group import Commands
 
-#: Where each command is.
+#: Command name -> module and attribute.
 _COMMANDS = {
     "cancel": "changes:cancel",
     "dead": "dead:dead",
@@ -36,4 +36,4 @@ _COMMANDS = {
 
 @click.group("delayq", cls=Commands, places={name: f"{__name__}.{place}" for name, place in _COMMANDS.items()})
 def delayq() -> None:
-    """Delayed tasks that wait in Redis."""
+    """Inspect and change delayed tasks in Redis."""

@@ -1,4 +1,4 @@
-"""`celery -A app delayq export`, `import` and `release`: ways of what waits out of a server and back."""
+"""`celery -A app delayq export`, `import` and `release`: move waiting tasks out of a server and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_delayq.errors import InvalidExport
 from celery_delayq.inspector import backup
 from celery_delayq.inspector.backup import File
 
-#: Stands for standard input and output.
+#: File name that means standard input or output.
 _STANDARD = "-"
 
 
@@ -24,14 +24,14 @@ _STANDARD = "-"
 @yes_option
 @json_option
 def export(ctx: click.Context, file: str, yes: bool, as_json: bool) -> None:
-    """Write all that waits to a FILE of JSON lines, `-` for standard output.
+    """Write all waiting tasks to FILE as JSON lines. `-` means standard output.
 
-    The file is there when it is whole. It holds arguments of tasks: only its owner may read it.
+    The file appears only when it is complete. It contains task arguments, so only its owner can read it.
     """
     target: File = file
     if file == _STANDARD:
         if as_json:
-            raise click.UsageError("--json tells how many were written, which has no place beside the tasks")
+            raise click.UsageError("cannot print a summary between the tasks: give a FILE, or leave out --json")
         target = sys.stdout.buffer
     elif Path(file).is_file():
         confirm(f"{file} exists. Replace it?", yes)
@@ -50,38 +50,43 @@ def export(ctx: click.Context, file: str, yes: bool, as_json: bool) -> None:
 @click.argument("file")
 @json_option
 def import_(ctx: click.Context, file: str, as_json: bool) -> None:
-    """Let what was exported to a FILE wait again, `-` for standard input.
+    """Store the tasks of an export FILE, so that they wait again. `-` means standard input.
 
-    What waits already is not stored a second time, so this may be repeated.
+    Tasks that wait already are not stored twice, so you can repeat this command.
     """
     source: File = sys.stdin.buffer if file == _STANDARD else file
     with inspecting(ctx.obj.app) as inspector, progress("importing") as on_progress:
         try:
             done = backup.import_(inspector.lists, source, on_progress)
         except InvalidExport as exc:
-            raise click.ClickException(f"{exc}; what comes before is imported, and may be imported again") from exc
+            raise click.ClickException(
+                f"{exc}. The lines before it were imported; importing them again does no harm"
+            ) from exc
         except OSError as exc:
             raise click.ClickException(f"cannot read {file}: {exc.strerror or exc}") from exc
     if as_json:
         print_json({"stored": done.stored, "waiting": done.waiting})
     else:
-        say(f"{plural(done.stored)} stored, {done.waiting:,} waited already.")
+        say(f"{plural(done.stored)} stored, {done.waiting:,} already waiting.")
 
 
 @command("release")
-@queue_option("Only what waits for this queue.")
+@queue_option("Release only tasks of this queue.")
 @yes_option
 @json_option
 def release(ctx: click.Context, queue: str | None, yes: bool, as_json: bool) -> None:
-    """Move all that waits to the queues, each task with its eta: the way back to stock Celery.
+    """Move all waiting tasks to their queues.
 
-    Stop all workers first: those with this package let what is released wait again, stock workers hold it in memory
-    until it is due. Then run this, change the broker URL to redis://, and start the workers.
+    This is the way back to stock Celery. The tasks keep their etas.
+
+    First stop all workers. Workers with this package would delay the released tasks again, and stock workers would
+    hold them in memory until they are due. Then run this command, change the broker URL to redis://, and start the
+    workers.
     """
     with inspecting(ctx.obj.app) as inspector:
         check_queue(inspector, queue)
-        say("Stop all workers first: they let what they fetch of it wait again.", err=True)
-        confirm("Release what waits?", yes)
+        say("Stop all workers first: running workers delay released tasks again.", err=True)
+        confirm("Release the waiting tasks?", yes)
         with progress("releasing") as on_progress:
             done = backup.release(inspector.lists, queue, on_progress)
     if as_json:
@@ -90,7 +95,6 @@ def release(ctx: click.Context, queue: str | None, yes: bool, as_json: bool) -> 
         say(f"{plural(done.released)} released.")
     if done.left:
         say(
-            f"{plural(done.left, 'message')} still wait: they are no tasks and have no eta, or a worker that runs has "
-            "taken them back.",
+            f"{plural(done.left, 'message')} left waiting: not a Celery task, or delayed again by a running worker.",
             err=True,
         )

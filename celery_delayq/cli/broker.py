@@ -1,4 +1,4 @@
-"""The broker of an app, as all commands need it: its channel, its inspector, its queues."""
+"""The broker of an app: its channel, its inspector and its queues, for all commands."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_delayq.cli.command import Decorator
-from celery_delayq.config import check_urls
 from celery_delayq.errors import DelayqError
 from celery_delayq.inspector import Inspector
+from celery_delayq.settings import check_urls
 from celery_delayq.transport import Transport, register
 
 _ADVICE = (
-    "begin the broker URL with delayq:// instead of redis://, and make a DelayQ(app) beside the app, "
-    "which `celery -A` names"
+    "start the broker URL with delayq:// instead of redis://, and create DelayQ(app) in the module that "
+    "`celery -A` names"
 )
 
 _NO_CONNECTION = (OperationalError, RedisConnectionError, RedisTimeoutError)
@@ -30,13 +30,13 @@ _NO_CONNECTION = (OperationalError, RedisConnectionError, RedisTimeoutError)
 
 @contextmanager
 def delayq_channel(app: Any) -> Iterator[tuple[Any, Any]]:
-    """Connect; give the connection and a channel. Errors name the URL, without its password.
+    """Connect, and yield the connection and a channel. Errors name the URL without its password.
 
     Raises:
-        click.ClickException: another transport, a wrong URL or setting, the server cannot be reached, refuses, or goes
-            away.
+        click.ClickException: the app uses another transport, the URL or a setting is wrong, or the server cannot be
+            reached, refuses a command, or goes away.
     """
-    register()  # `-b delayq://...` is for apps that have no DelayQ any more, too
+    register()  # for `-b delayq://...` with an app that has no DelayQ
     with _connection(app) as connection:
         connected = False
         try:
@@ -56,7 +56,7 @@ def delayq_channel(app: Any) -> Iterator[tuple[Any, Any]]:
             advice = "; run the command again to make sure" if connected else ""
             raise click.ClickException(f"{trouble} {connection.as_uri()}: {exc}{advice}") from exc
         except RedisError as exc:
-            raise click.ClickException(f"{connection.as_uri()} refuses: {exc}") from exc
+            raise click.ClickException(f"{connection.as_uri()} refused a command: {exc}") from exc
         except ValueError as exc:  # kombu's of an option, and urllib's of a URL
             if connected:
                 raise
@@ -65,30 +65,30 @@ def delayq_channel(app: Any) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def inspecting(app: Any) -> Iterator[Inspector]:
-    """Connect; give an inspector that knows the app's queues. Raises what `delayq_channel` does."""
+    """Connect, and yield an inspector that knows the app's queues. Raises the same errors as `delayq_channel`."""
     with delayq_channel(app) as (_, channel):
         yield Inspector(channel, app.amqp.queues)
 
 
 def check_queue(inspector: Inspector, queue: str | None) -> None:
-    """Refuse the name of a queue that there is not; None is none.
+    """Check that a queue exists; None passes.
 
     Raises:
-        click.ClickException: says which was meant.
+        click.ClickException: there is no such queue. The message suggests similar names.
     """
     if queue is None or inspector.has_queue(queue):
         return
     names = inspector.queues()
     near = difflib.get_close_matches(queue, names)
-    advice = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+    advice = f"did you mean {' or '.join(near)}?" if near else f"known queues are {', '.join(names)}"
     raise click.ClickException(f"unknown queue {queue!r}: {advice}")
 
 
 def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the queues of the app that begin so, and those that have delayed tasks where Redis is there."""
+    """Return the app's queues that start with this text, and, if Redis can be reached, those with delayed tasks."""
     try:
         app = find_app(ctx.find_root().params["app"])
-    except Exception:  # whatever the app's module raises: a shell waits, not somebody who reads tracebacks
+    except Exception:  # the app's module may raise anything, and shell completion must not print a traceback
         return []
     if app is None:
         return []
@@ -97,21 +97,21 @@ def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) 
         with inspecting(app) as inspector:
             names.update(inspector.queues())
     except click.ClickException:
-        pass  # a shell waits for this: what is known without will do
+        pass  # without Redis, complete from the app's queues alone
     return sorted(name for name in names if name.startswith(incomplete) and name.isprintable())
 
 
 def queue_option(help: str = "Only tasks of this queue.") -> Decorator:
-    """Give a command the option `--queue`, with completion."""
+    """Return the option `--queue`, with shell completion."""
     return click.option("--queue", shell_complete=complete_queue, help=help)
 
 
 def _connection(app: Any) -> Any:
     try:
         connection = app.connection_for_write()
-        connection.may_be_replica = True  # to look at what waits, it need not be the master
+        connection.may_be_replica = True  # a replica is enough for reading
         return connection
     except ValueError as exc:
         raise click.ClickException(f"wrong broker URL: {exc}") from exc
-    except KeyError as exc:  # kombu knows no such scheme
+    except KeyError as exc:  # kombu does not know the scheme
         raise click.ClickException(f"{exc.args[0]}: {_ADVICE}") from exc

@@ -1,4 +1,4 @@
-"""`celery -A app delayq cancel`, `reschedule` and `run-now`: change what waits."""
+"""`celery -A app delayq cancel`, `reschedule` and `run-now`: change waiting tasks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import Span, When, at
 from celery_delayq.inspector import Inspector
 
-#: Ids that are handed to the inspector at once.
+#: How many ids one call of the inspector gets.
 _BATCH = 100
 
 
 @command("cancel")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @filters
-@click.option("--all", "everything", is_flag=True, help="All tasks that wait.")
-@click.option("--dry-run", is_flag=True, help="With filters: only count.")
+@click.option("--all", "everything", is_flag=True, help="Cancel all waiting tasks.")
+@click.option("--dry-run", is_flag=True, help="Only count the matching tasks. Needs filters or --all.")
 @yes_option
 @json_option
 def cancel(
@@ -36,12 +36,15 @@ def cancel(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Remove tasks for good: those with these IDs, or all that match the filters."""
+    """Remove waiting tasks for good.
+
+    Give the IDs of the tasks, or filters, or --all.
+    """
     filtered = any(value is not None for value in chosen.values())
     if (bool(ids), filtered, everything).count(True) != 1:
-        raise click.UsageError("name the tasks by their ids, or give filters (--queue, --task, ...), or --all")
+        raise click.UsageError("give either task ids, or filters (--queue, --task, ...), or --all")
     if ids and dry_run:
-        raise click.UsageError("--dry-run is for filters: `show` tells whether a task waits")
+        raise click.UsageError("--dry-run works only with filters or --all: to look at one task, use `show ID`")
     with inspecting(ctx.obj.app) as inspector:
         if ids:
             _change(ctx, ids, "cancelled", inspector.cancel, as_json)
@@ -72,8 +75,8 @@ def _cancel_all(inspector: Inspector, chosen: dict[str, Any], dry_run: bool, yes
 
 @command("reschedule")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option("--countdown", type=Span(), help="From now: seconds, or 30m, 2h, 1h30m.")
-@click.option("--eta", type=When(), help="The time.")
+@click.option("--countdown", type=Span(), help="New due time from now: seconds, or 30m, 2h, 1h30m.")
+@click.option("--eta", type=When(), help="New due time: ISO 8601, or relative to now as +30m.")
 @json_option
 def reschedule(
     ctx: click.Context,
@@ -82,11 +85,11 @@ def reschedule(
     eta: datetime | timedelta | None,
     as_json: bool,
 ) -> None:
-    """Give the tasks with these IDs another time; one that is past moves them to their queues at once."""
+    """Give the tasks with these IDs a new due time. If it is in the past, they move to their queues at once."""
     if (countdown is None) == (eta is None):
         raise click.UsageError("give either --countdown or --eta")
     with inspecting(ctx.obj.app) as inspector, usage_errors():
-        # One time for all of them.
+        # All tasks get the same time.
         when = at(eta if countdown is None else countdown, inspector.lists.now_ms())
         _change(ctx, ids, "rescheduled", lambda batch: inspector.reschedule(batch, eta=when), as_json)
 
@@ -107,7 +110,7 @@ def _change(
     change: Callable[[Sequence[str]], dict[str, bool]],
     as_json: bool,
 ) -> None:
-    """Change tasks and say which were; exits with 1 if one did not wait."""
+    """Change tasks and report which were changed. Exits with 1 if one of them was not waiting."""
     answers: dict[str, bool] = {}
     wanted = list(dict.fromkeys(ids))
     with progress(done) as on_progress:

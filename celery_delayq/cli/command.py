@@ -1,6 +1,7 @@
-"""What all commands have in common: how Celery runs them, and how they end.
+"""Helpers that all commands share: the command decorator, common options, confirmation, usage errors.
 
-Exit codes: 0 done; 1 something was not found, nothing matched, or it failed; 2 wrong use, or --yes is missing.
+Exit codes: 0 done; 1 something was not found, nothing matched, or the command failed; 2 wrong usage, or --yes is
+missing.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_delayq.cli.plain import visible
 
-#: What adds an option or argument to a function.
+#: Adds an option or argument to a function.
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-#: Give a command this option if machines may want its output.
-json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="For machines: JSON, one object a line.")
+#: For commands whose output programs may read.
+json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
-#: Give a command this option if it shows a message. By itself it shows what Celery would log: people hide secrets
-#: from that with `argsrepr`.
+#: For commands that show a message. Without it they show only what Celery would log, because people use `argsrepr`
+#: to keep secrets out of that.
 body_option: Decorator = click.option(
-    "--body", "with_body", is_flag=True, help="The body too, where it is JSON: all arguments in full."
+    "--body", "with_body", is_flag=True, help="Also show the body, with all arguments in full. JSON bodies only."
 )
 
-#: Give a command this option if it destroys something; see `confirm`.
-yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask.")
+#: For destructive commands; see `confirm`.
+yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 def command(name: str) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a function with Click's options a command of Celery; its first argument is Click's context."""
+    """Turn a function with Click options into a Celery command. Its first argument is Click's context."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         callback: Callable[..., None] = click.pass_context(handle_preload_options(function))
@@ -43,25 +44,25 @@ def command(name: str) -> Callable[[Callable[..., None]], click.Command]:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask, unless `--yes` was given.
+    """Ask for confirmation, unless `--yes` was given.
 
     Raises:
-        click.Abort: the answer is no.
-        click.UsageError: there is no terminal to ask in.
+        click.Abort: the user said no.
+        click.UsageError: standard input is not a terminal.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} There is no terminal to answer in: add --yes")
+        raise click.UsageError(f"{question} Standard input is not a terminal: pass --yes to confirm")
     click.confirm(visible(question), abort=True, err=True)
 
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Take the ValueError of an inspector's method for a wrong value of an option.
+    """Turn a ValueError from the inspector into a usage error: an option has a wrong value.
 
     Raises:
-        click.UsageError: instead of it.
+        click.UsageError: in place of the ValueError.
     """
     try:
         yield

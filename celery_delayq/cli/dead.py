@@ -1,4 +1,4 @@
-"""`celery -A app delayq dead ...`: messages that were set aside."""
+"""`celery -A app delayq dead ...`: dead letters."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from celery_delayq import messages
 from celery_delayq.cli.broker import check_queue, complete_queue, inspecting
 from celery_delayq.cli.command import Decorator, body_option, command, confirm, json_option, plural, yes_option
 from celery_delayq.cli.output import (
@@ -25,36 +26,38 @@ from celery_delayq.cli.output import (
 )
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown
-from celery_delayq.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters
 from celery_delayq.inspector import Inspector
-from celery_delayq.inspector import message as messages
+from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters
 from celery_delayq.times import to_datetime
 from celery_delayq.transport.redelivery import revived
 
-#: What a command works on: a message, and the list that has it.
+#: A dead letter and the list that holds it.
 Found = tuple[DeadLetters, DeadLetter]
 
 _queue_argument: Decorator = click.argument("queue", shell_complete=complete_queue)
 
 
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the arguments by which messages are chosen; see `_chosen`."""
+    """Add the arguments that select messages; see `_chosen`."""
     function = json_option(function)
-    function = click.option("--all", "everything", is_flag=True, help="All of the queue.")(function)
+    function = click.option("--all", "everything", is_flag=True, help="All dead messages of the queue.")(function)
     function = click.argument("ids", nargs=-1, metavar="[ID]...")(function)
     return _queue_argument(function)
 
 
 @click.group()
 def dead() -> None:
-    """Messages that were set aside: delivered too often, or nothing that a worker can take."""
+    """Inspect, requeue and purge dead letters.
+
+    A dead letter is a message that was delivered too often, or that no worker can process.
+    """
 
 
 @command("list")
 @click.argument("queue", default="", shell_complete=complete_queue)
 @json_option
 def list_(ctx: click.Context, queue: str, as_json: bool) -> None:
-    """Show the dead messages of a QUEUE, the app's default one unless another is named."""
+    """Show the dead messages of QUEUE. Without QUEUE, use the app's default queue."""
     with inspecting(ctx.obj.app) as inspector:
         rows = [_row(*found) for found in _letters(inspector, queue or ctx.obj.app.conf.task_default_queue)]
     if as_json:
@@ -66,7 +69,7 @@ def list_(ctx: click.Context, queue: str, as_json: bool) -> None:
 
 
 def table_of(rows: Iterable[dict[str, Any]], width: int) -> Table:
-    """Return a table for a console of so many columns: ids are whole, and copied in one go."""
+    """Return a table for a console that is `width` columns wide. Ids are never folded, so they are easy to copy."""
     narrow = width < NARROW
     table = new_table(dense=narrow)
     add_columns(table, "id", "task id", firm=True)
@@ -89,21 +92,21 @@ def table_of(rows: Iterable[dict[str, Any]], width: int) -> Table:
 @body_option
 @json_option
 def show(ctx: click.Context, queue: str, letter_id: str, with_body: bool, as_json: bool) -> None:
-    """Show all of a dead message of a QUEUE. Nothing is unpickled."""
+    """Show a dead message of QUEUE in full. Nothing is unpickled."""
     with inspecting(ctx.obj.app) as inspector:
         ((letters, letter),) = _chosen(inspector, queue, [letter_id])
     fields = {**_row(letters, letter), "size": len(letter.message)}
-    if (message := messages.read(letter.message)) is None:
+    if (message := messages.decode(letter.message)) is None:
         fields["message_base64"] = base64.b64encode(letter.message).decode()
     else:
-        fields["headers"] = message["headers"]
+        fields["headers"] = messages.headers_of(message)
         if with_body:
             fields["body"] = messages.json_body(message)
     print_details(fields, as_json)
 
 
 def _row(letters: DeadLetters, letter: DeadLetter) -> dict[str, Any]:
-    headers = (messages.read(letter.message) or {"headers": {}})["headers"]
+    headers = messages.headers_of(messages.decode(letter.message) or {})
     return {
         "id": letter.id,
         "list": letters.name,
@@ -119,12 +122,12 @@ def _row(letters: DeadLetters, letter: DeadLetter) -> dict[str, Any]:
 @command("requeue")
 @_choosing
 def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Put dead messages of a QUEUE back to the end of it, by their IDs; their deliveries are counted anew."""
+    """Move dead messages to the end of QUEUE, by their IDs. Their delivery count starts again at zero."""
 
     def put_back(letters: DeadLetters, letter: DeadLetter) -> bool:
         if letter.reason != NOT_AN_ENTRY:
             return letters.requeue(letter, revived(letter.message))
-        say(f"{letter.id} is no message: it can be purged, but not be requeued", err=True)
+        say(f"cannot requeue {letter.id}: it is not a message. To delete it, use `dead purge`", err=True)
         return False
 
     _check_choice(ids, everything)
@@ -136,7 +139,7 @@ def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bo
 @_choosing
 @yes_option
 def purge(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool, yes: bool) -> None:
-    """Delete dead messages of a QUEUE for good, by their IDs."""
+    """Delete dead messages of QUEUE for good, by their IDs."""
     _check_choice(ids, everything)
     with inspecting(ctx.obj.app) as inspector:
         found = _chosen(inspector, queue, ids)
@@ -147,7 +150,7 @@ def purge(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool
 
 def _check_choice(ids: tuple[str, ...], everything: bool) -> None:
     if bool(ids) == everything:
-        raise click.UsageError("name the messages by the ids that `dead list` shows, or say --all")
+        raise click.UsageError("give either ids from `dead list`, or --all")
 
 
 def _letters(inspector: Inspector, queue: str) -> list[Found]:
@@ -158,7 +161,7 @@ def _letters(inspector: Inspector, queue: str) -> list[Found]:
 
 
 def _chosen(inspector: Inspector, queue: str, ids: tuple[str, ...] | list[str]) -> list[Found]:
-    """Return the dead messages of a queue with these ids; all of them without."""
+    """Return the dead messages of a queue with these ids; without ids, all of them."""
     found = _letters(inspector, queue)
     unknown = set(ids) - {letter.id for _, letter in found}
     if unknown:
@@ -173,7 +176,7 @@ def _change(
     change: Callable[[DeadLetters, DeadLetter], bool],
     as_json: bool,
 ) -> None:
-    """Change messages and say which were; exits with 1 if one was not, or if there was none."""
+    """Change messages and report how many were changed. Exits with 1 if one was not, or if there were none."""
     answers = [(letter.id, change(letters, letter)) for letters, letter in tracked(found, done)]
     if as_json:
         for letter_id, changed in answers:

@@ -1,4 +1,4 @@
-"""The group of all commands. Celery loads it for every command of its own, so it imports ours when they are called."""
+"""The command group. Celery loads it for each of its own commands too, so it imports our commands only when called."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from celery_delayq.cli.plain import visible
 
 
 class Commands(click.Group):
-    """A group whose commands are imported when somebody calls or lists them, and whose errors are `visible`.
+    """A group that imports its commands when they are called or listed, and that makes its errors `visible`.
 
     Args:
-        places: name of a command -> where it is, as `module:attribute`.
+        places: command name -> its place, as `module:attribute`.
     """
 
     def __init__(self, *args: Any, places: Mapping[str, str], **kwargs: Any) -> None:
@@ -46,10 +46,10 @@ class Commands(click.Group):
 
 @contextmanager
 def _visible_errors() -> Iterator[None]:
-    """Make the message of an error visible: it may have names from Redis, and what the user gave."""
+    """Make control characters in error messages visible: they may contain names from Redis, or user input."""
     try:
         yield
     except click.ClickException as exc:
-        keep = "\n" if isinstance(exc, click.UsageError) else ""  # it may be the help, which has lines
+        keep = "\n" if isinstance(exc, click.UsageError) else ""  # a usage error may be the help text
         exc.message = visible(exc.message, keep)  # type: ignore[misc]  # final since click 8.5
         raise

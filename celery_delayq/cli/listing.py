@@ -1,4 +1,4 @@
-"""`celery -A app delayq list` and `show`: tasks that wait."""
+"""`celery -A app delayq list` and `show`: look at waiting tasks."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from celery_delayq.cli.times import When, at, shown, shown_span
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.pages import Criteria
 from celery_delayq.inspector.task import ScheduledTask
-from celery_delayq.scripts import MAX_PAGE
+from celery_delayq.queue.scripts import MAX_PAGE
 
 
 def filters(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options by which tasks are chosen; see `criteria_of`."""
+    """Add the options that select tasks; see `criteria_of`."""
     for option in (
         click.option("--due-before", type=When(), help="Only tasks due before this time."),
         click.option("--due-after", type=When(), help="Only tasks due at this time or later."),
@@ -52,7 +52,7 @@ def criteria_of(
     due_after: datetime | timedelta | None,
     due_before: datetime | timedelta | None,
 ) -> Criteria:
-    """Return what the options of `filters` mean.
+    """Return the criteria that the options of `filters` stand for.
 
     Raises:
         click.ClickException: there is no such queue.
@@ -65,15 +65,15 @@ def criteria_of(
 
 
 def not_waiting(task_id: str) -> str:
-    """Return what to say of a task that does not wait."""
+    """Return the message for a task that is not waiting."""
     return (
-        f"no task {task_id} waits: it is due and in its queue or with a worker, has run, was cancelled, "
-        "or never was delayed"
+        f"task {task_id} is not waiting: it may be in its queue or with a worker, may have run, may have been "
+        "cancelled, or was never delayed"
     )
 
 
 def task_table(tasks: Iterable[ScheduledTask], width: int, title: str | None = None) -> Table:
-    """Return a table of tasks for a console of so many columns; of their arguments what there is room for."""
+    """Return a table of tasks for a console that is `width` columns wide. Arguments are cut to fit."""
     narrow = width < NARROW
     table = new_table(title, dense=narrow)
     add_columns(table, "due (UTC)", firm=True)
@@ -101,7 +101,7 @@ def _call(task: ScheduledTask) -> str:
 
 
 class _Listing:
-    """Reads tasks, batch after batch; `cursor` tells where the rest begins, None if there is none."""
+    """Reads tasks batch by batch. `cursor` is where the rest starts, or None at the end."""
 
     def __init__(self, inspector: Inspector, criteria: Criteria, limit: int | None, cursor: str | None) -> None:
         self.cursor = cursor
@@ -112,7 +112,7 @@ class _Listing:
         self._examined = 0
 
     def batch(self) -> list[ScheduledTask]:
-        """Return the next tasks, as many as fit into memory for sure; none at the end."""
+        """Return the next tasks, at most MAX_PAGE to bound memory; an empty list at the end."""
         tasks: list[ScheduledTask] = []
         with self._progress() as on_progress:
             while not self._is_at_end and (size := min(self._left, MAX_PAGE - len(tasks))):
@@ -127,7 +127,7 @@ class _Listing:
 
     @contextmanager
     def _progress(self) -> Iterator[Callable[[int], None]]:
-        """Give a function to tell how many tasks were examined: a search by name looks at all of them."""
+        """Yield a function that reports how many tasks were examined. Only a search by name shows progress."""
         if self._criteria.task is None:
             yield lambda examined: None
             return
@@ -138,26 +138,28 @@ class _Listing:
 
 @command("list")
 @filters
-@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="So many tasks at most.")
-@click.option("--cursor", help="Where the list before ended.")
-@click.option("--all", "everything", is_flag=True, help="As many as there are.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many tasks."
+)
+@click.option("--cursor", help="Continue where the previous list ended.")
+@click.option("--all", "everything", is_flag=True, help="Show all tasks, without a limit.")
 @json_option
 def list_(ctx: click.Context, limit: int, cursor: str | None, everything: bool, as_json: bool, **chosen: Any) -> None:
-    """Show what waits, in due order over all queues."""
+    """Show waiting tasks of all queues, in due order."""
     with inspecting(ctx.obj.app) as inspector:
         criteria = criteria_of(inspector, **chosen)
         listing = _Listing(inspector, criteria, None if everything else limit, cursor)
         with usage_errors():
             batch = listing.batch()
             if not batch and not as_json:
-                say("Nothing waits that matches.", err=True)
+                say("No waiting tasks match.", err=True)
             while batch:
                 _write(batch, as_json)
                 batch = listing.batch()
     if listing.cursor is not None and as_json:
         print_json({"cursor": listing.cursor})
     elif listing.cursor is not None:
-        say(f"There may be more: --cursor {listing.cursor} goes on, --all shows all.", err=True)
+        say(f"There may be more tasks: continue with --cursor {listing.cursor}, or show all with --all.", err=True)
 
 
 def _write(tasks: Sequence[ScheduledTask], as_json: bool) -> None:
@@ -174,7 +176,7 @@ def _write(tasks: Sequence[ScheduledTask], as_json: bool) -> None:
 @body_option
 @json_option
 def show(ctx: click.Context, task_id: str, with_body: bool, as_json: bool) -> None:
-    """Show all of a task that waits. Nothing is unpickled."""
+    """Show a waiting task in full. Nothing is unpickled."""
     with inspecting(ctx.obj.app) as inspector:
         task = inspector.get([task_id])[task_id]
     if task is None:

@@ -15,19 +15,19 @@ import redis
 from celery.result import denied_join_result
 from celery.utils import uuid
 
-from celery_delayq import orphans as orphaned
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, json_option
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, progress, text
 from celery_delayq.cli.plain import say
-from celery_delayq.entry import Entry
-from celery_delayq.keys import QueueKeys
-from celery_delayq.orphans import Orphan
-from celery_delayq.registry import registered
+from celery_delayq.queue import orphans as orphaned
+from celery_delayq.queue.entry import Entry
+from celery_delayq.queue.keys import QueueKeys
+from celery_delayq.queue.orphans import Orphan
+from celery_delayq.queue.registry import registered
 from celery_delayq.times import to_datetime
-from celery_delayq.transport.drafts import drafts
+from celery_delayq.transport.transaction import publish_commands
 
-#: How a payload becomes the argument of a task. Each raises ValueError if it cannot.
+#: Functions that turn a payload into the argument of a task. Each raises ValueError if it cannot.
 CODECS: dict[str, Callable[[bytes], Any]] = {
     "text": lambda payload: payload.decode(),
     "json": json.loads,
@@ -36,19 +36,22 @@ CODECS: dict[str, Callable[[bytes], Any]] = {
 
 
 _codec_option = click.option(
-    "--codec", type=click.Choice(sorted(CODECS)), default="text", show_default=True, help="What a payload is."
+    "--codec", type=click.Choice(sorted(CODECS)), default="text", show_default=True, help="How to decode payloads."
 )
 
 
 @click.group()
 def orphans() -> None:
-    """Delayed queues that Java applications left behind: what waits in them, and who shall have it."""
+    """Inspect and adopt queues that Java left behind.
+
+    An orphan is a delayed queue that a Java application left behind, and that no Python worker transfers.
+    """
 
 
 @command("list")
 @json_option
 def list_(ctx: click.Context, as_json: bool) -> None:
-    """Show the delayed queues that nobody on the Python side transfers."""
+    """Show the delayed queues that no Python worker transfers."""
     _, channel = ctx.with_resource(delayq_channel(ctx.obj.app))
     rows = [_row(orphan) for orphan in orphaned.find(channel.plain_client, channel.global_keyprefix)]
     _print(rows, as_json, "There are no orphans: workers transfer all delayed queues.")
@@ -57,10 +60,12 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 @command("entries")
 @click.argument("queue")
 @_codec_option
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="How many, the earliest first.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most this many, earliest first."
+)
 @json_option
 def entries(ctx: click.Context, queue: str, codec: str, limit: int, as_json: bool) -> None:
-    """Show what waits in the delayed queue of the list QUEUE, and when it is due."""
+    """Show the entries that wait for the list QUEUE, and when they are due."""
     _, channel = ctx.with_resource(delayq_channel(ctx.obj.app))
     found = islice(Orphan.look(channel.plain_client, queue).entries(channel.plain_client), limit)
     _print([_entry_row(entry, codec) for entry in found], as_json, f"Nothing waits for {queue}.")
@@ -68,12 +73,12 @@ def entries(ctx: click.Context, queue: str, codec: str, limit: int, as_json: boo
 
 @command("adopt")
 @click.argument("queues", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All that `orphans list` shows.")
-@click.option("--task", help="Make each entry a task of this name, with its payload as the argument and its due time.")
+@click.option("--all", "everything", is_flag=True, help="Adopt all queues that `orphans list` shows.")
+@click.option("--task", help="Turn each entry into a task of this name. The payload becomes its argument.")
 @_codec_option
-@click.option("--queue", help="With --task: the queue of the tasks, instead of the one they are routed to.")
-@click.option("--force", is_flag=True, help="Also what a Java application that runs, or workers, transfer.")
-@click.option("--dry-run/--no-dry-run", default=True, show_default=True, help="Only say what would be done.")
+@click.option("--queue", help="With --task: send the tasks to this queue, and ignore routing.")
+@click.option("--force", is_flag=True, help="Adopt queues even if workers or a running Java application transfer them.")
+@click.option("--dry-run/--no-dry-run", default=True, show_default=True, help="Only report what would be done.")
 @json_option
 def adopt(
     ctx: click.Context,
@@ -86,18 +91,18 @@ def adopt(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Take over orphaned delayed QUEUES, named by their lists.
+    """Take over the orphaned delayed queues of the lists QUEUES.
 
-    Without --task, workers and `delayq transfer` move the entries to their lists when they are due, from now on.
-    With --task, each entry becomes a Celery task.
+    Without --task, workers and `delayq transfer` will move the entries to their lists when they are due. With --task,
+    each entry becomes a Celery task with the same due time.
 
-    It may be interrupted and run again: no entry is lost, and none is taken twice.
+    You can interrupt this command and run it again: no entry is lost, and none is taken twice.
     """
     app = ctx.obj.app
     if bool(queues) == everything:
-        raise click.UsageError("name the lists that `orphans list` shows, or say --all")
+        raise click.UsageError("give either lists from `orphans list`, or --all")
     if task is None and (queue or codec != "text"):
-        raise click.UsageError("--queue and --codec go with --task")
+        raise click.UsageError("--queue and --codec need --task")
     if task is not None:
         _check_task(app, task)
     _, channel = ctx.with_resource(delayq_channel(app))
@@ -118,7 +123,7 @@ def adopt(
         else:
             say(_sentence(row, codec))
     if dry_run and not as_json:
-        say("Nothing was changed: --no-dry-run does it.")
+        say("Dry run: nothing was changed. To adopt, add --no-dry-run.")
 
 
 for _command in (list_, entries, adopt):
@@ -126,7 +131,7 @@ for _command in (list_, entries, adopt):
 
 
 class _Tasks:
-    """Makes tasks of the entries of one list."""
+    """Turns the entries of one list into tasks."""
 
     def __init__(
         self, app: Any, task: str, decode: Callable[[bytes], Any], queue: str | None, channel: Any, taken_from: str
@@ -141,7 +146,7 @@ class _Tasks:
         self._producer = app.amqp.Producer(channel)
 
     def arguments(self, entry: Entry) -> tuple[Any, datetime] | None:
-        """Return the argument and the eta of the task; None if the payload is not what the codec says."""
+        """Return the argument and the eta of the task, or None if the codec cannot decode the payload."""
         try:
             return self._decode(entry.payload), _exactly(entry.due_ms)
         except (ValueError, OverflowError, RecursionError):
@@ -154,8 +159,8 @@ class _Tasks:
             return None
         argument, eta = found
         task_id = uuid()
-        with denied_join_result():  # nobody will wait for the results here
-            commands = drafts(
+        with denied_join_result():  # nothing here waits for the results
+            commands = publish_commands(
                 self._channel,
                 task_id,
                 lambda: self._app.send_task(
@@ -169,10 +174,10 @@ class _Tasks:
                 ),
             )
         if len(commands) != 1:
-            raise click.ClickException(f"{self._task} is routed to {len(commands)} queues: name one with --queue")
-        if self._own_timeout_set in commands[0]:  # it would be taken again, and become a task about a task
+            raise click.ClickException(f"{self._task} is routed to {len(commands)} queues: choose one with --queue")
+        if self._own_timeout_set in commands[0]:  # the new task would be adopted again, as a task about a task
             raise click.ClickException(
-                f"{self._task} is routed to {self._taken_from!r}, whose entries are taken: name another with --queue"
+                f"{self._task} is routed to {self._taken_from!r}, the queue being adopted: choose another with --queue"
             )
         return commands[0]
 
@@ -190,14 +195,16 @@ def _chosen(client: redis.Redis, keyprefix: str, queues: tuple[str, ...], force:
         found = orphaned.find(client, keyprefix)
     else:
         found = [Orphan.look(client, name) for name in queues]
-        _refuse([orphan for orphan in found if not orphan.waiting], "nothing waits there; see `orphans list`")
+        _refuse([orphan for orphan in found if not orphan.waiting], "has no waiting entries; see `orphans list`")
     if not force:
         known = registered(client, keyprefix)
         _refuse(
-            [orphan for orphan in found if orphan.name in known], "no orphan, workers transfer it; --force all the same"
+            [orphan for orphan in found if orphan.name in known],
+            "not an orphan: workers already transfer it. To adopt it anyway, pass --force",
         )
         _refuse(
-            [orphan for orphan in found if orphan.listeners], "an application listens: stop it first, or say --force"
+            [orphan for orphan in found if orphan.listeners],
+            "a running application transfers it: stop the application first, or pass --force",
         )
     return found
 
@@ -240,7 +247,7 @@ def _row(orphan: Orphan) -> dict[str, Any]:
 
 def _entry_row(entry: Entry | None, codec: str) -> dict[str, Any]:
     if entry is None:
-        return {"due": None, "payload": None, "problem": "no entry"}
+        return {"due": None, "payload": None, "problem": "not a valid entry"}
     try:
         payload, problem = CODECS[codec](entry.payload), None
     except (ValueError, RecursionError):
@@ -264,7 +271,7 @@ def _print(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
 
 
 def _exactly(due_ms: int) -> datetime:
-    """Return a due time as an aware datetime; OverflowError if there is none so late."""
+    """Return a due time as an aware datetime; OverflowError if it is later than the year 9999."""
     return to_datetime(0) + timedelta(milliseconds=due_ms)
 
 
@@ -278,8 +285,8 @@ def _isoformat(due_ms: int | None) -> str | None:
 def _sentence(row: dict[str, Any], codec: str) -> str:
     would = "would " if row["dry_run"] else ""
     if row["task"] is None:
-        what = "be moved to their list when they are due" if would else "are moved to their list when they are due"
-        return f"{row['list']}: {row['taken']} entries {would}{what}."
+        what = "would" if would else "will"
+        return f"{row['list']}: {row['taken']} entries {what} be moved to their list when they are due."
     what = "become" if would else "became"
-    left = f" {row['left']} are not {codec}, and stay." if row["left"] else ""
+    left = f" {row['left']} entries are not {codec} and stay." if row["left"] else ""
     return f"{row['list']}: {row['taken']} entries {would}{what} {row['task']} tasks.{left}"

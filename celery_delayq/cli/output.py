@@ -1,4 +1,4 @@
-"""What commands write: tables for people, JSON for machines, progress in a terminal."""
+"""Output of commands: tables for people, JSON for programs, a progress bar on terminals."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from celery_delayq.inspector.pages import OnProgress
 
 T = TypeVar("T")
 
-#: Columns of the output where it goes into a file.
+#: Width of the output, in columns, if it is not a terminal.
 WIDTH = 120
 
-#: A terminal with fewer columns is narrow: times and names are short there.
+#: Terminals with fewer columns get short times and names.
 NARROW = 100
 
 
 def console(*, stderr: bool = False, width: int = WIDTH) -> Console:
-    """Return a console: as wide as its terminal, or of a fixed width where there is none."""
+    """Return a console as wide as the terminal, or `width` columns wide if there is no terminal."""
     celery = getattr(click.get_current_context(silent=True), "obj", None)
-    # Rich's `no_color` alone leaves bold and dim.
+    # Rich's `no_color` alone would keep bold and dim.
     colors: Any = {"no_color": True, "color_system": None} if getattr(celery, "no_color", False) else {}
     found = Console(stderr=stderr, **colors)
     return found if found.is_terminal else Console(stderr=stderr, **colors, width=width)
@@ -41,7 +41,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def new_table(title: str | None = None, *, dense: bool = False) -> Table:
-    """Return an empty table as all commands show it; a dense one has the least space between columns."""
+    """Return an empty table in the style of all commands. A dense one has no extra space between columns."""
     return Table(
         title=title,
         title_justify="left",
@@ -54,36 +54,36 @@ def new_table(title: str | None = None, *, dense: bool = False) -> Table:
 
 
 def add_columns(table: Table, *names: str, right: bool = False, firm: bool = False) -> None:
-    """Add columns whose cells are folded where the terminal is narrow.
+    """Add columns whose cells fold if the terminal is narrow.
 
     Args:
-        table: to which.
-        names: their headings.
+        table: the table to change.
+        names: column headings.
         right: align cells on the right.
-        firm: leave them as they are while others can be folded.
+        firm: do not fold these columns; fold the others first.
     """
     for name in names:
         table.add_column(name, overflow="fold", justify="right" if right else "left", no_wrap=firm)
 
 
 def text(value: object, *, one_line: bool = False) -> Text:
-    """Return anything as text without markup and without control characters: it may come from anybody.
+    """Return a value as text without markup and control characters: it may come from an untrusted source.
 
     Args:
-        value: what to show; None is a dash.
-        one_line: cut it where the column ends.
+        value: the value; None becomes a dash.
+        one_line: cut the text at the end of the column.
     """
     plain = "-" if value is None else visible(value)
     return Text(plain, no_wrap=True, overflow="ellipsis") if one_line else Text(plain)
 
 
 def short_name(task: Any) -> Any:
-    """Return the name of a task without its module; what is no name, as it is."""
+    """Return the name of a task without its module. A value that is not a string is returned unchanged."""
     return task.rpartition(".")[2] if isinstance(task, str) else task
 
 
 def print_details(fields: Mapping[str, Any], as_json: bool) -> None:
-    """Write one object: as JSON, or its names and values one below the other."""
+    """Write one object: as JSON, or as a list of names and values."""
     if as_json:
         print_json(fields)
         return
@@ -105,7 +105,7 @@ def _json(value: object) -> str:
 
 @contextmanager
 def progress(what: str) -> Iterator[OnProgress]:
-    """Give a function to tell how far a command is: a bar on stderr, if that is a terminal, until the block ends."""
+    """Yield a function that reports progress. If stderr is a terminal, it draws a bar there until the block ends."""
     stderr = console(stderr=True)
     if not stderr.is_terminal:
         yield lambda done, total: None
@@ -121,7 +121,7 @@ def progress(what: str) -> Iterator[OnProgress]:
 
 
 def tracked(items: Collection[T], what: str) -> Iterator[T]:
-    """Yield the items with a bar, see `progress`."""
+    """Yield the items, and show progress; see `progress`."""
     with progress(what) as on_progress:
         for number, item in enumerate(items):
             on_progress(number, len(items))

@@ -1,4 +1,4 @@
-"""Plain lines that commands write. Nothing in them reaches the terminal as a command: names may come from anybody."""
+"""Plain output lines. Control characters are escaped, because names may come from an untrusted source."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import click
 
 
 def visible(value: object, keep: str = "") -> str:
-    r"""Return anything as text in which control characters can be seen, as `\x1b`.
+    r"""Return a value as text, with control characters escaped, such as `\x1b`.
 
     Args:
-        value: what to show.
-        keep: control characters that stay as they are.
+        value: the value.
+        keep: control characters that are not escaped.
     """
     text = str(value)
     if text.isprintable():

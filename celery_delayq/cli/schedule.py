@@ -28,21 +28,21 @@ from celery_delayq.cli.output import (
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import Span, shown, shown_span
 from celery_delayq.errors import DelayqError
+from celery_delayq.queue.scripts import MAX_PAGE
 from celery_delayq.schedule import redbeat
 from celery_delayq.schedule.api import Schedule
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.periodic_task import PeriodicTask
-from celery_delayq.scripts import MAX_PAGE
 
 
 @click.group()
 def schedule() -> None:
-    """Periodic tasks: see and change them."""
+    """Inspect and change periodic tasks."""
 
 
 @contextmanager
 def _schedule(ctx: click.Context) -> Iterator[Schedule]:
-    """Give the app's schedule; what goes wrong is a message, not a traceback."""
+    """Yield the app's schedule. Errors become messages instead of tracebacks."""
     app = ctx.obj.app
 
     @contextmanager
@@ -58,7 +58,7 @@ def _schedule(ctx: click.Context) -> Iterator[Schedule]:
 
 
 def _command(name: str) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a function a command of the group; see `command`."""
+    """Turn a function into a command of this group; see `command`."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         made = command(name)(function)
@@ -109,7 +109,7 @@ def _table(entries: Sequence[PeriodicTask], width: int) -> Table:
 @click.argument("name")
 @json_option
 def show(ctx: click.Context, name: str, as_json: bool) -> None:
-    """Show all that is known about a periodic task."""
+    """Show a periodic task in full."""
     with _schedule(ctx) as found:
         entry = found.get(name)
     data = _data(entry)
@@ -128,14 +128,14 @@ class _Json(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         try:
             found = json.loads(value)
         except (ValueError, RecursionError) as exc:
-            self.fail(f"it is no JSON: {exc}", param, ctx)
+            self.fail(f"not valid JSON: {exc}", param, ctx)
         if not isinstance(found, self._kind):
-            self.fail(f"it must be a JSON {self.name}", param, ctx)
+            self.fail(f"must be a JSON {self.name}", param, ctx)
         return found
 
 
 class _When(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
-    """An interval as all commands take spans of time, or a crontab expression."""
+    """An interval in the format of `Span`, or a crontab expression."""
 
     name = "when"
 
@@ -147,19 +147,21 @@ class _When(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
             return Span().convert(value, param, ctx)
         except click.BadParameter:
             advice = "write seconds, or 90s, 30m, 1h30m, or a crontab expression such as '0 6 * * mon-fri'"
-            self.fail(f"{value!r} is no schedule: {advice}", param, ctx)
+            self.fail(f"cannot parse {value!r} as a schedule: {advice}", param, ctx)
 
 
 _FIELDS = (
-    click.option("--args", type=_Json(list), help="Arguments of the task, a JSON list."),
-    click.option("--kwargs", type=_Json(dict), help="Keyword arguments, a JSON object."),
-    click.option("--options", type=_Json(dict), help="Options of apply_async, a JSON object."),
-    click.option("--timing", type=_Json(dict), help='{"tz": "Europe/Berlin", "max_runs": 3, ...}, a JSON object.'),
+    click.option("--args", type=_Json(list), help="Arguments of the task, as a JSON list."),
+    click.option("--kwargs", type=_Json(dict), help="Keyword arguments of the task, as a JSON object."),
+    click.option("--options", type=_Json(dict), help="Options of apply_async, as a JSON object."),
+    click.option(
+        "--timing", type=_Json(dict), help='Timing, as a JSON object: {"tz": "Europe/Berlin", "max_runs": 3, ...}.'
+    ),
 )
 
 
 def _fields(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say what an entry is."""
+    """Add the options that define an entry."""
     for option in reversed(_FIELDS):
         function = option(function)
     return function
@@ -187,13 +189,14 @@ def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, A
 @click.option("--when", "schedule", type=_When(), help="See `schedule add`.")
 @_fields
 def update(ctx: click.Context, name: str, timing: dict[str, Any] | None, **fields: Any) -> None:
-    """Change what is given of a periodic task that was added at run time.
+    """Change a periodic task that was added at run time. Options that you do not give stay as they are.
 
-    --timing changes what it names: null is the default again. --args, --kwargs and --options replace what there was.
+    --timing changes only the fields that it names; null restores a default. --args, --kwargs and --options replace
+    the old value as a whole.
     """
     changes = {key: value for key, value in fields.items() if value is not None}
     if not changes and timing is None:
-        raise click.UsageError("say what to change: --task, --when, --args, --kwargs, --options, --timing")
+        raise click.UsageError("nothing to change: give --task, --when, --args, --kwargs, --options or --timing")
     with _schedule(ctx) as found:
         _say_unknown(found.update_fields(name, changes, timing or {}))
     say(f"{name} updated.")
@@ -201,11 +204,11 @@ def update(ctx: click.Context, name: str, timing: dict[str, Any] | None, **field
 
 def _say_unknown(entry: PeriodicTask) -> None:
     if not entry.is_registered:
-        say(f"This app has no task {entry.task!r}; it is sent all the same.", err=True)
+        say(f"Warning: this app has no task {entry.task!r}. It will be sent anyway.", err=True)
 
 
 def _simple(name: str, done: str, help: str) -> None:
-    """Add a command that does one thing with one entry."""
+    """Add a command that calls one method of the schedule with one entry."""
 
     @click.argument("entry")
     def run(ctx: click.Context, entry: str) -> None:
@@ -218,17 +221,17 @@ def _simple(name: str, done: str, help: str) -> None:
 
 
 _simple("remove", "removed", "Remove a periodic task that was added at run time.")
-_simple("pause", "paused", "Stop a periodic task, and withdraw its pending occurrence.")
-_simple("resume", "resumed", "Let a paused periodic task run again.")
-_simple("run_now", "sent", "Send a periodic task now, besides its schedule.")
+_simple("pause", "paused", "Pause a periodic task, and withdraw its pending occurrence.")
+_simple("resume", "resumed", "Resume a paused periodic task.")
+_simple("run_now", "sent", "Send a periodic task now, in addition to its schedule.")
 
 
 @_command("import-redbeat")
-@click.option("--prefix", help="Prefix of its keys; redbeat_key_prefix of the app by default.")
-@click.option("--url", help="Its Redis; redbeat_redis_url of the app, or the broker, by default.")
-@click.option("--apply", "is_real", is_flag=True, help="Add the entries; without it, only say what would be done.")
+@click.option("--prefix", help="Prefix of RedBeat's keys. Default: redbeat_key_prefix of the app.")
+@click.option("--url", help="URL of RedBeat's Redis. Default: redbeat_redis_url of the app, or the broker.")
+@click.option("--apply", "is_real", is_flag=True, help="Add the entries. Without it, only report what would be done.")
 def import_redbeat(ctx: click.Context, prefix: str | None, url: str | None, is_real: bool) -> None:
-    """Add the entries of RedBeat. It changes nothing of RedBeat's; stop that first, or tasks run twice."""
+    """Add the entries of RedBeat. Its keys are not changed. Stop RedBeat first, or tasks will run twice."""
     app = ctx.obj.app
     prefix = prefix or app.conf.get("redbeat_key_prefix") or redbeat.PREFIX
     url = url or app.conf.get("redbeat_redis_url")
@@ -241,19 +244,19 @@ def import_redbeat(ctx: click.Context, prefix: str | None, url: str | None, is_r
         try:
             entries = list(redbeat.entries(client, app, prefix))
         except redis.RedisError as exc:
-            raise click.ClickException(f"cannot read the keys of RedBeat: {exc}") from exc
+            raise click.ClickException(f"cannot read RedBeat's keys: {exc}") from exc
         for one in entries:
             problem = one.problem
             if one.definition is not None and one.name in found:
-                problem = "there is an entry of that name already"
+                problem = "an entry of that name exists already"
             if problem or one.definition is None:
-                say(f"- {one.name}: left out: {problem}")
+                say(f"- {one.name}: skipped: {problem}")
                 continue
             if is_real:
                 found.add_definition(one.definition)
             moved += 1
             say(f"+ {one.name}: {one.definition.task}, {one.definition.data()['schedule']}")  # type: ignore[index]
-    say(f"{moved} entries added." if is_real else f"{moved} entries to add; --apply adds them.")
+    say(f"{moved} entries added." if is_real else f"{moved} entries can be added. To add them, pass --apply.")
 
 
 def _data(entry: PeriodicTask) -> dict[str, Any]:
@@ -290,6 +293,6 @@ def _status(entry: PeriodicTask) -> str:
         return "unknown task"
     if entry.next_run is None:
         if entry.queue is None:
-            return "no planner has seen it"
+            return "not seen by a planner"
         return "ended" if entry.runs else "never runs"
     return "planned"

@@ -16,24 +16,30 @@ from celery_delayq.cli.times import Span, shown, shown_span
 from celery_delayq.inspector.counts import Counts
 from celery_delayq.times import to_datetime, to_timedelta
 
-#: Columns of numbers, by the names of `QueueCounts`.
+#: Number columns: attributes of `QueueCounts`.
 _NUMBERS = ("ready", "delayed", "overdue", "in_flight", "dead")
 
 #: Width of the longest bar.
 _BAR = 50
 
-#: How far the histogram reaches, for all commands that show counts.
+#: For commands that show a histogram.
 span_option: Decorator = click.option(
-    "--span", type=Span(), default="1h", show_default=True, help="How far the histogram reaches: 1h, 1d, 7d."
+    "--span", type=Span(), default="1h", show_default=True, help="How far ahead the histogram reaches: 1h, 1d, 7d."
 )
 
 
 @command("status")
 @span_option
-@click.option("--buckets", type=click.IntRange(1, 1000), default=12, show_default=True, help="Bars of the histogram.")
+@click.option(
+    "--buckets", type=click.IntRange(1, 1000), default=12, show_default=True, help="Number of bars in the histogram."
+)
 @json_option
 def status(ctx: click.Context, span: timedelta, buckets: int, as_json: bool) -> None:
-    """Show how much waits in each queue, who transfers it, and a histogram of due times."""
+    """Show message counts and due times.
+
+    For each queue, show the counts, the next due time and the worker that transfers punctually. Below, show a histogram
+    of due times.
+    """
     with inspecting(ctx.obj.app) as inspector, usage_errors():
         counts = inspector.counts(span=span.total_seconds(), buckets=buckets)
     if as_json:
@@ -46,7 +52,7 @@ def status(ctx: click.Context, span: timedelta, buckets: int, as_json: bool) -> 
 
 
 def queue_table(counts: Counts, width: int) -> Table:
-    """Return a table of the queues, with their sums, for a console of so many columns."""
+    """Return a table of the queues, with totals, for a console that is `width` columns wide."""
     narrow = width < NARROW
     table = new_table(f"{shown(to_datetime(counts.at_ms))} UTC", dense=narrow)
     add_columns(table, "queue")
@@ -72,7 +78,7 @@ def queue_table(counts: Counts, width: int) -> Table:
 
 
 def histogram(counts: Counts) -> Table:
-    """Return a bar for each bucket, and the number of what is due later."""
+    """Return a table with a bar for each bucket, and the number of messages that are due later."""
     first, last = counts.histogram[0], counts.histogram[-1]
     table = new_table(f"due within {shown_span(_rounded(last.end_ms - first.start_ms))}")
     add_columns(table, "from (UTC)", firm=True)
@@ -91,7 +97,7 @@ def _rounded(ms: int) -> timedelta:
 
 
 def _process(loop: str) -> str:
-    """Return host and process id of a loop, without its number there."""
+    """Return the host and process id of a loop, without its number."""
     return loop.rpartition(":")[0] or loop
 
 

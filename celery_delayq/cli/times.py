@@ -1,4 +1,4 @@
-"""Times on the command line: as people write them, and as they are shown."""
+"""Times on the command line: parsing and formatting."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _PART = r"(\d+(?:\.\d+)?)(ms|[smhdw])"
 _SPAN = re.compile(rf"([+-]?)((?:{_PART})+)")
 
-#: A date comes first: isoparse takes "1700" for a year.
+#: A time must start with a full date: isoparse alone would read "1700" as a year.
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 class Span(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
-    """A span as `90`, `90s`, `1h30m` or `2d`; converted to a timedelta."""
+    """A span of time, such as `90` (seconds), `90s`, `1h30m` or `2d`. Converts to a timedelta."""
 
     name = "span"
 
@@ -32,13 +32,15 @@ class Span(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
             found = _span(value)
             return timedelta(seconds=float(value)) if found is None else found
         except (ValueError, OverflowError):
-            self.fail(f"{value!r} is no span of time: write seconds, or 90s, 30m, 2h, 1h30m, 7d", param, ctx)
+            self.fail(
+                f"cannot parse {value!r} as a span of time: write seconds, or 90s, 30m, 2h, 1h30m, 7d", param, ctx
+            )
 
 
 class When(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
-    """A time in ISO 8601, in UTC unless it has a zone, or one relative to now: `+30m`, `2h`, `-15m`.
+    """A time in ISO 8601 (UTC unless it has a zone), or relative to now: `+30m`, `2h`, `-15m`.
 
-    Converted to an aware datetime, or to a timedelta; see `at`.
+    Converts to an aware datetime, or to a timedelta; see `at`.
     """
 
     name = "time"
@@ -56,7 +58,7 @@ class When(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
             raise ValueError(value)
         except (ValueError, OverflowError):
             advice = "write it as 2030-12-31T23:59:00+01:00, or relative to now as +30m, 2h, -15m"
-            self.fail(f"{value!r} is no time: {advice}", param, ctx)
+            self.fail(f"cannot parse {value!r} as a time: {advice}", param, ctx)
 
 
 def _span(text: str) -> timedelta | None:
@@ -68,14 +70,14 @@ def _span(text: str) -> timedelta | None:
 
 
 def at(when: datetime | timedelta | None, now_ms: int) -> datetime | None:
-    """Return a time that was given as an option; None for None.
+    """Return the time that an option stands for; None for None.
 
     Args:
-        when: what `When` converted to.
+        when: result of `When`.
         now_ms: the server's time, unix time in ms.
 
     Raises:
-        click.UsageError: it is before the year 1 or after 9999.
+        click.UsageError: the time is before the year 1 or after the year 9999.
     """
     if not isinstance(when, timedelta):
         return when
@@ -86,14 +88,14 @@ def at(when: datetime | timedelta | None, now_ms: int) -> datetime | None:
 
 
 def shown(when: datetime | None, *, short: bool = False) -> str:
-    """Return a time for people, in UTC, by the second; a short one without year and seconds."""
+    """Return a time as text, in UTC, to the second. The short form has no year and no seconds."""
     if when is None:
         return "-"
     return when.astimezone(timezone.utc).strftime("%m-%d %H:%M" if short else "%Y-%m-%d %H:%M:%S")
 
 
 def shown_span(span: timedelta) -> str:
-    """Return a span for people, by its two largest units: `2d 3h`, `29m 59s`, `-3s`."""
+    """Return a span as text, in its two largest units: `2d 3h`, `29m 59s`, `-3s`."""
     seconds = int(abs(span).total_seconds())
     sign = "-" if span < timedelta(0) and seconds else ""
     parts = []

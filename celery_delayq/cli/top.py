@@ -1,4 +1,4 @@
-"""`celery -A app delayq top`: what waits, live."""
+"""`celery -A app delayq top`: a live view of waiting tasks."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from celery_delayq.cli.status import histogram, queue_table, span_option
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.pages import Criteria
 
-#: What is drawn.
+#: Draws one screen.
 Frame = Callable[[Inspector], RenderableType]
 
 
 @command("top")
 @click.option(
-    "--interval", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, help="Seconds between two looks."
+    "--interval", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, help="Seconds between refreshes."
 )
-@click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="So many of the next tasks.")
-@queue_option("Next tasks of this queue only.")
+@click.option(
+    "--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="Show this many of the next tasks."
+)
+@queue_option("Show the next tasks of this queue only.")
 @span_option
-@click.option("--once", is_flag=True, help="Show it once, and end.")
+@click.option("--once", is_flag=True, help="Show it once and exit.")
 def top(ctx: click.Context, interval: float, limit: int, queue: str | None, span: timedelta, once: bool) -> None:
-    """Show counts and the next due tasks, again and again. Ctrl-C ends it."""
+    """Show counts and the next due tasks, and keep refreshing. Press Ctrl-C to quit."""
     out = console()
 
     def frame(inspector: Inspector) -> RenderableType:
@@ -47,7 +49,7 @@ def top(ctx: click.Context, interval: float, limit: int, queue: str | None, span
         )
 
     if not (once or out.is_terminal):
-        raise click.UsageError("top is for a terminal: add --once, or take `status`")
+        raise click.UsageError("top needs a terminal: add --once, or use `status`")
     with inspecting(ctx.obj.app) as inspector:
         check_queue(inspector, queue)
         first = frame(inspector)
@@ -58,7 +60,7 @@ def top(ctx: click.Context, interval: float, limit: int, queue: str | None, span
 
 
 def _live(app: Any, out: Console, first: RenderableType, frame: Frame, interval: float) -> None:
-    """Draw until SIGINT or SIGTERM; while the server is away, say so and try again."""
+    """Draw until SIGINT or SIGTERM. While the server is away, show the error and retry."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -71,7 +73,7 @@ def _live(app: Any, out: Console, first: RenderableType, frame: Frame, interval:
                             live.update(frame(inspector), refresh=True)
                             time.sleep(interval)
                 except click.ClickException as exc:
-                    trouble = Text(f"{visible(exc.message)}\nTrying again every {interval:g} s.", "red")
+                    trouble = Text(f"{visible(exc.message)}\nRetrying every {interval:g} s.", "red")
                     live.update(trouble, refresh=True)
     except KeyboardInterrupt:
         pass

@@ -10,20 +10,20 @@ import click
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command
 from celery_delayq.cli.plain import say, visible
-from celery_delayq.config import settings_of
-from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.errors import DelayqError
-from celery_delayq.scripts import Transferred
-from celery_delayq.server import check_server
-from celery_delayq.transfer import TransferLoop
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.scripts import Transferred
+from celery_delayq.settings import settings_of
+from celery_delayq.transfer.loop import TransferLoop
 from celery_delayq.transport import Connector
+from celery_delayq.worker.server import check_server
 
-#: The package's logger, whose level the option sets.
+#: The package's logger; `--loglevel` sets its level.
 logger = logging.getLogger("celery_delayq")
 
 
 class VisibleFormatter(logging.Formatter):
-    """Makes what is logged visible: it may have names from Redis."""
+    """Escapes control characters in log lines, because they may contain names from Redis."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as text, see `logging`."""
@@ -36,7 +36,7 @@ class VisibleFormatter(logging.Formatter):
     "--queues",
     default="",
     metavar="LIST[,LIST]...",
-    help="Serve these broker lists, too, whoever offers to them: where only Java does, and nobody else transfers.",
+    help="Also serve these broker lists, for example lists that only Java offers to and that no worker transfers.",
 )
 @click.option(
     "-l",
@@ -44,13 +44,13 @@ class VisibleFormatter(logging.Formatter):
     type=click.Choice(["DEBUG", "INFO", "WARNING", "ERROR"], case_sensitive=False),
     default="INFO",
     show_default=True,
-    help="What to log; DEBUG shows every transfer.",
+    help="Log level. DEBUG shows each transfer.",
 )
 def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
     """Move due tasks to their queues, without a worker.
 
-    Every worker does this already. Run it where due tasks shall reach their queues although no worker is up, so that
-    an autoscaler counts them. It ends on SIGINT or SIGTERM, and may run any number of times.
+    Each worker does this already. Run this command if due tasks should reach their queues while no worker is up, for
+    example so that an autoscaler counts them. You can run any number of them. SIGINT or SIGTERM stops it.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(VisibleFormatter("[%(asctime)s: %(levelname)s] %(message)s"))
@@ -78,6 +78,6 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
     loop = TransferLoop(connector, lambda: lists, keyprefix=keyprefix, settings=settings, on_pass=count)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: loop.stop())
-    say(f"Transferring the delayed tasks of {connection.as_uri()}, Ctrl-C ends it.", err=True)
+    say(f"Transferring delayed tasks of {connection.as_uri()}. Press Ctrl-C to stop.", err=True)
     loop.run()
     say(f"{moved} tasks transferred.", err=True)

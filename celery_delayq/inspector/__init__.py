@@ -1,14 +1,13 @@
-"""See and change what waits; no worker needs to run for any of it.
+"""Read and change waiting tasks. No worker needs to run.
 
-    broker_lists  which there are, and which ones know an id
-    message       the JSON around a task's body, which nobody decodes here
-    task          a task that waits
-    pages         what waits, in due order over all queues
-    counts        how much waits where
+    broker_lists  the broker lists of an app, and which of them hold an id
+    task          a waiting task
+    pages         waiting tasks in due order across all queues
+    counts        message counts per queue
     backup        export, import, release
-    inspector     the whole of it for one channel
+    inspector     Inspector: all of this for one channel
 
-`DelayQ`, the commands and remote control are skins over it.
+`DelayQ`, the commands and remote control are thin layers over the inspector.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Export, import and release: the ways of delayed tasks out of a server and back, as a whole.
+"""Export, import and release: move all delayed tasks out of a server and back.
 
 A file of exported tasks is JSON lines in UTF-8:
 
-    {"format": "celery_delayq", "version": 1, "exported_at": ..., "tasks": ...}     how many there were at first
-    {"queue": ..., "priority": ..., "due_ms": ..., "id": ..., "key": ..., "payload": ...}       one for each task
-    {"end": ...}                                                                    how many there are
+    {"format": "celery_delayq", "version": 1, "exported_at": ..., "tasks": ...}     number of tasks at the start
+    {"queue": ..., "priority": ..., "due_ms": ..., "id": ..., "key": ..., "payload": ...}       one line per task
+    {"end": ...}                                                                    number of task lines
 
-`key` is the message key in hex, by which a task is found, since not every message has an `id`. A payload that is not
-UTF-8 is in `payload_base64` instead; what another program offered has `entry_base64` instead of key and payload, its
-whole entry. The last line tells a whole file from one that was cut off.
+`key` is the message key in hex. It identifies a task, because not every message has an `id`. A payload that is not
+UTF-8 is stored as `payload_base64`. An entry that another program offered has `entry_base64`, the whole entry, in
+place of key and payload. If the last line is missing, the file was cut off.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from celery_delayq import scripts
-from celery_delayq.codec import MESSAGE_KEY_SIZE, OfferId, unpack
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq import messages
 from celery_delayq.errors import InvalidExport
-from celery_delayq.inspector import message as messages
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.inspector.pages import Criteria, OnProgress, walk
 from celery_delayq.inspector.task import ScheduledTask
-from celery_delayq.scripts import Call
+from celery_delayq.queue import scripts
+from celery_delayq.queue.codec import MESSAGE_KEY_SIZE, OfferId, unpack
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.scripts import Call
 from celery_delayq.times import to_datetime
 
 FORMAT, VERSION = "celery_delayq", 1
 
-#: A path, or a file that is open, for text or bytes.
+#: A path, or an open file for text or bytes.
 File = str | os.PathLike[str] | IO[Any]
 
-#: Lines that are sent at once, and their size in bytes.
+#: Maximum number of lines in one round trip, and their size in bytes.
 _LINES, _BYTES = 200, 1_048_576
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import did.
+    """Result of an import.
 
     Attributes:
-        stored: tasks that wait now.
-        waiting: tasks that were waiting already: same id, due time and content.
+        stored: number of tasks that were stored.
+        waiting: number of tasks that were waiting already, with the same id, due time and content.
     """
 
     stored: int
@@ -60,12 +60,12 @@ class Imported:
 
 @dataclass(frozen=True)
 class Released:
-    """What a release did.
+    """Result of a release.
 
     Attributes:
-        released: messages that were moved to their broker lists.
-        left: messages that were seen and still wait: they are no tasks that could carry an eta, or they were offered
-            since it began, by workers that took back what had been released.
+        released: number of messages that were moved to their broker lists.
+        left: number of messages that still wait: they are not tasks and cannot carry an eta, or a running worker
+            delayed them again after the release began.
     """
 
     released: int
@@ -73,13 +73,14 @@ class Released:
 
 
 def export(lists: BrokerLists, file: File, on_progress: OnProgress | None = None) -> int:
-    """Write everything that waits; returns how many tasks.
+    """Write all waiting tasks to a file, and return how many there were.
 
-    A path gets its file as the last step, by renaming: it is whole, or the one that was there before. A process that is
-    killed leaves an unfinished one beside it, with a random ending. Only its owner may read the file, since it holds
-    arguments of tasks.
+    The file is written under a temporary name and renamed as the last step, so the path holds either the complete new
+    file or the old one. If the process is killed, the unfinished file stays beside it, with a random ending. Only its
+    owner can read the file, because it contains task arguments.
 
-    What waits all the time is in the file. What is moved, offered or rescheduled meanwhile may be in it or not.
+    The file contains every task that waits all the time. Tasks that are moved, offered or rescheduled in the meantime
+    may be missing.
 
     Raises:
         OSError: the file cannot be written.
@@ -98,14 +99,14 @@ def export(lists: BrokerLists, file: File, on_progress: OnProgress | None = None
 
 
 def import_(lists: BrokerLists, file: File, on_progress: OnProgress | None = None) -> Imported:
-    """Let what was exported wait again, where it does not wait already. Atomic for each task.
+    """Store exported tasks, so that they wait again. Atomic for each task.
 
-    It may be repeated, also after it was interrupted or failed, and several may run at once: a task that waits with the
-    same id, due time and content is not stored a second time. A task that has run or was rescheduled since the export
-    does not wait so, and is stored.
+    A task that waits already, with the same id, due time and content, is not stored a second time. So an import can be
+    repeated, also after an interruption or an error, and several imports can run at once. A task that has run or was
+    rescheduled since the export no longer waits in this form, so it is stored.
 
     Raises:
-        InvalidExport: a line is not what it must be, or the last one is missing. What comes before was imported.
+        InvalidExport: a line is invalid, or the last line is missing. The lines before it were imported.
         OSError: the file cannot be read.
     """
     answers: list[bool] = []
@@ -149,11 +150,11 @@ def import_(lists: BrokerLists, file: File, on_progress: OnProgress | None = Non
 
 
 def release(lists: BrokerLists, queue: str | None = None, on_progress: OnProgress | None = None) -> Released:
-    """Move everything that waits to the broker lists, each with its eta, for which workers wait by themselves then.
+    """Move all waiting tasks to the broker lists, with their etas. Workers then wait for the etas themselves.
 
-    In due order within each list, a hundred in one atomic script. What is no task message has no eta that a worker
-    could wait for, and stays. So does what was offered since this began: workers with this package offer what was
-    released, as they fetch it, and this would have no end.
+    Tasks move in due order within each list, a hundred per atomic script. A message that is not a task has no eta that
+    a worker could wait for, so it stays. Messages that were offered after the release began stay too: workers with
+    this package offer released tasks again as they fetch them, and the release would never end.
     """
     began_us = lists.now_us()
     released = left = 0
@@ -171,7 +172,7 @@ def _offered_since(when_us: int, task: ScheduledTask) -> bool:
 
 
 def _eta(task: ScheduledTask) -> str:
-    """Return the eta of a task as it has it; its due time if that is another one."""
+    """Return the eta of a task as its header spells it, or its due time if the two differ."""
     eta = task.headers.get("eta")
     return eta if isinstance(eta, str) and task.eta == task.due else task.due.isoformat()
 
@@ -183,7 +184,7 @@ def _eta(task: ScheduledTask) -> str:
 def _writing(file: File) -> Iterator[Any]:
     if not isinstance(file, (str, os.PathLike)):
         if not hasattr(file, "write"):
-            raise TypeError(f"a path or an open file is wanted, not {file!r}")
+            raise TypeError(f"file must be a path or an open file, not {file!r}")
         binary = isinstance(file, (io.RawIOBase, io.BufferedIOBase)) or "b" in str(getattr(file, "mode", ""))
 
         def write(line: dict[str, Any]) -> None:
@@ -234,7 +235,7 @@ def _line(broker_list: BrokerList, task: ScheduledTask) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Line:
-    """A task, or an entry of another program, which has no key."""
+    """A task, or an entry of another program; the latter has an empty key."""
 
     queue: str
     priority: int
@@ -251,11 +252,11 @@ def _reading(file: File) -> Iterator[IO[Any]]:
     elif isinstance(file, Iterable) and not isinstance(file, bytes):
         yield file
     else:
-        raise TypeError(f"a path or an open file is wanted, not {file!r}")
+        raise TypeError(f"file must be a path or an open file, not {file!r}")
 
 
 class _Reader:
-    """Yields the tasks of a file, and sees that it is whole."""
+    """Yields the tasks of a file, and checks that the file is complete."""
 
     def __init__(self, lines: Iterable[Any], name: str) -> None:
         self.tasks = 0
@@ -266,9 +267,9 @@ class _Reader:
     def __iter__(self) -> Iterator[_Line]:
         first = self._next()
         if first is None or first.get("format") != FORMAT:
-            raise self._error("the file was not written by an export of celery_delayq")
+            raise self._error("not an export file of celery_delayq")
         if first.get("version") != VERSION:
-            raise self._error(f"version {first.get('version')!r} is not known here, only {VERSION}")
+            raise self._error(f"unknown version {first.get('version')!r}: only version {VERSION} can be imported")
         self.tasks = first["tasks"] if type(first.get("tasks")) is int else 0
         count = 0
         while (line := self._next()) is not None:
@@ -277,11 +278,11 @@ class _Reader:
             yield self._task(line)
             count += 1
         if line is None:
-            raise self._error("the file ends here without its last line: it was cut off")
+            raise self._error("the end line is missing: the file was cut off")
         if line["end"] != count:
-            raise self._error(f"there should be {line['end']!r} tasks, and were {count}")
+            raise self._error(f"expected {line['end']!r} tasks, found {count}")
         if self._next() is not None:
-            raise self._error("nothing should come after the last line")
+            raise self._error("unexpected line after the end line")
 
     def _next(self) -> dict[str, Any] | None:
         try:
@@ -291,9 +292,9 @@ class _Reader:
             self._number += 1
             line = json.loads(text)
         except (ValueError, RecursionError) as exc:
-            raise self._error(f"no JSON, or cut off: {exc}") from exc
-        except (EOFError, zlib.error) as exc:  # of a compressed file
-            raise self._error(f"cut off, or damaged: {exc}") from exc
+            raise self._error(f"not valid JSON, or cut off: {exc}") from exc
+        except (EOFError, zlib.error) as exc:  # the file is compressed
+            raise self._error(f"cut off or damaged: {exc}") from exc
         if not isinstance(line, dict):
             raise self._error("not a JSON object")
         return line
@@ -302,7 +303,7 @@ class _Reader:
         try:
             queue, priority, due_ms = (line[name] for name in ("queue", "priority", "due_ms"))
             if not (isinstance(queue, str) and queue and type(priority) is type(due_ms) is int):
-                raise ValueError("queue, priority or due_ms is wrong")
+                raise ValueError("queue, priority or due_ms is invalid")
             queue.encode()
             least, most = (-(2**63), 2**63) if "entry_base64" in line else (0, 2**52)
             if not least <= due_ms < most:
@@ -311,11 +312,11 @@ class _Reader:
                 entry = _bytes(line["entry_base64"])
                 entry_id, _ = unpack(entry)
                 if OfferId.from_bytes(entry_id) is not None:
-                    raise ValueError("an entry with a task id must have its key and payload")
+                    raise ValueError("an entry of celery_delayq must have key and payload, not entry_base64")
                 return _Line(queue, priority, due_ms, b"", entry)
             key = bytes.fromhex(line["key"])
             if len(key) != MESSAGE_KEY_SIZE:
-                raise ValueError("key is wrong")
+                raise ValueError(f"key must be {MESSAGE_KEY_SIZE} bytes in hex")
             payload = line["payload"].encode() if "payload" in line else _bytes(line["payload_base64"])
             return _Line(queue, priority, due_ms, key, payload)
         except KeyError as exc:

@@ -1,4 +1,4 @@
-"""The broker lists of an app: which there are, of which queue and priority, and which ones know a message id."""
+"""The broker lists of an app: their names, queues and priorities, and which of them hold a message id."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from celery_delayq import codec
-from celery_delayq.delayed_queue import DelayedQueue
-from celery_delayq.registry import registered
+from celery_delayq.queue import codec
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.registry import registered
 
-#: Message ids that are looked up with one command.
+#: Number of message ids that one command looks up.
 _IDS_A_COMMAND = 500
 
 
@@ -21,9 +21,9 @@ class BrokerList:
     """A broker list.
 
     Attributes:
-        name: its full name.
-        queue: the queue to which it belongs, without `global_keyprefix`.
-        priority: its priority step.
+        name: full name.
+        queue: name of its queue, without `global_keyprefix`.
+        priority: priority step.
     """
 
     name: str
@@ -32,9 +32,10 @@ class BrokerList:
 
 
 class BrokerLists:
-    """The broker lists with a delayed queue, and those of an app's queues. As its channel, for one thread at a time.
+    """The broker lists that have a delayed queue, and those of the app's queues.
 
-    Every method raises `redis.RedisError` when the server is away or refuses.
+    Like its channel, it is for one thread at a time. Every method raises `redis.RedisError` if the server is away or
+    refuses a command.
 
     Args:
         channel: a channel of our transport.
@@ -56,16 +57,16 @@ class BrokerLists:
         return int(seconds) * 1_000_000 + int(microseconds)
 
     def all(self, queue: str | None = None) -> list[BrokerList]:
-        """Return the lists, of one queue if it is given, by name."""
+        """Return the lists, sorted by name; only those of one queue if it is given."""
         names = registered(self.client, self.channel.global_keyprefix)
         for known in self._queues:
             names.update(self.channel.broker_lists(known))
         return sorted(found for found in map(self.parse, names) if queue in (None, found.queue))
 
     def exists(self, queue: str) -> bool:
-        """Return whether there is a queue of this name: something waits for it, or somebody has published to it.
+        """Return whether there is a queue of this name: a task waits for it, or somebody has published to it.
 
-        Source: kombu 5.7 `transport.redis.Channel.keyprefix_queue`, the exchange's bindings, which stay.
+        Source: kombu 5.7 `transport.redis.Channel.keyprefix_queue`. These are the exchange's bindings, which stay.
         """
         if any(found.queue == queue for found in self.all()):
             return True
@@ -73,7 +74,7 @@ class BrokerLists:
         return bool(self.client.exists(bindings, *self.channel.broker_lists(queue)))
 
     def waiting(self, queue: str | None = None) -> list[BrokerList]:
-        """Return the lists for which something waits."""
+        """Return the lists that have waiting messages."""
         lists = self.all(queue)
         with self.client.pipeline(transaction=False) as pipe:
             for found in lists:
@@ -81,7 +82,7 @@ class BrokerLists:
             return [found for found, size in zip(lists, pipe.execute(), strict=True) if size]
 
     def parse(self, name: str) -> BrokerList:
-        """Return the list of a full name.
+        """Return the list with this full name.
 
         Source: kombu 5.7 `transport.redis.Channel._q_for_pri`.
         """
@@ -97,10 +98,10 @@ class BrokerLists:
         return queue
 
     def holding(self, message_ids: Sequence[str]) -> tuple[dict[str, list[DelayedQueue]], ResponseError | None]:
-        """Look which lists know messages by their ids: a round trip or two for 500 ids.
+        """Find the lists that hold these message ids. One or two round trips for 500 ids.
 
         Returns:
-            For each id the delayed queues that have a place of it, and the error of a list that the server refuses.
+            For each id, the delayed queues that have a place for it; and the error of a list that the server refuses.
         """
         queues = [self.delayed_queue(found) for found in self.all()]
         holders: dict[str, list[DelayedQueue]] = {message_id: [] for message_id in message_ids}
@@ -128,7 +129,7 @@ class BrokerLists:
         return holders, refused
 
     def _repeated(self, queue: DelayedQueue, message_ids: Sequence[str]) -> list[bool]:
-        """Return which ids have further entries in a queue."""
+        """Return, for each id, whether the queue has further entries of it."""
         with self.client.pipeline(transaction=False) as pipe:
             for message_id in message_ids:
                 pipe.zlexcount(queue.keys.repeated, *codec.repeated_range(message_id))

@@ -1,4 +1,4 @@
-"""How much waits where, how late it is, and when the rest is due."""
+"""Message counts per queue, and a histogram of due times."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
-from celery_delayq.scripts import score_to_ms
+from celery_delayq.queue.scripts import score_to_ms
 from celery_delayq.times import seconds, to_datetime
 
-#: Most buckets of a histogram.
+#: Maximum number of buckets in a histogram.
 MAX_BUCKETS = 1000
 
 
 @dataclass(frozen=True)
 class QueueCounts:
-    """Numbers of messages of one queue, all priorities together.
+    """Message counts of one queue, all priorities together.
 
     Attributes:
-        queue: its name.
-        ready: on its broker lists.
-        delayed: waiting to be due, overdue ones included.
-        overdue: due, and not yet moved to the broker list.
-        in_flight: fetched by workers, and not acknowledged; not what workers with kombu's own transport hold, whose
-            `unacked` does not tell queues apart.
-        dead: set aside.
-        next_due_ms: when the next one is due, unix time in ms; None if none waits.
-        punctual: ids of the loops that moved messages last, `<host>:<process id>:<number>`; one a list in use.
+        queue: name of the queue.
+        ready: messages on its broker lists.
+        delayed: waiting messages, including overdue ones.
+        overdue: messages that are due, but not yet moved to the broker list.
+        in_flight: messages that workers have fetched and not acknowledged. Messages held by workers with kombu's own
+            transport are not included, because its `unacked` does not tell queues apart.
+        dead: dead letters.
+        next_due_ms: when the next message is due, unix time in ms; None if none waits.
+        punctual: ids of the loops that moved messages last, as `<host>:<process id>:<number>`; one per list in use.
     """
 
     queue: str
@@ -43,13 +43,13 @@ class QueueCounts:
 
     @property
     def next_due(self) -> datetime | None:
-        """When the next one is due, aware, in UTC."""
+        """When the next message is due: aware, in UTC."""
         return None if self.next_due_ms is None else to_datetime(self.next_due_ms)
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """How many tasks are due in a span of time: from `start_ms` on, before `end_ms`, both unix time in ms."""
+    """Number of tasks due from `start_ms` (included) to `end_ms` (excluded), both unix time in ms."""
 
     start_ms: int
     end_ms: int
@@ -58,12 +58,12 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of messages.
+    """Message counts of all queues.
 
     Attributes:
-        at_ms: when they were counted, unix time in ms by the server's clock.
-        queues: by queue, in the order of their names.
-        histogram: of due times, from then on.
+        at_ms: time of the count, unix time in ms by the server's clock.
+        queues: counts of each queue, sorted by name.
+        histogram: due times, starting at `at_ms`.
     """
 
     at_ms: int
@@ -72,26 +72,21 @@ class Counts:
 
     @property
     def next_due(self) -> datetime | None:
-        """When the next one of all queues is due, aware, in UTC."""
+        """When the next message of all queues is due: aware, in UTC."""
         return min((queue.next_due for queue in self.queues if queue.next_due is not None), default=None)
 
     @property
     def later(self) -> int:
-        """How many are due after the histogram ends."""
+        """Number of messages due after the end of the histogram."""
         return sum(queue.delayed - queue.overdue for queue in self.queues) - sum(b.count for b in self.histogram)
 
 
 def count(lists: BrokerLists, *, span: float, buckets: int) -> Counts:
-    """Count what is where. Commands of O(1) and O(log N) in two pipelines; not one moment for all of them.
-
-    Args:
-        lists: which.
-        span: how far the histogram reaches, in seconds.
-        buckets: into how many parts it is divided, 1 to 1,000.
+    """Count the messages of all lists; see `DelayQ.counts`. Two pipelines with commands of O(1) and O(log N).
 
     Raises:
-        TypeError: `span` is no number, or `buckets` no whole one.
-        ValueError: out of range.
+        TypeError: `span` is not a number, or `buckets` is not a whole number.
+        ValueError: an argument is out of range.
     """
     if type(buckets) is not int:
         raise TypeError(f"buckets must be a whole number, not {buckets!r}")
@@ -118,7 +113,7 @@ _LONGEST_SPAN_S = 31_557_600_000
 
 @dataclass
 class _Answer:
-    """Of one broker list."""
+    """The counts of one broker list."""
 
     numbers: list[int]
     next_due_ms: int | None

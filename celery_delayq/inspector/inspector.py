@@ -1,4 +1,4 @@
-"""Inspector: see and change what waits. `DelayQ`, the commands and remote control are skins over it."""
+"""Inspector: read and change waiting tasks. `DelayQ`, the commands and remote control are thin layers over it."""
 
 from __future__ import annotations
 
@@ -7,43 +7,45 @@ from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
-from celery_delayq.dead_letters import DeadLetters
-from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.counts import Counts, count
-from celery_delayq.inspector.message import with_eta
 from celery_delayq.inspector.pages import Criteria, OnProgress, Page, page, to_examine, walk
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
+from celery_delayq.messages import with_eta
+from celery_delayq.queue.dead_letters import DeadLetters
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.times import Time, due_at, to_ms
 
 T = TypeVar("T")
 
 
 class Inspector:
-    """What waits in the delayed queues of a broker. No worker needs to run for any of it.
+    """Reads and changes the tasks that wait in the delayed queues of a broker. No worker needs to run.
 
-    As its channel, for one thread at a time. Every method raises `redis.RedisError` when the server is away or
-    refuses. A list that the server refuses (of another type, or by ACL) shields no task in others from the calls by id;
-    what is asked of all lists fails with an error that names the key.
+    The methods with the names of `DelayQ` methods do the same; `DelayQ` documents them in full.
+
+    Like its channel, it is for one thread at a time. Every method raises `redis.RedisError` if the server is away or
+    refuses a command. The server may refuse a single list (wrong type, or ACL). Calls by id still find tasks in the
+    other lists; calls for all lists fail with an error that names the key.
 
     Args:
         channel: a channel of our transport.
-        queues: names of the app's queues; those for which something waits are known without.
+        queues: names of the app's queues. Queues with waiting tasks are found without this.
     """
 
     def __init__(self, channel: Any, queues: Iterable[str] = ()) -> None:
         self.lists = BrokerLists(channel, queues)
 
     def queues(self) -> list[str]:
-        """Return the names of the app's queues, and of those for which something may wait."""
+        """Return the names of the app's queues, and of queues that may have waiting tasks."""
         return sorted({found.queue for found in self.lists.all()})
 
     def has_queue(self, queue: str) -> bool:
-        """Return whether there is a queue of this name, see `BrokerLists.exists`."""
+        """Return whether there is a queue of this name; see `BrokerLists.exists`."""
         return self.lists.exists(queue)
 
     def get(self, task_ids: Sequence[str]) -> dict[str, ScheduledTask | None]:
-        """Return the tasks that wait, the one that is due first where an id waits several times."""
+        """Return waiting tasks; see `DelayQ.get`."""
         now_ms = self.lists.now_ms()
 
         def first(queue: DelayedQueue, task_id: str) -> ScheduledTask | None:
@@ -57,15 +59,15 @@ class Inspector:
         return {task_id: min(tasks, key=lambda task: task.due_ms, default=None) for task_id, tasks in found.items()}
 
     def scheduled(self, criteria: Criteria, *, limit: int = 100, cursor: str | None = None) -> Page:
-        """Return a page of what waits, in due order over all queues, see `pages.page`."""
+        """Return a page of waiting tasks; see `DelayQ.scheduled`."""
         return page(self.lists, criteria, limit, cursor)
 
     def to_examine(self, criteria: Criteria) -> int:
-        """Return how many tasks must be looked at to find those that match, see `pages.to_examine`."""
+        """Return how many tasks a search examines; see `pages.to_examine`."""
         return to_examine(self.lists, criteria)
 
     def cancel(self, task_ids: Sequence[str]) -> dict[str, bool]:
-        """Remove tasks that wait; returns which did. Atomic for each entry."""
+        """Remove waiting tasks; see `DelayQ.cancel`. Atomic for each entry."""
         return _answers(self._each(task_ids, lambda queue, task_id: queue.cancel(task_id)))
 
     def cancel_all(
@@ -76,13 +78,9 @@ class Inspector:
         dry_run: bool = False,
         on_progress: OnProgress | None = None,
     ) -> int:
-        """Remove all tasks that match; returns how many. Atomic for each entry, in bounded calls.
-
-        Raises:
-            ValueError: no criterion, and not `everything`.
-        """
+        """Remove all matching tasks; see `DelayQ.cancel_all`."""
         if criteria.is_everything and not everything:
-            raise ValueError("name a queue, a task or a time, or say everything=True")
+            raise ValueError("give a queue, a task or a time, or pass everything=True")
         cancelled = 0
         for broker_list, tasks in walk(self.lists, criteria, on_progress):
             if dry_run:
@@ -95,13 +93,7 @@ class Inspector:
     def reschedule(
         self, task_ids: Sequence[str], *, countdown: float | None = None, eta: Time | None = None
     ) -> dict[str, bool]:
-        """Give tasks that wait another due time; returns which did. Atomic for each entry.
-
-        What is due by then, by the server's clock, is moved to its broker list at once.
-
-        Raises:
-            TypeError, ValueError: see `times.due_at`.
-        """
+        """Give waiting tasks a new due time; see `DelayQ.reschedule`. Atomic for each entry."""
         now_ms = self.lists.now_ms()
         due = due_at(now_ms, countdown=countdown, eta=eta)
         due_ms, text = to_ms(due, "eta"), due.isoformat()
@@ -110,15 +102,15 @@ class Inspector:
         return _answers(self._each(task_ids, lambda queue, task_id: _amend(queue, task_id, text, due_ms)))
 
     def run_now(self, task_ids: Sequence[str]) -> dict[str, bool]:
-        """Move tasks that wait to their broker lists, as if they had no eta; returns which did. Atomic an entry."""
+        """Move waiting tasks to their broker lists; see `DelayQ.run_now`. Atomic for each entry."""
         return self._move(task_ids, None)
 
     def counts(self, *, span: float = 3600, buckets: int = 60) -> Counts:
-        """Count what is where, see `counts.count`."""
+        """Count messages; see `DelayQ.counts`."""
         return count(self.lists, span=span, buckets=buckets)
 
     def dead_letters(self, queue: str) -> list[DeadLetters]:
-        """Return the dead lists of a queue, of all its priorities; whether the queue is known does not matter."""
+        """Return the dead lists of a queue, one for each priority. The queue need not be known."""
         names = {found.name for found in self.lists.all(queue)}
         names.update(self.lists.channel.broker_lists(queue))
         return [DeadLetters(self.lists.client, name) for name in sorted(names)]
@@ -127,10 +119,10 @@ class Inspector:
         return _answers(self._each(task_ids, lambda queue, task_id: _release(queue, task_id, eta)))
 
     def _each(self, task_ids: Sequence[str], act: Callable[[DelayedQueue, str], T | None]) -> dict[str, list[T]]:
-        """Do something with each id in each queue that knows it; return what is true of the results.
+        """Call `act` for each id in each queue that holds it, and return the truthy results.
 
         Raises:
-            ResponseError: a list refused, and there is an id that no other list has.
+            ResponseError: the server refused a list, and some id is in no other list.
         """
         holders, refused = self.lists.holding(task_ids)
         results: dict[str, list[T]] = {task_id: [] for task_id in holders}
@@ -153,7 +145,7 @@ def _answers(results: dict[str, list[Any]]) -> dict[str, bool]:
 
 
 def _amend(queue: DelayedQueue, task_id: str, eta: str, due_ms: int) -> bool:
-    """Give all entries of an id another due time; again those that someone else changed meanwhile."""
+    """Give all entries of an id a new due time. Retry entries that someone else changed in the meantime."""
     waits = False
     while True:
         todo = []
@@ -170,7 +162,7 @@ def _amend(queue: DelayedQueue, task_id: str, eta: str, due_ms: int) -> bool:
 
 
 def _release(queue: DelayedQueue, task_id: str, eta: str | None) -> bool:
-    """Move all entries of an id to the broker list; again those that someone else changed meanwhile."""
+    """Move all entries of an id to the broker list. Retry entries that someone else changed in the meantime."""
     moved = False
     while entries := queue.find(task_id):
         entries.sort(key=lambda entry: entry.due_ms)

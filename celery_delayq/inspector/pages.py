@@ -1,4 +1,4 @@
-"""Pages of what waits, in due order over all queues, and the filters by which it is chosen."""
+"""Pages of waiting tasks, in due order across all queues, and the filters that select tasks."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from celery_delayq.entry import Entry, Position
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
-from celery_delayq.inspector.message import marks_of
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
-from celery_delayq.scripts import MAX_PAGE
+from celery_delayq.messages import marks_of
+from celery_delayq.queue.entry import Entry, Position
+from celery_delayq.queue.scripts import MAX_PAGE
 from celery_delayq.times import Time, to_ms
 
-#: Tasks that one page examines at most: a filter that nothing matches ends after so many, with a cursor to go on.
+#: Maximum number of tasks that one page examines. If nothing matches, the page ends there, with a cursor to continue.
 MOST_EXAMINED = 10_000
 
-#: Entries that are read at once, and among which the server searches at once: more would hold it up for longer than a
+#: Number of entries that one call reads, and that one call searches. More would block the server for longer than a
 #: millisecond.
 _READ, _SEARCHED = 100, 200
 
 
 @dataclass(frozen=True)
 class Criteria:
-    """Which tasks are meant; all of them where nothing is given.
+    """Selects tasks. Without any criterion, selects all tasks.
 
     Attributes:
-        queue: only of this queue.
-        task: only with this name.
-        due_from_ms: only due then or later, unix time in ms.
-        due_to_ms: only due then or earlier.
+        queue: only tasks of this queue.
+        task: only tasks of this name.
+        due_from_ms: only tasks due at this time or later, unix time in ms.
+        due_to_ms: only tasks due at this time or earlier, unix time in ms.
     """
 
     queue: str | None = None
@@ -49,11 +49,11 @@ class Criteria:
         due_after: Time | None = None,
         due_before: Time | None = None,
     ) -> Criteria:
-        """Return criteria as people give them; a task due at `due_after` is one of them, at `due_before` not.
+        """Return the criteria for public arguments. `due_after` itself is included, `due_before` is not.
 
         Raises:
-            TypeError: a name that is not text, a time that is none.
-            ValueError: a time out of range.
+            TypeError: a name is not a string, or a time is neither a datetime nor a number.
+            ValueError: a time is out of range.
         """
         for name, value in (("queue", queue), ("task", task)):
             if value is not None and not isinstance(value, str):
@@ -67,32 +67,32 @@ class Criteria:
 
     @property
     def is_everything(self) -> bool:
-        """Whether nothing is left out."""
+        """Whether all tasks are selected."""
         return self == Criteria()
 
     @property
     def marks(self) -> tuple[bytes, ...]:
-        """Of which byte strings a message holds one if it matches; none if any may match."""
+        """Byte strings: each matching message contains at least one of them. Empty if any message may match."""
         return () if self.task is None else marks_of(self.task)
 
     @property
     def span(self) -> dict[str, Any]:
-        """When a task is due, for the methods of `DelayedQueue`."""
+        """The limits of the due time, as arguments for methods of `DelayedQueue`."""
         return {"due_from_ms": self.due_from_ms, "due_to_ms": self.due_to_ms}
 
     def matches(self, task: ScheduledTask) -> bool:
-        """Return whether a task has the name that is wanted."""
+        """Return whether a task has the right name."""
         return self.task in (None, task.name)
 
 
 @dataclass(frozen=True)
 class Page:
-    """Some of what waits, in due order.
+    """Some waiting tasks, in due order.
 
     Attributes:
-        tasks: may be fewer than asked for, even none, although there are more: only `cursor` tells.
-        cursor: where the next page begins; None after the last one. It stays valid whatever happens meanwhile.
-        examined: how many tasks were looked at to find these.
+        tasks: the tasks. There may be fewer than the limit, or none, although more follow: only `cursor` tells.
+        cursor: where the next page starts; None after the last page. It stays valid when tasks change.
+        examined: number of tasks that were examined to find these.
     """
 
     tasks: tuple[ScheduledTask, ...]
@@ -108,7 +108,7 @@ class Page:
 
 @dataclass(frozen=True)
 class _Cursor:
-    """The last task that was seen; lists are ordered by name where tasks are due at the same time."""
+    """The last task that was seen. Tasks that are due at the same time are ordered by the names of their lists."""
 
     broker_list: str
     position: Position
@@ -127,17 +127,17 @@ class _Cursor:
                 return cls(broker_list, Position(due_ms, bytes.fromhex(start)))
         except (ValueError, TypeError, RecursionError):
             pass
-        raise ValueError(f"this is not the cursor of a page: {text!r}")
+        raise ValueError(f"cursor must be the cursor of a page, not {text!r}")
 
 
 def page(
     lists: BrokerLists, criteria: Criteria, limit: int, cursor: str | None, most_examined: int = MOST_EXAMINED
 ) -> Page:
-    """Return a page of what waits. Bounded calls only: O(log N), and a few hundred entries each.
+    """Return a page of waiting tasks; see `DelayQ.scheduled`. All calls are bounded: O(log N), a few hundred entries.
 
     Raises:
-        TypeError: `limit` is no whole number, `cursor` no text.
-        ValueError: `limit` out of range, `cursor` not one of a page.
+        TypeError: `limit` is not a whole number, or `cursor` is not a string.
+        ValueError: `limit` is out of range, or `cursor` is not the cursor of a page.
     """
     if type(limit) is not int:
         raise TypeError(f"limit must be a whole number, not {limit!r}")
@@ -162,7 +162,7 @@ def page(
 
 @dataclass(frozen=True)
 class _Step:
-    """An entry that may match, or the last one that was read, and how many were examined to get there from another."""
+    """An entry that may match, or the last entry of a read; and how many entries were examined since the last step."""
 
     broker_list: BrokerList
     entry: Entry
@@ -172,7 +172,7 @@ class _Step:
 def _stream(
     lists: BrokerLists, broker_list: BrokerList, criteria: Criteria, last: _Cursor | None, limit: int
 ) -> Iterator[_Step]:
-    """Yield what may match for one list and comes after the last task that was seen, see `DelayedQueue.search`."""
+    """Yield the entries of one list that may match and come after the last task; see `DelayedQueue.search`."""
     after: Position | None = None
     due_from_ms = criteria.due_from_ms
     if last is not None and last.broker_list == broker_list.name:
@@ -190,16 +190,16 @@ def _stream(
             yield _Step(broker_list, entries[-1], read - len(entries) + 1)
 
 
-#: Called with the numbers of entries that were examined, and of those there are; now and then.
+#: Called from time to time with the number of examined entries and the total.
 OnProgress = Callable[[int, int], None]
 
 
 def walk(
     lists: BrokerLists, criteria: Criteria, on_progress: OnProgress | None = None
 ) -> Iterator[tuple[BrokerList, list[ScheduledTask]]]:
-    """Yield all that waits, list by list and each in due order, in bounded pieces; some may be empty.
+    """Yield all matching tasks in bounded batches, list by list, each in due order. Batches may be empty.
 
-    What is offered or moved while this goes on may be missed, nothing that waits all the time is.
+    See `DelayQ.scheduled` for tasks that change in the meantime.
     """
     total = to_examine(lists, criteria)
     limit = _READ if criteria.task is None else _SEARCHED
@@ -215,5 +215,5 @@ def walk(
 
 
 def to_examine(lists: BrokerLists, criteria: Criteria) -> int:
-    """Return how many tasks must be looked at to find those that match: all of the queue and the span of time."""
+    """Return how many tasks a search examines: all tasks of the queue and the time span."""
     return sum(lists.delayed_queue(found).count(**criteria.span) for found in lists.waiting(criteria.queue))

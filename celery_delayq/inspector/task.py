@@ -1,4 +1,4 @@
-"""ScheduledTask: what can be said of a message that waits, by its headers alone."""
+"""ScheduledTask: a waiting message, described by its headers alone."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from celery_delayq.codec import OfferId
-from celery_delayq.entry import Entry
+from celery_delayq import messages
 from celery_delayq.errors import InvalidEta
-from celery_delayq.inspector import message as messages
 from celery_delayq.inspector.broker_lists import BrokerList
+from celery_delayq.queue.codec import OfferId
+from celery_delayq.queue.entry import Entry
 from celery_delayq.times import to_datetime, to_timedelta
 from celery_delayq.transport.eta import parse_eta
 
 
 @dataclass(frozen=True)
 class ScheduledTask:
-    """A task that waits in Redis, as it was read.
+    """A waiting task, as it was read from Redis.
 
-    Nothing of its body was decoded; `body` does that, where it is JSON. Arguments are shown as Celery wrote them into
-    the headers when it was published (`argsrepr`, `kwargsrepr`), shortened. What another program offered, and is no
-    task message, has no id and no name; its due time, queue and size are there nevertheless.
+    Its body is not decoded; `body` does that, if the body is JSON. `args` and `kwargs` show the arguments as Celery
+    wrote them into the headers at publishing (`argsrepr`, `kwargsrepr`): shortened. A message that is not a task
+    message, because another program offered it, has no id and no name, but it has a due time, a queue and a size. All
+    datetimes are aware, in UTC.
 
     Attributes:
-        id: the task id.
-        name: the task's name.
-        args: its positional arguments, as text.
-        kwargs: its keyword arguments, as text.
-        due_ms: when it is due, unix time in ms.
-        time_left: until it is due, by the server's clock when it was read; negative if it is overdue.
-        queue: the queue that it waits for.
-        priority: the message's own, or that of its broker list.
-        broker_list: full name of the list on which it will be.
-        retries: how often it was retried.
-        eta: as in the headers; None if there is none, or if that is no time. As all times here, aware, in UTC.
-        expires: after which a worker discards it.
+        id: task id.
+        name: name of the task.
+        args: positional arguments, as text.
+        kwargs: keyword arguments, as text.
+        due_ms: when the task is due, unix time in ms.
+        time_left: time until it is due, by the server's clock when it was read; negative if it is overdue.
+        queue: name of its queue.
+        priority: priority of the message, or of its broker list if the message has none.
+        broker_list: full name of the list that the task will move to.
+        retries: number of retries so far.
+        eta: the eta header; None if it is missing or cannot be parsed.
+        expires: when it expires; a worker discards it after that.
         root_id: id of the first task of its workflow.
         parent_id: id of the task that called it.
         group_id: id of its group.
-        size: of the message, in bytes.
-        content_type: how its body is serialized, `application/json` for example.
-        headers: all headers, stamps included.
-        entry: as it is stored.
+        size: size of the message in bytes.
+        content_type: how its body is serialized, for example `application/json`.
+        headers: all headers, including stamps.
+        entry: the stored entry.
     """
 
     id: str | None
@@ -69,7 +70,7 @@ class ScheduledTask:
 
     @property
     def due(self) -> datetime:
-        """When it is due, aware, in UTC; `datetime.max` if that is later than dates go."""
+        """When it is due: aware, in UTC; `datetime.max` if it is due later than that."""
         return to_datetime(self.due_ms)
 
     @property
@@ -79,13 +80,13 @@ class ScheduledTask:
 
     @property
     def body(self) -> Any:
-        """Its body if that is JSON, see `message.json_body`: in full, where `args` and `kwargs` are shortened."""
-        message = messages.read(self.entry.payload)
+        """Its body in full, if it is JSON; see `messages.json_body`. In contrast, `args` and `kwargs` are shortened."""
+        message = messages.decode(self.entry.payload)
         return None if message is None else messages.json_body(message)
 
     @property
     def offered(self) -> datetime | None:
-        """When it was put here, by the server's clock; None if another program did it."""
+        """When it was offered, by the server's clock; None if another program offered it."""
         offer = OfferId.from_bytes(self.entry.id)
         return None if offer is None else to_datetime(offer.offered_us // 1000)
 
@@ -101,7 +102,7 @@ class ScheduledTask:
         return {name: stamps.get(name) for name in names if isinstance(name, str)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it but the message itself, as JSON can have it: times in ISO 8601, `time_left` in seconds."""
+        """Return everything but the message, in JSON types: times in ISO 8601, `time_left` in seconds."""
 
         def text(when: datetime | None) -> str | None:
             return None if when is None else when.isoformat()
@@ -130,15 +131,15 @@ class ScheduledTask:
 
 
 def scheduled_task(entry: Entry, broker_list: BrokerList, now_ms: int) -> ScheduledTask:
-    """Return what is to be said of an entry that waits for a broker list; never raises.
+    """Return the description of an entry; never raises.
 
     Args:
-        entry: as it was read.
-        broker_list: for which it waits.
-        now_ms: the server's time then, unix time in ms.
+        entry: the entry.
+        broker_list: the list that it waits for.
+        now_ms: the server's time at reading, unix time in ms.
     """
-    message = messages.read(entry.payload) or {"headers": {}, "properties": {}}
-    headers, properties = message["headers"], message["properties"]
+    message = messages.decode(entry.payload) or {"properties": {}}
+    headers, properties = messages.headers_of(message), message["properties"]
     priority, retries = properties.get("priority"), headers.get("retries")
     return ScheduledTask(
         id=_text(headers.get("id")),
@@ -164,7 +165,7 @@ def scheduled_task(entry: Entry, broker_list: BrokerList, now_ms: int) -> Schedu
 
 
 def _text(value: object) -> str | None:
-    """Return a header as text: kombu marks a UUID or bytes, and other clients may write what they like."""
+    """Return a header as text: kombu wraps UUIDs and bytes in a dict, and other clients may write anything."""
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value)

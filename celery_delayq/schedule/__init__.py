@@ -1,21 +1,21 @@
 """Periodic tasks without a beat process: each entry has one pending occurrence, an ordinary delayed message.
 
 scripts      one typed function for each Lua script of the schedule
-store        records, states and errors of entries; Redis only
+store        records, states and errors of entries; knows only Redis
 encoding     schedules as data: crontab, interval, solar; their fingerprints
-wallclock    the next time of a crontab, across changes of daylight saving
+wallclock    the next time of a crontab, across daylight saving changes
 occurrences  when an entry runs next, and which times were missed
 entry        the definition of an entry
 configured   the entries in the configuration of an app
-moves        where an entry goes from where it is
-message      the message of an occurrence, built by Celery and caught
-mould        messages that are made after the model of one that Celery built
-attendance   since when planners are there, and whose configuration counts
-known        what a planner knows about an entry
-roster       all that a planner knows, and how it learns of changes
+transitions  the next step of an entry
+message      the message of an occurrence: built by Celery, captured instead of sent
+mould        templates: messages built from one that Celery built
+attendance   since when planners have been running, and whose configuration counts
+known        what a planner knows about one entry
+planned_entries  what a planner knows about all entries, and how it learns of changes
 planner      keeps the next occurrence of every entry planned
-loop         the thread in which a planner runs
+loop         the thread that runs a planner
 service      a planner loop for an app
 api          `delayq.schedule`
-redbeat      the entries of RedBeat, to move from it
+redbeat      reads the entries of RedBeat, for migration
 """

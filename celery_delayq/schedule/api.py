@@ -1,4 +1,4 @@
-"""Schedule: the periodic tasks of an app, seen and changed from any process, without a restart."""
+"""Schedule: read and change the periodic tasks of an app from any process, without a restart."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Schedule:
         for entry in delayq.schedule:
             print(entry.name, entry.next_run)
 
-    Changes take effect in all planners at once. It may be shared by threads.
+    Changes take effect in all planners at once. Threads may share a Schedule.
 
-    Every method raises `kombu.exceptions.OperationalError` when the server cannot be reached or refuses,
-    `ConfigurationError` if the app's broker is not a `delayq://` one, and those that take the name of an entry
-    `InvalidSchedule` if something else wrote it and it cannot be read.
+    Every method raises `kombu.exceptions.OperationalError` if the server cannot be reached or refuses a command, and
+    `ConfigurationError` if the app's broker URL is not a `delayq://` URL. Methods that take the name of an entry raise
+    `InvalidSchedule` if its record cannot be read, because another program wrote it.
 
     Args:
         app: the Celery app.
-        channel: gives a channel with our transport for as long as a block lasts.
+        channel: a context manager that yields a channel of our transport.
     """
 
     def __init__(self, app: Any, channel: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -63,30 +63,31 @@ class Schedule:
         """Add an entry. One atomic script.
 
         Args:
-            name: of the entry.
+            name: name of the entry.
             task: a task, or its name.
             schedule: seconds, a timedelta, a `schedule`, `crontab` or `solar`, or a crontab expression such as
                 `"0 6 * * mon-fri"` (minute, hour, day of month, month, day of week).
-            args: of the task; all of them of types that JSON knows.
-            kwargs: of the task.
-            options: of its `apply_async`: `queue`, `priority`, `expires` (counted from when it is due), `headers`, ...
+            args: positional arguments of the task, in JSON types.
+            kwargs: keyword arguments of the task, in JSON types.
+            options: options of `apply_async`: `queue`, `priority`, `expires` (counted from the due time), `headers`,
+                ...
             timing: `tz`, `start`, `end`, `jitter`, `max_runs`, `enabled`, `missed`, `max_lateness`, `catch_up`,
-                `lazy`, see `Timing`.
+                `lazy`; see `Timing`.
 
         Raises:
-            EntryExists: there is an entry of that name.
-            InvalidSchedule: something is wrong, or cannot be stored; says what.
+            EntryExists: an entry of that name exists already.
+            InvalidSchedule: a value is invalid or cannot be stored. The message says which.
         """
         given = {"task": _name_of(task), "schedule": schedule, "args": args, "kwargs": kwargs, "options": options}
         return self.add_definition(Definition.of(name, {**given, "timing": timing}, self._app))
 
     def add_definition(self, definition: Definition) -> PeriodicTask:
-        """Add an entry whose definition was made elsewhere, see `add`."""
+        """Add an entry by its definition; see `add`."""
         name = definition.name
         with self._store() as store:
             record = Record(definition.fingerprint, store.now_ms(), _data_of(definition))
             if not store.write_record(name, b"", record):
-                raise EntryExists(f"there is a periodic task {name!r} already: update it, or choose another name")
+                raise EntryExists(f"periodic task {name!r} exists already: update it, or choose another name")
             return self._show(store, name, record)
 
     def update(
@@ -100,15 +101,15 @@ class Schedule:
         options: Mapping[str, Any] = _UNCHANGED,
         **timing: Any,
     ) -> PeriodicTask:
-        """Change what is given of an entry that was added at run time; takes what `add` takes.
+        """Change an entry that was added at run time. Arguments are those of `add`; those not given stay as they are.
 
-        Its pending occurrence is replaced by the next planner that hears of it, in one atomic script. The next time
-        counts from the last run: an interval that is over by then runs now.
+        The next planner that learns of the change replaces the pending occurrence, in one atomic script. The next time
+        is counted from the last run: if a new interval is already over, the task runs now.
 
         Raises:
             UnknownEntry: there is no such entry.
-            EntryExists: the entry is one of the configuration, which says what it is.
-            InvalidSchedule: something is wrong, or cannot be stored; says what.
+            EntryExists: the entry is defined in the configuration, which alone can change it.
+            InvalidSchedule: a value is invalid or cannot be stored. The message says which.
         """
         given = {"schedule": schedule, "args": args, "kwargs": kwargs, "options": options}
         changes = {key: value for key, value in given.items() if value is not _UNCHANGED}
@@ -118,7 +119,7 @@ class Schedule:
         return self.update_fields(name, changes, timing)
 
     def update_fields(self, name: str, changes: Mapping[str, Any], timing: Mapping[str, Any]) -> PeriodicTask:
-        """Change fields and timing that are given by name, see `update`; a timing of None is as by default."""
+        """Change fields and timing by their names; see `update`. None restores the default of a timing field."""
 
         def change(record: Record) -> Record:
             before = dict(record.definition or {})
@@ -129,18 +130,18 @@ class Schedule:
         return self._change(name, change, only_added=True)
 
     def remove(self, name: str) -> None:
-        """Remove an entry that was added at run time, and withdraw its pending occurrence; also one that is unreadable.
+        """Remove an entry that was added at run time, even if unreadable, and withdraw its pending occurrence.
 
         Raises:
             UnknownEntry: there is no such entry.
-            EntryExists: the entry is one of the configuration: remove it there, or pause it.
+            EntryExists: the entry is defined in the configuration. Remove it there, or pause it.
         """
         with self._store() as store:
             while True:
                 try:
                     record = self._record(store, name, only_added=True)
                     raw, queues = record.raw, record.queues
-                except InvalidSchedule:  # it may have been anywhere
+                except InvalidSchedule:  # the record is unreadable: its state may be in any queue
                     raw, queues = store.record(name), sorted(store.queues())
                 if store.write_record(name, raw, None):
                     break
@@ -148,7 +149,7 @@ class Schedule:
             store.set_error(name, None)
 
     def pause(self, name: str) -> PeriodicTask:
-        """Stop an entry until `resume`, and withdraw its pending occurrence; also one of the configuration.
+        """Pause an entry until `resume`, and withdraw its pending occurrence. Works for entries of the configuration.
 
         Raises:
             UnknownEntry: there is no such entry.
@@ -160,7 +161,7 @@ class Schedule:
         return self.get(name)
 
     def resume(self, name: str) -> PeriodicTask:
-        """Let an entry run again; what it missed meanwhile is not made up for.
+        """Resume a paused entry. Runs that were missed in the meantime are not made up for.
 
         Raises:
             UnknownEntry: there is no such entry.
@@ -168,11 +169,11 @@ class Schedule:
         return self._change(name, lambda record: replace(record, paused=False))
 
     def run_now(self, name: str) -> AsyncResult:
-        """Send the task of an entry now, besides its schedule; it does not count as one of its runs.
+        """Send the task of an entry now, in addition to its schedule. It does not count as one of its runs.
 
         Raises:
             UnknownEntry: there is no such entry.
-            InvalidSchedule: the entry lives in the code of a configuration that this process does not have.
+            InvalidSchedule: the entry exists only in code, in a configuration that this process does not have.
         """
         with self._store() as store:
             definition = self._definition(name, self._record(store, name))
@@ -191,11 +192,11 @@ class Schedule:
         """Return an entry.
 
         Raises:
-            UnknownEntry: there is none.
+            UnknownEntry: there is no such entry.
         """
         with self._store() as store:
             error = None if self._raw(store, name) else self._error(store, name)
-            if error is not None:  # the configuration is wrong
+            if error is not None:  # the entry in the configuration is invalid
                 return PeriodicTask(name, "", None, error=error)
             return self._show(store, name, self._record(store, name))
 
@@ -205,7 +206,7 @@ class Schedule:
             return bool(self._raw(store, name))
 
     def __iter__(self) -> Iterator[PeriodicTask]:
-        """Yield all entries by name, those with errors as well."""
+        """Yield all entries, sorted by name, including those with errors."""
         with self._store() as store:
             errors = store.errors()
             records = store.records()
@@ -225,7 +226,7 @@ class Schedule:
             seen = states.get(record.queue or "", {}).get(name, Seen())
             yield self._task(name, record, seen, errors.get(name))
 
-    # -- how
+    # -- helpers
 
     @contextmanager
     def _store(self) -> Iterator[ScheduleStore]:
@@ -235,7 +236,7 @@ class Schedule:
             except DelayqError:
                 raise
             except ResponseError as exc:
-                raise OperationalError(f"the server refuses: {exc}") from exc
+                raise OperationalError(f"the server refused to read or write the schedule: {exc}") from exc
             except channel.connection.client.connection_errors as exc:
                 raise OperationalError(f"cannot reach the schedule: {exc}") from exc
 
@@ -243,7 +244,7 @@ class Schedule:
     def _raw(store: ScheduleStore, name: str) -> bytes:
         try:
             return store.record(name) if name else b""
-        except UnicodeEncodeError:  # a name that nobody could have stored
+        except UnicodeEncodeError:  # a name that cannot be stored
             return b""
 
     @staticmethod
@@ -261,7 +262,7 @@ class Schedule:
         try:
             record = Record.parse(raw)
         except ValueError as exc:
-            raise InvalidSchedule(f"periodic task {name!r} cannot be read, remove() deletes it: {exc}") from exc
+            raise InvalidSchedule(f"cannot read periodic task {name!r}: {exc}. To delete it, call remove()") from exc
         if only_added and record.app is not None:
             raise EntryExists(
                 f"periodic task {name!r} is in the configuration of app {record.app!r}: change it there; "
@@ -294,15 +295,15 @@ def _name_of(task: Any) -> Any:
 
 
 def _data_of(definition: Definition) -> dict[str, Any]:
-    """Return a definition as data.
+    """Return a definition in JSON types.
 
     Raises:
-        InvalidSchedule: it has values that JSON does not know.
+        InvalidSchedule: it has values of other types.
     """
     data = definition.data()
     if data is None:
         raise InvalidSchedule(
-            f"periodic task {definition.name!r} cannot be stored: its schedule must be an interval, a crontab or a "
-            "solar event, and args, kwargs and options of types that JSON knows; others belong in beat_schedule"
+            f"cannot store periodic task {definition.name!r}: its schedule must be an interval, a crontab or a solar "
+            "event, and args, kwargs and options must be JSON types. Define other entries in beat_schedule"
         )
     return data

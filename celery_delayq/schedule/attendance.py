@@ -1,7 +1,7 @@
-"""Attendance: what planners of one Redis database know of each other, and the server's time, which comes with it.
+"""Attendance: what the planners of one Redis database know of each other, and the server's time.
 
-Which configuration counts, see `Roster`; and since when planners have been there without a gap: an occurrence of that
-time is not missed, however late a planner reaches it.
+They know which configuration counts (see `PlannedEntries`), and since when planners have been running without a gap. An
+occurrence in that time does not count as missed, however late a planner reaches it.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from logging import getLogger
 
 from redis.exceptions import ReadOnlyError, ResponseError
 
-from celery_delayq.clock import ServerClock
+from celery_delayq.queue.clock import ServerClock
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.records import Record
 from celery_delayq.schedule.store import ScheduleStore
 
 logger = getLogger(__name__)
 
-#: A configuration whose planners were silent for so long counts no more, in seconds.
+#: A configuration no longer counts after its planners were silent for this long, in seconds.
 CONFIGURATION_LIFETIME_S = 30.0
 
-#: Planners that were silent for longer, and are connected no more, were not there, in seconds; see announce.lua.
+#: A planner counts as absent if it was silent for longer, in seconds, and is not connected; see announce.lua.
 GAP_S = 3.0
 
-#: How often a planner that has something to do says that it lives, in ms; one that has not may be silent for longer.
+#: How often a busy planner gives a sign of life, in ms. An idle planner may be silent for longer.
 _SIGN_MS = 1000
 
 
 class Attendance:
-    """Says that a planner lives; for one thread at a time. Methods that call the server may raise `redis.RedisError`.
+    """Gives a planner's signs of life. For one thread at a time. Methods that call the server raise `redis.RedisError`.
 
     Args:
-        store: where the schedule is.
-        configured: what the configuration of this process says.
-        is_back: whether this process had a connection before, and lost it.
+        store: store of the schedule.
+        configured: entries in the configuration of this process.
+        is_back: whether this process had a connection before and lost it.
 
     Attributes:
-        clock: the server's.
+        clock: the server's clock.
         counts: whether the configuration of this process counts.
     """
 
@@ -46,9 +46,9 @@ class Attendance:
         self.counts = True
         self._store = store
         self._configured = configured
-        #: When this planner said that it lives, ms; see announce.lua for 0 and -1.
+        #: Time of this planner's last sign of life, in ms; see announce.lua for 0 and -1.
         self._announced_ms = -1 if is_back else 0
-        #: Since when planners of its app and of any have been there, ms.
+        #: Since when planners of this app, and of any app, have been running, in ms.
         self._since_ms = self._since_of_any_ms = 0
 
     def now_ms(self) -> int:
@@ -56,14 +56,14 @@ class Attendance:
         return int(-self.clock.seconds_until(0) * 1000)
 
     def attended_ms(self, record: Record) -> int:
-        """Return since when a planner could have planned an entry at any time, unix time in ms."""
+        """Return the start of the time in which a planner could always have planned an entry, unix time in ms."""
         return self._since_of_any_ms if record.app is None else self._since_ms
 
     def give_sign(self, *, at_once: bool) -> None:
-        """Say that this planner lives, unless it just did; nothing happens if the server refuses, out of memory.
+        """Give a sign of life, unless the last one is recent. Does nothing if the server is out of memory and refuses.
 
         Args:
-            at_once: also if it just did.
+            at_once: give it even if the last one is recent.
         """
         if not at_once and abs(self.now_ms() - self._announced_ms) < _SIGN_MS:
             return
@@ -71,11 +71,11 @@ class Attendance:
             self.announce()
         except ReadOnlyError:
             raise
-        except ResponseError:  # what it refuses besides is an error of the entry
+        except ResponseError:  # if the server also refuses the entry's own command, that becomes the entry's error
             return
 
     def announce(self) -> None:
-        """Say that this planner lives; learn which configuration counts, and since when planners have been there."""
+        """Give a sign of life. Learn which configuration counts, and since when planners have been running."""
         sent = time.monotonic()
         found = self._store.announce(
             self._configured.app,
@@ -90,7 +90,7 @@ class Attendance:
         counted, self.counts = self.counts, found.configuration == self._configured.fingerprint
         if counted and not self.counts:
             logger.warning(
-                "The periodic tasks in the configuration of app %r differ from those of another worker that was "
-                "deployed later: its configuration counts, and only what is the same in both is planned here.",
+                "The periodic tasks in the configuration of app %r differ from those of a worker that was deployed "
+                "later. The later configuration counts. This worker plans only entries that are the same in both.",
                 self._configured.app,
             )

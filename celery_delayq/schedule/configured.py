@@ -19,13 +19,13 @@ CLEANUP = "celery.backend_cleanup"
 
 @dataclass(frozen=True)
 class Configured:
-    """What the configuration of an app says.
+    """The periodic tasks in the configuration of an app.
 
     Attributes:
-        app: the name of the app.
-        entries: by name.
-        errors: of entries that are wrong, by name.
-        fingerprint: of all of it; the same in all processes with the same configuration.
+        app: name of the app.
+        entries: name -> definition.
+        errors: name -> error, for invalid entries.
+        fingerprint: fingerprint of all entries; the same in all processes with the same configuration.
     """
 
     app: str
@@ -35,25 +35,25 @@ class Configured:
 
 
 def configured(app: Any) -> Configured:
-    """Read `beat_schedule`, what `app.add_periodic_task` added, and Celery's default entry.
+    """Read `beat_schedule`, the entries added with `app.add_periodic_task`, and Celery's default entry.
 
-    A wrong entry does not keep the others from running.
+    An invalid entry does not block the others.
 
     Raises:
-        ConfigurationError: `beat_schedule` is no dict.
+        ConfigurationError: `beat_schedule` is not a dict.
     """
     return reader(app)()
 
 
 def reader(app: Any) -> Callable[[], Configured]:
-    """Return what does the same later, and takes long if there are many entries.
+    """Return a function that does the same as `configured`. With many entries, calling it takes long.
 
     Raises:
-        ConfigurationError: `beat_schedule` is no dict.
+        ConfigurationError: `beat_schedule` is not a dict.
 
     Source: Celery 5.7 `celery.beat.Scheduler.setup_schedule`, `install_default_entries`.
     """
-    # Finalizing sends on_after_configure and on_after_finalize, in which apps add theirs.
+    # Finalizing sends on_after_configure and on_after_finalize; apps add their entries in these signals.
     app.finalize()
     if not isinstance(app.conf.beat_schedule or {}, Mapping):
         raise ConfigurationError(f"beat_schedule must be a dict of entries, not {app.conf.beat_schedule!r}")
@@ -79,21 +79,21 @@ def _read(app: Any, given: Mapping[str, Any], routing: str) -> Configured:
             entries[name] = definition
         except InvalidSchedule as exc:
             errors[str(name)] = str(exc.__cause__)
-        except Exception as exc:  # what a class of the user's raises
+        except Exception as exc:  # a user's schedule class may raise anything
             errors[str(name)] = f"{type(exc).__name__}: {exc}"
     together = encoding.fingerprint(sorted(fingerprints.items()))
     return Configured(app.main or "", entries, errors, together)
 
 
 def _fields(entry: Any) -> Any:
-    """Return the fields of an entry; of a `ScheduleEntry` too, which stock beat takes as well."""
+    """Return the fields of an entry. Like stock beat, accept a `ScheduleEntry` too."""
     if hasattr(entry, "schedule") and hasattr(entry, "task"):
         return {name: getattr(entry, name) for name in ("task", "schedule", "args", "kwargs", "options")}
     return entry
 
 
 def _routing(app: Any) -> str:
-    """Return a fingerprint of the settings that decide to which queues tasks go."""
+    """Return a fingerprint of the settings that route tasks to queues."""
     names = (
         "task_routes",
         "task_default_queue",
@@ -102,7 +102,7 @@ def _routing(app: Any) -> str:
         "task_default_priority",
         "task_queue_max_priority",
     )
-    # Not `app.amqp.queues`: that learns the queues of `worker -Q`, and each that is missing when a task goes there.
+    # Not `app.amqp.queues`: it also gains the queues of `worker -Q`, and each missing queue when a task is sent there.
     declared = app.amqp.Queues(app.conf.task_queues)
     queues = {name: (queue.exchange.name, queue.routing_key) for name, queue in declared.items()}
     return encoding.fingerprint([[app.conf[name] for name in names], queues])

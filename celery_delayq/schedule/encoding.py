@@ -1,11 +1,11 @@
-"""Schedules as data, and back: what can be stored in Redis, shown, and compared.
+"""Convert schedules to data and back. Data can be stored in Redis, shown and compared.
 
     {"every": 30.0}                                        a number, timedelta or `schedule`
     {"every": 3600.0, "relative": true}
     {"crontab": "*/5 8-17 * * mon-fri"}                    minute, hour, day of month, month, day of week
     {"solar": "sunset", "lat": 52.5, "lon": 13.4}
 
-Other classes, and subclasses of these, live only in the code of the configuration; they have no such form.
+Other classes, and subclasses of these, have no such form: they exist only in the code of the configuration.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from celery_delayq.schedule.occurrences import LONGEST_S
 
 
 def encode(given: BaseSchedule) -> dict[str, Any] | None:
-    """Return a schedule as data, None for one of another class."""
+    """Return a schedule as data, or None if it is of another class."""
     if type(given) is schedule:
         data: dict[str, Any] = {"every": given.run_every.total_seconds()}
         return {**data, "relative": True} if given.relative else data
@@ -57,21 +57,21 @@ def _field(given: Any) -> str:
 
 
 def decode(given: Any, app: Any) -> BaseSchedule:
-    """Return the schedule that is meant.
+    """Return the schedule for any accepted form.
 
     Args:
-        given: data, see above; a crontab expression of five fields; seconds; a timedelta; or a schedule.
-        app: the Celery app, whose time zone holds.
+        given: data (see above), a crontab expression of five fields, seconds, a timedelta, or a schedule.
+        app: the Celery app. Its time zone applies.
 
     Raises:
-        InvalidSchedule: it is none of these; says what is wrong.
+        InvalidSchedule: `given` is not a valid schedule. The message says what is wrong.
     """
     try:
         found = _decode(given, app)
     except InvalidSchedule:
         raise
     except Exception as exc:  # Celery's ParseException is a bare Exception
-        raise InvalidSchedule(f"{given!r} is no schedule: {exc}") from exc
+        raise InvalidSchedule(f"{given!r} is not a valid schedule: {exc}") from exc
     if type(found) is schedule and not 0 < found.run_every.total_seconds() <= LONGEST_S:
         raise InvalidSchedule(
             f"an interval must be more than 0 and at most {LONGEST_S:,} seconds, "
@@ -80,12 +80,12 @@ def decode(given: Any, app: Any) -> BaseSchedule:
     return _shared(found) if type(found) is crontab else found
 
 
-#: Crontabs by what they say: there may be very many that say the same, and each has sets of up to 60 numbers.
+#: Crontabs by their fields. Many entries may share one, and each crontab holds sets of up to 60 numbers.
 _crontabs: WeakValueDictionary[tuple[Any, ...], crontab] = WeakValueDictionary()
 
 
 def _shared(given: crontab) -> crontab:
-    """Return a crontab that says the same, one for all."""
+    """Return the shared crontab with the same fields."""
     if given.nowfun is not None:
         return given
     try:
@@ -95,7 +95,7 @@ def _shared(given: crontab) -> crontab:
 
 
 def _key_of(app: Any, fields: Iterable[Any]) -> tuple[Any, ...]:
-    # The app lives as long as the crontab, which refers to it. With their types, since 1 equals True.
+    # The app lives as long as the crontab, which refers to it. The key includes types, because 1 equals True.
     return (id(app), *((type(field), field) for field in fields))
 
 
@@ -105,7 +105,7 @@ def _decode(given: Any, app: Any) -> BaseSchedule:
     if not isinstance(given, Mapping):
         if isinstance(given, bool) or not isinstance(given, (int, float, timedelta, BaseSchedule)):
             raise InvalidSchedule(
-                f"{given!r} is no schedule: give seconds, a timedelta, a crontab, a solar event, "
+                f"{given!r} is not a valid schedule: give seconds, a timedelta, a crontab, a solar event, "
                 "or a crontab expression such as '*/5 8-17 * * mon-fri'"
             )
         return maybe_schedule(given, app=app)
@@ -124,20 +124,20 @@ def _decode(given: Any, app: Any) -> BaseSchedule:
         return known or crontab(minute, hour, day_of_week, day_of_month, month_of_year, app=app)
     if fields.keys() == {"solar", "lat", "lon"}:
         return solar(fields["solar"], fields["lat"], fields["lon"], app=app)
-    raise InvalidSchedule(f"{given!r} is no schedule: its fields are none of those that are known")
+    raise InvalidSchedule(f"{given!r} is not a valid schedule: use the fields every, crontab or solar")
 
 
 def fingerprint(value: Any) -> str:
-    """Return a short text that is the same for equal values, in every process."""
+    """Return a short text that is the same for equal values in every process."""
     try:
         text = _encode(value)
-    except TypeError:  # keys that are no text
+    except TypeError:  # some keys are not strings
         text = _encode(_plain(value))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Return a value in types of JSON; of what has no such form its class and its simple attributes."""
+    """Return a value in JSON types. Other objects become their class and their simple attributes."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (bytes, date, datetime, timedelta)):
@@ -152,7 +152,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
         return ["partial", _plain(value.func, depth), _plain(value.args, depth), _plain(value.keywords, depth)]
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
-    # Neither repr nor pickle: the one may hold an address, the other the order of a set.
+    # Neither repr nor pickle: repr may contain an address, and pickle depends on the order of a set.
     attributes = (
         {}
         if depth > 2

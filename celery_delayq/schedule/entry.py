@@ -1,4 +1,4 @@
-"""Definition: what a periodic task is, wherever it was defined."""
+"""Definition: the definition of a periodic task, from the configuration or from Redis."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from celery_delayq.schedule import encoding
 from celery_delayq.schedule.occurrences import LATEST_MS, LONGEST_S, Window, is_asked, to_datetime, to_ms
 from celery_delayq.settings import MISSED_POLICIES, MOST_CATCH_UP, misspelt
 
-#: Under this key of an entry's `options`, its configuration has what Celery has no name for.
+#: Key in an entry's `options` for our additional fields, which Celery does not know.
 OPTION = "delayq"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """When an entry runs besides its schedule. Times are aware datetimes or ISO 8601 texts, spans are in seconds.
+    """Settings that modify a schedule. Times are aware datetimes or ISO 8601 strings; spans are in seconds.
 
     Attributes:
-        tz: name of the time zone of a crontab; that of the app by default.
-        start: not before; the first run of an interval.
-        end: not after.
-        jitter: each run is put off by a random time of at most so much.
-        max_runs: so many runs, then no more.
-        enabled: False: it does not run.
-        missed: what becomes of runs while no worker was there: `skip`, `once` or `all`; the app's default if None.
-        max_lateness: a run that would begin later than this is dropped; the app's default if None.
-        catch_up: of all that were missed, `all` makes up for so many, the latest; the app's default if None.
-        lazy: make the message when it is due, not one occurrence ahead.
+        tz: name of the time zone of a crontab; by default the app's time zone.
+        start: the entry does not run before this time. An interval first runs at this time.
+        end: the entry does not run after this time.
+        jitter: each run is delayed by a random time of at most this length.
+        max_runs: maximum number of runs.
+        enabled: whether the entry runs at all.
+        missed: what to do with runs that were missed while no worker was up: `skip`, `once` or `all`. None means the
+            app's default.
+        max_lateness: a run that would start later than this is dropped. None means the app's default.
+        catch_up: how many missed runs `all` makes up for, the latest ones. None means the app's default.
+        lazy: build the message when the task is due, and not one occurrence ahead.
     """
 
     tz: str | None = None
@@ -52,10 +53,10 @@ class Timing:
     lazy: bool = False
 
     def __post_init__(self) -> None:
-        """Check everything, and make times texts.
+        """Check all values, and convert times to strings.
 
         Raises:
-            InvalidSchedule: a value of the wrong type or out of range; names it.
+            InvalidSchedule: a value has the wrong type or is out of range. The message names it.
         """
         if self.tz is not None:
             try:
@@ -84,32 +85,32 @@ class Timing:
 
     @cached_property
     def window(self) -> Window:
-        """When the entry runs at all."""
+        """The time window in which the entry runs."""
         start, end = (None if text is None else to_ms(isoparse(str(text))) for text in (self.start, self.end))
         return Window(start, end, ZoneInfo(self.tz) if self.tz else None)
 
     @property
     def jitter_ms(self) -> int:
-        """The greatest jitter in ms."""
+        """The maximum jitter in ms."""
         return round(self.jitter * 1000)
 
     def data(self) -> dict[str, Any]:
-        """Return what is not as by default."""
+        """Return the values that differ from the defaults."""
         return {name: getattr(self, name) for name, usual in _TIMING_DEFAULTS.items() if getattr(self, name) != usual}
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Timing:
-        """Return the timing that is given by name; None is as by default.
+        """Return the timing for values by name. None means the default.
 
         Raises:
-            InvalidSchedule: an unknown name, or a wrong value.
+            InvalidSchedule: a name is unknown, or a value is invalid.
         """
         if not given:
             return _AS_ALWAYS
         for name in given:
             if name not in _TIMING_DEFAULTS:
                 meant = misspelt(str(name), _TIMING_DEFAULTS)
-                hint = f"did you mean {meant!r}?" if meant else f"known are {', '.join(_TIMING_DEFAULTS)}"
+                hint = f"did you mean {meant!r}?" if meant else f"known options are {', '.join(_TIMING_DEFAULTS)}"
                 raise InvalidSchedule(f"unknown option {name!r}: {hint}")
         return cls(**{name: value for name, value in given.items() if value is not None})
 
@@ -123,9 +124,9 @@ def _moment(name: str, given: Any) -> str | None:
     try:
         when = given if isinstance(given, datetime) else isoparse(given)
     except (TypeError, ValueError) as exc:
-        raise InvalidSchedule(f"{name} must be a datetime or an ISO 8601 text, not {given!r}") from exc
+        raise InvalidSchedule(f"{name} must be a datetime or an ISO 8601 string, not {given!r}") from exc
     if when.tzinfo is None:
-        raise InvalidSchedule(f"{name} must have a time zone: {given!r} may be any time")
+        raise InvalidSchedule(f"{name} must have a time zone, and {given!r} has none")
     if not 1970 <= when.year < to_datetime(LATEST_MS).year:
         raise InvalidSchedule(f"{name} must be in the years 1970 to {to_datetime(LATEST_MS).year - 1}, not {given!r}")
     return when.astimezone(timezone.utc).isoformat()
@@ -145,24 +146,24 @@ def _check_mapping(name: str, value: Any) -> None:
 
 def _check_text(name: str, value: Any) -> None:
     if not isinstance(value, str) or not value:
-        raise InvalidSchedule(f"{name} must be a text, and not empty, not {value!r}")
+        raise InvalidSchedule(f"{name} must be a non-empty string, not {value!r}")
     try:
         value.encode()
     except UnicodeEncodeError as exc:
-        raise InvalidSchedule(f"{name} {value!r} is no valid Unicode, so that it cannot be stored") from exc
+        raise InvalidSchedule(f"{name} {value!r} cannot be stored: it is not valid Unicode") from exc
 
 
-#: One for all entries that say nothing: there may be very many.
+#: Shared by all entries without timing, because there may be very many.
 _AS_ALWAYS = Timing()
 _NOTHING: Mapping[str, Any] = {}
 
-#: Options that entries have, by their text: one for all that have the same.
+#: Options of entries, by their text. Entries with the same options share one object.
 _OPTIONS: dict[str, Mapping[str, Any]] = {}
 _MOST_OPTIONS = 1000
 
 
 def _shared(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the same options, one for all entries that have them; `Builder` knows them by their identity."""
+    """Return the shared object for these options; `Builder` identifies options by identity."""
     if not options:
         return _NOTHING
     if len(_OPTIONS) >= _MOST_OPTIONS or not is_json(options):
@@ -175,14 +176,14 @@ class Definition:
     """A periodic task.
 
     Attributes:
-        name: of the entry.
+        name: name of the entry.
         task: name of the task.
-        schedule: when.
-        args: of the task.
-        kwargs: of the task.
-        options: of its `apply_async`.
-        timing: when besides.
-        routing: fingerprint of what decides to which queue it goes, where that is known.
+        schedule: when it runs.
+        args: positional arguments of the task.
+        kwargs: keyword arguments of the task.
+        options: options of `apply_async`.
+        timing: settings that modify the schedule.
+        routing: fingerprint of the settings that route it to a queue, if known.
     """
 
     name: str
@@ -197,7 +198,7 @@ class Definition:
 
     @property
     def fingerprint(self) -> str:
-        """The same text for equal definitions in every process."""
+        """A text that is the same for equal definitions in every process."""
         if not self._fingerprint:
             fields = {**self._fields(), "schedule": encoding.encode(self.schedule) or self.schedule}
             found = encoding.fingerprint({**fields, "routing": self.routing})
@@ -206,17 +207,17 @@ class Definition:
 
     @property
     def is_asked(self) -> bool:
-        """Whether its schedule decides at the time whether it is due."""
+        """Whether its schedule decides for itself, at run time, whether it is due."""
         return is_asked(self.schedule)
 
     @property
     def is_lazy(self) -> bool:
-        """Whether its message is made when it is due, and not one occurrence ahead."""
+        """Whether its message is built when it is due, and not one occurrence ahead."""
         values = (*self.args, *self.kwargs.values())
         return self.timing.lazy or self.is_asked or any(isinstance(value, BeatLazyFunc) for value in values)
 
     def data(self) -> dict[str, Any] | None:
-        """Return the definition in types of JSON, None if it has others."""
+        """Return the definition in JSON types, or None if it has values of other types."""
         schedule = encoding.encode(self.schedule)
         if schedule is None or not all(map(is_json, (self.args, self.kwargs, self.options))):
             return None
@@ -233,10 +234,10 @@ class Definition:
 
     @classmethod
     def of(cls, name: str, given: Mapping[str, Any], app: Any, routing: str = "") -> Definition:
-        """Return the definition in an entry of `beat_schedule`, or in what `data` returned.
+        """Return the definition for an entry of `beat_schedule`, or for the result of `data`.
 
         Raises:
-            InvalidSchedule: something is missing, or wrong; names the entry.
+            InvalidSchedule: a field is missing or invalid. The message names the entry.
         """
         try:
             _check_mapping("an entry", given)
@@ -272,7 +273,7 @@ class Definition:
 
 
 def is_json(value: Any) -> bool:
-    """Return whether JSON would give a value back as it is, but for tuples, which become lists."""
+    """Return whether a value survives a JSON round trip unchanged, except that tuples become lists."""
     try:
         return _is_json(value)
     except RecursionError:

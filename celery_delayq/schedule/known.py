@@ -1,4 +1,4 @@
-"""Known: what a planner knows about an entry. There may be very many, so it is lean."""
+"""Known: what a planner knows about an entry. It is small, because there may be very many entries."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Known:
     """What a planner knows about an entry.
 
     Attributes:
-        definition: what it is.
-        record: as stored, but without the definition and its bytes.
-        is_stored: whether it is; an entry of the configuration is recorded when it is planned for the first time.
+        definition: its definition.
+        record: its stored record, without the definition and without the bytes.
+        is_stored: whether the record is stored. An entry of the configuration is first stored when it is planned.
         seen: its state in the queue of the record, as it was read.
-        state: what that says; None if there is none.
-        strays: states of it in other queues.
-        parked: those that were taken out of there, until it is planned in its queue.
-        wake_ms: when to look at it, unix time in ms by the server's clock; None if nothing is to come.
-        is_ripe: whether it is to be looked at as soon as possible.
+        state: the parsed `seen`; None if there is no state.
+        strays: its states in other queues.
+        parked: states that were taken out of other queues, kept until the entry is planned in its own queue.
+        wake_ms: when to look at it next, unix time in ms by the server's clock; None for never.
+        is_ripe: whether to look at it as soon as possible.
         error: why it could not be planned.
-        failures: how often it could not be planned in a row.
+        failures: how many times in a row it could not be planned.
     """
 
     definition: Definition
@@ -42,10 +42,10 @@ class Known:
     failures: int = 0
 
     def queues(self, also: Collection[str]) -> list[str]:
-        """Return the queues in which the entry may have a state, its own last.
+        """Return the queues that may hold a state of the entry, its own queue last.
 
         Args:
-            also: further ones besides those that its record names.
+            also: queues in addition to those in its record.
         """
         own = self.record.queue
         others = sorted({*self.record.earlier, *also} - {own})

@@ -1,8 +1,8 @@
-"""PlannerLoop: the thread in which a planner runs, with connections of its own.
+"""PlannerLoop: the thread that runs a planner, with its own connections.
 
-It sleeps on its subscription until the next entry goes on; a change of an entry wakes it, and so does `stop`. Every
-few seconds it says that it lives, and finds out whether it missed changes. When the connection is lost, it connects
-anew and reads everything again; occurrences that were planned run meanwhile.
+The thread sleeps on its subscription until the next entry is ready. A change of an entry wakes it, and so does `stop`.
+Every few seconds it gives a sign of life and checks for missed changes. If the connection is lost, it reconnects and
+reads everything again. Occurrences that are already planned still run in the meantime.
 """
 
 from __future__ import annotations
@@ -18,67 +18,69 @@ from typing import Any, Protocol
 
 from redis import exceptions
 
-from celery_delayq.connections import LoopThread
-from celery_delayq.schedule.moves import TOLERATED_MS
 from celery_delayq.schedule.store import ScheduleStore
+from celery_delayq.schedule.transitions import TOLERATED_MS
+from celery_delayq.transfer.thread import LoopThread
 
 logger = getLogger(__name__)
 
-#: How often a loop says that it lives, and looks for changes, in seconds.
+#: How often a loop gives a sign of life and checks for missed changes, in seconds.
 LOOK_S = 5.0
 
-#: Longest single wait on the subscription, so that its health is checked.
+#: Longest single wait on the subscription, in seconds. After it, the health of the connection is checked.
 _LONGEST_WAIT_S = LOOK_S
 
-#: Changes that are noticed at once, before what is due goes on.
+#: Maximum number of changes that are processed before due entries get their turn.
 _MOST_CHANGES = 500
 
 
 class Plans(Protocol):
-    """What a loop runs, see `Planner`."""
+    """Interface of the planner that a loop runs; see `Planner`."""
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether all that was overdue has gone on."""
+        """Whether all overdue entries have been processed."""
 
     def begin_reading(self) -> None:
-        """Begin to read everything."""
+        """Start to read all entries."""
 
     def look(self) -> None:
-        """Look for missed changes."""
+        """Check for missed changes."""
 
     def on_changes(self, changes: Iterable[tuple[int, str]]) -> None:
-        """Take notice of changes."""
+        """Process announced changes."""
 
     def run_due(self) -> int:
-        """Let entries go on."""
+        """Process entries that are ready."""
 
     def seconds_until_next(self) -> float | None:
-        """Return when an entry goes on."""
+        """Return the seconds until the next entry is ready."""
 
 
 class PlannerLoop(LoopThread):
     """Runs a planner in a daemon thread until `stop()`, see `LoopThread`.
 
     Args:
-        connect: called for every (re)connection; returns a context manager that gives a store on connections of its
-            own, and what makes a planner on them, and closes them.
+        connect: called for every (re)connection. Returns a context manager that yields a store with its own
+            connections and a factory of planners, and that closes the connections.
     """
 
     def __init__(self, connect: Callable[[], Any]) -> None:
-        super().__init__("delayq-planner", logger, "Planning of periodic tasks", "What is planned runs")
+        super().__init__(
+            "delayq-planner", logger, "Planning of periodic tasks", "Occurrences that are already planned still run"
+        )
         self._connect = connect
         self._has_planned = threading.Event()
 
     def wait_until_planned(self, timeout_s: float) -> bool:
-        """Wait until all entries whose time had come when the loop began have gone on. Returns whether they have.
+        """Wait until all entries that were overdue when the loop started are processed. Return whether they are.
 
-        Entries that are new may not be planned by then. Where no message is overdue, there is nothing to wait for.
+        New entries may not be planned by then. If no message is overdue, this returns at once.
         """
         return self._has_planned.wait(timeout_s)
 
     def run(self) -> None:
-        """Plan until `stop()` is called. Never raises for what happens to the server or the network."""
+        """Plan until `stop()` is called. Never raises errors of the server or the network."""
         while not self._stopping:
             try:
                 with self._connect() as (store, make_planner), closing(store.client.pubsub()) as self._pubsub:
@@ -94,7 +96,7 @@ class PlannerLoop(LoopThread):
         if not store.has_overdue(store.queues(), store.now_ms() - TOLERATED_MS):
             self._has_planned.set()
         planner = make_planner()
-        # Only now: what changes after this is announced.
+        # Read only now: later changes will be announced on the subscription.
         planner.begin_reading()
         next_look = time.monotonic() + LOOK_S
         while not self._stopping:
@@ -110,7 +112,7 @@ class PlannerLoop(LoopThread):
             self._listen(planner, wait_s)
             if time.monotonic() >= next_look and not self._stopping:
                 if self._pubsub.health_check_response_counter >= 2:
-                    raise exceptions.ConnectionError("the subscription does not answer")
+                    raise exceptions.ConnectionError("no reply on the subscription")
                 planner.look()
                 next_look = time.monotonic() + LOOK_S * random.uniform(0.8, 1)
 
@@ -121,7 +123,7 @@ class PlannerLoop(LoopThread):
             if message["type"] == "message":
                 data = message["data"]
                 first, _, names = (data if isinstance(data, bytes) else data.encode()).partition(b":")
-                with suppress(ValueError):  # what something else published, or a name that is no text
+                with suppress(ValueError):  # another program published this, or the name is not valid text
                     changes += [(int(first) + at, str(name)) for at, name in enumerate(json.loads(names))]
             message = self._pubsub.get_message(timeout=0) if len(changes) < _MOST_CHANGES else None
         if changes and not self._stopping:

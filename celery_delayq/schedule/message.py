@@ -1,7 +1,7 @@
-"""The message of an occurrence: as Celery builds it for beat, caught instead of sent.
+"""The message of an occurrence: Celery builds it as for beat, and we capture it instead of sending it.
 
-So routing, headers, options, serializers and signals are Celery's. What counts from the moment of sending counts from
-the occurrence: `countdown` and `expires`.
+So routing, headers, options, serializers and signals are Celery's. `countdown` and `expires` count from the occurrence
+and not from the moment of sending.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from celery.beat import BeatLazyFunc
 from celery.utils import uuid
 from dateutil.parser import isoparse
 
-from celery_delayq.codec import message_key
 from celery_delayq.errors import DelayqError
-from celery_delayq.onlookers import nobody_listens
+from celery_delayq.publishing.onlookers import nobody_listens
+from celery_delayq.queue.codec import message_key
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.mould import Arguments, Mould, When
 from celery_delayq.schedule.occurrences import to_datetime
 from celery_delayq.schedule.scripts import Offer
 from celery_delayq.transport.capture import Caught, capture
 
-#: How many moulds, and arguments of how many entries, are kept.
+#: Size of the cache of moulds, and of the cache of arguments.
 _MOST_MOULDS, _MOST_ARGUMENTS = 1000, 10_000
 
 
 class CannotSend(DelayqError, RuntimeError):
-    """The message of an occurrence cannot be offered to one delayed queue; says why."""
+    """The message of an occurrence cannot be offered to exactly one delayed queue. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Occurrence:
     """A message that was built.
 
     Attributes:
-        queue: the broker list for which it is meant; None if the task sends none.
-        task_id: its id.
-        offer: what is stored; None if the task sends none.
+        queue: its broker list; None if the task sends no message.
+        task_id: id of the task.
+        offer: the message to store; None if the task sends no message.
     """
 
     queue: str | None
@@ -48,22 +48,22 @@ class Occurrence:
 
 
 class Builder:
-    """Builds the messages of occurrences; for one thread at a time.
+    """Builds the messages of occurrences. For one thread at a time.
 
-    Celery builds the first message of a task with some options. Those that differ from it only in ids, times and
-    arguments are made after its model, see `Mould`, if nobody looks at each.
+    Celery builds the first message of a task with certain options. Messages that differ only in ids, times and
+    arguments are made from it (see `Mould`), unless an onlooker looks at each message.
 
     Args:
         app: the Celery app.
-        producer: what Celery publishes with, on a channel of our transport.
+        producer: a producer for Celery, on a channel of our transport.
     """
 
     def __init__(self, app: Any, producer: Any) -> None:
         self._app = app
         self._producer = producer
-        #: By task, the identity of its options, and how it expires; with the options, so that these live as long.
+        #: Keyed by task, identity of its options, and kind of expiry. The value keeps the options alive.
         self._moulds: dict[tuple[str, int, str], tuple[Any, Mould]] = {}
-        #: By the identity of definitions; with these, so that they live as long.
+        #: Keyed by the identity of definitions. The value keeps the definition alive.
         self._arguments: dict[int, tuple[Definition, Arguments]] = {}
 
     def build(
@@ -74,14 +74,14 @@ class Builder:
         Lazily evaluated arguments are evaluated now.
 
         Args:
-            definition: of the entry.
+            definition: definition of the entry.
             at_ms: the occurrence, unix time in ms.
-            jitter_ms: how long the message is put off.
-            max_lateness_s: so long after its due time the task expires, in seconds; 0: it does not.
+            jitter_ms: delay of the message, in ms.
+            max_lateness_s: the task expires this long after its due time, in seconds; 0 means never.
 
         Raises:
-            CannotSend: the app runs tasks eagerly; the message would go to no queue, or to several.
-            Exception: what Celery or the task's `apply_async` raises.
+            CannotSend: the app runs tasks eagerly, or the message would go to no queue or to several queues.
+            Exception: any exception of Celery or of the task's `apply_async`.
         """
         when = _when(definition, at_ms, jitter_ms, max_lateness_s)
         key = (definition.task, id(definition.options), _kind_of(when.expires))
@@ -119,12 +119,14 @@ class Builder:
 def _let_celery_build(
     app: Any, producer: Any, definition: Definition, given: tuple[Sequence[Any], Mapping[str, Any]], when: When
 ) -> tuple[Occurrence, Caught | None]:
-    """Let Celery build a message; return it also as it was caught.
+    """Let Celery build a message. Return it, and also the captured raw form.
 
     Source: Celery 5.7 `celery.beat.Scheduler.apply_async`.
     """
     if app.conf.task_always_eager:
-        raise CannotSend("task_always_eager is set: tasks run where they are called, and none is sent")
+        raise CannotSend(
+            "cannot send: task_always_eager is set, so tasks run in the caller. Unset it to plan periodic tasks"
+        )
     options = dict(definition.options)
     options["headers"] = {**(options.get("headers") or {}), "celery_beat_task": True}
     options.pop("countdown", None)
@@ -136,18 +138,18 @@ def _let_celery_build(
         options["expires"] = when.expires
     args, kwargs = given
     task = app.tasks.get(definition.task)
-    with capture(task_id) as net:
+    with capture(task_id) as captured:
         if task is not None:
             task.apply_async(args, kwargs, producer=producer, **options)
         else:
             app.send_task(definition.task, args, kwargs, producer=producer, **options)
-    if net.broadcast or len(net.messages) > 1:
+    if captured.broadcast or len(captured.messages) > 1:
         raise CannotSend(
-            "its message would go to several queues: a periodic task needs one, so that each occurrence is sent once"
+            "its message would go to several queues, but each occurrence must be sent once. Route the task to one queue"
         )
-    if not net.messages:
+    if not captured.messages:
         return Occurrence(None, task_id, None), None
-    (caught,) = net.messages
+    (caught,) = captured.messages
     due_ms = when.due_ms if caught.due_ms is None else caught.due_ms
     return Occurrence(caught.broker_list, task_id, Offer(message_key(task_id), due_ms, caught.payload)), caught
 
@@ -172,7 +174,7 @@ def _evaluate(value: Any) -> Any:
 
 
 def _expires(given: Any, at_ms: int, due_ms: int, max_lateness_s: float) -> Any:
-    """Return when the message expires: seconds count from the occurrence, and `max_lateness` from the due time."""
+    """Return when the message expires. Seconds count from the occurrence; `max_lateness` counts from the due time."""
     if isinstance(given, (int, float)):
         given = to_datetime(at_ms) + timedelta(seconds=given)
     elif isinstance(given, str):

@@ -1,7 +1,7 @@
-"""Mould: what a message that Celery made has in common with those of other occurrences, and of other entries.
+"""Mould: the parts of a Celery message that it shares with the messages of other occurrences and other entries.
 
-Nearly all that Celery finds out for a message depends on the task and its options only. So a mould takes it from one
-message, and adds what differs: ids, times and arguments.
+Most of a message depends only on the task and its options. So a mould takes these parts from one message that Celery
+built, and adds the parts that differ: ids, times and arguments.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from kombu.serialization import dumps as serialize
 from kombu.serialization import registry
 from kombu.utils.json import dumps
 
-from celery_delayq.onlookers import nobody_is_asked
+from celery_delayq.messages import DUE_PROPERTY
+from celery_delayq.publishing.onlookers import nobody_is_asked
 from celery_delayq.schedule.entry import OPTION, Definition
 from celery_delayq.transport.capture import Caught
-from celery_delayq.transport.eta import DUE_PROPERTY
 
-#: Options with which a task may have a mould. Each other one may say something of a single message.
+#: Options that allow a mould. Any other option may apply to a single message.
 _SUITABLE = frozenset(
     {
         *("queue", "exchange", "routing_key", "priority", "serializer", "ignore_result", "shadow"),
@@ -35,9 +35,9 @@ class When:
     """The times of a message.
 
     Attributes:
-        due_ms: when it may run, unix time in ms.
-        eta: the same.
-        expires: when it expires; None if it does not.
+        due_ms: when the task may run, unix time in ms.
+        eta: the same time as text.
+        expires: when the message expires; None for never.
     """
 
     due_ms: int
@@ -47,7 +47,7 @@ class When:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a task as they are in its message."""
+    """The arguments of a task, as its message stores them."""
 
     body: str
     argsrepr: str
@@ -58,7 +58,7 @@ class Mould:
     """Makes messages of one task with the same options.
 
     Attributes:
-        broker_list: to which they go.
+        broker_list: destination of the messages.
     """
 
     def __init__(self, app: Any, channel: Any, definition: Definition, caught: Caught) -> None:
@@ -71,7 +71,7 @@ class Mould:
         self._properties: Mapping[str, Any] = caught.message["properties"]
         self._serializer = registry.type_to_name.get(caught.message["content-type"])
         self._check_arguments = _check_of(app.tasks.get(definition.task))
-        #: Those of entries that give none: most of them, where there are very many.
+        #: Arguments of entries without arguments; if there are very many entries, most have none.
         self._no_arguments: Arguments | None = None
 
     @classmethod
@@ -84,16 +84,16 @@ class Mould:
         when: When,
         caught: Caught,
     ) -> Mould | None:
-        """Return the mould of a message that Celery just made; None if others could not be made with it.
+        """Return the mould of a message that Celery just built, or None if it cannot have a mould.
 
-        They could not where somebody looks at each task as it is sent, see `onlookers`; and where the message that the
-        mould would have made in place of this one is another, whatever the reason.
+        It has none if an onlooker looks at each task as it is sent (see `onlookers`), or if the mould would make a
+        different message in its place, whatever the reason.
 
         Args:
             app: the Celery app.
-            channel: one of our transport.
-            definition: of the entry.
-            given: its arguments, and its keyword arguments, evaluated.
+            channel: a channel of our transport.
+            definition: definition of the entry.
+            given: the evaluated arguments and keyword arguments.
             when: the times of the message.
             caught: the message.
         """
@@ -114,10 +114,10 @@ class Mould:
         return mould if made == caught.payload else None
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-        """Return arguments as they are in a message.
+        """Return the arguments in the form in which a message stores them.
 
         Raises:
-            Exception: as `apply_async` does, if the task does not take them, or if they cannot be serialized.
+            Exception: like `apply_async`, if the task does not accept them or they cannot be serialized.
         """
         if self._no_arguments is not None and not args and not kwargs:
             return self._no_arguments
@@ -132,7 +132,7 @@ class Mould:
         return found
 
     def payload(self, arguments: Arguments, task_id: str, when: When) -> bytes:
-        """Return a message as it is stored."""
+        """Return the bytes of a message."""
         expiration = None
         if when.expires is not None:
             left_s = (when.expires - datetime.now(timezone.utc)).total_seconds()

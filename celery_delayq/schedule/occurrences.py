@@ -1,7 +1,7 @@
-"""When an entry runs next, and what becomes of the times that were missed. Pure functions of schedule and time.
+"""The next occurrence of an entry, and the occurrences that were missed. Pure functions of schedule and time.
 
-Times are unix times in ms. Every occurrence is counted from the one before, not from when somebody looked: so
-intervals do not drift, and all planners find the same one.
+Times are unix times in ms. Every occurrence is counted from the previous one, and not from the moment of the
+computation. So intervals do not drift, and all planners find the same occurrence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from celery_delayq.schedule.wallclock import Fields, next_match
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MS = timedelta(milliseconds=1)
 
-#: No occurrence is later, unix time in ms: the year 9000. So a delay can be added to any.
+#: Latest possible occurrence, unix time in ms: the year 9000. A delay can still be added to it.
 LATEST_MS = (datetime(9000, 1, 1, tzinfo=timezone.utc) - _EPOCH) // _MS
 
 #: Longest interval and longest delay, in seconds: some 300 years.
@@ -31,10 +31,10 @@ LONGEST_S = 10_000_000_000
 
 _MINUTE_MS, _HOUR_MS = 60_000, 3_600_000
 
-#: Shortest span in which missed occurrences are looked for, in ms; it is doubled until there are enough of them.
+#: First span in which to look for missed occurrences, in ms. It is doubled until it contains enough of them.
 _FIRST_SPAN_MS = _HOUR_MS
 
-#: Steps after which one gives up to count what was missed.
+#: Maximum number of steps in the search for missed occurrences.
 _MOST_STEPS = 100_000
 
 
@@ -49,20 +49,20 @@ def to_datetime(ms: int, zone: tzinfo = timezone.utc) -> datetime:
 
 
 def is_asked(given: BaseSchedule) -> bool:
-    """Return whether a schedule decides for itself, at the time, whether it is due.
+    """Return whether a schedule decides for itself, at run time, whether it is due.
 
-    That is so if a class of the user's overrides `is_due`: what it says may depend on anything.
+    This is the case if a user's class overrides `is_due`, because the result may depend on anything.
     """
     return type(given).is_due not in (crontab.is_due, schedule.is_due, solar.is_due)
 
 
 def next_after(given: BaseSchedule, last_ms: int, zone: tzinfo | None = None) -> int | None:
-    """Return the first occurrence later than `last_ms`, itself an occurrence or the start; None if there is none.
+    """Return the first occurrence later than `last_ms`, or None if there is none.
 
     Args:
-        given: a schedule, but for one that `is_asked`.
-        last_ms: from when to count, unix time in ms.
-        zone: time zone of a crontab and of a `relative` interval; that of the app by default.
+        given: a schedule, but not one that `is_asked`.
+        last_ms: an occurrence, or the start; unix time in ms.
+        zone: time zone of a crontab and of a `relative` interval; by default the app's time zone.
     """
     zone = zone or given.tz
     if _is_plain(given, schedule):
@@ -74,7 +74,7 @@ def next_after(given: BaseSchedule, last_ms: int, zone: tzinfo | None = None) ->
     if _is_plain(given, crontab):
         match = next_match(fields_of(given), to_datetime(last_ms), zone)
         return None if match is None else to_ms(match)
-    # Solar events and classes of the user's: what they say if now is the last occurrence.
+    # Solar events and users' classes: ask them as if it were the time of the last occurrence.
     last = to_datetime(last_ms, zone)
     frozen = copy.copy(given)
     frozen.nowfun = lambda: last
@@ -83,7 +83,7 @@ def next_after(given: BaseSchedule, last_ms: int, zone: tzinfo | None = None) ->
 
 
 def _is_plain(given: BaseSchedule, kind: type) -> bool:
-    """Return whether a schedule is of a class, or one that leaves its times as they are."""
+    """Return whether a schedule is of this class, or of a subclass that does not change its times."""
     if type(given) is kind or not isinstance(given, kind):
         return type(given) is kind
     names = ("remaining_estimate", "remaining_delta", "is_due")
@@ -97,7 +97,7 @@ def interval_ms(given: schedule) -> int:
 
 
 def usual_interval_ms(given: BaseSchedule) -> int:
-    """Return about how often a schedule has an occurrence, in ms; costs nearly nothing."""
+    """Return the approximate interval of a schedule, in ms. Very cheap."""
     if isinstance(given, schedule):
         return interval_ms(given)
     if not isinstance(given, crontab):
@@ -109,7 +109,7 @@ def usual_interval_ms(given: BaseSchedule) -> int:
 
 
 def fields_of(given: crontab) -> Fields:
-    """Return what a crontab matches."""
+    """Return the fields that a crontab matches."""
     return Fields(
         sorted(given.minute),
         sorted(given.hour),
@@ -121,12 +121,12 @@ def fields_of(given: crontab) -> Fields:
 
 @dataclass(frozen=True)
 class Window:
-    """When an entry runs at all.
+    """The time window in which an entry runs.
 
     Attributes:
-        start_ms: not before; the first run of an interval.
-        end_ms: not after.
-        zone: the time zone of its crontab.
+        start_ms: no run before this time; the first run of an interval.
+        end_ms: no run after this time.
+        zone: time zone of its crontab.
     """
 
     start_ms: int | None = None
@@ -135,7 +135,7 @@ class Window:
 
 
 def first(given: BaseSchedule, window: Window, since_ms: int) -> int | None:
-    """Return the first occurrence of an entry that there is since `since_ms`."""
+    """Return the first occurrence of an entry since `since_ms`."""
     if window.start_ms is None or window.start_ms <= since_ms:
         return _until_end(next_after(given, since_ms, window.zone), window)
     if _is_plain(given, schedule) and not given.relative:
@@ -144,12 +144,12 @@ def first(given: BaseSchedule, window: Window, since_ms: int) -> int | None:
 
 
 def following(given: BaseSchedule, window: Window, last_ms: int) -> int | None:
-    """Return the occurrence that follows another one, None after the last one."""
+    """Return the occurrence after another one; None after the last one."""
     return _until_end(next_after(given, last_ms, window.zone), window)
 
 
 def following_now(given: BaseSchedule, window: Window, last_ms: int, now_ms: int) -> int | None:
-    """Return the first occurrence later than `now_ms`, counted from an earlier one."""
+    """Return the first occurrence later than `now_ms`, counted from an earlier occurrence."""
     if last_ms >= now_ms:
         return following(given, window, last_ms)
     if _is_plain(given, schedule) and not given.relative:
@@ -159,7 +159,7 @@ def following_now(given: BaseSchedule, window: Window, last_ms: int, now_ms: int
 
 
 def missed(given: BaseSchedule, window: Window, last_ms: int, now_ms: int, most: int) -> list[int]:
-    """Return the occurrences after `last_ms` until now, the latest `most` of them, the earliest first."""
+    """Return the latest `most` occurrences after `last_ms` and up to now, in ascending order."""
     if most < 1:
         return []
     if _is_plain(given, schedule) and not given.relative:
@@ -190,7 +190,7 @@ def _until_end(at_ms: int | None, window: Window) -> int | None:
 
 
 def jitter_ms(entry: str, at_ms: int, most_ms: int) -> int:
-    """Return by how much an occurrence is put off, 0 to `most_ms`: evenly spread, and the same for all planners."""
+    """Return the delay of an occurrence, 0 to `most_ms`: evenly distributed, and the same for all planners."""
     if not most_ms:
         return 0
     digest = hashlib.blake2b(f"{entry}\0{at_ms}".encode("utf-8", "surrogateescape"), digest_size=8).digest()
@@ -198,9 +198,9 @@ def jitter_ms(entry: str, at_ms: int, most_ms: int) -> int:
 
 
 def ask(given: Any, last_ms: int, now_ms: int) -> tuple[bool, float]:
-    """Ask a schedule that decides for itself whether it is due, and in how many seconds to ask again.
+    """Ask a schedule that decides for itself. Return whether it is due, and the seconds until the next question.
 
-    Its `now` is the server's time, unless it has a `nowfun` of its own.
+    Its `now` is the server's time, unless it has its own `nowfun`.
     """
     if given.nowfun is None:
         given = copy.copy(given)

@@ -1,4 +1,4 @@
-"""PeriodicTask: an entry as people see it, whoever wrote it and whatever is wrong with it."""
+"""PeriodicTask: the public view of an entry, even if another program wrote it or it is invalid."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _EMPTY: dict[str, Any] = {"task": "", "args": (), "kwargs": {}, "options": {}, "
 
 @dataclass(frozen=True)
 class PeriodicTask:
-    """A periodic task as it is.
+    """The current definition and state of a periodic task.
 
     Attributes:
-        name: of the entry.
+        name: name of the entry.
         task: name of the task.
-        schedule: as data, or its text where only the configuration has it.
-        args: of the task.
-        kwargs: of the task.
-        options: of its `apply_async`.
-        timing: `tz`, `start`, `end`, `jitter`, ...: what is not as by default.
-        app: the app whose configuration has it; None if it was added at run time.
-        queue: the broker list to which it goes; None if no planner has seen it yet.
+        schedule: the schedule as data, or as text if it exists only in the configuration.
+        args: positional arguments of the task.
+        kwargs: keyword arguments of the task.
+        options: options of `apply_async`.
+        timing: `tz`, `start`, `end`, `jitter`, ...; only values that differ from the defaults.
+        app: the app whose configuration defines it; None if it was added at run time.
+        queue: broker list that it is sent to; None if no planner has seen it yet.
         paused: whether it is paused.
-        next_run: when it runs next, aware; None if it does not, or if no planner has seen it yet.
-        last_run: when it was due last, aware; None if it never was.
-        runs: how often it was sent.
+        next_run: when it runs next, aware; None if it will not run, or if no planner has seen it yet.
+        last_run: when it was last due, aware; None if it was never due.
+        runs: how many times it was sent.
         error: why it cannot be planned; None if it can.
-        is_registered: whether the app that asks has a task of that name; beat sends it even if not.
+        is_registered: whether this process's app has a task of that name. Beat sends it even if not.
     """
 
     name: str
@@ -54,14 +54,14 @@ class PeriodicTask:
 
     @classmethod
     def of(cls, name: str, record: Record, seen: Seen, error: str | None, known: Container[str]) -> PeriodicTask:
-        """Return an entry as it is stored; never fails.
+        """Return the view of a stored entry; never fails.
 
         Args:
-            name: of the entry.
-            record: what it is.
-            seen: where it is.
+            name: name of the entry.
+            record: its record.
+            seen: its state.
             error: why it cannot be planned; None if it can.
-            known: the names of the tasks that the app has.
+            known: names of the app's tasks.
         """
         state = None
         try:
@@ -70,7 +70,7 @@ class PeriodicTask:
             error = error or str(exc)
         data = {**_EMPTY, **(record.definition or {})}
         for part in ("options", "timing"):
-            if not isinstance(data[part], dict):  # somebody else wrote it; the error says so
+            if not isinstance(data[part], dict):  # another program wrote it; the error says so
                 data[part] = {}
         task = str(data["task"])
         return cls(

@@ -1,17 +1,17 @@
-"""Planner: keeps the next occurrence of every periodic entry planned. Any number of them may do so at once.
+"""Planner: keeps the next occurrence of every periodic entry planned. Any number of planners may run at once.
 
-What it knows is in memory: the entries, where they are, and a heap of the times at which they go on. So nothing scans
-all entries, but for the start and after lost notifications. What it does is one script an occurrence, which does
-nothing if another planner was there first; then it reads where the entry is now.
+A planner keeps in memory the entries, their states, and a heap of the times at which they must move on. So it scans all
+entries only at the start and after lost notifications. It runs one script per occurrence. If another planner was
+faster, the script does nothing, and the planner reads the new state of the entry.
 
 Who plans
-    The planner that planned the last occurrence of an entry plans the next as soon as its time has come. The others
-    look a grace period later whether that happened; looking costs a read, in a pipeline for all entries at once.
+    The planner that planned the last occurrence of an entry plans the next one as soon as its time comes. A grace
+    period later, the other planners check that this happened. A check costs one read, in a pipeline for all entries.
 
 What comes first
-    Of all that can go on, what has to be done soonest: a message that is due already, then the entry whose following
-    occurrence is next. So an entry of each second does not wait for thousands of each minute, nor for new ones.
-    Entries are read in parts; what is known goes on in between.
+    The most urgent entries come first: those with a message that is due already, then those whose next occurrence is
+    earliest. So an entry that runs every second does not wait for thousands that run every minute, or for new ones.
+    Entries are read in parts, and known entries are processed in between.
 """
 
 from __future__ import annotations
@@ -32,51 +32,51 @@ from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.known import Known
 from celery_delayq.schedule.message import CannotSend, Occurrence
-from celery_delayq.schedule.moves import Entry, Move, Policy, missed_until, next_move
 from celery_delayq.schedule.occurrences import jitter_ms, usual_interval_ms
+from celery_delayq.schedule.planned_entries import PlannedEntries
 from celery_delayq.schedule.records import Record, Seen, State, Step
-from celery_delayq.schedule.roster import Roster
 from celery_delayq.schedule.store import ScheduleStore
+from celery_delayq.schedule.transitions import PeriodicEntry, Policy, Transition, missed_until, next_transition
 
-#: Entries that go on in one pass: so long does one wait that has to go on sooner.
+#: Maximum number of entries in one pass. A more urgent entry waits for at most one pass.
 _BATCH = 100
 
-#: After that time an entry that could not be planned is tried again, in ms: at first, and after many times.
+#: When to retry an entry that could not be planned, in ms: after the first failure, and after many failures.
 _RETRY_MS = (1000, 30_000)
 
-#: How long another planner leaves an entry to the one that planned it last, in ms; at most this part of an interval.
+#: How long other planners leave an entry to its last planner, in ms; and the maximum as a fraction of the interval.
 _GRACE_MS, _GRACE_OF_INTERVAL = (500, 1000), 0.4
 
 
 @dataclass(slots=True)
 class _Decision:
-    """What is to be done with an entry.
+    """The decision about one entry.
 
     Attributes:
-        name: of the entry.
-        move: where it goes.
-        step: the call that does it.
-        state: where it is then.
+        name: name of the entry.
+        move: its next move.
+        step: the script call for the move.
+        state: its state after the move.
     """
 
     name: str
-    move: Move
+    move: Transition
     step: Step
     state: State
 
 
 class Planner:
-    """Plans the entries of one Redis database; for one thread at a time. Every method may raise `redis.RedisError`.
+    """Plans the entries of one Redis database. For one thread at a time. Every method may raise `redis.RedisError`.
 
     Args:
-        store: where the schedule is.
-        configured: what the configuration of this process says.
-        parse: makes a definition of a name and the data of a record; raises InvalidSchedule.
+        store: store of the schedule.
+        configured: entries in the configuration of this process.
+        parse: builds a definition from a name and the data of a record; raises InvalidSchedule.
         build: lets Celery build the message of an occurrence: definition, occurrence (ms), jitter (ms), lateness (s).
-        policy: says what becomes of missed runs of an entry.
-        id: readable, unique.
-        on_sent: called with a definition when one of its occurrences was sent, in this planner's turn.
-        is_back: whether this process had a planner before, and lost the connection.
+        policy: returns what to do with missed runs of an entry.
+        id: a readable, unique id.
+        on_sent: called with the definition when this planner's occurrence of it was sent.
+        is_back: whether this process had a planner before and lost the connection.
     """
 
     def __init__(
@@ -97,31 +97,31 @@ class Planner:
         self._policy = policy
         self._on_sent = on_sent
         self._attendance = Attendance(store, configured, is_back=is_back)
-        self._roster = Roster(store, self._attendance, configured, parse, self._on_read)
-        #: The reading of all entries that is under way.
+        self._planned = PlannedEntries(store, self._attendance, configured, parse, self._on_read)
+        #: The running read of all entries, if any.
         self._reading: Iterator[None] | None = None
-        #: Entries by when they go on, unix time in ms.
+        #: Entries by the time of their next step, unix time in ms.
         self._heap: list[tuple[int, str]] = []
-        #: Those that can go on, by when they have to, unix time in ms; in any order where that is the same, so that
-        #: several planners do not all begin with the same one.
+        #: Entries that are ready, by their deadlines, unix time in ms. Equal deadlines are in random order, so that
+        #: several planners do not all begin with the same entry.
         self._ripe: list[tuple[int, float, str]] = []
-        #: Entries whose time had come when they were read.
+        #: Entries that were overdue when they were read.
         self._overdue: set[str] = set()
 
     @property
     def entries(self) -> dict[str, Known]:
         """The entries that this planner plans, by name."""
-        return self._roster.entries
+        return self._planned.entries
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether all entries were read, and those whose time had come by then have gone on; new ones may not."""
+        """Whether all entries were read, and all that were overdue then were processed. New entries may be pending."""
         return self._reading is None and not self._overdue
 
     # -- the time
 
     def seconds_until_next(self) -> float | None:
-        """Return in how many seconds an entry goes on; None if none does."""
+        """Return the seconds until the next entry is ready; None if there is none."""
         if self._reading is not None or self._ripe:
             return 0.0
         while self._heap and not self._is_current(*self._heap[0]):
@@ -143,31 +143,31 @@ class Planner:
 
     @staticmethod
     def _until_ms(known: Known, now_ms: int) -> int:
-        """Return when an entry has to have gone on, unix time in ms."""
+        """Return the deadline of an entry's next step, unix time in ms."""
         state = known.state
         usual_ms = usual_interval_ms(known.definition.schedule)
         if state is None or state.at_ms is None:
             return now_ms + usual_ms
-        if state.at_ms > now_ms:  # it has changed: what waits must not run
+        if state.at_ms > now_ms:  # the entry has changed: the waiting message must not run
             return min(state.at_ms, now_ms + usual_ms)
         if not state.task_id:
             return state.at_ms
         return state.at_ms + (usual_ms if state.last_ms is None else state.at_ms - state.last_ms)
 
-    # -- what there is
+    # -- reading
 
     def look(self) -> None:
-        """Say that this planner lives, and begin to read everything again if changes were missed."""
-        if self._roster.look() and self._reading is None:
+        """Give a sign of life. If changes were missed, start to read all entries again."""
+        if self._planned.look() and self._reading is None:
             self.begin_reading()
 
     def begin_reading(self) -> None:
-        """Begin to read all entries, and to write those of the configuration, if it counts; `run_due` goes on."""
-        self._reading = self._roster.reading()
+        """Start to read all entries and, if our configuration counts, to write its entries. `run_due` continues it."""
+        self._reading = self._planned.reading()
         self._read_on()
 
     def read(self) -> None:
-        """Read all entries, and write those of the configuration, if it counts."""
+        """Read all entries and, if our configuration counts, write its entries."""
         self.begin_reading()
         while self._reading is not None:
             self._read_on()
@@ -177,8 +177,8 @@ class Planner:
             self._reading = None
 
     def on_changes(self, changes: Iterable[tuple[int, str]]) -> None:
-        """Take notice of changes of entries: their numbers and names."""
-        self._roster.on_changes(changes)
+        """Process announced changes of entries, given as numbers and names."""
+        self._planned.on_changes(changes)
 
     def _on_read(self, name: str, known: Known) -> None:
         state, now_ms = known.state, self._attendance.now_ms()
@@ -188,8 +188,8 @@ class Planner:
             self._ripen(name, known, now_ms)
         elif state.at_ms is None or known.record.paused or not known.definition.timing.enabled:
             try:
-                move = next_move(self._entry(known), state, now_ms)
-            except Exception as exc:  # whatever a schedule raises
+                move = next_transition(self._entry(known), state, now_ms)
+            except Exception as exc:  # a schedule may raise anything
                 self._fail(name, known, exc)
             else:
                 self._wake(name, known, now_ms if move else None)
@@ -197,18 +197,18 @@ class Planner:
             self._wake(name, known, self._turn_ms(state))
 
     def _turn_ms(self, state: State) -> int | None:
-        """Return when this planner should look at an entry: at its time, or later if another planner planned it."""
+        """Return when to look at an entry: at its time, or a grace period later if another planner planned it."""
         if state.at_ms is None or state.planner == self.id:
             return state.at_ms
         interval_ms = state.at_ms - state.last_ms if state.last_ms is not None else _GRACE_MS[1]
         return state.at_ms + round(min(random.uniform(*_GRACE_MS), max(0, interval_ms) * _GRACE_OF_INTERVAL))
 
-    # -- going on
+    # -- processing
 
     def run_due(self) -> int:
-        """Let entries go on that can, at most a batch, and read some if that is under way.
+        """Process at most one batch of ready entries, and continue a running read.
 
-        Returns how many were looked at; 0 if there is nothing more to do now.
+        Returns the number of processed entries; 0 if there is nothing more to do now.
         """
         names = self._pick(self._attendance.now_ms())
         if names:
@@ -220,7 +220,7 @@ class Planner:
         return len(names) + 1
 
     def _pick(self, now_ms: int) -> list[str]:
-        """Return a batch of what can go on, what has to go on soonest first."""
+        """Return a batch of ready entries, the most urgent first."""
         while self._heap and self._heap[0][0] <= now_ms:
             wake_ms, name = heapq.heappop(self._heap)
             if self._is_current(wake_ms, name):
@@ -230,7 +230,7 @@ class Planner:
             name = heapq.heappop(self._ripe)[2]
             known = self.entries.get(name)
             if known is not None and known.is_ripe:
-                known.is_ripe = False  # there may be more of the same
+                known.is_ripe = False  # the heap may contain the entry several times
                 names.append(name)
             elif known is None:
                 self._overdue.discard(name)
@@ -241,9 +241,9 @@ class Planner:
         names = self._untouched(names)
         if not names:
             return
-        # At once where entries are to be added: only a configuration that counts may do so.
+        # Give it at once if entries must be added: only a configuration that counts may add entries.
         self._attendance.give_sign(at_once=not all(self.entries[name].is_stored for name in names))
-        records = self._roster.refresh_placed([name for name in names if self.entries[name].record.queue is None])
+        records = self._planned.refresh_placed([name for name in names if self.entries[name].record.queue is None])
         names = self._untouched(names)
         now_ms = self._attendance.now_ms()
         waiting = self._still_waiting(names, now_ms)
@@ -256,7 +256,7 @@ class Planner:
         self._take(self._settle(decisions, records))
 
     def _untouched(self, names: Sequence[str]) -> list[str]:
-        """Return the entries that are still to go on, and not later, or anew, since another planner was there."""
+        """Return the entries that still need processing now, and that no other planner has processed."""
         return [
             name
             for name in names
@@ -264,7 +264,7 @@ class Planner:
         ]
 
     def _read_others(self, names: Iterable[str]) -> None:
-        """Read where entries are that another planner should have planned."""
+        """Read the states of entries that another planner should have planned."""
         stale = [
             (name, known.record.queue)
             for name in names
@@ -273,10 +273,10 @@ class Planner:
             and known.record.queue is not None
         ]
         for (name, _), seen in zip(stale, self._store.seen(stale), strict=True):
-            self._roster.on_state(name, seen)
+            self._planned.on_state(name, seen)
 
     def _still_waiting(self, names: Iterable[str], now_ms: int) -> set[str]:
-        """Return the entries whose messages nobody has transferred, although their time was before planners came."""
+        """Return the entries whose messages were due before planners came, but were not transferred yet."""
         overdue = [
             (name, known.state.task_id, known.record.queue)
             for name in names
@@ -290,15 +290,15 @@ class Planner:
         found = self._store.waiting([(task_id, queue) for _, task_id, queue in overdue])
         return {name for (name, _, _), waits in zip(overdue, found, strict=True) if waits}
 
-    def _entry(self, known: Known) -> Entry:
+    def _entry(self, known: Known) -> PeriodicEntry:
         record = known.record
         policy = self._policy(known.definition)
-        return Entry(known.definition, policy, record.since_ms, record.fingerprint, paused=record.paused)
+        return PeriodicEntry(known.definition, policy, record.since_ms, record.fingerprint, paused=record.paused)
 
     def _decide(
         self, name: str, known: Known, now_ms: int, *, still_waits: bool = False, gone: bool = False
     ) -> _Decision | None:
-        """Return what to do with an entry; None if there is nothing to do, or if it was done at once."""
+        """Return the decision about an entry; None if there is nothing to do, or if it was done at once."""
         try:
             if known.strays and not self._gather(name, known):
                 return None
@@ -308,9 +308,11 @@ class Planner:
         entry = self._entry(known)
         try:
             attended_ms = self._attendance.attended_ms(known.record)
-            move = next_move(entry, known.state, now_ms, attended_ms=attended_ms, still_waits=still_waits, gone=gone)
+            move = next_transition(
+                entry, known.state, now_ms, attended_ms=attended_ms, still_waits=still_waits, gone=gone
+            )
             if move is None and known.state is not None and known.state.parked:
-                move = Move(None, last_ms=known.state.last_ms, runs=known.state.runs)  # it has ended, or rests
+                move = Transition(None, last_ms=known.state.last_ms, runs=known.state.runs)  # it has ended or is idle
             if move is None:
                 self._forget_error(name, known)
                 self._wake(name, known, self._turn_ms(known.state) if known.state else None)
@@ -321,14 +323,14 @@ class Planner:
             if move.send_ms is not None:
                 jitter = jitter_ms(name, move.send_ms, known.definition.timing.jitter_ms)
                 occurrence = self._build(known.definition, move.send_ms, jitter, entry.policy.max_lateness_s)
-            elif known.record.queue is None:  # a lazy one: where would it go?
+            elif known.record.queue is None:  # a lazy entry: build a message to learn its queue
                 occurrence = self._build(known.definition, now_ms, 0, 0.0)
-        except Exception as exc:  # whatever a task, a router or a receiver of a signal raises
+        except Exception as exc:  # a task, a router or a signal receiver may raise anything
             self._fail(name, known, exc)
             return None
         queue = occurrence.queue or known.record.queue or ""
         if not queue:
-            self._fail(name, known, CannotSend("it sends no message, so that it has no queue to be planned in"))
+            self._fail(name, known, CannotSend("its task sends no message, so there is no queue to plan it in"))
             return None
         ahead = move.send_ms is not None and move.send_ms == move.at_ms
         state = State(
@@ -346,24 +348,24 @@ class Planner:
         return _Decision(name, move, step, state)
 
     def _gather(self, name: str, known: Known) -> bool:
-        """Take an entry out of queues to which it goes no more. Returns False if somebody else does so, too.
+        """Take an entry out of its former queues. Returns False if another planner is doing so too.
 
-        Its state is parked there until it is planned in its queue: so whoever comes in between goes on with it.
+        Its state stays parked there until it is planned in its new queue. So another planner can continue in between.
         """
         while known.strays:
             if not self._take_out(name, known, *known.strays[0]):
-                self._roster.refresh([name])
+                self._planned.refresh([name])
                 return False
-            known.strays = known.strays[1:]  # not before: the server may refuse it now, and not later
+            known.strays = known.strays[1:]  # only now: if the server refuses, it is tried again later
         return True
 
     def _take_out(self, name: str, known: Known, queue: str, seen: Seen) -> bool:
-        """Take the state of an entry out of one queue; returns False if it is another one by now."""
+        """Take the state of an entry out of one queue. Returns False if the state has changed."""
         if not seen.raw or (known.state is not None and not known.state.parked):
             return self._store.forget(name, queue, seen)
         try:
             parked = self._store.park(name, queue, seen)
-        except ValueError:  # it cannot be read
+        except ValueError:  # the state cannot be parsed
             return self._store.forget(name, queue, seen)
         if parked is None:
             return False
@@ -374,7 +376,7 @@ class Planner:
         return True
 
     def _settle(self, decisions: list[_Decision], records: Mapping[str, tuple[bytes, Record]]) -> list[_Decision]:
-        """Write down to which queues entries go that are new, or go elsewhere; returns the steps that can be taken."""
+        """Record the queues of entries that are new or have moved. Return the steps that can be taken."""
         queues: dict[str, str] = {}
         before: dict[str, tuple[str | None, Seen]] = {}
         for decision in decisions:
@@ -388,7 +390,7 @@ class Planner:
                 queues[name] = queue
             else:
                 self._wake(name, known, self._attendance.now_ms() + _RETRY_MS[1])
-        written, refused = self._roster.write_queues(queues, records) if queues else (set(), {})
+        written, refused = self._planned.write_queues(queues, records) if queues else (set(), {})
         for name, error in refused.items():
             self._fail(name, self.entries[name], error)
         settled = []
@@ -403,11 +405,11 @@ class Planner:
                     decision.step = replace(decision.step, seen=known.seen)
                     settled.append(decision)
                 else:
-                    # Those from which it was taken out before know where it is.
+                    # The states parked in its former queues show where it is.
                     strays = [*([(old_queue, old_seen)] if old_queue is not None else []), *known.parked]
                     known.strays = [(queue, seen) for queue, seen in strays if queue != decision.step.queue]
                     known.parked = ()
-                    self._roster.read_state(name, known)
+                    self._planned.read_state(name, known)
         return settled
 
     def _take(self, decisions: list[_Decision]) -> None:
@@ -427,7 +429,7 @@ class Planner:
             elif done.outcome == scripts.DONE:
                 self._on_planned(known, decision, done)
             elif done.outcome == scripts.GONE:
-                # By the server's clock its time has come, or somebody cancelled it.
+                # By the server's clock it is due, or somebody cancelled it.
                 retry = self._decide(name, known, done.now_ms, gone=True)
                 if retry is not None:
                     again.append(retry)
@@ -436,7 +438,7 @@ class Planner:
         if len(decisions) == 1 and replies and not isinstance(replies[0], ResponseError):
             self._attendance.clock.observe(replies[0].now_ms * 1000, sent, time.monotonic())
         if changed:
-            self._roster.refresh(changed)
+            self._planned.refresh(changed)
         if again:
             self._take(self._settle(again, {}))
 
@@ -445,7 +447,7 @@ class Planner:
         self._forget_error(decision.name, known)
         parked, known.parked = known.parked, ()
         for queue, seen in parked:
-            self._roster.forget(decision.name, queue, seen)
+            self._planned.forget(decision.name, queue, seen)
         if decision.move.passed:
             self._on_sent(known.definition)
         self._wake(decision.name, known, decision.move.at_ms)
@@ -456,10 +458,10 @@ class Planner:
         known.failures = 0
         if known.error is not None:
             known.error = None
-            self._roster.note_error(name, None)
+            self._planned.note_error(name, None)
 
     def _fail(self, name: str, known: Known, error: Exception) -> None:
         known.error = f"{type(error).__name__}: {error}" if not isinstance(error, DelayqError) else str(error)
-        self._roster.note_error(name, known.error)
+        self._planned.note_error(name, known.error)
         self._wake(name, known, self._attendance.now_ms() + min(_RETRY_MS[0] * 2**known.failures, _RETRY_MS[1]))
         known.failures = min(known.failures + 1, 10)

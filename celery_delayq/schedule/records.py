@@ -1,4 +1,4 @@
-"""Record, State, Seen, Step: what an entry is, where it is, as it was read, and where it goes; as stored in Redis."""
+"""Record, State, Seen, Step: the definition of an entry, its present state, both as stored; and its next step."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _dump = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What an entry is.
+    """The record of an entry: its definition.
 
     Attributes:
-        fingerprint: of the definition; two definitions with the same one are the same.
-        since_ms: when the entry was recorded, unix time in ms: from then on its times count.
-        definition: as data; None if it cannot be data, so that only the configuration has it.
-        app: the name of the app whose configuration has the entry; None if it was added at run time.
-        queue: the broker list of its messages; None until the first planner has found out.
-        earlier: those before; a planner that was killed may have left a state there.
+        fingerprint: fingerprint of the definition. Equal fingerprints mean equal definitions.
+        since_ms: when the entry was recorded, unix time in ms. Its times count from here on.
+        definition: the definition as data; None if it has no such form, and exists only in the configuration.
+        app: name of the app whose configuration has the entry; None if it was added at run time.
+        queue: broker list of its messages; None until the first planner has determined it.
+        earlier: former queues. A planner that was killed may have left a state there.
         paused: whether it is paused.
     """
 
@@ -35,21 +35,21 @@ class Record:
     queue: str | None = None
     earlier: Sequence[str] = ()
     paused: bool = False
-    #: As stored; empty if it is not, or not kept.
+    #: The stored bytes; empty if it is not stored, or if they are not kept.
     raw: bytes = field(default=b"", compare=False)
 
     def dump(self) -> bytes:
-        """Return the record as it is stored."""
+        """Return the bytes to store."""
         return _dump({name: getattr(self, name) for name in _FIELDS}).encode()
 
     def to(self, queue: str) -> Record:
-        """Return the record of an entry that goes to another queue."""
+        """Return the record with another queue."""
         earlier = ({*self.earlier} | ({self.queue} if self.queue is not None else set())) - {queue}
         return replace(self, queue=queue, earlier=sorted(earlier))
 
     @property
     def queues(self) -> list[str]:
-        """The queues in which the entry may have a state."""
+        """The queues that may hold a state of the entry."""
         return [*([self.queue] if self.queue is not None else []), *self.earlier]
 
     @classmethod
@@ -57,7 +57,7 @@ class Record:
         """Return the record that is stored as `raw`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: `raw` is not a valid record.
         """
         try:
             found = cls(**json.loads(raw), raw=raw)
@@ -70,9 +70,9 @@ class Record:
                 and _are_times((found.since_ms,))
             )
         except _UNREADABLE as exc:
-            raise ValueError(f"no record of a periodic task: {exc}") from exc
+            raise ValueError(f"not a valid record of a periodic task: {exc}") from exc
         if not valid:
-            raise ValueError("no record of a periodic task: a field has a wrong type, or is out of range")
+            raise ValueError("not a valid record of a periodic task: a field has a wrong type or is out of range")
         return found
 
 
@@ -81,17 +81,17 @@ _FIELDS = [one.name for one in fields(Record) if one.name != "raw"]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where an entry is.
+    """The state of an entry: its planned occurrence.
 
     Attributes:
-        fingerprint: of the definition by which the occurrence was planned; a parked one has one that nothing else has.
-        planner: who planned it.
+        fingerprint: fingerprint of the definition that the occurrence was planned by. A parked state has a unique one.
+        planner: id of the planner that planned it.
         at_ms: the occurrence, unix time in ms; None if none is planned.
-        task_id: the id of the message that was offered for it; empty if it is sent when it is due.
-        last_ms: the occurrence before; None if there was none.
-        runs: how many occurrences were sent, without the one that is planned.
-        made_up: how many missed occurrences were made up for since the last one that was not missed.
-        parked: whether the entry is on its way to another queue; nothing waits for it here.
+        task_id: id of the message that was offered for it; empty if the message is sent when it is due.
+        last_ms: the previous occurrence, unix time in ms; None if there was none.
+        runs: number of occurrences that were sent, not counting the planned one.
+        made_up: number of missed occurrences that were made up for since the last one that was not missed.
+        parked: whether the entry is moving to another queue, so that no message waits here.
     """
 
     fingerprint: str
@@ -104,7 +104,7 @@ class State:
     parked: bool = False
 
     def dump(self) -> bytes:
-        """Return the state as it is stored."""
+        """Return the bytes to store."""
         placed = (self.fingerprint, self.planner, self.at_ms, self.task_id, self.last_ms)
         return _dump((*placed, self.runs, self.made_up, self.parked)).encode()
 
@@ -113,24 +113,24 @@ class State:
         """Return the state that is stored as `raw`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: `raw` is not a valid state.
         """
         try:
             found = cls(*json.loads(raw))
         except _UNREADABLE as exc:
-            raise ValueError(f"no state of a periodic task: {exc}") from exc
+            raise ValueError(f"not a valid state of a periodic task: {exc}") from exc
         if not (
             _are((found.fingerprint, found.planner, found.task_id), str)
             and _are_times([value for value in (found.at_ms, found.last_ms) if value is not None])
             and _are((found.runs, found.made_up), int)
             and isinstance(found.parked, bool)
         ):
-            raise ValueError("no state of a periodic task: a field has a wrong type, or is out of range")
-        # There may be very many, of few planners.
+            raise ValueError("not a valid state of a periodic task: a field has a wrong type or is out of range")
+        # There may be very many states, but few planners.
         return replace(found, planner=intern(found.planner))
 
 
-#: What JSON and a dataclass raise for bytes that somebody else wrote.
+#: Errors that JSON and a dataclass raise for bytes that another program wrote.
 _UNREADABLE = (TypeError, ValueError, RecursionError)
 
 
@@ -147,8 +147,8 @@ class Seen:
     """The state of an entry in one queue, as it was read.
 
     Attributes:
-        raw: as stored; empty if there is none.
-        forgotten: how many states of the queue were forgotten then; see `plan.lua`.
+        raw: the stored bytes; empty if there is no state.
+        forgotten: how many states of the queue had been forgotten at that time; see `plan.lua`.
     """
 
     raw: bytes = b""
@@ -157,7 +157,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of `plan.lua`: an entry, where it is, and where it goes to."""
+    """One call of `plan.lua`: an entry, its present state, and its next state."""
 
     entry: str
     queue: str

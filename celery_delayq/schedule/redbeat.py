@@ -1,4 +1,4 @@
-"""Read the entries of RedBeat, to move from it.
+"""Read the entries of RedBeat, for migration.
 
 Source: redbeat 2.3 `RedBeatSchedulerEntry.save`, `RedBeatJSONEncoder`: a HASH an entry with its definition as JSON, a
 ZSET `<prefix>:schedule` of their keys, and a SET `<prefix>:statics` of the names that come from the configuration.
@@ -18,7 +18,7 @@ from celery_delayq.errors import InvalidSchedule, UnknownEntry
 from celery_delayq.schedule.configured import CLEANUP, configured
 from celery_delayq.schedule.entry import Definition
 
-#: The prefix of its keys, unless `redbeat_key_prefix` says otherwise.
+#: Default prefix of RedBeat's keys; `redbeat_key_prefix` overrides it.
 PREFIX = "redbeat:"
 
 
@@ -27,8 +27,8 @@ class Found:
     """An entry of RedBeat.
 
     Attributes:
-        name: of the entry.
-        definition: what it is; None if it cannot be moved.
+        name: name of the entry.
+        definition: its definition; None if it cannot be moved.
         problem: why it cannot be moved.
     """
 
@@ -38,21 +38,21 @@ class Found:
 
 
 def entries(client: redis.Redis, app: Any, prefix: str = PREFIX) -> Iterator[Found]:
-    """Yield all entries by name; changes nothing.
+    """Yield all entries, sorted by name. Changes nothing.
 
     Raises:
-        UnknownEntry: there are none.
-        ConfigurationError: `beat_schedule` is no dict.
+        UnknownEntry: there are no entries.
+        ConfigurationError: `beat_schedule` is not a dict.
     """
     if not client.exists(f"{prefix}:schedule"):
-        raise UnknownEntry(f"RedBeat has no entries under {prefix}:schedule: its prefix may be another one")
+        raise UnknownEntry(f"found no RedBeat entries under {prefix}:schedule: check the prefix")
     keys = client.execute_command("ZRANGE", f"{prefix}:schedule", 0, -1, **{NEVER_DECODE: True})
     statics = client.execute_command("SMEMBERS", f"{prefix}:statics", **{NEVER_DECODE: True})
     own = configured(app)
     for key in sorted(keys):
         name = key.decode("utf-8", "surrogateescape").removeprefix(prefix)
         if name == CLEANUP:
-            yield Found(name, None, "planners add it themselves where the result backend needs it")
+            yield Found(name, None, "planners add it themselves if the result backend needs it")
             continue
         if name.encode("utf-8", "surrogateescape") in statics or name in own.entries or name in own.errors:
             yield Found(name, None, "it is in the configuration")
@@ -63,7 +63,7 @@ def entries(client: redis.Redis, app: Any, prefix: str = PREFIX) -> Iterator[Fou
         except InvalidSchedule as exc:
             yield Found(name, None, str(exc.__cause__ or exc))
         except (redis.ResponseError, ValueError, TypeError, AttributeError, LookupError) as exc:
-            yield Found(name, None, f"its definition cannot be read: {type(exc).__name__}: {exc}")
+            yield Found(name, None, f"cannot read its definition: {type(exc).__name__}: {exc}")
 
 
 def _definition(name: str, raw: bytes | None, app: Any) -> Definition:
@@ -74,9 +74,9 @@ def _definition(name: str, raw: bytes | None, app: Any) -> Definition:
     given = {key: fields.get(key) for key in ("task", "args", "kwargs", "options")}
     definition = Definition.of(name, {**given, "schedule": _schedule(fields["schedule"]), "timing": timing}, app)
     values = (definition.args, definition.kwargs, definition.options)
-    # RedBeat's own encoding of datetimes and the like, which nobody would decode here.
+    # RedBeat's own encoding of datetimes and similar types; nothing here would decode it.
     if definition.data() is None or '"__type__"' in json.dumps(values):
-        raise InvalidSchedule("its arguments or options have types that JSON does not know")
+        raise InvalidSchedule("its arguments or options are not JSON types")
     return definition
 
 
@@ -87,7 +87,7 @@ def _schedule(given: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "crontab":
         names = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
         return {"crontab": " ".join(_field(given.get(name, "*")) for name in names)}
-    raise InvalidSchedule(f"a schedule of type {kind!r} has no counterpart here")
+    raise InvalidSchedule(f"schedules of type {kind!r} are not supported")
 
 
 def _field(given: Any) -> str:

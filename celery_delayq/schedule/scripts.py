@@ -1,4 +1,4 @@
-"""Run the scripts of the schedule: keys, arguments and return codes by name, see `celery_delayq.scripts`."""
+"""Run the scripts of the schedule, with named keys, arguments and return codes; see `celery_delayq.queue.scripts`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import redis
 
-from celery_delayq.keys import QueueKeys, ScheduleKeys
-from celery_delayq.scripts import load
+from celery_delayq.queue.keys import QueueKeys, ScheduleKeys
+from celery_delayq.queue.scripts import load
 
 #: Outcomes of `plan`.
 DONE, CHANGED, GONE = 1, 0, -1
@@ -21,7 +21,7 @@ class Offer:
 
     Attributes:
         message_key: 16 bytes that stand for its id.
-        due_ms: when it may run, unix time in ms.
+        due_ms: when it is due, unix time in ms.
         payload: the message.
     """
 
@@ -32,13 +32,13 @@ class Offer:
 
 @dataclass(frozen=True)
 class Planned:
-    """What one call of `plan` did and saw.
+    """Result of one call of `plan`.
 
     Attributes:
-        outcome: DONE; CHANGED if the state was another one; GONE if the message to withdraw waited no more.
+        outcome: DONE; CHANGED if the state had changed; GONE if the message to withdraw was no longer waiting.
         now_ms: the server's time, unix time in ms.
-        state: the state of the entry as it is now; empty if there is none.
-        forgotten: how many states of the queue were forgotten.
+        state: the present state of the entry; empty if there is none.
+        forgotten: how many states of the queue have been forgotten.
     """
 
     outcome: int
@@ -48,7 +48,7 @@ class Planned:
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> Planned:
-        """Return what the script's reply says."""
+        """Parse the script's reply."""
         outcome, now_ms, state, forgotten = reply
         return cls(int(outcome), int(now_ms), state, forgotten)
 
@@ -74,11 +74,11 @@ def plan_command(
 
 
 def plan(client: redis.Redis, keys: QueueKeys, **step: Any) -> Planned:
-    """Move an entry to its next occurrence, see `plan.lua`; takes what `plan_command` takes."""
+    """Move an entry to its next occurrence; see `plan.lua`. Arguments are those of `plan_command`."""
     return Planned.of(load("plan").run(client, *plan_command(keys, **step)))
 
 
-#: A change of a record: the entry, its record as it was seen, and the new one.
+#: A change of a record: the entry, its record as it was read, and the new record.
 Change: TypeAlias = tuple[str, bytes, bytes]
 
 
@@ -88,20 +88,20 @@ def record_command(keys: ScheduleKeys, changes: Sequence[Change]) -> tuple[tuple
 
 
 def record(client: redis.Redis, keys: ScheduleKeys, *, changes: Sequence[Change]) -> list[int]:
-    """Write the records of entries, see `record.lua`. Returns for each the number of the change; 0 if there is none."""
+    """Write the records of entries; see `record.lua`. Returns for each the number of the change; 0 if not changed."""
     numbers: list[int] = load("record").run(client, *record_command(keys, changes))
     return numbers
 
 
 @dataclass(frozen=True)
 class Announced:
-    """What a planner learns when it says that it lives.
+    """The reply to a planner's sign of life.
 
     Attributes:
-        configuration: which counts for its app.
+        configuration: the configuration that counts for its app.
         now_ms: the server's time, unix time in ms.
-        since_ms: since when planners of its app have been there without a gap, unix time in ms.
-        since_of_any_ms: since when planners of any app have been there.
+        since_ms: since when planners of its app have been running without a gap, unix time in ms.
+        since_of_any_ms: the same for planners of any app, unix time in ms.
     """
 
     configuration: str
@@ -120,7 +120,7 @@ def announce(
     gap_ms: int = 0,
     previous_ms: int = 0,
 ) -> Announced:
-    """Say that a planner lives, see `announce.lua`."""
+    """Give a planner's sign of life; see `announce.lua`."""
     args = (app, configuration, lifetime_ms, gap_ms, previous_ms, keys.channel)
     counts, *times = load("announce").run(client, (keys.configurations,), args)
     return Announced(counts.decode(), *map(int, times))

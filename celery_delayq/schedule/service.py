@@ -1,4 +1,4 @@
-"""A planner loop for a Celery app: what a worker's bootstep and beat's scheduler start."""
+"""A planner loop for a Celery app. A worker's bootstep and beat's scheduler start it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
-from celery_delayq.config import settings_of
-from celery_delayq.connections import new_id
 from celery_delayq.errors import ConfigurationError
+from celery_delayq.queue.connections import new_id
 from celery_delayq.schedule.configured import reader
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.message import Builder, Occurrence
-from celery_delayq.schedule.moves import Policy
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.store import ScheduleStore
+from celery_delayq.schedule.transitions import Policy
+from celery_delayq.settings import settings_of
 from celery_delayq.transport import Connector, Transport
 from celery_delayq.transport.producer import Producer
 
@@ -25,24 +25,24 @@ from celery_delayq.transport.producer import Producer
 def planner_loop(
     app: Any, *, on_sent: Callable[[Definition], None] = lambda definition: None, is_back: bool = False
 ) -> PlannerLoop:
-    """Return a loop that plans the periodic tasks of an app; it is not started.
+    """Return a loop that plans the periodic tasks of an app. The loop is not started yet.
 
     Args:
         app: the Celery app.
-        on_sent: called with a definition when one of its occurrences was sent, in this planner's turn.
-        is_back: whether this process had such a loop before, and lost the connection.
+        on_sent: called with the definition when this planner's occurrence of it was sent.
+        is_back: whether this process had such a loop before and lost the connection.
 
     Raises:
-        ConfigurationError: the app's broker is not a `delayq://` one, or a setting of it is wrong.
+        ConfigurationError: the app's broker URL is not a `delayq://` URL, or a setting is wrong.
     """
     settings = settings_of(app).schedule
-    # Many entries take long: not before the loop has begun, and once.
+    # With many entries this takes long: do it once, after the loop has started.
     configuration = cache(reader(app))
     with app.connection_for_write() as connection:
         if not isinstance(connection.transport, Transport):
             raise ConfigurationError(
                 f"celery_delayq.beat:Scheduler needs a delayq:// broker, not {connection.as_uri()}: "
-                "begin the URL with delayq:// instead of redis://"
+                "start the URL with delayq:// instead of redis://"
             )
         connector = Connector(connection, failover=True)
     deadline_s = app.conf.beat_cron_starting_deadline

@@ -1,8 +1,8 @@
-"""ScheduleStore: records, states and errors of periodic entries in Redis; knows neither Celery nor what they mean.
+"""ScheduleStore: records, states and errors of periodic entries in Redis. It knows neither Celery nor their meaning.
 
-A record says what an entry is; it is in `delayq:schedule`. A state says which occurrence is planned; it is in
-`delayq:schedule:{Q}`, with the delayed queue to which the occurrence is offered, so that one script can do both.
-Records and states are JSON, and compared as the bytes they are stored as.
+A record holds the definition of an entry; all records are in `delayq:schedule`. A state holds the planned occurrence.
+States are in `delayq:schedule:{Q}`, in the slot of the delayed queue that gets the occurrence, so that one script can
+write both. Records and states are JSON. They are compared as stored bytes.
 """
 
 from __future__ import annotations
@@ -17,40 +17,42 @@ import redis
 from redis.client import NEVER_DECODE
 from redis.exceptions import NoScriptError
 
-from celery_delayq import keys
-from celery_delayq.codec import message_key
-from celery_delayq.delayed_queue import DelayedQueue, database_of
-from celery_delayq.registry import is_wrong_type, registered
+from celery_delayq.queue import keys
+from celery_delayq.queue.codec import message_key
+from celery_delayq.queue.delayed_queue import DelayedQueue, database_of
+from celery_delayq.queue.registry import is_wrong_type, registered
+from celery_delayq.queue.scripts import load
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.records import Record, Seen, State, Step
 from celery_delayq.schedule.scripts import Announced, Planned
-from celery_delayq.scripts import load
 
-#: Fields a page of a HASH has, and scripts a pipeline has.
+#: Number of fields per page of a HASH, and of scripts per pipeline.
 _PAGE, _BATCH = 1000, 100
 
 
 @contextmanager
 def _naming(key: str) -> Iterator[None]:
-    """Let the server's refusal of a key of another type name it."""
+    """Add the name of the key to the server's WRONGTYPE error."""
     try:
         yield
     except redis.ResponseError as exc:
-        if "WRONGTYPE" not in str(exc):  # Redis 6.2 says where in the script, first
+        if "WRONGTYPE" not in str(exc):  # not startswith: Redis 6.2 puts the place in the script first
             raise
-        raise redis.ResponseError(f"WRONGTYPE: {key} is no HASH; something else has written it") from exc
+        raise redis.ResponseError(
+            f"WRONGTYPE: {key} is not a HASH; another program wrote it. Delete or rename it"
+        ) from exc
 
 
 class ScheduleStore:
     """Reads and writes the schedule of one Redis database.
 
-    It may be shared by threads if the client may. Every method raises `redis.RedisError` when the server is away or
-    refuses.
+    Threads may share it if they may share the client. Every method raises `redis.RedisError` if the server is away or
+    refuses a command.
 
     Args:
-        client: any `redis.Redis`; what it decodes does not matter.
+        client: any `redis.Redis`; `decode_responses` does not matter.
         keyprefix: kombu's `global_keyprefix`.
-        mirror_list: write Redisson's delay list too, see `DelayedQueue`.
+        mirror_list: also write Redisson's delay list; see `DelayedQueue`.
     """
 
     def __init__(self, client: redis.Redis, *, keyprefix: str = "", mirror_list: bool = False) -> None:
@@ -76,7 +78,7 @@ class ScheduleStore:
     # -- records
 
     def pages(self) -> Iterator[dict[str, bytes]]:
-        """Yield all records as stored, some at a time."""
+        """Yield all records as stored, page by page."""
         for page in self._pages(self.keys.definitions):
             yield {name: raw for name, raw in page if name}
 
@@ -89,7 +91,7 @@ class ScheduleStore:
         return self._get(self.keys.definitions, entry)
 
     def records_of(self, entries: Sequence[str]) -> list[bytes]:
-        """Return the records of entries as stored; empty for those that have none."""
+        """Return the records of entries as stored; empty for entries without one."""
         found: list[bytes] = []
         for start in range(0, len(entries), _PAGE):
             command = ("HMGET", self.keys.definitions, *entries[start : start + _PAGE])
@@ -98,13 +100,13 @@ class ScheduleStore:
         return found
 
     def changes(self) -> int:
-        """Return how many changes of records there were."""
+        """Return the number of changes of records so far."""
         return int(self._get(self.keys.definitions, "") or 0)
 
     def write_record(self, entry: str, seen: bytes, record: Record | None) -> int:
-        """Write or remove a record if it is still as it was seen, and tell all planners. One atomic script.
+        """Write or remove a record if it has not changed, and tell all planners. One atomic script.
 
-        Returns the number of the change; 0 if the record was another one.
+        Returns the number of the change; 0 if the record had changed.
         """
         raw = record.dump() if record else b""
         with _naming(self.keys.definitions):
@@ -112,7 +114,7 @@ class ScheduleStore:
         return number
 
     def write_records(self, changes: Sequence[tuple[str, bytes, Record | None]]) -> list[int | redis.ResponseError]:
-        """Do what `write_record` does for many; each by itself is atomic. Returns for each that, or the refusal."""
+        """Write many records as `write_record` does. Atomic for each one. Returns its number, or the server's error."""
         raw = [(entry, seen, record.dump() if record else b"") for entry, seen, record in changes]
         parts = [raw[start : start + _BATCH] for start in range(0, len(raw), _BATCH)]
         replies = self._run_many("record", [scripts.record_command(self.keys, part) for part in parts])
@@ -130,7 +132,7 @@ class ScheduleStore:
         except redis.ResponseError as exc:
             if not is_wrong_type(exc):
                 raise
-        # Without the registry, those that the records name.
+        # The registry cannot be read: use the queues in the records.
         names: set[str] = set()
         for raw in self.records().values():
             with suppress(ValueError):
@@ -138,14 +140,14 @@ class ScheduleStore:
         return names
 
     def states(self, queue: str) -> Iterator[dict[str, Seen]]:
-        """Yield the states of a queue's entries, some at a time; under an empty name, that of those without one."""
+        """Yield the states of a queue's entries, page by page. The empty name stands for entries without a state."""
         schedule = self.queue(queue).keys.schedule
         forgotten = self._get(schedule, "") or b"0"
         for page in self._pages(schedule):
             yield {"": Seen(b"", forgotten), **{name: Seen(raw, forgotten) for name, raw in page if name}}
 
     def seen(self, wanted: Sequence[tuple[str, str]]) -> list[Seen]:
-        """Return the states of entries, given as (entry, queue); none where the server refuses the queue."""
+        """Return the states of entries, given as (entry, queue); empty if the server refuses the queue."""
         of_queue: dict[str, list[str]] = {}
         for entry, queue in wanted:
             of_queue.setdefault(queue, []).append(entry)
@@ -163,7 +165,7 @@ class ScheduleStore:
         return [found[one] for one in wanted]
 
     def waiting(self, wanted: Sequence[tuple[str, str]]) -> list[bool]:
-        """Return which messages, given as (task id, queue), still wait in their delayed queues."""
+        """Return for each message, given as (task id, queue), whether it still waits in its delayed queue."""
         if not wanted:
             return []
         pipeline = self.client.pipeline(transaction=False)
@@ -172,9 +174,9 @@ class ScheduleStore:
         return [one is True or one == 1 for one in pipeline.execute(raise_on_error=False)]
 
     def plan(self, steps: Sequence[Step]) -> list[Planned | redis.ResponseError]:
-        """Move entries to their next occurrences, see `plan.lua`. Each by itself is atomic.
+        """Move entries to their next occurrences; see `plan.lua`. Atomic for each entry.
 
-        Returns for each what happened, or how the server refused it.
+        Returns the result for each entry, or the server's error.
         """
         for name in {step.queue for step in steps if step.state}:
             self.queue(name).register()
@@ -196,21 +198,21 @@ class ScheduleStore:
         return [reply if isinstance(reply, redis.ResponseError) else Planned.of(reply) for reply in replies]
 
     def forget(self, entry: str, queue: str, seen: Seen) -> bool:
-        """Forget the state of an entry, and withdraw its message, if it is still as it was seen. One atomic script.
+        """Forget the state of an entry and withdraw its message, if the state has not changed. One atomic script.
 
-        Returns whether it has none there now; then no step that was decided before this will be taken there.
+        Returns whether the entry has no state there now. If so, steps that were decided before have no effect there.
         """
         try:
             task_id = State.parse(seen.raw).task_id if seen.raw else ""
         except ValueError:
             task_id = ""
         done = self._plan_one(Step(entry, queue, seen, b"", withdraw=task_id))
-        while done.outcome == scripts.CHANGED and not done.state:  # others forgot; this has to be counted, too
+        while done.outcome == scripts.CHANGED and not done.state:  # others forgot it first; count this call too
             done = self._plan_one(Step(entry, queue, Seen(b"", done.forgotten), b""))
         return done.outcome == scripts.DONE
 
     def forget_all(self, entry: str, queues: Sequence[str]) -> None:
-        """Forget the states of an entry in these queues, whatever they are, see `forget`."""
+        """Forget the states of an entry in these queues, even if they have changed; see `forget`."""
         for queue, seen in zip(queues, self.seen([(entry, queue) for queue in queues]), strict=True):
             while not self.forget(entry, queue, seen):
                 (seen,) = self.seen([(entry, queue)])
@@ -222,12 +224,12 @@ class ScheduleStore:
         return done
 
     def rest(self, entry: str, queue: str) -> None:
-        """Withdraw the message of an entry that was paused; what was transferred already runs."""
+        """Withdraw the message of a paused entry. A message that was already transferred still runs."""
         while True:
             (seen,) = self.seen([(entry, queue)])
             try:
                 state = State.parse(seen.raw) if seen.raw else None
-            except ValueError:  # nobody knows its message
+            except ValueError:  # the state cannot be parsed, so its message is unknown
                 self.forget(entry, queue, seen)
                 return
             if state is None or state.at_ms is None:
@@ -237,27 +239,27 @@ class ScheduleStore:
                 return
 
     def park(self, entry: str, queue: str, seen: Seen) -> tuple[State, Seen] | None:
-        """Withdraw the message of an entry that goes to another queue; its state stays until it is planned there.
+        """Withdraw the message of an entry that moves to another queue. Its state stays until it is planned there.
 
-        Returns the state as it is then, None if it was not as seen.
+        Returns the new state, or None if the old state had changed.
         """
         state = State.parse(seen.raw)
-        # Of no definition, and like no other: who saw it parked before must not take it for that.
+        # A unique fingerprint: a planner that saw an earlier parked state must not mistake this one for it.
         parked = replace(state, task_id="", fingerprint=uuid.uuid4().hex, parked=True)
         return self._withdraw(entry, queue, seen, state, parked)
 
     def _withdraw(self, entry: str, queue: str, seen: Seen, state: State, without: State) -> tuple[State, Seen] | None:
         step = Step(entry, queue, seen, without.dump(), withdraw=state.task_id, must_wait=bool(state.task_id))
         done = self._plan_one(step)
-        if done.outcome == scripts.GONE:  # it was transferred: the occurrence has passed
+        if done.outcome == scripts.GONE:  # the message was transferred: the occurrence has passed
             without = replace(without, at_ms=None, last_ms=state.at_ms, runs=state.runs + 1)
             done = self._plan_one(replace(step, state=without.dump(), must_wait=False))
         return (without, Seen(done.state, done.forgotten)) if done.outcome == scripts.DONE else None
 
-    # -- who plans, and what went wrong
+    # -- planners and errors
 
     def announce(self, app: str, configuration: str, *, lifetime_s: float, gap_s: float, previous_ms: int) -> Announced:
-        """Say that a planner lives, see `announce.lua`."""
+        """Give a planner's sign of life; see `announce.lua`."""
         with _naming(self.keys.configurations):
             return scripts.announce(
                 self.client,
@@ -270,28 +272,28 @@ class ScheduleStore:
             )
 
     def errors(self) -> dict[str, str]:
-        """Return for each entry that could not be planned why."""
+        """Return the errors: entry -> why it could not be planned."""
         return {name: raw.decode("utf-8", "replace") for name, raw in self._hash(self.keys.errors)}
 
     def error(self, entry: str) -> str | None:
-        """Return why an entry could not be planned, None if it could."""
+        """Return why an entry could not be planned, or None."""
         return self._get(self.keys.errors, entry).decode("utf-8", "replace") or None
 
     def has_overdue(self, queues: Iterable[str], before_ms: int) -> bool:
-        """Return whether a message that was due before then still waits in one of these queues."""
+        """Return whether one of these queues has a waiting message that was due before `before_ms`."""
         pipeline = self.client.pipeline(transaction=False)
         for queue in queues:
             pipeline.zcount(self.queue(queue).keys.timeout_set, "-inf", before_ms)
         return any(isinstance(count, int) and count > 0 for count in pipeline.execute(raise_on_error=False))
 
     def set_error(self, entry: str, error: str | None) -> None:
-        """Write down why an entry could not be planned, or that it could."""
+        """Store why an entry could not be planned; None clears the error."""
         if error is None:
             self.client.hdel(self.keys.errors, entry)
         else:
             self.client.hset(self.keys.errors, entry, error)
 
-    # -- how
+    # -- helpers
 
     def _get(self, key: str, entry: str) -> bytes:
         with _naming(key):
@@ -301,9 +303,9 @@ class ScheduleStore:
         return (field for page in self._pages(key) for field in page)
 
     def _pages(self, key: str) -> Iterator[list[tuple[str, bytes]]]:
-        """Yield the fields of a HASH, page by page; one that changes meanwhile as it was or as it is.
+        """Yield the fields of a HASH, page by page. A field that changes in the meantime has its old or its new value.
 
-        Names that are no UTF-8 are left out: no client of this package could have written or could change them.
+        Names that are not UTF-8 are skipped: no client of this package can write or change them.
         """
         cursor = 0
         while True:

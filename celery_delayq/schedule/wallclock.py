@@ -1,13 +1,13 @@
-"""The next time a crontab matches, on the wall clock of a time zone, across changes of daylight saving.
+"""The next time that a crontab matches on the wall clock of a time zone, across daylight saving changes.
 
-Two rules say what happens where the wall clock jumps:
+Two rules apply when the wall clock jumps:
 
-- A time that does not exist is taken as that much later: 02:30 on the day on which 02:00 becomes 03:00 is 03:30. So a
-  daily task runs that day too. Where that coincides with another run, there is one run.
-- Of a time that exists twice, the first counts; except where the crontab matches every hour: then it is meant by
-  elapsed time, and both count.
+- A time that does not exist is shifted by the length of the jump: 02:30 becomes 03:30 on the day on which 02:00 becomes
+  03:00. So a daily task also runs on that day. If the shifted run coincides with another one, there is one run.
+- If a time exists twice, the first one counts. But a crontab that matches every hour is meant by elapsed time, so both
+  count.
 
-Celery's own `crontab.remaining_estimate` is not used: what it does there differs between 5.6 and 5.7.
+Celery's own `crontab.remaining_estimate` is not used, because it handles jumps differently in 5.6 and 5.7.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 
-#: How far ahead a match is looked for: 29 February on a given weekday comes at least every 40 years.
+#: How far ahead to look for a match. 29 February on a given weekday comes at least every 40 years.
 _LONGEST_SEARCH_YEARS = 41
 
 _NONE, _TICK = timedelta(), timedelta(microseconds=1)
 _MINUTE, _DAY = timedelta(minutes=1), timedelta(days=1)
 
-#: How far ahead a match is looked for where the clock jumps. No clock jumps twice within that time.
+#: How far ahead to look for a match near a jump of the clock. No clock jumps twice within this time.
 _SOON = 8 * _DAY
 
 
 @dataclass(frozen=True)
 class Fields:
-    """What a crontab matches, each sorted: minutes, hours, days of the month, months, and weekdays (Sunday is 0)."""
+    """The values that a crontab matches, sorted: minutes, hours, days of the month, months, weekdays (Sunday is 0)."""
 
     minutes: Sequence[int]
     hours: Sequence[int]
@@ -44,19 +44,19 @@ class Fields:
         return len(self.hours) == 24
 
     def matches_day(self, day: date) -> bool:
-        """Return whether the crontab matches at some time of a day."""
+        """Return whether the crontab matches at some time on this day."""
         return day.month in self.months and day.day in self.days and day.isoweekday() % 7 in self.weekdays
 
 
 def next_match(fields: Fields, after: datetime, zone: tzinfo) -> datetime | None:
     """Return the first time later than `after` that a crontab matches, in UTC; None if there is none.
 
-    Near a change of the clock it takes a few times as long as else, and no longer.
+    Near a jump of the clock, it takes a few times longer than usual.
 
     Args:
-        fields: of the crontab.
+        fields: fields of the crontab.
         after: an aware datetime.
-        zone: whose wall clock the crontab reads.
+        zone: the time zone whose wall clock the crontab uses.
     """
     after = after.astimezone(timezone.utc)
     while True:
@@ -69,32 +69,32 @@ def next_match(fields: Fields, after: datetime, zone: tzinfo) -> datetime | None
         found = _soon(fields, after, wall, zone)
         if found is not None:
             return found
-        # Until shortly before that wall time nothing matches, whatever the clock does in between.
+        # Nothing matches until shortly before that wall time, whatever the clock does in between.
         after = max(after + _SOON - _TICK, wall.replace(tzinfo=timezone.utc) - 2 * _SOON)
 
 
 def _is_quiet(local: datetime, wall: datetime, zone: tzinfo) -> bool:
-    """Return whether the clock does not jump around and between two times."""
+    """Return whether the clock does not jump near or between two times."""
     start, end = local - _DAY, (wall + _DAY).replace(tzinfo=zone)
-    if end - start > timedelta(days=20):  # it may have jumped twice
+    if end - start > timedelta(days=20):  # the clock may have jumped twice
         near = (local + _DAY, (wall - _DAY).replace(tzinfo=zone))
         return start.utcoffset() == near[0].utcoffset() and near[1].utcoffset() == end.utcoffset()
     return start.utcoffset() == end.utcoffset()
 
 
 def _soon(fields: Fields, after: datetime, wall: datetime, zone: tzinfo) -> datetime | None:
-    """Return the first match in the days after a time in UTC, in which the clock jumps once at most.
+    """Return the first match in the days after a time in UTC. The clock jumps at most once in these days.
 
     Args:
-        fields: of the crontab.
+        fields: fields of the crontab.
         after: an aware datetime in UTC.
-        wall: what would be the first match if the clock did not jump; naive.
-        zone: whose wall clock the crontab reads.
+        wall: the first match if the clock did not jump; naive.
+        zone: the time zone whose wall clock the crontab uses.
     """
     end = after + _SOON
     before, afterwards = _offset(after - _DAY, zone), _offset(end, zone)
     ahead, back = max(afterwards - before, _NONE), max(before - afterwards, _NONE)
-    # A jump moves times by its own width only: mostly, none is near enough.
+    # A jump shifts times only by its own length, and usually no match is that near.
     width = ahead + back
     unmoved = wall.replace(tzinfo=timezone.utc)
     first, last = after - width, min(end, unmoved - min(before, afterwards) + width)
@@ -103,7 +103,7 @@ def _soon(fields: Fields, after: datetime, wall: datetime, zone: tzinfo) -> date
     if early == late or (_offset(after + width, zone) == early and _offset(nearest, zone) == late):
         return unmoved - late if unmoved - late < end else None
     jump = _jump(first, last, zone)
-    # What the jump leaves out is read from the old clock; what it repeats counts once, unless each hour does.
+    # Skipped times are read on the old clock. Repeated times count once, unless the crontab matches every hour.
     again = jump if fields.every_hour else jump + back
     found = [
         _match_between(fields, after + _TICK, min(jump + ahead, end), before),
@@ -117,7 +117,7 @@ def _offset(moment: datetime, zone: tzinfo) -> timedelta:
 
 
 def _jump(start: datetime, end: datetime, zone: tzinfo) -> datetime:
-    """Return when the clock jumps between two times in UTC: no clock does within a minute."""
+    """Return when the clock jumps between two times in UTC, to the minute: no clock jumps within a minute."""
     before = _offset(start, zone)
     while end - start > _MINUTE:
         middle = start + (end - start) // 2
@@ -129,7 +129,7 @@ def _jump(start: datetime, end: datetime, zone: tzinfo) -> datetime:
 
 
 def _match_between(fields: Fields, first: datetime, end: datetime, offset: timedelta) -> datetime | None:
-    """Return the first match from one time on and before another, both in UTC, on a clock that never jumps."""
+    """Return the first match from `first` (included) to `end` (excluded), both in UTC, on a clock without jumps."""
     if first >= end:
         return None
     wall = _next_wall(fields, (first + offset).replace(tzinfo=None) - _TICK)
@@ -138,7 +138,7 @@ def _match_between(fields: Fields, first: datetime, end: datetime, offset: timed
 
 
 def _next_wall(fields: Fields, after: datetime) -> datetime | None:
-    """Return the first match later than `after`, both naive, as if the wall clock never jumped."""
+    """Return the first match later than `after`, as if the wall clock never jumped. Both times are naive."""
     first = (after + _MINUTE).replace(second=0, microsecond=0)
     if fields.matches_day(first.date()):
         found = _time_of_day(fields, first.hour, first.minute)
@@ -149,7 +149,7 @@ def _next_wall(fields: Fields, after: datetime) -> datetime | None:
 
 
 def _time_of_day(fields: Fields, hour: int, minute: int) -> time | None:
-    """Return the first match of a day, at this time or later."""
+    """Return the first match on a day, at this time or later."""
     at = bisect_left(fields.hours, hour)
     if at < len(fields.hours) and fields.hours[at] == hour:
         within = bisect_left(fields.minutes, minute)
@@ -160,7 +160,7 @@ def _time_of_day(fields: Fields, hour: int, minute: int) -> time | None:
 
 
 def _days(fields: Fields, first: date) -> Iterator[date]:
-    """Yield the days that match, from `first` on."""
+    """Yield the matching days, starting at `first`."""
     for year in range(first.year, min(first.year + _LONGEST_SEARCH_YEARS, 9998)):
         for month in fields.months:
             if (year, month) < (first.year, first.month):

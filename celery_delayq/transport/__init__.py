@@ -1,23 +1,23 @@
-"""The kombu transport: Redis as kombu has it, with delayed queues.
+"""The kombu transport: kombu's Redis transport, with delayed queues.
 
-    channel     where a message goes and comes from
-    eta         when it is due
-    eta_tasks   what is fetched long before its eta waits in Redis
-    fetcher     gets messages, as many as the prefetch limit allows
+    channel     publishes messages, and fetches them through its fetcher
+    eta         reads when a message is due
+    eta_tasks   sends tasks that are fetched long before their eta back to Redis
+    fetcher     fetches messages, as many as the prefetch limit allows
     slots       connections that wait for messages
     poller      kombu's poller, with those connections
     qos         acknowledges messages
-    redelivery  how a message is written when it is delivered again
+    redelivery  rewrites messages that are delivered again
     last_delivery  delivers a message alone before it becomes a dead letter
-    refusal     sets aside what no consumer can take
-    urls        the schemes, and how kombu reads them
+    refusal     sets aside messages that no consumer can take
+    urls        the URL schemes, and how kombu reads them
     connector   connections for the transfer loop
 
-A connection that consumes tasks does so as a `Consumer` with a lease, which a watchdog renews.
+A connection that consumes tasks is a `Consumer` with a lease, which a watchdog renews.
 
-It also transfers: a worker's bootstep starts the loop with the app's settings; where no
-bootstep does (a worker without `DelayQ(app)`, a consumer that is not Celery's), the transport starts one itself
-before it delivers the first message.
+It also transfers. In a worker, a bootstep starts the transfer loop with the app's settings. Without that bootstep (a
+worker without `DelayQ(app)`, or a consumer that is not Celery's), the transport starts the loop itself before it
+delivers the first message.
 """
 
 from __future__ import annotations
@@ -29,40 +29,41 @@ from typing import Any
 import kombu
 from kombu.transport import redis as kombu_redis
 
-from celery_delayq.connections import NOT_SERVING
-from celery_delayq.consumer import Consumer
-from celery_delayq.held import Redelivery
-from celery_delayq.settings import check_transport_options
-from celery_delayq.transfer import TransferLoop, TransferSettings
+from celery_delayq.errors import ConfigurationError
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.fetching.held import Redelivery
+from celery_delayq.fetching.watchdog import Watchdog
+from celery_delayq.queue.connections import NOT_SERVING
+from celery_delayq.settings import check_transport_options, check_urls
+from celery_delayq.transfer.loop import TransferLoop, TransferSettings
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
 from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.last_delivery import LastDelivery
 from celery_delayq.transport.poller import Poller
 from celery_delayq.transport.urls import SentinelConnection, ensure_tls, is_sentinel, register
-from celery_delayq.watchdog import Watchdog
 
 __all__ = ["Connector", "SentinelTransport", "Transport", "register"]
 
-#: Options that kombu reads elsewhere than in its channels.
+#: Options that kombu reads outside of its channels.
 _KOMBU_OPTIONS = ("polling_interval", "reauth_check_interval", "wait_for_connection", "credential_provider")
 
 
 class Transport(kombu_redis.Transport):
     """`delayq://` and `delayqs://`: kombu's Redis transport, with delayed queues.
 
-    `driver_type` stays `redis`, by which Celery chooses what it does for Redis brokers.
+    `driver_type` stays `redis`: Celery uses it to choose what it does for Redis brokers.
 
-    Hooks of kombu (5.6 and 5.7) that it overrides: `establish_connection`, `register_with_event_loop`, `drain_events`,
+    Overrides these hooks of kombu (5.6 and 5.7): `establish_connection`, `register_with_event_loop`, `drain_events`,
     `close_connection`.
 
     Raises:
-        ConfigurationError: an option of ours in `broker_transport_options` is misspelt or has a wrong value.
+        ConfigurationError: one of our options in `broker_transport_options` is misspelt or has a wrong value.
     """
 
     Channel = DelayedChannel
 
-    #: kombu takes what a replica answers for an error of the message, and Celery's worker ends with that.
+    #: kombu would take a replica's reply for an error of the message, and Celery's worker would end.
     connection_errors = (*kombu_redis.Transport.connection_errors, *NOT_SERVING)
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
@@ -70,29 +71,29 @@ class Transport(kombu_redis.Transport):
             client.transport_options,
             others=(*kombu_redis.SentinelChannel.from_transport_options, *_KOMBU_OPTIONS),
         )
-        #: List -> when it expires unless it is used, in ms; of queues declared with `expires` (kombu 5.7).
+        #: List -> time until an unused list expires, in ms; for queues declared with `expires` (kombu 5.7).
         self.expires_ms: dict[str, int] = {}
         self.transfer_loop: TransferLoop | None = None
         self._consumer: Consumer | None = None
         self._watchdog: Watchdog | None = None
-        #: Returns the delivery tags of messages that are worked on, and go on although the connection is closed.
+        #: Returns the delivery tags of running tasks, which continue although the connection is closed.
         self.running_tags: Callable[[], set[str]] = set
-        #: Returns how many tasks were delivered and wait for a process of the pool, since all of them are busy.
+        #: Returns how many delivered tasks wait for a process of the pool because all processes are busy.
         self.tasks_waiting: Callable[[], int] = int
-        #: Returns whether a task with these headers, which is fetched long before its eta, is to wait in its delayed
-        #: queue. Only a worker would hold it; whoever else consumes takes what there is.
+        #: Called with the headers of a task that was fetched long before its eta. Returns whether the task may wait in
+        #: its delayed queue. Only a worker would hold such a task; other consumers take every message.
         self.may_wait: Callable[[dict[str, Any]], bool] = lambda headers: False
-        #: Returns whether tasks run, or are about to, those that are acknowledged included.
+        #: Returns whether tasks run or are about to run, including acknowledged ones.
         self.is_busy: Callable[[], bool] = lambda: bool(self._consumer and self._consumer.held)
-        #: Returns what is wrong with a message that has raised in the callback of its consumer; None if nothing is.
+        #: Returns what is wrong with a message that raised in its consumer's callback; None if nothing is wrong.
         self.defect_of: Callable[[dict[str, Any]], str | None] = lambda message: None
-        #: The same for what would show too late, when the message is in other hands; asked before each delivery.
+        #: The same for defects that would show too late, after the message was handed on; called before each delivery.
         self.late_defect_of: Callable[[dict[str, Any]], str | None] = lambda message: None
-        #: Makes the worker forget a message that has such a defect; returns False if it will acknowledge the message.
+        #: Makes the worker forget a message with such a defect; returns False if it will acknowledge the message.
         self.forget: Callable[[str], bool] = lambda delivery_tag: True
-        #: Called with the name of the list and the message when one is set aside; in a thread of its own.
+        #: Called for each message that is set aside, with the name of its list; in a thread of its own.
         self.on_dead_letter: Callable[[str, bytes], None] = lambda name, message: None
-        #: Returns whether the transfer loop may begin, see `TransferLoop`.
+        #: Returns whether the transfer loop may start, see `TransferLoop`.
         self.may_transfer: Callable[[], bool] = lambda: True
         ensure_tls(client)
         if is_sentinel(client):
@@ -109,7 +110,7 @@ class Transport(kombu_redis.Transport):
 
     @property
     def consumer(self) -> Consumer:
-        """The consumer by which all channels of this connection fetch; made when it is needed."""
+        """The consumer that all channels of this connection share; created on first use."""
         if self._consumer is None:
             self._consumer = Consumer(
                 Connector(self.client),
@@ -139,9 +140,9 @@ class Transport(kombu_redis.Transport):
     # -- the transfer loop of this connection
 
     def start_transfer(self, settings: TransferSettings | None = None) -> TransferLoop:
-        """Start to transfer the queues that this connection consumes and all registered ones.
+        """Start to transfer all registered queues and all queues that this connection consumes.
 
-        A loop that runs already is replaced. It ends with the connection.
+        It replaces a loop that already runs. The loop ends with the connection.
         """
         self.stop_transfer()
         keyprefix = self.client.transport_options.get("global_keyprefix", "")
@@ -162,7 +163,7 @@ class Transport(kombu_redis.Transport):
             loop.stop()
 
     def task_lists(self) -> set[str]:
-        """Return the names of all broker lists from which this connection consumes tasks. Safe in any thread."""
+        """Return the names of all broker lists that this connection consumes for tasks. Safe in any thread."""
         return {
             name
             for channel in list(self.channels or ())
@@ -182,10 +183,11 @@ class Transport(kombu_redis.Transport):
     # -- kombu's hooks
 
     def establish_connection(self) -> Any:
-        """Connect, see kombu; a replica is refused, unless `may_be_replica` is set on the kombu connection.
+        """Connect, see kombu; refuse a replica, unless `may_be_replica` is set on the kombu connection.
 
-        Only where it cannot connect does kombu wait longer each time, and try the next URL. Otherwise a worker would
-        connect to a demoted master some times a second, and a publisher would give up at once.
+        The replica must be refused here: only if the connection fails does kombu wait longer each time and try the next
+        URL. Otherwise a worker would connect to a demoted master several times a second, and a publisher would give up
+        at once.
 
         Raises:
             redis.ReadOnlyError: the server is a replica.
@@ -208,7 +210,7 @@ class Transport(kombu_redis.Transport):
         if kombu.VERSION < (5, 7):
             loop.call_soon = partial(_call_soon, loop, self.cycle)
         super().register_with_event_loop(connection, loop)
-        # When the event loop runs: a worker registers before it consumes, and before its bootsteps start.
+        # Only when the event loop runs: a worker registers before it consumes, and before its bootsteps start.
         loop.call_soon(self._ensure_transfer)
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> Any:
@@ -226,9 +228,10 @@ class Transport(kombu_redis.Transport):
 
 
 def _call_soon(loop: Any, cycle: Poller, callback: Any, *args: Any) -> Any:
-    """Call `Hub.call_soon`, and wake the event loop, which that of kombu 5.6 does not do by itself.
+    """Call `Hub.call_soon`, and wake the event loop, which kombu 5.6 does not do itself.
 
-    Celery acknowledges so from the threads of its pool; the worker would wait for credit that it has.
+    The threads of Celery's pool acknowledge this way. Without the wake-up, the worker would wait although it may
+    already fetch.
     """
     promise = type(loop).call_soon(loop, callback, *args)
     cycle.wake()
@@ -236,4 +239,17 @@ def _call_soon(loop: Any, cycle: Poller, callback: Any, *args: Any) -> Any:
 
 
 class SentinelTransport(Transport):
-    """`delayq+sentinel://`, as kombu names the transport after it switched to another URL."""
+    """`delayq+sentinel://`: the name that kombu gives the transport after it switched to another URL."""
+
+
+def require_transport(app: Any, connection: Any) -> None:
+    """Refuse a connection to a broker that is not `delayq://`.
+
+    Raises:
+        ConfigurationError: the broker URL is not a `delayq://` URL; the error says what to write.
+    """
+    check_urls(app)
+    if not isinstance(connection.transport, Transport):
+        raise ConfigurationError(
+            f"the broker of app {app.main!r} is {connection.as_uri()}: start the URL with delayq:// instead of redis://"
+        )

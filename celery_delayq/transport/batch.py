@@ -1,4 +1,4 @@
-"""A batch: messages that a channel collects and sends in one pipeline, with an answer for each."""
+"""A batch: messages that a channel collects and sends in one pipeline. Each message gets its own result."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from redis.client import NEVER_DECODE
 from redis.exceptions import NoScriptError, RedisError
 
-from celery_delayq import codec, scripts
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.delayed_queue import DelayedQueue
 
 _SCRIPT = scripts.load("offer_many")
 
-#: One call of the script has no more bytes of messages than this, but for those of the last one.
+#: A script call with this many bytes of messages takes no further message.
 _CALL_BYTES = 64 * 1024
 
 
 class NotRegistered(RedisError):
-    """Messages were stored, and the server refused to register their queue again: it may have been all along."""
+    """Messages were stored, but the server refused to register their queue again. It may still be registered."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Offer:
 
 @dataclass
 class _Command:
-    """A command by the name of redis-py's method; publishing a message takes one, or a few."""
+    """A command, named like redis-py's method. Publishing a message takes one command or a few."""
 
     name: str
     args: tuple[Any, ...]
@@ -49,7 +49,7 @@ class _Command:
 
 @dataclass
 class _Call:
-    """A call of the script, for messages of one delayed queue."""
+    """A script call for messages of one delayed queue."""
 
     queue: DelayedQueue
     messages: list[tuple[int, bytes, bytes]] = field(default_factory=list)
@@ -64,7 +64,7 @@ class _Call:
 
     def add_to(self, pipe: Any) -> None:
         keys, args = self._input()
-        # Not `evalsha`: its keys have their prefix already.
+        # Not `evalsha`, which would prefix the keys again.
         pipe.pipeline_execute_command("EVALSHA", _SCRIPT.sha, len(keys), *keys, *args, **{NEVER_DECODE: True})
 
     def outcomes(self, reply: Any) -> list[RedisError | None]:
@@ -90,10 +90,10 @@ class _Call:
 
 
 class Batch:
-    """Commands that publish messages, collected in order until they are sent.
+    """Commands that publish messages. They are collected in order until they are sent.
 
     Attributes:
-        bytes: about how many bytes they have.
+        bytes: the approximate size of the commands.
     """
 
     def __init__(self) -> None:
@@ -102,39 +102,38 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """How many commands there are; an offer counts as one."""
+        """The number of commands; an offer counts as one."""
         return len(self._commands)
 
     def truncate(self, size: int) -> None:
-        """Forget all commands but the first ones."""
+        """Drop all commands except the first `size`."""
         del self._commands[size:]
 
     def add(self, name: str, *args: Any) -> None:
-        """Add a command by the name of redis-py's method; kombu 5.7 calls this, see its `PublishBatch`."""
+        """Add a command, named like redis-py's method. kombu 5.7 calls this, see its `PublishBatch`."""
         self._commands.append(_Command(name, args))
         self.bytes += sum(len(arg) for arg in args if isinstance(arg, (bytes, str)))
 
     def offer(self, queue: DelayedQueue, *, due_ms: int, message_id: str, payload: bytes) -> None:
-        """Add a message for a delayed queue, which was registered."""
+        """Add a message for a delayed queue that is already registered."""
         self._commands.append(_Offer(queue, due_ms, codec.message_key(message_id), payload))
         self.bytes += len(payload)
 
     def send(self, client: Any) -> list[RedisError | None]:
-        """Send everything in one round trip, without a retry; the batch is empty afterwards, whatever happens.
+        """Send everything in one round trip, without a retry. The batch is empty afterwards, whatever happens.
 
-        Messages for one delayed queue share a call of the script, which stores all of them or none; so a message may be
-        stored before one for another queue that was added first. The script is loaded in the same pipeline. Where it is
-        unknown nevertheless, since somebody flushed the scripts at that very moment, nothing was stored, and the call
-        is made again by itself.
+        Messages for one delayed queue share a script call, which stores all of them or none. So a message may be stored
+        before a message for another queue that was added earlier. The same pipeline loads the script first. If somebody
+        flushes the scripts at that very moment, the call stores nothing and is repeated on its own.
 
         Args:
-            client: that of kombu's channel, which prefixes keys.
+            client: the client of kombu's channel, which adds the key prefix.
 
         Returns:
-            For each command what the server said against it, or None.
+            For each command the server's error, or None.
 
         Raises:
-            redis.RedisError: the connection was lost: nobody knows which commands were carried out.
+            redis.RedisError: the connection was lost; nobody knows which commands were executed.
         """
         calls = _joined(self._commands)
         outcomes: list[RedisError | None] = [None] * len(self._commands)
@@ -153,7 +152,7 @@ class Batch:
 
 
 def _joined(commands: Sequence[_Offer | _Command]) -> list[tuple[_Call | _Command, list[int]]]:
-    """Return the commands with one call of the script for offers of one queue, and the places of what each stands for.
+    """Join offers of one queue into script calls. Return each call or command with the places that it stands for.
 
     Offers of one queue keep their order.
     """
@@ -174,7 +173,7 @@ def _joined(commands: Sequence[_Offer | _Command]) -> list[tuple[_Call | _Comman
 
 @contextmanager
 def collecting(channel: Any) -> Iterator[Batch]:
-    """Let a channel collect what is published on it while the block lasts; what was not sent then is dropped."""
+    """Let a channel collect its published messages within the block. Messages not sent by then are dropped."""
     channel.batch = batch = Batch()
     try:
         yield batch

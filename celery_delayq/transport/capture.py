@@ -1,4 +1,4 @@
-"""Catch task messages instead of sending them: for whoever lets Celery build a message, and offers it himself."""
+"""Catch task messages instead of sending them, so that a caller can let Celery build a message and offer it itself."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Caught:
     """A message that was not sent.
 
     Attributes:
-        broker_list: the full name of the list for which it was meant.
+        broker_list: the full name of the list that it was meant for.
         message_id: the id of the task.
-        due_ms: when it is due by its eta, unix time in ms; None if it has none.
-        payload: the message as it would have been stored.
+        due_ms: its eta, unix time in ms; None if it has no eta.
+        payload: the message in the form in which it would have been stored.
         message: the same as a dict.
     """
 
@@ -29,13 +29,13 @@ class Caught:
 
 
 @dataclass
-class Net:
-    """What is caught.
+class Captured:
+    """The caught messages of one task.
 
     Attributes:
-        task_id: of the task whose messages are caught; all others are sent.
-        messages: what was caught, one for each broker list.
-        broadcast: whether it would have gone to a fanout exchange, too.
+        task_id: id of the task whose messages are caught; all other messages are sent.
+        messages: the caught messages, one per broker list.
+        broadcast: whether the message would also have gone to a fanout exchange.
     """
 
     task_id: str
@@ -43,24 +43,24 @@ class Net:
     broadcast: bool = False
 
 
-_net: ContextVar[Net | None] = ContextVar("celery_delayq.net", default=None)
+_captured: ContextVar[Captured | None] = ContextVar("celery_delayq.captured", default=None)
 
 
 @contextmanager
-def capture(task_id: str) -> Iterator[Net]:
-    """Catch the messages of a task that this thread or greenlet publishes in this block, on whatever channel."""
-    net = Net(task_id)
-    token = _net.set(net)
+def capture(task_id: str) -> Iterator[Captured]:
+    """Catch the messages of a task that this thread or greenlet publishes within the block, on any channel."""
+    captured = Captured(task_id)
+    token = _captured.set(captured)
     try:
-        yield net
+        yield captured
     finally:
-        _net.reset(token)
+        _captured.reset(token)
 
 
-def net_for(message: dict[str, object]) -> Net | None:
-    """Return where a message is to be caught, None if it is to be sent."""
-    net = _net.get()
+def captured_for(message: dict[str, object]) -> Captured | None:
+    """Return the capture that catches a message; None if the message has to be sent."""
+    captured = _captured.get()
     headers = message.get("headers")
-    if net is None or not isinstance(headers, dict) or headers.get("id") != net.task_id:
+    if captured is None or not isinstance(headers, dict) or headers.get("id") != captured.task_id:
         return None
-    return net
+    return captured

@@ -1,11 +1,10 @@
-"""Channels: where a message goes and comes from.
+"""Channels: send messages to their lists, and fetch them from there.
 
-Messages with an eta in the future are offered to a delayed queue; tasks are fetched so that none can be lost.
+A message with an eta in the future goes to a delayed queue. Tasks are fetched so that none can be lost.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from logging import getLogger
 from typing import Any
@@ -15,21 +14,22 @@ import redis
 from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps
 
-from celery_delayq import codec, scripts
-from celery_delayq.connections import NOT_SERVING
-from celery_delayq.consumer import Consumer
-from celery_delayq.delayed_queue import DelayedQueue
-from celery_delayq.keys import RegistryKeys
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.messages import DUE_PROPERTY
+from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.connections import NOT_SERVING
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.keys import RegistryKeys
 from celery_delayq.settings import TRANSPORT_OPTIONS
 from celery_delayq.transport.batch import Batch
-from celery_delayq.transport.capture import Caught, Net, net_for
-from celery_delayq.transport.eta import DUE_PROPERTY, due_ms_of, eta_ms_of
+from celery_delayq.transport.capture import Captured, Caught, captured_for
+from celery_delayq.transport.eta import due_ms_of, eta_ms_of
 from celery_delayq.transport.expiry import Expiry
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.last_delivery import on_begin
 from celery_delayq.transport.qos import FetchingQoS
 
-#: kombu 5.7 adds what it publishes to a batch itself.
+#: kombu 5.7 itself adds published messages to a batch.
 _KOMBU_HAS_NO_BATCH = kombu.VERSION < (5, 7)
 
 logger = getLogger(__name__)
@@ -38,28 +38,28 @@ logger = getLogger(__name__)
 class DelayedChannel(kombu_redis.Channel):
     """kombu's Redis channel, with delayed queues in front of its broker lists, and in-flight lists behind them.
 
-    What is published and not delayed takes kombu's way unchanged, and so does what is consumed without acknowledgement
-    or from a fanout exchange. As any channel, it is for one thread at a time.
+    kombu's own code still publishes messages that are not delayed. It also consumes messages without
+    acknowledgement, and messages from a fanout exchange. Like any channel, it is for one thread at a time.
 
-    Hooks of kombu (5.6 and 5.7) that it overrides: `_new_queue`, `_put`, `_put_fanout`, `queue_purge`,
+    Overrides these hooks of kombu (5.6 and 5.7): `_new_queue`, `_put`, `_put_fanout`, `queue_purge`,
     `_create_client`, `basic_consume`, `_basic_cancel`, `basic_get`, `active_queues`, `close`, `_after_fork`.
     """
 
     QoS = FetchingQoS
 
-    #: Write Redisson's delay list too, see `DelayedQueue`.
+    #: Whether to write Redisson's delay list too, see `DelayedQueue`.
     mirror_list: bool = bool(TRANSPORT_OPTIONS["mirror_list"].default)
 
     from_transport_options = (*kombu_redis.Channel.from_transport_options, "mirror_list")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        #: Consumer tag -> queue, of those who consume tasks: with acknowledgement, and not from a fanout exchange.
+        #: Consumer tag -> queue, for consumers of tasks: with acknowledgement, and not from a fanout exchange.
         self.task_queues: dict[str, str] = {}
         self._plain_client: redis.Redis | None = None
         self._kombu_client: redis.Redis | None = None
         self._delayed_queues: dict[str, DelayedQueue] = {}
         self._consumer: Consumer | None = None
-        #: What is published goes here instead of to the server, see `collecting`.
+        #: Collects published messages instead of sending them, see `collecting`; None if nobody collects.
         self.batch: Batch | None = None
         self.expiry = Expiry(self)
         super().__init__(*args, **kwargs)
@@ -72,9 +72,9 @@ class DelayedChannel(kombu_redis.Channel):
     # -- publishing
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
-        net = net_for(message)
-        if net is not None:
-            self._catch(net, queue, message)
+        captured = captured_for(message)
+        if captured is not None:
+            self._catch(captured, queue, message)
             return
         due_ms = due_ms_of(message)
         if due_ms is None:
@@ -101,7 +101,7 @@ class DelayedChannel(kombu_redis.Channel):
             payload=payload,
             mirrored=self.mirror_list,
         )
-        # EVAL and not EVALSHA: in kombu's pipeline no one could answer NOSCRIPT.
+        # EVAL, not EVALSHA: nothing in kombu's pipeline could handle NOSCRIPT.
         kombu_batch.add("eval", scripts.load("offer").text, len(keys), *keys, *args)
 
     def _put_now(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
@@ -112,9 +112,9 @@ class DelayedChannel(kombu_redis.Channel):
         super()._put(queue, message, **self._with_batch(kwargs))
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
-        net = net_for(message)
-        if net is not None:
-            net.broadcast = True
+        captured = captured_for(message)
+        if captured is not None:
+            captured.broadcast = True
             return
         if self.batch is not None and _KOMBU_HAS_NO_BATCH:
             self.batch.add("publish", self._get_publish_topic(exchange, routing_key), dumps(message))
@@ -124,19 +124,19 @@ class DelayedChannel(kombu_redis.Channel):
     def _with_batch(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         return kwargs if self.batch is None else {**kwargs, "_publish_batch": self.batch}
 
-    def _catch(self, net: Net, queue: str, message: dict[str, Any]) -> None:
+    def _catch(self, captured: Captured, queue: str, message: dict[str, Any]) -> None:
         due_ms = eta_ms_of(message)
         if due_ms is not None:
             message["properties"][DUE_PROPERTY] = due_ms
         broker_list = self.broker_list(queue, self._get_message_priority(message, reverse=False))
-        net.messages.append(Caught(broker_list, net.task_id, due_ms, dumps(message).encode(), message))
+        captured.messages.append(Caught(broker_list, captured.task_id, due_ms, dumps(message).encode(), message))
 
     def broker_list(self, queue: str, priority: int) -> str:
-        """Return the full name of the list for messages of a priority, with `global_keyprefix`."""
+        """Return the full name of a queue's list for a priority, with `global_keyprefix`."""
         return f"{self.global_keyprefix}{self._q_for_pri(queue, priority)}"
 
     def broker_lists(self, queue: str) -> list[str]:
-        """Return the full names of all lists of a queue, one a priority step."""
+        """Return the full names of all lists of a queue, one per priority step."""
         return [self.broker_list(queue, priority) for priority in self.priority_steps]
 
     def delayed_queue(self, broker_list: str) -> DelayedQueue:
@@ -149,13 +149,13 @@ class DelayedChannel(kombu_redis.Channel):
         return self._delayed_queues[broker_list]
 
     def check_writable(self) -> None:
-        """Make sure that the server takes writes.
+        """Make sure that the server accepts writes.
 
         Raises:
-            redis.ReadOnlyError, redis.ClusterDownError: it cannot serve now.
+            redis.ReadOnlyError, redis.ClusterDownError: the server cannot serve now.
         """
         try:
-            self.plain_client.srem(RegistryKeys.of(self.global_keyprefix).names, "")  # which is not in it
+            self.plain_client.srem(RegistryKeys.of(self.global_keyprefix).names, "")  # "" is never in it
         except NOT_SERVING:
             raise
         except redis.ResponseError as exc:  # no permission, for example
@@ -163,12 +163,12 @@ class DelayedChannel(kombu_redis.Channel):
 
     @property
     def batch_client(self) -> Any:
-        """A client for `Batch.send`: kombu's own, which prefixes keys."""
+        """A client for `Batch.send`: kombu's own, which adds the key prefix."""
         return self._create_client()
 
     @property
     def plain_client(self) -> redis.Redis:
-        """A client on this channel's pool that does not prefix keys, as kombu's own does with `global_keyprefix`."""
+        """A client on this channel's pool that adds no key prefix; kombu's own client adds `global_keyprefix`."""
         pool = self.pool
         if self._plain_client is None or self._plain_client.connection_pool is not pool:
             credentials = pool.connection_kwargs.get("credential_provider")
@@ -179,7 +179,7 @@ class DelayedChannel(kombu_redis.Channel):
     def _create_client(self, asynchronous: bool = False) -> Any:
         """Return a client for kombu's own commands, the same each time.
 
-        kombu makes one for every command, each acknowledgement included, at the price of another command.
+        kombu creates one for every command, even for each acknowledgement, and each time that costs another command.
         """
         if asynchronous:
             return super()._create_client(asynchronous=True)
@@ -213,7 +213,7 @@ class DelayedChannel(kombu_redis.Channel):
 
     @property
     def active_queues(self) -> list[str]:
-        """The queues that kombu takes from by BRPOP: not those that are fetched from."""
+        """The queues that kombu reads with BRPOP: all except those that the fetcher reads."""
         queues: list[str] = super().active_queues
         if not self.ack_emulation:
             return queues
@@ -224,14 +224,14 @@ class DelayedChannel(kombu_redis.Channel):
         """Return one message of `queue`, or None, see kombu."""
         if no_ack or not self.ack_emulation:
             return super().basic_get(queue, no_ack=no_ack, **kwargs)
-        self.expiry.used(queue)  # not afterwards: what was got would be forgotten if that is refused
+        self.expiry.used(queue)  # first: if the server refuses this later, a fetched message would be forgotten
         message = self.fetcher.get(queue)
         if message is not None:
             self.qos.append(message, message.delivery_tag)
         return message
 
     def queue_purge(self, queue: str, **kwargs: Any) -> int:
-        """Delete the ready messages of `queue`, see kombu; delayed ones stay, and a warning says how many."""
+        """Delete the ready messages of `queue`, see kombu. Delayed messages stay; a warning says how many."""
         delayed = sum(self.delayed_queue(name).size() for name in self.broker_lists(queue))
         purged: int = super().queue_purge(queue, **kwargs)
         if delayed:
@@ -249,53 +249,44 @@ class DelayedChannel(kombu_redis.Channel):
             self._consumer = self.connection.consumer
         return self._consumer
 
-    # -- what FetchingQoS needs; also after the channel was closed, for tasks that were running then
+    # -- for FetchingQoS; also used after the channel was closed, by tasks that were running then
 
     def ack(self, delivery_tag: str) -> None:
-        """Acknowledge a message that was fetched; does nothing with others."""
+        """Acknowledge a fetched message; does nothing for other messages."""
         if self._consumer is not None:
             self._consumer.ack(delivery_tag)
         if self.connection is not None:
             self.connection.cycle.on_acknowledged()
 
-    def is_held(self, delivery_tag: str, *, ask: bool = True) -> bool:
-        """Return whether a message that was fetched is still this consumer's, see `Consumer.is_held`."""
-        return self._consumer is None or self._consumer.is_held(delivery_tag, ask=ask)
-
-    def came_too_late(self, delivery_tag: str) -> bool:
-        """Return whether an acknowledgement was of no use, see `Consumer.came_too_late`."""
-        return self._consumer is not None and self._consumer.came_too_late(delivery_tag)
+    def is_held(self, delivery_tag: str) -> bool:
+        """Return whether the consumer still holds a fetched message, see `Consumer.is_held`."""
+        return self._consumer is None or self._consumer.is_held(delivery_tag)
 
     def on_begin(self, delivery_tag: str) -> None:
-        """Take note that the task of a message begins: what was delivered alone is not alone any more."""
+        """Record that the task of a message begins: a message that was delivered alone is no longer alone."""
         if self._consumer is not None:
             on_begin(self._consumer, delivery_tag)
 
-    @property
-    def lease_until(self) -> float:
-        """Until when what was fetched is this consumer's for sure, on the monotonic clock."""
-        return math.inf if self._consumer is None else self._consumer.lease_until
-
     def requeue(self, delivery_tag: str) -> None:
-        """Put a message that was fetched to the back of its list."""
+        """Put a fetched message to the back of its list."""
         if self._consumer is not None:
             self._consumer.requeue(delivery_tag)
 
     def put_back(self, delivery_tags: Sequence[str]) -> None:
-        """Put messages that were fetched back to the front of their lists, but for those that are worked on."""
+        """Put fetched messages back to the front of their lists, except those whose tasks run."""
         if self._consumer is not None:
             running = self.connection.running_tags() if self.connection is not None else set()
             self._consumer.put_back([tag for tag in delivery_tags if tag not in running])
 
     def restore_visible(self) -> None:
-        """Restore what workers with kombu's own transport left in `unacked`."""
+        """Restore the messages that workers with kombu's own transport left in `unacked`."""
         options = {"interval": self.unacked_restore_throttle} if hasattr(self, "unacked_restore_throttle") else {}
         self.qos.restore_visible(num=self.unacked_restore_limit, **options)
 
     # -- the end
 
     def close(self) -> None:
-        """Put back everything that is not worked on, and close, see kombu."""
+        """Put back all messages whose tasks do not run, and close, see kombu."""
         if not self.closed:
             self.fetcher.close()
         super().close()

@@ -1,4 +1,4 @@
-"""Connector: gives the transfer loop connections of its own, made from the parameters of a kombu connection."""
+"""Connector: opens connections for the transfer loop, with the parameters of a kombu connection."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 
 import redis
 
-#: How long the loop waits for an answer, in seconds, where the user set no `socket_timeout`: its commands never block
-#: on the server, so silence means a dead connection.
+#: How long the loop waits for an answer, in seconds, if the user set no `socket_timeout`. Its commands never block on
+#: the server, so silence means a dead connection.
 REPLY_TIMEOUT_S = 10.0
 
 
 class Connector:
-    """Called by a loop for every (re)connection.
+    """A loop calls this for every (re)connection.
 
-    Everything that kombu knows how to connect to works: TLS, users, credential providers, sockets, Sentinel.
+    It works with everything that kombu can connect to: TLS, users, credential providers, sockets, Sentinel.
 
     Args:
         connection: a kombu connection with our transport; it is cloned, not used.
-        failover: try the alternative URLs in turn. Without it the loop stays with the server that the connection is
-            using now, so that a worker's loop serves the server the worker consumes from.
+        failover: whether to try the alternative URLs in turn. Without it, the loop stays with the connection's current
+            server. So a worker's loop serves the server that the worker consumes from.
     """
 
     def __init__(self, connection: Any, *, failover: bool = False) -> None:
         self._template = connection.clone()
         self._failover = failover
-        # Also for kombu's own first PING: a peer that accepts and says nothing would hold the loop for ever.
+        # Needed for kombu's own first PING, too: a server that accepts but never answers would block the loop for ever.
         options = self._template.transport_options = dict(self._template.transport_options)
         for name in ("socket_timeout", "socket_connect_timeout"):
             if options.get(name) is None:
@@ -35,23 +35,23 @@ class Connector:
 
     @contextmanager
     def __call__(self) -> Iterator[redis.Redis]:
-        """Connect; give a plain client whose pool is its own, and close all of it in the end."""
+        """Connect; give a plain client with a pool of its own, and close everything at the end."""
         with self.channel() as channel:
             yield channel.plain_client
 
     @contextmanager
     def channel(self) -> Iterator[Any]:
-        """Connect; give a channel whose pool is its own, and close all of it in the end."""
+        """Connect; give a channel with a pool of its own, and close everything at the end."""
         with self._template.clone() as connection:
             connection.cycle = None
             try:
-                # Once: loops have pauses of their own, and kombu would sleep for 2 s, and then try another URL.
+                # Try only once: loops make their own pauses. kombu would sleep for 2 s and then try another URL.
                 connection.ensure_connection(max_retries=0, reraise_as_library_errors=False)
                 channel = connection.channel()
             except Exception:
                 if self._failover:
                     self._template.maybe_switch_next()
                 raise
-            # Connections that kombu made for consuming.
+            # Close the connections that kombu made for consuming.
             channel.client.connection_pool.disconnect()
             yield channel

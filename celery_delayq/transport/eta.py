@@ -12,18 +12,14 @@ from dateutil.parser import isoparse
 
 from celery_delayq.errors import InvalidEta
 
-#: Property of a delayed message: its due time, unix time in ms. A worker that finds it knows that the message has
-#: waited already, whatever the worker's own clock says.
-DUE_PROPERTY = "delayq_due"
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 
 
 def due_ms_of(message: Mapping[str, Any]) -> int | None:
-    """Return when a message is due, unix time in ms rounded up, or None if it is for now.
+    """Return when a message is due, unix time in ms rounded up; None if it is due now.
 
-    Only messages of Celery's protocol 2 have their eta in the headers; all others are for now.
+    Only messages of Celery's protocol 2 have an eta in their headers; all others are due now.
 
     Raises:
         InvalidEta: the eta is not a time.
@@ -33,7 +29,7 @@ def due_ms_of(message: Mapping[str, Any]) -> int | None:
 
 
 def eta_ms_of(message: Mapping[str, Any]) -> int | None:
-    """Return the eta of a message, unix time in ms rounded up, be it past or future; None if it has none.
+    """Return the eta of a message, past or future, as unix time in ms rounded up; None if it has no eta.
 
     Raises:
         InvalidEta: the eta is not a time.
@@ -46,9 +42,9 @@ def eta_ms_of(message: Mapping[str, Any]) -> int | None:
 
 
 def seconds_until(due_ms: float, loop: Any) -> float:
-    """Return in how many seconds it is a time (unix, in ms) by the server's clock; negative if it is past.
+    """Return the seconds until a time (unix, in ms) by the server's clock; negative if it is past.
 
-    By this process's own clock where nobody has told the server's time yet.
+    If the server's time is not known yet, this process's own clock is used.
 
     Args:
         due_ms: the time.
@@ -61,12 +57,12 @@ def seconds_until(due_ms: float, loop: Any) -> float:
 def parse_eta(eta: object, task: str) -> int:
     """Return an eta as unix time in ms, rounded up so that nothing runs early.
 
-    A naive eta is in UTC, which is how a Celery worker takes it.
+    A naive eta is taken as UTC, as in a Celery worker.
 
     Source: Celery 5.7 `celery.worker.request.Request` (`maybe_iso8601`, then `maybe_make_aware`).
 
     Raises:
-        InvalidEta: not an ISO 8601 time, or out of the range of datetime.
+        InvalidEta: `eta` is not an ISO 8601 time, or is out of the range of datetime.
     """
     try:
         when = _parse(eta)
@@ -86,6 +82,6 @@ def _parse(eta: object) -> datetime:
     if not isinstance(eta, str):
         raise TypeError(type(eta).__name__)
     try:
-        return datetime.fromisoformat(eta)  # three times as fast, and what `isoformat()` wrote
+        return datetime.fromisoformat(eta)  # three times as fast as `isoparse`; reads what `isoformat()` wrote
     except ValueError:
         return isoparse(eta)

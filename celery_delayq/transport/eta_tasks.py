@@ -1,31 +1,31 @@
-"""Tasks that a worker fetches long before their eta: they wait in Redis, like those that were delayed.
+"""Tasks that a worker fetches long before their eta: they wait in Redis, like delayed tasks.
 
-A stock producer sent them, or `release`, or a stock worker left them in `unacked`. Celery would hold each of them in
-the worker's memory, and its message in flight, until it is due.
+Such a task was sent by a stock producer or by `release`, or a stock worker left it in `unacked`. Celery would hold each
+of them in the worker's memory, and its message in flight, until it is due.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from logging import getLogger
 from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.connections import NOT_SERVING
-from celery_delayq.consumer import Consumer
 from celery_delayq.errors import InvalidEta
-from celery_delayq.transport.eta import DUE_PROPERTY, eta_ms_of, seconds_until
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.messages import DUE_PROPERTY, headers_of, with_due
+from celery_delayq.queue.connections import NOT_SERVING
+from celery_delayq.transport.eta import eta_ms_of, seconds_until
 
 logger = getLogger(__name__)
 
-#: A worker holds what is due sooner, in seconds: it would hardly have left the worker when it comes back.
+#: A worker itself holds tasks that are due sooner than this, in seconds: they would come back almost at once.
 _SOON_S = 1.0
 
 
 class EtaTasks:
-    """Sends tasks with an eta from a consumer to their delayed queues. For the thread that consumes.
+    """Moves tasks with an eta from a consumer to their delayed queues. For the consuming thread.
 
     Args:
         channel: a `DelayedChannel`.
@@ -33,28 +33,28 @@ class EtaTasks:
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
-        #: List -> what the server said when it refused to store one.
+        #: List -> the server's last error when it refused to store a task.
         self._refused: dict[str, str] = {}
 
     def wait_in_redis(self, consumer: Consumer, name: str, raw: bytes, payload: Mapping[str, Any]) -> bool:
-        """Move a message that was fetched to its delayed queue if it is long before its eta. One atomic script.
+        """Move a fetched message to its delayed queue if its eta is far away. One atomic script.
 
-        It is registered before, at most once a minute. Messages without an eta cost nothing.
+        The queue is registered first, at most once a minute. Messages without an eta cost nothing.
 
         Args:
-            consumer: has the message in flight.
-            name: of its list.
+            consumer: the consumer that has the message in flight.
+            name: name of its list.
             raw: the message as it was fetched.
-            payload: what was decoded of it.
+            payload: the decoded message.
 
         Returns:
-            True if it waits now, or is not in flight any more since others have taken it over. False if it is to be
-            delivered: it is for now or soon, a delayed queue has held it, no worker would hold it (see
-            `Transport.may_wait`), or the server refuses to store it, because its memory is full for example.
+            True if the message waits now, or others have taken it over so that it is no longer in flight. False if it
+            has to be delivered: it is due now or soon, a delayed queue has already held it, no worker would hold it
+            (see `Transport.may_wait`), or the server refuses to store it (its memory is full, for example).
 
         Raises:
-            redis.RedisError: the connection is lost, or the server cannot serve now; the message is in one of the two
-                places.
+            redis.RedisError: the connection is lost, or the server cannot serve now. The message is in flight or in the
+                delayed queue.
         """
         due_ms = _due_ms_of(payload)
         transport = self._channel.connection
@@ -67,7 +67,7 @@ class EtaTasks:
         try:
             queue.offer_fetched(
                 raw,
-                _with_due(raw, due_ms),
+                with_due(raw, due_ms),
                 consumer=consumer.id,
                 due_ms=due_ms,
                 message_id=headers["id"],
@@ -86,9 +86,9 @@ class EtaTasks:
 
 
 def _due_ms_of(payload: Mapping[str, Any]) -> int | None:
-    """Return the eta of a task, unix time in ms, if no delayed queue has held it; None of all else."""
-    headers = payload.get("headers")
-    if not isinstance(headers, dict) or not headers.get("eta") or DUE_PROPERTY in payload["properties"]:
+    """Return the eta of a task, unix time in ms, if no delayed queue has held it; None for all other messages."""
+    headers = headers_of(payload)
+    if not headers.get("eta") or DUE_PROPERTY in payload["properties"]:
         return None
     if not isinstance(headers.get("id"), str):
         return None
@@ -96,10 +96,3 @@ def _due_ms_of(payload: Mapping[str, Any]) -> int | None:
         return eta_ms_of(payload)
     except InvalidEta:
         return None
-
-
-def _with_due(message: bytes, due_ms: int) -> bytes:
-    """Return a message as it is offered; objects that kombu marked stay as marked."""
-    found = json.loads(message)
-    found["properties"][DUE_PROPERTY] = due_ms
-    return json.dumps(found).encode()

@@ -1,11 +1,12 @@
-"""Expiry: queues that were declared with `expires` (kombu 5.7) do not expire while they are consumed.
+"""Expiry: a queue that was declared with `expires` (kombu 5.7) does not expire while it is consumed.
 
-kombu gives the lists of such a queue a TTL when a message is put there or got, and Redis forgets the TTL with each
-list that is empty for a moment. So what comes back to an empty list, or is transferred to it, would stay for ever; and
-what waits for a busy worker would expire although it is consumed. RabbitMQ's queues expire only when nobody consumes.
+kombu sets a TTL on the lists of such a queue when a message is put there or taken. Redis forgets the TTL of a list that
+is empty for a moment. So messages that come back to an empty list, or are transferred to it, would stay for ever. And
+messages that wait for a busy worker would expire although the queue is consumed. RabbitMQ's queues expire only if
+nobody consumes them.
 
-What waits in a delayed queue never expires. A process that transfers need not know the queue: the lists have no TTL
-then, until somebody consumes them, or puts a message there.
+Messages in a delayed queue never expire. A process that transfers may not know the queue. The lists then have no TTL
+until somebody consumes them or puts a message there.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from celery_delayq.connections import NOT_SERVING
+from celery_delayq.queue.connections import NOT_SERVING
 
 logger = getLogger(__name__)
 
-#: The TTL is renewed so many times before it ends.
+#: How many times the TTL is renewed before it would end.
 _RENEWALS = 3
 
 
 class Expiry:
-    """Keeps the lists of a channel's expiring queues. It belongs to the thread that consumes.
+    """Renews the TTL of a channel's expiring queues. It belongs to the consuming thread.
 
     Args:
         channel: a `DelayedChannel`.
@@ -36,7 +37,7 @@ class Expiry:
         self._keep_at = 0.0
 
     def declared(self, queue: str) -> None:
-        """Take note of what kombu knows of a queue that was declared."""
+        """Store the expiry that kombu has recorded for a declared queue."""
         expires_ms = getattr(self._channel, "_expires", {}).get(queue)
         known = self._channel.connection.expires_ms
         for name in self._channel.broker_lists(queue):
@@ -50,11 +51,11 @@ class Expiry:
         self._renew(self._lists([queue]))
 
     def keep_now(self) -> None:
-        """Make the next `keep` look, since other queues are consumed."""
+        """Make the next `keep` renew at once, because the consumed queues have changed."""
         self._keep_at = 0.0
 
     def keep(self) -> None:
-        """Renew the TTL of all lists that are consumed, before it ends. Costs nothing where no queue expires.
+        """Renew the TTL of all consumed lists before it ends. Costs nothing if no queue expires.
 
         Raises:
             redis.ConnectionError: the connection is lost.

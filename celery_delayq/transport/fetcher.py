@@ -1,9 +1,10 @@
-"""Fetcher: gets the messages of a channel's queues, as many as its prefetch limit allows.
+"""Fetcher: fetches the messages of a channel's queues, as many as its prefetch limit allows.
 
-Where there is a backlog, a script fetches several messages at once, and not before the pool will need them. Where there
-is none, one connection a broker list waits on the server, so an idle worker neither polls nor lags. What waits and is
-not wanted any more, because the prefetch limit is reached or the consumer was cancelled, is unblocked; what arrives
-nevertheless goes back at once, so that other workers can take it.
+If there is a backlog, one script call fetches several messages, but not before the pool needs them. If there is none,
+one connection per broker list waits on the server, so an idle worker neither polls nor delays a message.
+
+A wait is no longer wanted if the prefetch limit is reached or the consumer was cancelled. The server is then told to
+end it. A message that arrives all the same goes back at once, so that other workers can take it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any, TypeVar
 from kombu.utils.scheduling import cycle_by_name
 from redis import exceptions
 
-from celery_delayq.connections import NOT_SERVING
-from celery_delayq.consumer import Consumer
+from celery_delayq import messages
 from celery_delayq.errors import LeaseLost
-from celery_delayq.transport import redelivery
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.transport.eta_tasks import EtaTasks
 from celery_delayq.transport.last_delivery import LastDelivery, Turn, isolate
 from celery_delayq.transport.refusal import Refusal
@@ -31,28 +32,28 @@ logger = getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Messages fetched at once where there is no prefetch limit.
+#: Messages fetched at once if there is no prefetch limit.
 _UNLIMITED = 20
 
-#: A list that the server refuses (its memory is full, for example) is tried again after so many seconds.
+#: Pause before a list that the server refused (its memory is full, for example) is tried again, in seconds.
 _REFUSED_S = 1.0
 
-#: Between two attempts to give leases up, in seconds.
+#: Interval between two attempts to end leases, in seconds.
 _TIDY_S = 1.0
 
-#: How long nothing is fetched for a pool that is busy, in seconds.
+#: How long to fetch nothing for a busy pool, in seconds.
 PATIENCE_S = 0.1
 
-#: Between two looks at what became of acknowledgements, while nothing is fetched, in seconds.
+#: Interval at which replies to acknowledgements are read while nothing is fetched, in seconds.
 _ANSWERS_S = 1.0
 
 
 class Fetcher:
-    """Fetches for one channel. It belongs to the thread that consumes.
+    """Fetches for one channel. It belongs to the consuming thread.
 
     Args:
         channel: a `DelayedChannel`.
-        consumer: returns the consumer of the channel's connection; called when there is something to fetch.
+        consumer: returns the consumer of the channel's connection; called at the first fetch.
     """
 
     def __init__(self, channel: Any, consumer: Callable[[], Consumer]) -> None:
@@ -62,15 +63,15 @@ class Fetcher:
         self._eta_tasks = EtaTasks(channel)
         self._cycle = cycle_by_name(channel.queue_order_strategy)()
         self._slots: dict[str, Slot] = {}
-        #: Fetched and not yet delivered: kombu's name of the queue, that of the list, the message.
+        #: Fetched but undelivered messages: kombu's name of the queue, name of the list, message.
         self._fetched: deque[tuple[str, str, bytes]] = deque()
-        #: List -> when to try it again (monotonic), and what the server said.
+        #: List -> when to try it again (monotonic), and the server's error.
         self._refused: dict[str, tuple[float, str]] = {}
         self._can_unblock = True
         self._tidy_at = self._answers_at = 0.0
-        #: Until when to fetch nothing for a busy pool (monotonic); infinite while it is none.
+        #: Fetch nothing for a busy pool until this time (monotonic); infinite while the pool is not busy.
         self._patient_until = math.inf
-        #: Whether the last fetch ended for want of credit.
+        #: Whether the last fetch ended because there was no credit.
         self.is_starved = False
         self._last_delivery: LastDelivery = channel.connection.last_delivery
         self._refusal = Refusal(channel)
@@ -78,13 +79,13 @@ class Fetcher:
     # -- which queues
 
     def on_queues_changed(self) -> None:
-        """Take note of `channel.task_queues`; hand back what came from queues that are no longer among them."""
+        """Follow a change of `channel.task_queues`: hand back the messages of queues that are no longer consumed."""
         queues = list(dict.fromkeys(self._channel.task_queues.values()))
         self._cycle.update(queues)
         gone = [slot for slot in self._slots.values() if slot.queue not in queues]
         self._disarm(gone)
         for slot in gone:
-            if not slot.is_armed:  # else it goes when the server has answered, which may be with a message
+            if not slot.is_armed:  # an armed slot goes when the server has answered, perhaps with a message
                 self._drop(slot)
         self._give_back(lambda queue: queue not in queues)
         if self._consumer is not None:
@@ -92,27 +93,27 @@ class Fetcher:
                 self._consumer.part(name)
 
     def tidy(self) -> None:
-        """Give up the leases on lists from which nothing is fetched any more, once nothing of them is held."""
+        """End the leases on lists that are no longer fetched from, once none of their messages is held."""
         consumer = self._consumer
-        if consumer is None or consumer.joined.keys() == consumer.names or time.monotonic() < self._tidy_at:
+        if consumer is None or consumer.leases.lists.keys() == consumer.names or time.monotonic() < self._tidy_at:
             return
         self._tidy_at = time.monotonic() + _TIDY_S
-        consumer.leave_all()
+        consumer.end_leases()
 
     def _lists(self, queues: list[str]) -> Iterator[tuple[str, str]]:
-        """Yield queues and their lists in the order in which kombu takes from them."""
+        """Yield queues with their lists, in the order in which kombu reads them."""
         for priority in self._channel.priority_steps:
             for queue in queues:
                 yield queue, self._channel.broker_list(queue, priority)
 
     @property
     def has_queues(self) -> bool:
-        """Whether there is anything to fetch from."""
+        """Whether there is any queue to fetch from."""
         return bool(self._channel.task_queues) and bool(self._channel.ack_emulation)
 
     @property
     def is_consuming(self) -> bool:
-        """Whether it waits for messages, or has some that were not delivered."""
+        """Whether it waits for messages, or has undelivered ones."""
         return bool(self._slots or self._fetched)
 
     # -- fetching
@@ -129,15 +130,15 @@ class Fetcher:
 
     @property
     def _is_isolated(self) -> bool:
-        """Whether a message is, or is to be, delivered alone."""
+        """Whether a message is delivered alone, or waits for that."""
         return self._last_delivery.is_waiting or (self._consumer is not None and self._consumer.is_isolated)
 
     def _has_time(self, credit: int) -> bool:
-        """Return whether the pool is busy, and has more to do next than could be fetched now.
+        """Return whether the fetch can wait: the pool is busy, and has more tasks waiting than a fetch could add.
 
-        With early acknowledgement, each task that begins gives credit for one. To fetch one by one would take a round
-        trip each. No process waits meanwhile, and as soon as one ends a task there is another look. Where tasks take
-        long, the prefetch limit is used up nevertheless, a moment later.
+        With early acknowledgement, each task that begins gives credit for one message. Fetching them one by one would
+        cost a round trip each. No process is idle while the fetch waits, and whenever a process ends a task, there is
+        another look. If tasks take long, the prefetch limit is still used up, a moment later.
         """
         if not self._channel.qos.prefetch_count or self._channel.connection.tasks_waiting() <= credit:
             self._patient_until = math.inf
@@ -152,16 +153,16 @@ class Fetcher:
         return False
 
     def _read_answers(self) -> None:
-        """Read the replies to acknowledgements, once a second, where no fetch does: a lost connection shows by them."""
+        """Read the replies to acknowledgements once a second, if no fetch does. They also reveal a lost connection."""
         if self._consumer is not None and time.monotonic() >= self._answers_at:
             self._answers_at = time.monotonic() + _ANSWERS_S
             self._consumer.read_answers()
 
     def fill(self) -> bool:
-        """Fetch, or wait on the server where there is nothing to fetch. Returns whether there is something to deliver.
+        """Fetch, or wait on the server if there is nothing to fetch. Returns whether there is something to deliver.
 
         Raises:
-            LeaseLost: others have taken over; the connection is to be made anew.
+            LeaseLost: others have given the consumer up; the caller has to reconnect.
             redis.ConnectionError: the connection is lost.
         """
         if self._fetched and not self._last_delivery.is_waiting:
@@ -169,7 +170,7 @@ class Fetcher:
         if not self.has_queues:
             return False
         if self._consumer is not None:
-            self._consumer.check()  # before all else: what others have taken over gives no credit any more
+            self._consumer.check()  # first: messages that others have taken over must not use up credit
             if self._consumer.has_lost_reply:
                 raise exceptions.ConnectionError("a reply with messages was lost, so the connection is made anew")
         credit = self.credit()
@@ -180,10 +181,10 @@ class Fetcher:
             return False
         consumer = self._consumer = self._consumer or self._consumer_of()
         queues = self._cycle.consume(len(set(self._channel.task_queues.values())))
-        # Each queue its share, so that the order strategy keeps its meaning with several messages at once.
+        # Each queue gets a share, so that the order strategy still works if several messages are fetched at once.
         share = max(1, credit // len(queues)) if self._is_fair() else credit
         lists = [(queue, name) for queue, name in self._lists(queues) if not self._is_refused(name)]
-        # All of them, whatever is found in the first: who is gone is seen on lists of one's own.
+        # Join all lists, even if the first has messages: a consumer sees gone ones only on lists that it has joined.
         lists = [(queue, name) for queue, name in lists if self._ask(name, self._join, consumer, name)]
         idle = []
         for queue, name in lists:
@@ -192,16 +193,16 @@ class Fetcher:
                 if slot.is_overdue():
                     self._on_connection_lost()
                     raise exceptions.ConnectionError(f"Redis does not answer for {name!r}")
-                continue  # the server would have told
-            messages = self._ask(name, consumer.fetch, name, share)
-            if messages is None:
+                continue  # the server would have answered
+            found = self._ask(name, consumer.fetch, name, share)
+            if found is None:
                 continue
             self._refused.pop(name, None)
-            if messages:
+            if found:
                 self._cycle.rotate(queue)
-                self._fetched.extend((queue, name, message) for message in messages)
-                if len(messages) >= credit:
-                    # While these are worked on, nobody else's message must wait here.
+                self._fetched.extend((queue, name, message) for message in found)
+                if len(found) >= credit:
+                    # While these tasks run, no further message may wait here.
                     self._disarm(self._slots.values())
                 return True
             idle.append((queue, name))
@@ -214,7 +215,7 @@ class Fetcher:
         return str(self._channel.queue_order_strategy) == "round_robin"
 
     def _ask(self, name: str, question: Callable[..., T], *args: Any) -> T | None:
-        """Return what the server says about a list; None if it refuses that list."""
+        """Ask the server about a list; returns its answer, or None if it refuses that list."""
         try:
             return question(*args)
         except NOT_SERVING as exc:
@@ -230,13 +231,13 @@ class Fetcher:
     def _arm(self, consumer: Consumer, queue: str, name: str) -> None:
         slot = self._slots.get(name)
         if slot is None:
-            in_flight = consumer.joined[name].in_flight(consumer.id)
+            in_flight = consumer.leases.lists[name].in_flight(consumer.id)
             slot = self._slots[name] = Slot(consumer.client.connection_pool, queue, name, in_flight)
             self._channel.connection.cycle.add_slot(slot, self)
         slot.arm()
 
     def on_readable(self, slot: Slot) -> None:
-        """Take what a slot has waited for.
+        """Take the message that a slot has waited for.
 
         Raises:
             redis.ConnectionError: the connection is lost.
@@ -276,14 +277,14 @@ class Fetcher:
         self._refused[name] = (time.monotonic() + _REFUSED_S, str(exc))
 
     def _on_connection_lost(self) -> None:
-        """A reply may be lost, and with it a message that is in flight: the consumer is not used any more."""
+        """Abandon the connections: a reply may be lost, and a message in flight with it. The consumer is not reused."""
         if self._consumer is not None:
-            self._consumer.haunt([slot.identity for slot in self._slots.values()])
+            self._consumer.abandon([slot.identity for slot in self._slots.values()])
 
     # -- not waiting any more
 
     def _disarm(self, slots: Any) -> None:
-        """Unblock slots that wait; what arrives nevertheless goes back at once."""
+        """Unblock waiting slots; a message that arrives all the same goes back at once."""
         armed = [slot for slot in slots if slot.is_armed]
         if not armed or self._consumer is None or not self._can_unblock:
             return
@@ -302,7 +303,7 @@ class Fetcher:
                 self._consumer.give_back(slot.name, [message])
 
     def _dismiss(self, slot: Slot, message: bytes | None) -> None:
-        """Let a slot go whose queue is not consumed any more, and hand back what it has waited for."""
+        """Drop a slot whose queue is no longer consumed, and give back the message that it received."""
         assert self._consumer is not None
         if message is not None:
             self._consumer.give_back(slot.name, [message])
@@ -310,7 +311,7 @@ class Fetcher:
         self._consumer.part(slot.name)
 
     def _give_back(self, unwanted: Callable[[str], bool]) -> None:
-        """Put messages that were fetched and not delivered back."""
+        """Put fetched but undelivered messages back."""
         back: dict[str, list[bytes]] = {}
         keep: deque[tuple[str, str, bytes]] = deque()
         while self._fetched:
@@ -322,9 +323,9 @@ class Fetcher:
         self._fetched = keep
         if not keep:
             self._last_delivery.forget()
-        for name, messages in back.items():
+        for name, unwanted_messages in back.items():
             assert self._consumer is not None
-            self._consumer.give_back(name, messages)
+            self._consumer.give_back(name, unwanted_messages)
 
     # -- delivering
 
@@ -334,7 +335,7 @@ class Fetcher:
         return bool(self._fetched) and not self._last_delivery.is_waiting
 
     def deliver(self) -> bool:
-        """Deliver one message that was fetched to its kombu consumer; returns whether there was one."""
+        """Deliver one fetched message to its kombu consumer; returns whether there was one."""
         if not self.has_fetched:
             return False
         consumer = self._consumer
@@ -345,7 +346,7 @@ class Fetcher:
             return False
         while self._fetched:
             queue, name, raw = self._fetched.popleft()
-            payload = redelivery.decode(raw)
+            payload = messages.decode(raw, objects=True)
             if payload is not None and self._eta_tasks.wait_in_redis(consumer, name, raw, payload):
                 continue
             turn = Turn.BESIDE
@@ -357,7 +358,7 @@ class Fetcher:
             if payload is None:
                 self._refusal.of_no_message(consumer, tag)
                 continue
-            payload["properties"]["delivery_tag"] = tag  # the producer's may occur twice
+            payload["properties"]["delivery_tag"] = tag  # the producer's tag may occur twice
             if self._refusal.before(consumer, tag, payload):
                 continue
             if turn is Turn.ALONE and not isolate(consumer, tag):
@@ -372,7 +373,7 @@ class Fetcher:
         return False
 
     def _make_way(self, queue: str, name: str, raw: bytes) -> Turn:
-        """Give back what was fetched behind a message on its last delivery; it goes back, too, or waits here."""
+        """Give back all other fetched messages for one on its last delivery. That one may go back too, or wait here."""
         assert self._consumer is not None
         self._disarm(self._slots.values())
         self._give_back(lambda queue: True)
@@ -385,14 +386,14 @@ class Fetcher:
         return turn
 
     def get(self, queue: str) -> Any:
-        """Return one message of a queue as kombu's, whoever consumes it; None if there is none."""
+        """Return one message of a queue as a kombu message, even if others consume the queue; None if it is empty."""
         consumer = self._consumer = self._consumer or self._consumer_of()
         consumer.check()
         if not self._channel.connection.cycle.is_consuming:
             consumer.recover_lost()
         for name, raw in self._messages(consumer, queue):
             tag = consumer.hold(name, raw)
-            payload = redelivery.decode(raw)
+            payload = messages.decode(raw, objects=True)
             if payload is not None:
                 payload["properties"]["delivery_tag"] = tag
                 if self._last_delivery.concerns(payload) and len(consumer.held) == 1 and not isolate(consumer, tag):
@@ -404,12 +405,12 @@ class Fetcher:
         return None
 
     def _messages(self, consumer: Consumer, queue: str) -> Iterator[tuple[str, bytes]]:
-        """Yield messages of a queue, one by one: those that were fetched for its consumer first."""
+        """Yield messages of a queue, one by one. Messages that were already fetched for its consumer come first."""
         for entry in [entry for entry in self._fetched if entry[0] == queue]:
             self._fetched.remove(entry)
             yield entry[1:]
         for _, name in self._lists([queue]):
-            if name not in consumer.joined:
+            if name not in consumer.leases.lists:
                 consumer.join(name)
             while messages := consumer.fetch(name, 1):
                 yield name, messages[0]
@@ -417,20 +418,20 @@ class Fetcher:
     # -- the end
 
     def close(self) -> None:
-        """Wait for nothing any more, and put back what was not delivered. Never raises."""
+        """Stop waiting for messages, and put undelivered ones back. Never raises."""
         try:
             self._disarm(self._slots.values())
             self._give_back(lambda queue: True)
         except (LeaseLost, OSError, exceptions.RedisError):
             pass
-        except Exception:  # Celery drops what closing raises, and the messages would wait until the worker ends
+        except Exception:  # Celery swallows errors here, and the messages would wait until the worker ends
             logger.exception("Messages that were not delivered are put back with those that were")
         if any(slot.is_armed for slot in self._slots.values()):
             self._on_connection_lost()
         self.disconnect()
 
     def after_fork(self) -> None:
-        """Close what the child inherited, without a word to the server."""
+        """Close what the child inherited, but send nothing."""
         for slot in self._slots.values():
             slot.disconnect()
         self._slots.clear()

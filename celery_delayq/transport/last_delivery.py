@@ -1,16 +1,16 @@
 """Last deliveries: a message that is one delivery short of the limit is delivered alone.
 
-All messages in flight at a crash are counted, since nobody knows which of them was the cause. So harmless ones that
-wait beside one that kills its workers come as near to the limit as that one. The last delivery tells them apart: it
-begins when nothing else runs in the worker, nothing is fetched beside it, and before it begins, the message is marked
-in the in-flight list. Only a message with that mark becomes a dead letter (`redelivery.recover`).
+A crash counts against all messages in flight, since nobody knows which of them caused it. So harmless messages that
+wait beside one that kills its workers come as near to the limit as that one. The last delivery tells them apart. It
+begins only when nothing else runs in the worker, and nothing is fetched beside it. Before it begins, the message is
+marked in the in-flight list. Only a message with that mark becomes a dead letter (`redelivery.recover`).
 
-A worker that is busy offers the message to others for a second, and meanwhile takes nothing else. If it meets the
-message again, it keeps it until its own tasks have ended; so the workers do not all wait for the same message. Where
-tasks run for longer than some minutes, the message is delivered beside them, without the mark: that delivery does not
-count, and the worker goes on.
+A busy worker offers the message to others for a second, and takes nothing else in that time. If it gets the message
+again, it keeps it until its own tasks have ended. So not all workers wait for the same message. If tasks run for longer
+than some minutes, the message is delivered beside them, without the mark. That delivery does not count, and the worker
+goes on.
 
-What was held before and begins meanwhile, for a rate limit or an eta, takes the mark off again.
+Tasks that the worker already held, because of a rate limit or an eta, may begin meanwhile. Then the mark is removed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq import keys, scripts
-from celery_delayq.connections import CONNECTION_ERRORS, NOT_SERVING
-from celery_delayq.consumer import Consumer
 from celery_delayq.errors import InvalidEta
-from celery_delayq.held import Held
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.fetching.held import Held
+from celery_delayq.messages import DUE_PROPERTY
+from celery_delayq.queue import keys, scripts
+from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING
 from celery_delayq.transport import redelivery
-from celery_delayq.transport.eta import DUE_PROPERTY, due_ms_of
+from celery_delayq.transport.eta import due_ms_of
 
 logger = getLogger(__name__)
 
@@ -40,19 +41,19 @@ OFFER_S = 1.0
 #: How long it then keeps the message and waits for its own tasks, in seconds.
 KEEP_S = 300.0
 
-#: Between two looks at whether the worker is still busy, in seconds.
+#: Interval between two looks whether the worker is still busy, in seconds.
 LOOK_S = 0.1
 
-#: A message that waits longer for its eta in the worker than so many ms is not isolated: its worker would wait with it.
+#: A message that waits for its eta in the worker longer than this, in ms, is not isolated: the worker would wait too.
 _LONGEST_ETA_MS = 1000
 
 
 class Turn(Enum):
-    """What is to be done with a message on its last delivery."""
+    """What to do with a message on its last delivery."""
 
     #: Deliver it alone.
     ALONE = auto()
-    #: Deliver it beside what runs; it does not count.
+    #: Deliver it beside running tasks; this delivery does not count.
     BESIDE = auto()
     #: Put it back, and take nothing for a moment.
     OFFER = auto()
@@ -61,12 +62,12 @@ class Turn(Enum):
 
 
 class LastDelivery:
-    """When the channels of one connection may deliver such messages. It belongs to the thread that consumes.
+    """Decides when the channels of one connection may deliver such messages. It belongs to the consuming thread.
 
     Args:
         delivery_limit: 0 for no limit, and no last delivery.
-        is_busy: returns whether tasks run that were delivered before.
-        wake_in: makes the thread fetch in so many seconds.
+        is_busy: returns whether tasks that were delivered earlier still run.
+        wake_in: makes the thread fetch after a delay in seconds.
     """
 
     def __init__(self, delivery_limit: int, is_busy: Callable[[], bool], wake_in: Callable[[float], None]) -> None:
@@ -75,16 +76,16 @@ class LastDelivery:
         self._wake_in = wake_in
         self._offered: bytes | None = None
         self._was_kept = False
-        #: Until when nothing is taken while the worker is busy (monotonic); None where no such message waits.
+        #: Take nothing until this time while the worker is busy (monotonic); None if no such message waits.
         self._until: float | None = None
 
     def concerns(self, message: dict[str, Any]) -> bool:
-        """Return whether a message is to be delivered alone."""
+        """Return whether a message has to be delivered alone."""
         return redelivery.is_last_delivery(message, self._limit) and not _waits_here(message)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing is to be fetched or delivered now, since such a message waits for the worker's tasks."""
+        """Whether such a message waits for the worker's tasks, so that nothing may be fetched or delivered now."""
         if self._until is None:
             return False
         if time.monotonic() >= self._until or not self._is_busy():
@@ -94,7 +95,7 @@ class LastDelivery:
         return True
 
     def turn(self, raw: bytes) -> Turn:
-        """Return what is to be done with such a message."""
+        """Return what to do with such a message."""
         was_offered = raw == self._offered
         if not self._is_busy() or (was_offered and self._was_kept):
             self._offered = None
@@ -104,18 +105,18 @@ class LastDelivery:
         return Turn.KEEP if was_offered else Turn.OFFER
 
     def forget(self) -> None:
-        """Take note that the message was put back: the worker does not wait for it any more."""
+        """Record that the message was put back: the worker no longer waits to deliver it."""
         self._until = None
 
 
 def isolate(consumer: Consumer, tag: str) -> bool:
-    """Mark a message that is held as alone. One atomic script.
+    """Mark a held message as delivered alone. One atomic script.
 
     Returns:
-        False if it is not the consumer's any more.
+        False if the consumer no longer owns the message.
 
     Raises:
-        redis.RedisError: the server is away. If it refuses, there is no mark, and the delivery does not count.
+        redis.RedisError: the server is away. If it only refuses the mark, the delivery goes on but does not count.
     """
     held = consumer.held[tag]
     try:
@@ -131,13 +132,13 @@ def isolate(consumer: Consumer, tag: str) -> bool:
 
 
 def on_begin(consumer: Consumer, tag: str) -> None:
-    """Take the mark off what is held alone, before something else begins beside it. Safe in any thread.
+    """Remove the mark from a message that is held alone, before another task begins beside it. Safe in any thread.
 
     Never raises: if the server is away, the message keeps its mark.
 
     Args:
-        consumer: that may hold it.
-        tag: of the message that begins.
+        consumer: the consumer that may hold such a message.
+        tag: tag of the message whose task begins.
     """
     if consumer.alone is None or consumer.alone == tag:
         return
@@ -148,7 +149,7 @@ def on_begin(consumer: Consumer, tag: str) -> None:
             if alone is not None and held is not None:  # it may have been acknowledged just now
                 _replace(consumer, alone, redelivery.not_alone(held.message))
         finally:
-            consumer.alone = None  # not before: whoever acknowledges it has to wait until then
+            consumer.alone = None  # last: an acknowledgement of it has to wait until now
 
 
 def _replace(consumer: Consumer, tag: str, new: bytes) -> bool:
@@ -161,7 +162,7 @@ def _replace(consumer: Consumer, tag: str, new: bytes) -> bool:
 
 
 def _waits_here(message: dict[str, Any]) -> bool:
-    """Return whether a worker that takes a message waits for its eta, since no delayed queue has."""
+    """Return whether a worker would wait for the eta of a message itself, because no delayed queue did."""
     if DUE_PROPERTY in message["properties"]:
         return False
     try:

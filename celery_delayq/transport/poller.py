@@ -1,4 +1,4 @@
-"""Poller: kombu's poller of Redis connections, with those that wait for tasks."""
+"""Poller: kombu's poller of Redis connections, extended by the connections that wait for tasks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from redis.exceptions import ResponseError
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.slots import Slot
 
-#: Longest single wait, in seconds, of a consumer without an event loop; then it looks whether all is well.
+#: Longest single wait of a consumer without an event loop, in seconds. After that, it checks that all is well.
 _LONGEST_POLL_S = 1.0
 
 
 class Waker:
     """A pipe that wakes a poller.
 
-    It is closed when nobody can reach it any more: a thread that is about to write might hit a descriptor that is used
-    again otherwise.
+    The pipe is closed only when no reference to it is left. If it were closed earlier, a thread that is about to write
+    could hit a reused descriptor.
     """
 
     def __init__(self) -> None:
@@ -36,30 +36,30 @@ class Waker:
         weakref.finalize(self, _close, self._read_fd, self._write_fd, os.getpid()).atexit = False
 
     def fileno(self) -> int:
-        """Return what to poll."""
+        """Return the file descriptor to poll."""
         return self._read_fd
 
     def wake(self) -> None:
-        """Make it readable. Safe in any thread and signal handler."""
-        with suppress(OSError):  # full, which will do
+        """Make the pipe readable. Safe in any thread and signal handler."""
+        with suppress(OSError):  # a full pipe wakes the poller, too
             os.write(self._write_fd, b"x")
 
     def drain(self) -> None:
-        """Make it unreadable."""
+        """Empty the pipe."""
         with suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
 
 
 def _close(read_fd: int, write_fd: int, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child may have closed them, and use their numbers for others
+    if os.getpid() == pid:  # a forked child may use their numbers for other files
         os.close(read_fd)
         os.close(write_fd)
 
 
 class Poller(kombu_redis.MultiChannelPoller):
-    """Fetches before it polls, and delivers a message a turn, as kombu does.
+    """Fetches before it polls, and delivers one message per turn, as kombu does.
 
-    kombu's own part of it serves fanout queues, and queues that are consumed without acknowledgement.
+    kombu's own code serves fanout queues and queues that are consumed without acknowledgement.
 
     Overrides of `MultiChannelPoller` (kombu 5.6 and 5.7): `on_poll_start`, `on_readable`, `handle_event`, `get`,
     `fds`, `close`, `maybe_restore_messages`.
@@ -69,9 +69,9 @@ class Poller(kombu_redis.MultiChannelPoller):
         super().__init__()
         self._slots: dict[int, tuple[Slot, Fetcher]] = {}
         self._waker: Waker | None = None
-        #: How to stop polling a file descriptor; an event loop has its own way.
+        #: Stops polling a file descriptor; an event loop replaces this.
         self.unregister: Callable[[int], Any] = lambda fd: self.poller.unregister(fd)
-        #: How to be called in some seconds; without an event loop, nobody waits longer than a second anyway.
+        #: Calls a function after a delay in seconds; an event loop sets this. Without one, no wait exceeds a second.
         self.call_later: Callable[[float, Callable[[], None]], Any] = lambda delay_s, callback: None
         self._wakes_later = False
 
@@ -84,7 +84,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         self.poller.register(fd, self.eventflags)
 
     def remove_slot(self, slot: Slot) -> None:
-        """Poll it no more. To be called before it is disconnected: its descriptor may belong to another one then."""
+        """Stop polling a slot. Call this before it disconnects: later, its descriptor may belong to another file."""
         fd = slot.fileno()
         if fd in self._slots and self._slots[fd][0] is slot:
             self._stop_polling(fd)
@@ -99,17 +99,17 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     @property
     def is_consuming(self) -> bool:
-        """Whether one of the channels waits for messages, or has some that were not delivered."""
+        """Whether one of the channels waits for messages, or has undelivered ones."""
         return any(channel.fetcher.is_consuming for channel in list(self._channels))
 
     def wake(self) -> None:
-        """Make it fetch or deliver now. Safe in any thread."""
+        """Make the poller fetch or deliver now. Safe in any thread."""
         waker = self._waker
         if waker is not None:
             waker.wake()
 
     def wake_in(self, delay_s: float) -> None:
-        """Make it fetch in so many seconds; once, however often it is asked until then. For the thread that polls."""
+        """Make the poller fetch after a delay in seconds. Calls in between do nothing. For the polling thread."""
         if not self._wakes_later:
             self._wakes_later = True
             self.call_later(delay_s, self._wake_now)
@@ -119,7 +119,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         self.wake()
 
     def on_acknowledged(self) -> None:
-        """Take note that a message less is held: the thread that fetches may be waiting for that."""
+        """Record that a message was acknowledged: the fetching thread may be waiting for that."""
         waker = self._waker
         from_another_thread = waker is not None and waker.thread != threading.get_ident()
         if from_another_thread and any(fetcher.is_starved for fetcher in self._fetchers()):
@@ -129,14 +129,14 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     @property
     def fds(self) -> dict[int, Any]:
-        """File descriptors that an event loop is to poll."""
+        """The file descriptors that an event loop has to poll."""
         found: dict[int, Any] = {**super().fds, **self._slots}
         if self._waker is not None:
             found[self._waker.fileno()] = self._waker
         return found
 
     def on_poll_start(self) -> None:
-        """Fetch, and wait for what cannot be fetched yet, see kombu."""
+        """Fetch, and start waiting for messages that are not there yet, see kombu."""
         self._fill()
         super().on_poll_start()
 
@@ -150,13 +150,13 @@ class Poller(kombu_redis.MultiChannelPoller):
                 self.poller.register(self._waker.fileno(), self.eventflags)
             try:
                 found = fetcher.fill()
-            except ResponseError as exc:  # of a list by name it is dealt with; a lease may be refused, for example
+            except ResponseError as exc:  # not about a list, which the fetcher handles, but a lease, for example
                 raise RedisConnectionError(str(exc)) from exc
             if found:
                 self._waker.wake()
 
     def on_readable(self, fileno: int) -> Any:
-        """Read, and deliver a message, see kombu; returns whether one was, where that is ours to say."""
+        """Read, and deliver a message, see kombu. For our own descriptors, returns whether a message was delivered."""
         if self._waker is not None and fileno == self._waker.fileno():
             self._waker.drain()
             return self._deliver()
@@ -173,7 +173,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         return delivered
 
     def handle_event(self, fileno: int, event: int) -> Any:
-        """Handle what happened to a file descriptor, see kombu; returns something true if a message was delivered."""
+        """Handle an event on a file descriptor, see kombu; returns a true value if a message was delivered."""
         if fileno in self._slots or (self._waker is not None and fileno == self._waker.fileno()):
             return self.on_readable(fileno)
         return super().handle_event(fileno, event)
@@ -188,7 +188,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         return super().get(callback, timeout=timeout)
 
     def maybe_restore_messages(self) -> None:
-        """Restore what workers with kombu's own transport left, see kombu."""
+        """Restore the messages that workers with kombu's own transport left, see kombu."""
         for channel in list(self._channels):
             if channel.fetcher.has_queues:
                 with suppress(*channel.connection_errors):
@@ -197,7 +197,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         super().maybe_restore_messages()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Stop polling all slots and the waker, and close, see kombu."""
         for fd in list(self._slots):
             self._stop_polling(fd)
         self._slots.clear()

@@ -9,12 +9,12 @@ import kombu
 
 
 class Producer(kombu.Producer):
-    """kombu's producer, that looks once at each queue whether it is declared; kombu's binds the queue anew each time.
+    """kombu's producer, but it declares each queue only once; kombu's own binds the queue again each time.
 
-    What was declared is forgotten with the channel, see `revive`.
+    It forgets what was declared when the channel changes, see `revive`.
 
     Attributes:
-        published: the options with which `publish` was called last, its headers as they were then.
+        published: the options of the last call of `publish`, with a copy of its headers.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

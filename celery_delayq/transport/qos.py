@@ -9,18 +9,18 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from redis.exceptions import ResponseError
 
-from celery_delayq.connections import NOT_SERVING
+from celery_delayq.queue.connections import NOT_SERVING
 
 logger = getLogger(__name__)
 
 
 class FetchingQoS(virtual.QoS):
-    """What kombu's `QoS` for Redis does with `unacked`, a visibility timeout and three commands a message.
+    """Replaces kombu's `QoS` for Redis, which uses `unacked`, a visibility timeout and three commands per message.
 
     Overrides of `kombu.transport.virtual.QoS` (5.6 and 5.7): `ack`, `reject`, `restore_unacked`, `restore_visible`.
     """
 
-    #: What the server said last against restoring.
+    #: The server's last error when messages were restored.
     _refused = ""
 
     def ack(self, delivery_tag: str) -> None:
@@ -29,7 +29,7 @@ class FetchingQoS(virtual.QoS):
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Drop a message, or put it to the back of its queue, where kombu's Redis transport puts it."""
+        """Drop a message, or put it to the back of its queue, as kombu's Redis transport does."""
         if requeue:
             self.channel.requeue(delivery_tag)
         else:
@@ -37,20 +37,20 @@ class FetchingQoS(virtual.QoS):
         super().ack(delivery_tag)
 
     def forget(self, delivery_tag: str) -> None:
-        """Take note that a message is not delivered after all."""
+        """Forget a message that is not delivered after all."""
         super().ack(delivery_tag)
 
     def restore_unacked(self) -> list[Any]:
-        """Put back all messages that are not being worked on, in their old order, to the front of their queues."""
+        """Put all messages whose tasks do not run back to the front of their queues, in their old order."""
         self._flush()
         self.channel.put_back(list(self._delivered))
         self._delivered.clear()
         return []
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
-        """Restore messages that workers with kombu's own transport left in `unacked`, as those would.
+        """Restore messages that workers with kombu's own transport left in `unacked`, as those workers would.
 
-        It is a courtesy: where the server refuses it (no permission, its memory is full), the rest goes on.
+        This is optional: if the server refuses it (no permission, or its memory is full), everything else goes on.
         """
         try:
             kombu_redis.QoS.restore_visible(self._kombus, *args, **kwargs)

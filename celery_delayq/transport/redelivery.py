@@ -1,40 +1,24 @@
-"""Redelivery: how a kombu message is written when it is delivered again, and when that is once too often."""
+"""Redelivery: rewrites kombu messages that are delivered again, and decides when a message is dead."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from kombu.utils.json import dumps, loads
+from celery_delayq import messages
+from celery_delayq.messages import encode, headers_of
+from celery_delayq.queue import dead_letters
 
-from celery_delayq import dead_letters
-
-#: Header of a message: how often it was delivered to a consumer that was gone before it acknowledged. RabbitMQ's name.
+#: Header of a message: how often its consumer was gone before it acknowledged the message. RabbitMQ's name.
 DELIVERY_COUNT = "x-delivery-count"
 
-#: Header of a message in flight beside which nothing else runs: if its consumer is gone now, this message is to blame.
+#: Header of a message in flight that was delivered alone. If its consumer dies now, this message is to blame.
 ALONE = "x-delivered-alone"
 
 
-def decode(raw: bytes) -> dict[str, Any] | None:
-    """Return a message as kombu stores it, or None if it is none."""
-    try:
-        message = loads(raw.decode())
-    except Exception:  # not only ValueError: kombu makes objects of what says that it is one
-        return None
-    if isinstance(message, dict) and isinstance(message.get("properties"), dict):
-        return message
-    return None
-
-
-def encode(message: dict[str, Any]) -> bytes:
-    """Return a message as kombu stores it."""
-    return str(dumps(message)).encode()
-
-
 def put_back(raw: bytes) -> bytes:
-    """Return a message marked as redelivered, as kombu marks it; what is no message, as it is."""
-    message = decode(raw)
+    """Return a message marked as redelivered, as kombu does. Bytes that are not a message are returned unchanged."""
+    message = messages.decode(raw, objects=True)
     if message is None:
         return raw
     _mark(message)
@@ -43,19 +27,18 @@ def put_back(raw: bytes) -> bytes:
 
 
 def is_last_delivery(message: dict[str, Any], delivery_limit: int) -> bool:
-    """Return whether a message is to be delivered alone: it was in flight at so many crashes that one more decides.
+    """Return whether a message has to be delivered alone: one more crash would reach the limit.
 
-    A message that was never in flight at a crash is none, whatever the limit.
+    False for a message that was never in flight at a crash, whatever the limit.
     """
-    headers = message.get("headers")
-    if not delivery_limit or not isinstance(headers, dict) or DELIVERY_COUNT not in headers:
+    if not delivery_limit or DELIVERY_COUNT not in headers_of(message):
         return False
     return deliveries(message) >= delivery_limit - 1
 
 
 def alone(raw: bytes) -> bytes:
-    """Return a message on its last delivery as it is in flight while nothing else runs beside it."""
-    message = decode(raw)
+    """Return a message on its last delivery with the mark that says that nothing else runs beside it."""
+    message = messages.decode(raw, objects=True)
     if message is None or not isinstance(message.get("headers"), dict):
         return raw
     message["headers"][ALONE] = True
@@ -63,27 +46,28 @@ def alone(raw: bytes) -> bytes:
 
 
 def not_alone(raw: bytes) -> bytes:
-    """Return such a message as it is in flight once something else runs beside it."""
-    message = decode(raw)
+    """Return such a message without the mark, because something else runs beside it."""
+    message = messages.decode(raw, objects=True)
     if message is None or not _pop_header(message, ALONE):
         return raw
     return encode(message)
 
 
 def recover(raw: bytes, delivery_limit: int) -> tuple[bytes, bool]:
-    """Return a message whose consumer is gone as it is to be stored: redelivered, or as a dead letter.
+    """Return a message whose consumer is gone in the form to store: as redelivered, or as a dead letter.
 
-    Every message that was in flight is counted, since nobody knows which of them was the cause; but only up to one less
-    than the limit. It dies of its last delivery, if nothing else ran beside it.
+    A crash counts against every message that was in flight, since nobody knows which of them caused it. But the count
+    only rises to one less than the limit. The message becomes a dead letter after its last delivery, if nothing else
+    ran beside it.
 
     Args:
         raw: the message as it was in flight.
-        delivery_limit: after so many deliveries it is dead; 0 for no limit.
+        delivery_limit: number of deliveries after which a message is dead; 0 for no limit.
 
     Returns:
-        What to store, and whether in the dead list.
+        The bytes to store, and whether they belong in the dead list.
     """
-    message = decode(raw)
+    message = messages.decode(raw, objects=True)
     if message is None:
         return not_a_message(raw), True
     before, count = deliveries(message), deliveries(message) + 1
@@ -100,13 +84,13 @@ def recover(raw: bytes, delivery_limit: int) -> tuple[bytes, bool]:
 
 
 def not_a_message(raw: bytes) -> bytes:
-    """Return the dead letter of bytes that are no kombu message."""
+    """Return a dead letter with bytes that are not a kombu message."""
     return dead_letters.pack(raw, reason=dead_letters.NOT_A_MESSAGE, at_ms=int(time.time() * 1000))
 
 
 def revived(raw: bytes) -> bytes:
-    """Return a dead message as it is to be requeued: nothing is counted against it any more."""
-    message = decode(raw)
+    """Return a dead message in the form to requeue: its delivery count starts again."""
+    message = messages.decode(raw, objects=True)
     if message is None:
         return raw
     _pop_header(message, DELIVERY_COUNT)
@@ -114,15 +98,13 @@ def revived(raw: bytes) -> bytes:
 
 
 def deliveries(message: dict[str, Any]) -> int:
-    """Return how often a message was delivered in vain."""
-    headers = message.get("headers")
-    count = headers.get(DELIVERY_COUNT) if isinstance(headers, dict) else None
+    """Return how often a message was delivered without an acknowledgement."""
+    count = headers_of(message).get(DELIVERY_COUNT)
     return count if isinstance(count, int) and count > 0 else 0
 
 
 def _pop_header(message: dict[str, Any], name: str) -> Any:
-    headers = message.get("headers")
-    return headers.pop(name, None) if isinstance(headers, dict) else None
+    return headers_of(message).pop(name, None)
 
 
 def _mark(message: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""Refusal: messages that no consumer can take become dead letters, and the consumer goes on.
+"""Refusal: sets aside messages that no consumer can take, as dead letters, so that the consumer goes on.
 
-A message that raises in the callback of its consumer would end a worker, be put back, and end the next worker.
-`Transport.defect_of` tells whether the message is to blame. All other errors are raised as ever.
+Without it, a message that raises in its consumer's callback would end a worker, be put back, and end the next worker.
+`Transport.defect_of` tells whether the message is to blame. All other errors are raised as usual.
 """
 
 from __future__ import annotations
@@ -10,34 +10,35 @@ import time
 from logging import getLogger
 from typing import Any
 
-from celery_delayq import dead_letters
-from celery_delayq.connections import CONNECTION_ERRORS
-from celery_delayq.consumer import Consumer
+from celery_delayq import messages
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.queue import dead_letters
+from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.transport import redelivery
 
 logger = getLogger(__name__)
 
 
 class Refusal:
-    """Sets messages of one channel aside. It belongs to the thread that consumes.
+    """Sets aside messages of one channel. It belongs to the consuming thread.
 
     Args:
         channel: a `DelayedChannel`.
 
-    Every method raises `redis.RedisError` when the server is away or refuses.
+    Every method raises `redis.RedisError` if the server is away or refuses.
     """
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
 
     def of_no_message(self, consumer: Consumer, tag: str) -> None:
-        """Set aside what is no message of kombu's."""
+        """Set aside bytes that are not a kombu message."""
         held = consumer.held[tag]
         logger.error("Set aside what is no message in %r, in the list %r", held.name, _dead_list(consumer, held.name))
         consumer.set_aside(tag, redelivery.not_a_message(held.message))
 
     def before(self, consumer: Consumer, tag: str, payload: dict[str, Any]) -> bool:
-        """Set a message aside that has a defect which would show too late; returns whether it has one."""
+        """Set a message aside if it has a defect that would show too late; returns whether it has one."""
         defect = self._channel.connection.late_defect_of(payload)
         if defect is None:
             return False
@@ -45,11 +46,11 @@ class Refusal:
         return True
 
     def after(self, consumer: Consumer, tag: str, raw: bytes, exc: Exception) -> bool:
-        """Set a message aside whose delivery has raised, if that is the message's fault; returns whether it is.
+        """Set a message aside after its delivery raised, if the message is to blame; returns whether it is.
 
-        What was acknowledged is not set aside.
+        An acknowledged message is not set aside.
         """
-        payload = redelivery.decode(raw)
+        payload = messages.decode(raw, objects=True)
         if payload is None or isinstance(exc, (*CONNECTION_ERRORS, MemoryError)):
             return False
         payload["properties"]["delivery_tag"] = tag
@@ -69,14 +70,14 @@ class Refusal:
         return True
 
     def to_message(self, payload: dict[str, Any]) -> Any:
-        """Return kombu's message, or None if its body is not encoded as it says."""
+        """Return the kombu message; None if its body does not have the encoding that it states."""
         try:
             return self._channel.Message(payload, channel=self._channel)
         except Exception:
             return None
 
     def _of_invalid_task(self, consumer: Consumer, tag: str, payload: dict[str, Any], error: str) -> None:
-        consumer.read_answers()  # it may have been rejected
+        consumer.read_answers()  # the message may have been rejected
         held = consumer.held.get(tag)
         if held is None:
             logger.error("No worker can take task %r[%r], which was dropped: %s", *_names(payload), error)
@@ -93,10 +94,10 @@ class Refusal:
 
 
 def _names(payload: dict[str, Any]) -> tuple[object, object]:
-    """Return what a message says to be its task and its id."""
+    """Return the task name and the id that a message states."""
     headers = payload.get("headers")
     return (headers.get("task"), headers.get("id")) if isinstance(headers, dict) else (None, None)
 
 
 def _dead_list(consumer: Consumer, name: str) -> str:
-    return consumer.joined[name].dead
+    return consumer.leases.keys_of(name).dead

@@ -1,4 +1,4 @@
-"""Slot: one connection that waits for one broker list on the server."""
+"""Slot: one connection that waits on the server for messages of one broker list."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 import redis
 from redis import exceptions
 
-from celery_delayq.connections import NOT_SERVING
-from celery_delayq.consumer import BLOCK_S
-from celery_delayq.fetch_connection import identify
+from celery_delayq.fetching.abandoned import BLOCK_S
+from celery_delayq.fetching.connection import identify
+from celery_delayq.queue.connections import NOT_SERVING
 
-#: A reply is overdue after so many seconds more than the command may block: the connection is half open then.
+#: A reply is overdue this long after the command should have stopped blocking, in seconds: the connection is half open.
 _OVERDUE_S = 25.0
 
-#: How long a wait is told to end, and how often, in seconds.
+#: How long, and at what interval, the server is told to end a wait, in seconds.
 _UNBLOCK_S, _UNBLOCK_AGAIN_S = 5.0, 0.01
 
 
 class Slot:
-    """Waits with BLMOVE, which moves a message to the consumer's in-flight list in the moment in which it arrives.
+    """Waits with BLMOVE, which moves a message to the consumer's in-flight list as soon as it arrives.
 
     Args:
-        pool: gives the parameters of the connection, and its class; the connection is not one of the pool.
+        pool: gives the class and the parameters of the connection. The connection does not belong to the pool.
         queue: kombu's name of the queue.
         name: full name of the broker list.
         in_flight: the consumer's in-flight list.
 
-    Every method raises `redis.ConnectionError` when the connection is lost.
+    Every method raises `redis.ConnectionError` if the connection is lost.
     """
 
     def __init__(self, pool: Any, queue: str, name: str, in_flight: str) -> None:
         self.queue = queue
         self.name = name
         self._in_flight = in_flight
-        #: Whether the command was sent, and its reply not read.
+        #: Whether the command was sent and its reply not yet read.
         self.is_armed = False
         self._armed_at = 0.0
         self.connection = pool.make_connection()
@@ -44,38 +44,38 @@ class Slot:
         self.identity = identify(self.connection)
 
     def fileno(self) -> int:
-        """Return what the event loop polls; -1 once the connection is lost."""
+        """Return the file descriptor that the event loop polls; -1 once the connection is lost."""
         sock = getattr(self.connection, "_sock", None)
         return -1 if sock is None else int(sock.fileno())
 
     def _check(self) -> None:
-        # redis-py would connect anew to send, and break when it reads.
+        # redis-py would reconnect in order to send, and fail when it reads.
         if self.fileno() < 0:
             raise exceptions.ConnectionError(f"the connection that waited for {self.name!r} was lost")
 
     def arm(self) -> None:
-        """Begin to wait."""
+        """Start waiting."""
         self._check()
         self.connection.send_command("BLMOVE", self.name, self._in_flight, "RIGHT", "LEFT", BLOCK_S)
         self.is_armed = True
         self._armed_at = time.monotonic()
 
     def has_reply(self, wait_s: float = 0) -> bool:
-        """Return whether something was received; TLS, for one, makes sockets readable for nothing."""
+        """Return whether a reply was received. A socket may be readable without one, for example with TLS."""
         self._check()
         return bool(self.connection.can_read(timeout=wait_s))
 
     def unblock(self, client: redis.Redis) -> None:
         """Make the server end the wait, so that `read` returns at once.
 
-        The server also says no when the wait has not begun there: it was sent on another connection. So it is told
-        again until there is a reply.
+        The server also refuses if the wait has not begun there yet, because the wait was sent on another connection. So
+        the command is repeated until there is a reply.
 
         Args:
-            client: has connections of its own.
+            client: a client with connections of its own.
 
         Raises:
-            redis.ResponseError: it is not allowed.
+            redis.ResponseError: the server does not allow it.
         """
         if self.identity is None:
             raise exceptions.ResponseError("CLIENT INFO is not allowed")
@@ -87,7 +87,7 @@ class Slot:
                 raise exceptions.ConnectionError(f"Redis neither waits for {self.name!r} nor answers")
 
     def read(self) -> bytes | None:
-        """Return the message that has arrived, or None if the wait is over without one.
+        """Return the message that has arrived; None if the wait ended without one.
 
         Raises:
             redis.ResponseError: the server refused the command.
@@ -98,7 +98,7 @@ class Slot:
         except NOT_SERVING as exc:
             raise exceptions.ConnectionError(str(exc)) from None  # Celery logs the whole chain
         except exceptions.ResponseError as exc:
-            if str(exc).startswith("UNBLOCKED"):  # a master that becomes a replica says so, and closes the connection
+            if str(exc).startswith("UNBLOCKED"):  # sent by a master that becomes a replica and closes the connection
                 raise exceptions.ConnectionError(str(exc)) from None
             raise
         finally:

@@ -1,12 +1,12 @@
-"""Broker URLs: the schemes of this package, and what kombu has to be helped with.
+"""Broker URLs: the schemes of this package, and the help that kombu needs with them.
 
 | URL | kombu makes of it |
 |---|---|
 | `delayq://host:6379/0` | scheme `delayq`, everything parsed |
 | `delayqs://host:6380/0` | scheme `delayqs`, everything parsed |
-| `delayq+socket:///path/redis.sock` | scheme `delayq`, host name `socket:///path/...`, which its channel parses |
-| `delayq+sentinel://host:26379/0;...` | scheme `delayq`, host name `sentinel://host:26379/0`, which nobody parses |
-| a further one of those, after a failover | scheme `delayq+sentinel`, everything parsed |
+| `delayq+socket:///path/redis.sock` | scheme `delayq`, host name `socket:///path/...`, parsed by its channel |
+| `delayq+sentinel://host:26379/0;...` | scheme `delayq`, host name `sentinel://host:26379/0`, parsed by nobody |
+| the next of several such URLs, after a failover | scheme `delayq+sentinel`, everything parsed |
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ SCHEMES = {
 
 
 def register() -> None:
-    """Make broker URLs that begin with `delayq` known to kombu, in this process.
+    """Register the `delayq` URL schemes with kombu, in this process.
 
-    `DelayQ(app)` does so. It is for processes that have none and use such a URL all the same: a pytest fixture that
-    makes an app of its own, for example. It connects to nothing, and may be called any number of times.
+    `DelayQ(app)` does this itself. Call it in processes that use such a URL without `DelayQ(app)`, for example in a
+    pytest fixture that creates its own app. It does not connect, and may be called any number of times.
     """
     TRANSPORT_ALIASES.update(SCHEMES)
 
 
 def is_sentinel(connection: Any) -> bool:
-    """Return whether a kombu connection is to find its server through Sentinel."""
+    """Return whether a kombu connection finds its server through Sentinel."""
     return connection.transport_cls == "delayq+sentinel" or (connection.hostname or "").startswith("sentinel://")
 
 
 def ensure_tls(connection: Any) -> None:
-    """Make a kombu connection use TLS if its URL or `broker_use_ssl=True` say so.
+    """Make a kombu connection use TLS if its URL or `broker_use_ssl=True` asks for it.
 
-    Certificates are verified unless the options say otherwise, unlike kombu's with `rediss://`. kombu itself would send
-    everything in the clear, password included: it knows TLS by the scheme `rediss`, and ignores a bare True.
+    Unlike kombu with `rediss://`, it verifies certificates unless the options say otherwise. kombu itself would send
+    everything unencrypted, even the password: it uses TLS only for the scheme `rediss`, and ignores a plain True.
     """
     if connection.ssl is True or (connection.transport_cls == "delayqs" and not connection.ssl):
         connection.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
 
 
 class SentinelConnection:
-    """A kombu connection made from `delayq+sentinel://` URLs, as one made from `sentinel://` URLs would look.
+    """A kombu connection for `delayq+sentinel://` URLs that looks as if it was made from `sentinel://` URLs.
 
-    Everything else is the connection's own.
+    All other attributes are those of the connection.
     """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        #: The URLs of all sentinels, where kombu's channel looks for them.
+        #: The URLs of all sentinels; kombu's channel reads them here.
         self.alt = [_sentinel_url(url) for url in connection.alt]
         if "://" in (connection.hostname or ""):
             parts = parse_url(connection.hostname)

@@ -13,8 +13,9 @@ from typing import Any
 import redis
 from celery import Celery
 
-from celery_delayq import DelayedQueue, codec, scripts
-from celery_delayq.transport.eta import DUE_PROPERTY
+from celery_delayq import DelayedQueue
+from celery_delayq.messages import DUE_PROPERTY
+from celery_delayq.queue import codec, scripts
 
 #: The list in which the original is published, and that in which a backlog is prepared; no worker consumes them.
 _TEMPLATE, _BACKLOG = "template", "backlog"

@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from celery_delayq import DelayedQueue, scripts
+from celery_delayq import DelayedQueue
+from celery_delayq.queue import scripts
 from tests.benchmarks.scale import SEED
 
 #: Size of a payload in bytes, that of a small Celery message.

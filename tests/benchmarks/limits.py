@@ -9,8 +9,8 @@ from functools import partial
 
 import redis
 
-from celery_delayq import keys, scripts
-from celery_delayq.delayed_queue import BATCH_SIZE
+from celery_delayq.queue import keys, scripts
+from celery_delayq.queue.delayed_queue import BATCH_SIZE
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.figures import OURS, in_turns
 from tests.benchmarks.filling import PAYLOAD_BYTES

@@ -13,8 +13,8 @@ from typing import Any
 
 import redis
 
-from celery_delayq.scripts import Transferred
-from celery_delayq.transfer import TransferLoop
+from celery_delayq.queue.scripts import Transferred
+from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import dying_with_us
 from tests.support import wait_until
 

@@ -13,7 +13,7 @@ from typing import Any
 import redis
 
 from celery_delayq import DelayedQueue
-from celery_delayq.keys import QueueKeys
+from celery_delayq.queue.keys import QueueKeys
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.beats import REDBEAT, Beat, installed
 from tests.benchmarks.figures import OURS, STOCK, percentile

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from celery_delayq import DelayedQueue
-from celery_delayq.codec import OfferId
+from celery_delayq.queue.codec import OfferId
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.copies import Copier
 from tests.benchmarks.figures import OURS, STOCK

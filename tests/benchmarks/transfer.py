@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from celery_delayq import DelayedQueue
-from celery_delayq.delayed_queue import BATCH_SIZE
+from celery_delayq.queue.delayed_queue import BATCH_SIZE
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.figures import OURS, Target, in_turns, percentile
 from tests.benchmarks.filling import INSTANT, ORDERED, PAYLOAD_BYTES, RANDOM, Filler

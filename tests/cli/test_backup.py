@@ -23,7 +23,7 @@ class TestExportAndImport:
         ids = [publish(app, seconds=number) for number in range(3)]
         assert command("export", path).stdout == f"3 tasks exported to {path}.\n"
         app.delayq.cancel(ids[:2])
-        assert command("import", path).stdout == "2 tasks stored, 1 waited already.\n"
+        assert command("import", path).stdout == "2 tasks stored, 1 already waiting.\n"
         assert [task.id for task in app.delayq.scheduled()] == ids
         assert command("import", path, "--json").json() == [{"stored": 0, "waiting": 3}]
 
@@ -38,7 +38,7 @@ class TestExportAndImport:
 
     def test_a_file_is_replaced_only_with_yes(self, app: Celery, command: Command, path: Path) -> None:
         path.write_text("precious")
-        is_wrong_use(command("export", path), f"{path} exists. Replace it?", "add --yes")
+        is_wrong_use(command("export", path), f"{path} exists. Replace it?", "pass --yes")
         assert path.read_text() == "precious"
         assert command("export", path, "--yes", "--json").json() == [{"exported": 0}]
         assert '"celery_delayq"' in path.read_text()
@@ -48,12 +48,12 @@ class TestExportAndImport:
         command("export", path)
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
         app.delayq.cancel(task_id)
-        failed(command("import", path), f"{path}, line 2", "was cut off; what comes before is imported")
+        failed(command("import", path), f"{path}, line 2", "was cut off. The lines before it were imported")
         assert app.delayq.get(task_id) is not None
 
     def test_a_file_of_something_else(self, command: Command, path: Path) -> None:
         path.write_text("{}\n")
-        failed(command("import", path), "line 1", "not written by an export of celery_delayq")
+        failed(command("import", path), "line 1", "not an export file of celery_delayq")
 
     def test_files_that_cannot_be_opened(self, command: Command, path: Path) -> None:
         failed(command("import", path), f"cannot read {path}: No such file or directory")
@@ -65,7 +65,7 @@ class TestRelease:
         publish(app)
         with nothing_changes(waiting.client):
             done = command("release")
-        is_wrong_use(done, "Stop all workers first", "Release what waits?", "add --yes")
+        is_wrong_use(done, "Stop all workers first", "Release the waiting tasks?", "pass --yes")
 
     def test_moves_what_waits(self, app: Celery, waiting: DelayedQueue, command: Command) -> None:
         task_id, kept = publish(app), publish(app, queue="other")
@@ -78,4 +78,4 @@ class TestRelease:
         offer(waiting, "bytes", payload=b"\xff")
         done = command("release", "--yes", "--json")
         assert done.json() == [{"released": 0, "left": 1}]
-        assert "1 message still wait" in done.stderr
+        assert "1 message left waiting" in done.stderr

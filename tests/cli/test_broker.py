@@ -58,12 +58,12 @@ def calls(commands: list[list[str]]) -> pytest.MarkDecorator:
 @calls(COMMANDS)
 def test_another_transport(ledger_url: str, call: list[str]) -> None:
     done = run(make_app("redis://user:s3cret@localhost:1", ledger_url), *call)
-    failed(done, "the broker is redis://user:**@", "begin the broker URL with delayq://", "DelayQ(app)")
+    failed(done, "the broker is redis://user:**@", "start the broker URL with delayq://", "DelayQ(app)")
 
 
 def test_a_scheme_that_nobody_knows(ledger_url: str) -> None:
     done = run(make_app("nonsense://localhost", ledger_url), "status")
-    failed(done, "No such transport: nonsense", "begin the broker URL with delayq://")
+    failed(done, "No such transport: nonsense", "start the broker URL with delayq://")
 
 
 @calls(COMMANDS)
@@ -98,7 +98,7 @@ def test_a_refusal_of_the_server(app: Celery, waiting: DelayedQueue, command: Co
     publish(app)
     waiting.client.delete(waiting.keys.timeout_set)
     waiting.client.set(waiting.keys.timeout_set, "no ZSET")
-    failed(command("status"), "refuses: ", "WRONGTYPE")
+    failed(command("status"), "refused a command: ", "WRONGTYPE")
 
 
 def test_a_connection_that_is_lost(app: Celery, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_a_connection_that_is_lost(app: Celery, command: Command, monkeypatch: p
 def test_an_unknown_queue(app: Celery, command: Command, call: list[str]) -> None:
     publish(app, queue="mailing")
     failed(command(*call, "mialing"), "unknown queue 'mialing': did you mean mailing?")
-    failed(command(*call, "xyz"), "unknown queue 'xyz': there are celery, mailing")
+    failed(command(*call, "xyz"), "unknown queue 'xyz': known queues are celery, mailing")
 
 
 @calls(OF_A_QUEUE)

@@ -11,8 +11,9 @@ from celery import Celery
 from kombu.utils.json import loads
 from rich.console import Console
 
-from celery_delayq import DeadLetters, dead_letters
+from celery_delayq import DeadLetters
 from celery_delayq.cli import dead
+from celery_delayq.queue import dead_letters
 from celery_delayq.transport.redelivery import DELIVERY_COUNT
 from tests.cli.running import Command, failed, is_wrong_use
 
@@ -102,7 +103,7 @@ def test_an_entry_that_was_none_is_listed_and_not_requeued(
     assert row["reason"] == "not-an-entry"
     done = command("dead", "requeue", QUEUE, "--all", "--json")
     assert done.code == 1
-    assert f"{row['id']} is no message" in done.stderr
+    assert f"cannot requeue {row['id']}: it is not a message" in done.stderr
     assert done.lines() == [{"id": row["id"], "done": False}, {"id": killer["id"], "done": True}]
     assert not broker_client.llen(QUEUE)
 
@@ -129,7 +130,7 @@ def test_purge_deletes_only_what_was_named(
 
 def test_to_purge_all_wants_yes(command: Command, killer: dict[str, str]) -> None:
     done = command("dead", "purge", QUEUE, "--all")
-    is_wrong_use(done, "Delete 1 dead message of 'celery' for good?", "add --yes")
+    is_wrong_use(done, "Delete 1 dead message of 'celery' for good?", "pass --yes")
     assert len(command("dead", "list", "--json").json()) == 1
 
 
@@ -142,7 +143,7 @@ def test_a_wrong_id_changes_nothing(command: Command, killer: dict[str, str], ve
 @pytest.mark.parametrize("arguments", [[], ["--all", "0123"]])
 @pytest.mark.parametrize("verb", ["requeue", "purge"])
 def test_one_says_which(command: Command, killer: dict[str, str], verb: str, arguments: list[str]) -> None:
-    is_wrong_use(command("dead", verb, QUEUE, *arguments), "by the ids that `dead list` shows, or say --all")
+    is_wrong_use(command("dead", verb, QUEUE, *arguments), "give either ids from `dead list`, or --all")
     assert len(command("dead", "list", "--json").json()) == 1
 
 

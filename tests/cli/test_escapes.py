@@ -19,7 +19,7 @@ from celery_delayq.cli import broker
 from celery_delayq.cli.output import console
 from celery_delayq.cli.plain import visible
 from celery_delayq.cli.transfer import VisibleFormatter
-from celery_delayq.keys import RegistryKeys
+from celery_delayq.queue.keys import RegistryKeys
 from tests.cli.running import Command
 from tests.integration.publishing import publish
 

@@ -91,7 +91,7 @@ class TestList:
         for _ in range(2):
             publish(app)
         done = command("list", "--limit", 1)
-        assert "There may be more: --cursor " in done.stderr
+        assert "There may be more tasks: continue with --cursor " in done.stderr
         assert command("list", "--limit", 2).stderr == ""
 
     def test_thousands(self, waiting: DelayedQueue, command: Command) -> None:
@@ -104,7 +104,7 @@ class TestList:
 
     def test_nothing_is_no_error(self, command: Command) -> None:
         done = command("list")
-        assert (done.code, done.stdout, done.stderr) == (0, "", "Nothing waits that matches.\n")
+        assert (done.code, done.stdout, done.stderr) == (0, "", "No waiting tasks match.\n")
         assert command("list", "--json").json() == []
 
     def test_what_is_no_task_is_shown(self, waiting: DelayedQueue, command: Command) -> None:
@@ -116,13 +116,15 @@ class TestList:
     @pytest.mark.parametrize("command_line", [["list"], ["cancel", "--yes"], ["cancel", "--dry-run"]])
     @pytest.mark.parametrize("option", ["--due-before", "--due-after"])
     def test_a_time_that_is_none(self, command: Command, command_line: list[str], option: str) -> None:
-        is_wrong_use(command(*command_line, option, "soon"), f"'{option}': 'soon' is no time", "+30m, 2h, -15m")
+        is_wrong_use(
+            command(*command_line, option, "soon"), f"'{option}': cannot parse 'soon' as a time", "+30m, 2h, -15m"
+        )
         is_wrong_use(command(*command_line, option, "99999999d"), "the time must be in the years 1 to 9999")
         is_wrong_use(command(*command_line, option, "9999-12-31T23:59:59-23:59"), "must be before the year 10000")
 
     def test_wrong_numbers_and_cursors(self, command: Command) -> None:
         is_wrong_use(command("list", "--limit", 0), "--limit")
-        is_wrong_use(command("list", "--cursor", "nonsense"), "not the cursor of a page: 'nonsense'")
+        is_wrong_use(command("list", "--cursor", "nonsense"), "must be the cursor of a page, not 'nonsense'")
 
 
 class TestShow:
@@ -160,7 +162,9 @@ class TestShow:
     def test_no_such_task(self, app: Celery, command: Command) -> None:
         ready = app.tasks["note"].delay().id
         for task_id in (ready, "nobody"):
-            failed(command("show", task_id), f"no task {task_id} waits", "in its queue", "has run", "was cancelled")
+            failed(
+                command("show", task_id), f"task {task_id} is not waiting", "in its queue", "have run", "been cancelled"
+            )
             assert command("show", task_id, "--json").stdout == ""
 
 

@@ -77,7 +77,7 @@ def test_nothing_waits(command: Command) -> None:
 
 def test_spans_and_numbers_that_are_none(command: Command) -> None:
     is_wrong_use(command("status", "--span", "0"), "span must be more than 0")
-    is_wrong_use(command("status", "--span", "long"), "'long' is no span of time")
+    is_wrong_use(command("status", "--span", "long"), "cannot parse 'long' as a span of time")
     is_wrong_use(command("status", "--buckets", "1001"), "--buckets")
 
 
@@ -94,7 +94,7 @@ class TestTop:
         assert second not in done.stdout
 
     def test_is_for_a_terminal(self, command: Command) -> None:
-        is_wrong_use(command("top"), "top is for a terminal: add --once, or take `status`")
+        is_wrong_use(command("top"), "top needs a terminal: add --once, or use `status`")
         is_wrong_use(command("top", "--once", "--interval", "0"), "--interval")
 
     def test_of_an_unknown_queue(self, command: Command) -> None:

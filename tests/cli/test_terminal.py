@@ -50,7 +50,7 @@ class TestTop:
             with TerminalCommand("top", "--interval", "0.1", broker=url, ledger=ledger_url) as top:
                 top.wait_for_log("punctual worker")
                 server.stop()
-                top.wait_for_log("Trying again every 0.1 s.")
+                top.wait_for_log("Retrying every 0.1 s.")
                 server.start()
                 seen = top.log.count("punctual worker")
                 wait_until(lambda: top.log.count("punctual worker") > seen, "the table is shown again", 30)
@@ -90,7 +90,7 @@ def test_progress_is_shown_in_a_terminal(waiting: DelayedQueue, terminal: Termin
 def test_a_search_by_name_shows_its_progress(waiting: DelayedQueue, terminal: Terminal) -> None:
     fill(waiting, 3000)
     with terminal("list", "--task", "nobody") as search:
-        search.wait_for_log("Nothing waits that matches.")
+        search.wait_for_log("No waiting tasks match.")
         assert search.wait() == 0
         assert "searching" in search.log
         assert "/3000" in search.log

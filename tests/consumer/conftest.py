@@ -12,11 +12,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_delayq import keys
-from celery_delayq.connections import new_id
-from celery_delayq.consumer import Consumer
-from celery_delayq.held import Redelivery
-from celery_delayq.watchdog import Watchdog
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.fetching.held import Redelivery
+from celery_delayq.fetching.watchdog import Watchdog
+from celery_delayq.queue import keys
+from celery_delayq.queue.connections import new_id
 from examples.private_redis import PrivateRedis
 from tests.state import oldest_first
 from tests.support import wait_until

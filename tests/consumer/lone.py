@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from celery_delayq.consumer import Consumer
+from celery_delayq.fetching.consumer import Consumer
 from tests.consumer.conftest import Consumers
 from tests.support import wait_until
 

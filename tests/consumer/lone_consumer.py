@@ -12,10 +12,10 @@ import threading
 
 import redis
 
-from celery_delayq.connections import new_id
-from celery_delayq.consumer import Consumer
 from celery_delayq.errors import LeaseLost
-from celery_delayq.watchdog import Watchdog
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.fetching.watchdog import Watchdog
+from celery_delayq.queue.connections import new_id
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import redis
 
-from celery_delayq import scripts
-from celery_delayq.consumer import Consumer
-from celery_delayq.scripts import MAX_PUT_BACK
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.queue import scripts
+from celery_delayq.queue.scripts import MAX_PUT_BACK
 from tests.consumer.conftest import Consumers, hold_all, in_another_thread
 from tests.state import nothing_changes
 from tests.support import wait_until
@@ -112,11 +112,11 @@ class TestAcknowledging:
         assert consumer.held.keys() == {second}
         assert consumers.in_flight(consumer) == [b"2"]
 
-    def test_came_not_too_late(self, consumers: Consumers) -> None:
+    def test_or_when_it_is_asked_for(self, consumers: Consumers) -> None:
         consumer = consumers.make()
         (tag,) = consumers.take(consumer, b"1")
         consumer.ack(tag)
-        assert not consumer.came_too_late(tag)
+        consumer.read_answers()
         assert consumer.held == {}
 
     def test_in_another_thread(self, consumers: Consumers) -> None:

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 from kombu.utils.json import dumps, loads
 
-from celery_delayq import dead_letters
-from celery_delayq.held import Redelivery
+from celery_delayq.fetching.held import Redelivery
+from celery_delayq.queue import dead_letters
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.last_delivery import isolate
 from tests.consumer.conftest import Consumers, in_another_thread

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_delayq import watchdog
-from celery_delayq.consumer import Consumer
+from celery_delayq.fetching import watchdog
+from celery_delayq.fetching.consumer import Consumer
 from tests.consumer.conftest import Consumers
 from tests.consumer.lone import LONG_S, lone
 from tests.soak.proxy import Proxy

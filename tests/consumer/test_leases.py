@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import redis
 
-from celery_delayq import consumer as consumer_module
-from celery_delayq import keys, scripts
-from celery_delayq.consumer import Consumer
 from celery_delayq.errors import LeaseLost
-from celery_delayq.fetch_connection import Identity, identify
+from celery_delayq.fetching import abandoned
+from celery_delayq.fetching.connection import Identity, identify
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.queue import keys, scripts
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.state import calls, nothing_changes
 from tests.support import wait_until
@@ -56,7 +56,7 @@ def blmove(consumers: Consumers) -> Iterator[Blmove]:
         connections.append(connection)
         connection.connect()
         identity = identify(connection)
-        connection.send_command("BLMOVE", "q", consumer.joined["q"].in_flight(consumer.id), "RIGHT", "LEFT", 30)
+        connection.send_command("BLMOVE", "q", consumer.leases.lists["q"].in_flight(consumer.id), "RIGHT", "LEFT", 30)
         wait_until(lambda: blocked(consumers) == len(connections), "it waits on the server")
         return identity
 
@@ -98,10 +98,10 @@ class TestLease:
         consumer = consumers.make("q", "r")
         (tag,) = consumers.take(consumer, b"1")
         consumer.part("q")
-        assert consumer.leave_all() is False
+        assert consumer.end_leases() is False
         assert consumers.score(consumer) > 0
         assert in_another_thread(consumer.ack, tag)
-        assert consumer.leave_all() is False
+        assert consumer.end_leases() is False
         assert consumers.score(consumer) == 0
         assert consumers.score(consumer, "r") > 0
 
@@ -109,11 +109,11 @@ class TestLease:
         consumer = consumers.make("q", "r")
         (tag,) = consumers.take(consumer, b"1", name="r")
         consumer.part("r")
-        consumer.leave_all()
+        consumer.end_leases()
         assert consumers.score(consumer, "r") > 0, "something of it is held"
         consumer.ack(tag)
         consumer.read_answers()
-        consumer.leave_all()
+        consumer.end_leases()
         assert not consumers.score(consumer, "r")
         assert consumers.score(consumer) > 0
 
@@ -129,7 +129,7 @@ class TestLease:
 
         monkeypatch.setattr(scripts, "leave", leave_and_renew)
         consumer.part("r")
-        consumer.leave_all()
+        consumer.end_leases()
         assert not consumer.is_lost
         assert not consumers.score(consumer, "r")
 
@@ -143,7 +143,7 @@ class TestLease:
         def renew_in_between(client: Any, queue_keys: Any, **options: Any) -> Any:
             monkeypatch.undo()
             consumer.part("r")
-            consumer.leave_all()
+            consumer.end_leases()
             renewed = renew(client, queue_keys, **options)
             consumer.join("r")
             return renewed
@@ -160,8 +160,8 @@ class TestLease:
         consumer.part("r")
         monkeypatch.setattr(scripts, "leave", _refuse)
         with pytest.raises(redis.ConnectionError):
-            consumer.leave_all()
-        assert "r" in consumer.joined
+            consumer.end_leases()
+        assert "r" in consumer.leases.lists
 
 
 def _refuse(*args: Any, **options: Any) -> bool:
@@ -209,7 +209,7 @@ class TestLeaseLost:
                 consumer.ack(tag)
             else:
                 in_another_thread(consumer.ack, tag)
-            assert consumer.came_too_late(tag)
+            consumer.read_answers()
         assert "is not this consumer's own any more" in caplog.text
         assert consumer.held == {}
 
@@ -220,7 +220,6 @@ class TestLeaseLost:
         with pytest.raises(LeaseLost):
             consumer.renew()
         assert not consumer.ack(tag)
-        assert consumer.came_too_late(tag)
 
     def test_a_requeue_before_it_knows(self, consumers: Consumers) -> None:
         consumer = consumers.make()
@@ -286,7 +285,7 @@ class TestClosing:
 
     def test_ends_a_blocking_command_that_nobody_listens_to(self, consumers: Consumers, blmove: Blmove) -> None:
         consumer = consumers.make()
-        consumer.haunt([blmove(consumer)])
+        consumer.abandon([blmove(consumer)])
         assert consumer.close() is True
         assert blocked(consumers) == 0
         consumers.publish(b"late")
@@ -296,10 +295,10 @@ class TestClosing:
     def test_waits_for_a_blocking_command_that_it_does_not_know(
         self, consumers: Consumers, blmove: Blmove, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(consumer_module, "BLOCK_S", 1.5)
+        monkeypatch.setattr(abandoned, "BLOCK_S", 1.5)
         consumer = consumers.make()
         blmove(consumer)
-        consumer.haunt([None])
+        consumer.abandon([None])
         assert consumer.close() is False
         consumers.publish(b"late")
         wait_until(lambda: consumers.in_flight(consumer) == [b"late"], "it was given a message")

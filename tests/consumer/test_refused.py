@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from celery_delayq import keys
-from celery_delayq.consumer import Consumer
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.queue import keys
 from tests.consumer.conftest import Consumers
 from tests.support import wait_until
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import redis
 
-from celery_delayq import consumer as consumer_module
-from celery_delayq import keys, scripts
 from celery_delayq.errors import LeaseLost
-from celery_delayq.held import Redelivery
-from celery_delayq.scripts import Renewed
-from celery_delayq.watchdog import Watchdog
+from celery_delayq.fetching import abandoned
+from celery_delayq.fetching.held import Redelivery
+from celery_delayq.fetching.watchdog import Watchdog
+from celery_delayq.queue import keys, scripts
+from celery_delayq.queue.scripts import Renewed
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.consumer.lone import LONG_S, known, lone, wait_for_end_of_lease
 from tests.soak.proxy import Proxy
@@ -140,7 +140,7 @@ class TestKilled:
     ) -> None:
         """One that comes later learns of it: where workers are killed again and again, nobody lives for long."""
         witness = consumers.make(lease_s=LONG_S)
-        monkeypatch.setattr(consumers.watch(witness), "_recover", lambda *args, **options: None)
+        monkeypatch.setattr(consumers.watch(witness)._recovery, "_recover", lambda *args: None)
         with lone(consumers, b"1", b"2") as process:
             process.kill()
             consumers.start(lease_s=LONG_S)
@@ -397,7 +397,7 @@ class TestTwoAtOnce:
 class TestClosed:
     @pytest.fixture(autouse=True)
     def short_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(consumer_module, "BLOCK_S", 1.0)
+        monkeypatch.setattr(abandoned, "BLOCK_S", 1.0)
 
     @pytest.mark.parametrize("thread", ["own", "another"])
     def test_while_the_server_is_away(self, lasting: Consumers, thread: str) -> None:
@@ -433,8 +433,8 @@ class TestClosed:
         """A child inherits what is to be done when the process ends; the task that runs is its parent's."""
         code = """
 import os, sys, redis
-from celery_delayq.consumer import Consumer
-from celery_delayq.watchdog import Watchdog
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.fetching.watchdog import Watchdog
 
 consumer = Consumer(lambda: redis.Redis(port=int(sys.argv[1])))
 consumer.join("q")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from dateutil.parser import isoparse
 
-from celery_delayq.transfer import TransferLoop, TransferSettings
+from celery_delayq.transfer.loop import TransferLoop, TransferSettings
 from examples.private_redis import PrivateRedis
 from tests.support import wait_until
 from tests.worker_app import publisher

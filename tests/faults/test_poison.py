@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from celery_delayq import DeadLetters
-from celery_delayq.dead_letters import DELIVERY_LIMIT
+from celery_delayq.queue.dead_letters import DELIVERY_LIMIT
 from celery_delayq.transport.redelivery import ALONE, DELIVERY_COUNT
 from examples.private_redis import PrivateRedis
 from tests.integration.long_tasks import in_flight, long_worker, open_gate

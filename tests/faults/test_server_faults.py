@@ -9,7 +9,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_delayq.keys import QueueKeys
+from celery_delayq.queue.keys import QueueKeys
 from examples.private_redis import PrivateRedis
 from tests.ledger import ALL_WELL, Ledger
 from tests.support import wait_until

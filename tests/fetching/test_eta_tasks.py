@@ -182,7 +182,7 @@ def test_a_lost_connection_is_an_error_and_loses_nothing(
             raise redis.ConnectionError("cut")
 
         with monkeypatch.context() as patched:
-            patched.setattr("celery_delayq.scripts.offer_fetched", cut)
+            patched.setattr("celery_delayq.queue.scripts.offer_fetched", cut)
             with pytest.raises(redis.ConnectionError, match="cut"):
                 it.drain(1)
     assert in_flight(ours.client) == 0

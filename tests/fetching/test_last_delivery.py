@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_delayq import scripts
+from celery_delayq.queue import scripts
 from celery_delayq.transport import last_delivery
 from celery_delayq.transport.redelivery import ALONE, DELIVERY_COUNT
 from examples.private_redis import PrivateRedis

@@ -11,8 +11,8 @@ import pytest
 import redis
 from kombu import Connection
 
-from celery_delayq.fetch_connection import FetchConnection
-from celery_delayq.keys import QueueKeys
+from celery_delayq.fetching.connection import FetchConnection
+from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.transport import poller
 from celery_delayq.transport.last_delivery import isolate
 from celery_delayq.transport.poller import Poller, Waker

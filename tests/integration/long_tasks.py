@@ -13,7 +13,7 @@ import redis
 from billiard import current_process
 from celery import Celery
 
-from celery_delayq import process
+from celery_delayq.fetching import process
 from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.worker_app import make_app

@@ -13,7 +13,7 @@ from celery import Celery
 from kombu import Connection, Exchange, Producer, Queue
 
 from celery_delayq import DelayedQueue
-from celery_delayq.registry import registered
+from celery_delayq.queue.registry import registered
 from celery_delayq.transport import register
 from examples.private_redis import PrivateRedis
 from tests.state import oldest_first

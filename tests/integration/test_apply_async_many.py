@@ -17,7 +17,7 @@ from celery.result import AsyncResult
 from kombu.utils.json import loads
 
 from celery_delayq import ConfigurationError, DelayedQueue, NotAllSent
-from celery_delayq.registry import registered
+from celery_delayq.queue.registry import registered
 from examples.private_redis import PrivateRedis
 from tests.integration.monitoring import task_events
 from tests.integration.publishing import stored
@@ -203,7 +203,7 @@ class TestWithoutResults:
         assert len(ledger.runs()) == 2
 
     def test_an_error_says_how_many_were_sent(self, app: Celery, waiting: DelayedQueue) -> None:
-        with pytest.raises(NotAllSent, match=r"^15 tasks were sent, 1 were not") as caught:
+        with pytest.raises(NotAllSent, match=r"^15 tasks were sent, 1 failed") as caught:
             app.delayq.apply_async_many([*(note(app) for _ in range(15)), app.tasks["add"].s()], results=False)
         assert (caught.value.sent, caught.value.results) == (15, [])
         assert waiting.size() == 15
@@ -214,10 +214,10 @@ class TestErrors:
     def test_they_name_the_first_cause_in_the_order_of_the_tasks(self, app: Celery, broker_client: redis.Redis) -> None:
         broker_client.set("redisson_delay_queue_timeout:{other}", "of a wrong type")
         bad = app.tasks["add"].s("too few")
-        with pytest.raises(NotAllSent, match=r"The first error: ResponseError: .*WRONGTYPE") as caught:
+        with pytest.raises(NotAllSent, match=r"First error: ResponseError: .*WRONGTYPE") as caught:
             app.delayq.apply_async_many([note(app, task_id="a"), note(app, task_id="b", queue="other"), bad])
         assert [getattr(signature, "id", None) for signature, _ in caught.value.failed] == ["b", bad.id]
-        with pytest.raises(NotAllSent, match=r"The first error: TypeError: .*add\(\) missing"):
+        with pytest.raises(NotAllSent, match=r"First error: TypeError: .*add\(\) missing"):
             app.delayq.apply_async_many([bad])
 
     def test_they_can_be_stored_as_results(self, app: Celery) -> None:
@@ -233,7 +233,7 @@ class TestErrors:
             yield note(app)
             app.delayq.apply_async_many([app.tasks["add"].s()])
 
-        with pytest.raises(NotAllSent, match=r"^1 tasks were sent, 0 were not") as caught:
+        with pytest.raises(NotAllSent, match=r"^1 tasks were sent, 0 failed") as caught:
             app.delayq.apply_async_many(signatures())
         assert isinstance(caught.value.__cause__, NotAllSent)
 
@@ -242,7 +242,7 @@ class TestErrors:
         good = [note(app, number) for number in range(25)]
         bad = app.tasks["add"].s("too few")
         rest = iter([*good[:15], bad, *good[15:]])
-        with pytest.raises(NotAllSent, match="15 tasks were sent, 1 were not") as caught:
+        with pytest.raises(NotAllSent, match="15 tasks were sent, 1 failed") as caught:
             app.delayq.apply_async_many(rest, chunk_size=10)
         error = caught.value
         assert len(error.results) == waiting.size() == 15
@@ -329,7 +329,7 @@ class TestErrors:
     def test_it_takes_single_tasks(self, app: Celery, waiting: DelayedQueue, kind: Any) -> None:
         with pytest.raises(NotAllSent) as caught:
             app.delayq.apply_async_many([kind([note(app), note(app)])])
-        assert "takes signatures of single tasks" in str(caught.value.__cause__)
+        assert "needs signatures of single tasks" in str(caught.value.__cause__)
         assert waiting.size() == 0
 
     @pytest.mark.parametrize("chunk_size", [0, -1, 1.5, True])
@@ -340,7 +340,7 @@ class TestErrors:
     def test_another_broker_is_refused(self, redis_server: PrivateRedis, ledger_url: str) -> None:
         with (
             publisher(redis_server.url, ledger_url) as app,
-            pytest.raises(ConfigurationError, match="begin the URL with delayq://"),
+            pytest.raises(ConfigurationError, match="start the URL with delayq://"),
         ):
             app.delayq.apply_async_many([note(app)])
 

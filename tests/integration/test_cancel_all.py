@@ -12,9 +12,9 @@ import pytest
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from celery_delayq import DelayedQueue, codec
-from celery_delayq.inspector import message as messages
+from celery_delayq import DelayedQueue, messages
 from celery_delayq.inspector.counts import Bucket
+from celery_delayq.queue import codec
 from tests.state import FAR, calls, give, lease, nothing_changes, now_ms, offer
 from tests.support import wait_until
 from tests.worker_app import publisher
@@ -58,7 +58,7 @@ class TestCancelAll:
 
     @pytest.mark.parametrize("options", [{}, {"dry_run": True}, {"queue": None}, {"everything": False}])
     def test_not_without_a_criterion(self, app: Celery, four: DelayedQueue, options: dict[str, Any]) -> None:
-        with nothing_changes(four.client), pytest.raises(ValueError, match="name a queue, a task or a time, or say"):
+        with nothing_changes(four.client), pytest.raises(ValueError, match="give a queue, a task or a time, or pass"):
             app.delayq.cancel_all(**options)
 
     def test_leaves_no_trace_of_what_it_removes(self, broker_url: str, ledger_url: str, waiting: DelayedQueue) -> None:
@@ -90,18 +90,18 @@ class TestCancelAll:
     ) -> None:
         """The name of some tasks is in arguments of others, and begins as theirs does."""
         decoded: list[bytes] = []
-        read = messages.read
+        decode = messages.decode
 
         def noted(payload: bytes) -> Any:
             decoded.append(payload)
-            return read(payload)
+            return decode(payload)
 
         note, note_request = app.tasks["note"], app.tasks["note_request"]
         app.delayq.apply_async_many(
             note_request.s().set(eta=SOON + number * SECOND) if number % 100 else note.s("x").set(eta=SOON)
             for number in range(3000)
         )
-        monkeypatch.setattr(messages, "read", noted)
+        monkeypatch.setattr(messages, "decode", noted)
         told: list[tuple[int, int]] = []
         assert len(list(app.delayq.iter_scheduled(task="note"))) == 30
         assert app.delayq.cancel_all(task="note", on_progress=lambda *now: told.append(now)) == 30
@@ -215,5 +215,5 @@ class TestCounts:
 
     def test_a_list_of_another_type(self, app: Celery, waiting: DelayedQueue) -> None:
         waiting.client.set("celery", "no list")
-        with pytest.raises(OperationalError, match=r"cannot count: .*WRONGTYPE"):
+        with pytest.raises(OperationalError, match=r"cannot count messages: .*WRONGTYPE"):
             app.delayq.counts()

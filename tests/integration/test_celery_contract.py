@@ -19,9 +19,9 @@ from celery.worker.request import Request
 from kombu import Connection, Producer, Queue
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from celery_delayq.control import BY_ID, BY_STAMPS
-from celery_delayq.handover import tasks_waiting
+from celery_delayq.remote_control.broadcast import BY_ID, BY_STAMPS
 from celery_delayq.transport import producer
+from celery_delayq.worker.handover import tasks_waiting
 
 METHODS: dict[Any, dict[str, str]] = {
     Control: {

@@ -14,8 +14,8 @@ from celery import Celery
 from kombu import Connection
 
 from celery_delayq import ConfigurationError, DelayedQueue, DelayQ
-from celery_delayq.bootsteps import Plan, Transfer
-from celery_delayq.config import settings_of
+from celery_delayq.settings import settings_of
+from celery_delayq.worker.bootsteps import Plan, Transfer
 from examples.private_redis import PrivateRedis
 from tests.ledger import ALL_WELL, Ledger
 from tests.support import wait_until

@@ -22,8 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
 
-from celery_delayq import DelayedQueue, InvalidExport, codec
+from celery_delayq import DelayedQueue, InvalidExport
 from celery_delayq.inspector.backup import Imported
+from celery_delayq.queue import codec
 from examples.private_redis import PrivateRedis
 from tests.integration.publishing import ready
 from tests.properties import on_a_server
@@ -286,12 +287,12 @@ class TestBadFiles:
     @pytest.mark.parametrize(
         ("lines", "match"),
         [
-            ([], "line 0: the file was not written by an export"),
-            ([b"not JSON"], "line 1: no JSON, or cut off"),
+            ([], "line 0: not an export file"),
+            ([b"not JSON"], "line 1: not valid JSON, or cut off"),
             ([[1]], "line 1: not a JSON object"),
-            ([{"format": "other"}], "line 1: the file was not written by an export of celery_delayq"),
-            ([{**HEAD, "version": 2}], "line 1: version 2 is not known here, only 1"),
-            ([HEAD], "line 1: the file ends here without its last line: it was cut off"),
+            ([{"format": "other"}], "line 1: not an export file of celery_delayq"),
+            ([{**HEAD, "version": 2}], "line 1: unknown version 2: only version 1 can be imported"),
+            ([HEAD], "line 1: the end line is missing: the file was cut off"),
         ],
     )
     def test_that_say_nothing(self, app: Celery, waiting: DelayedQueue, lines: list[Any], match: str) -> None:
@@ -301,32 +302,32 @@ class TestBadFiles:
     @pytest.mark.parametrize(
         ("lines", "match"),
         [
-            ([], "line 3: the file ends here without its last line"),
-            ([b'{"queue": "cel'], "line 4: no JSON, or cut off"),
-            ([b"\xff\xfe garbage"], "line 4: no JSON, or cut off"),
-            ([b"[" * 100_000], "line 4: no JSON, or cut off"),
+            ([], "line 3: the end line is missing"),
+            ([b'{"queue": "cel'], "line 4: not valid JSON, or cut off"),
+            ([b"\xff\xfe garbage"], "line 4: not valid JSON, or cut off"),
+            ([b"[" * 100_000], "line 4: not valid JSON, or cut off"),
             ([5], "line 4: not a JSON object"),
             ([{}], "line 4: 'queue' is missing"),
-            ([{**GOOD, "queue": 5}], "line 4: queue, priority or due_ms is wrong"),
-            ([{**GOOD, "queue": ""}], "line 4: queue, priority or due_ms is wrong"),
-            ([{**GOOD, "priority": True}], "line 4: queue, priority or due_ms is wrong"),
-            ([{**GOOD, "due_ms": 1.5}], "line 4: queue, priority or due_ms is wrong"),
+            ([{**GOOD, "queue": 5}], "line 4: queue, priority or due_ms is invalid"),
+            ([{**GOOD, "queue": ""}], "line 4: queue, priority or due_ms is invalid"),
+            ([{**GOOD, "priority": True}], "line 4: queue, priority or due_ms is invalid"),
+            ([{**GOOD, "due_ms": 1.5}], "line 4: queue, priority or due_ms is invalid"),
             ([{**GOOD, "queue": "\ud800"}], "line 4: "),
             ([{**GOOD, "due_ms": -1}], "line 4: due_ms is out of range"),
             ([{**GOOD, "due_ms": 2**60}], "line 4: due_ms is out of range"),
             ([{**GOOD, "due_ms": 10**400, "entry_base64": FOREIGN}], "line 4: due_ms is out of range"),
-            ([{**GOOD, "entry_base64": OURS}], "line 4: an entry with a task id must have its key and payload"),
+            ([{**GOOD, "entry_base64": OURS}], "line 4: an entry of celery_delayq must have key and payload"),
             ([{**GOOD, "key": "zz"}], "line 4: "),
-            ([{**GOOD, "key": "00"}], "line 4: key is wrong"),
+            ([{**GOOD, "key": "00"}], "line 4: key must be 16 bytes in hex"),
             ([{**GOOD, "key": None}], "line 4: "),
             ([{**GOOD, "payload": 5}], "line 4: "),
             ([{k: v for k, v in GOOD.items() if k != "payload"}], "line 4: 'payload_base64' is missing"),
             ([{**{k: v for k, v in GOOD.items() if k != "payload"}, "payload_base64": "?"}], "line 4: "),
-            ([{**GOOD, "entry_base64": ""}], "line 4: no entry of a delayed queue"),
-            ([{**GOOD, "entry_base64": "AAAA"}], "line 4: no entry of a delayed queue"),
+            ([{**GOOD, "entry_base64": ""}], "line 4: not a valid entry of a delayed queue"),
+            ([{**GOOD, "entry_base64": "AAAA"}], "line 4: not a valid entry of a delayed queue"),
             ([{**GOOD, "entry_base64": 5}], "line 4: "),
-            ([{"end": 3}], "line 4: there should be 3 tasks, and were 2"),
-            ([{"end": 2}, GOOD], "line 5: nothing should come after the last line"),
+            ([{"end": 3}], "line 4: expected 3 tasks, found 2"),
+            ([{"end": 2}, GOOD], "line 5: unexpected line after the end line"),
         ],
     )
     def test_what_comes_before_is_imported(
@@ -342,13 +343,13 @@ class TestBadFiles:
 
     def test_a_compressed_file_that_is_cut_off(self, app: Celery, waiting: DelayedQueue) -> None:
         whole = gzip.compress(self.file(HEAD, GOOD, {**GOOD, "key": "11" * 16}, {"end": 2}).read())
-        with pytest.raises(InvalidExport, match="cut off, or damaged"):
+        with pytest.raises(InvalidExport, match="cut off or damaged"):
             app.delayq.import_(gzip.GzipFile(fileobj=io.BytesIO(whole[:-12])))
 
     @pytest.mark.parametrize("file", [5, b"tasks.jsonl", None])
     def test_what_is_no_file(self, app: Celery, file: Any) -> None:
         for call in (app.delayq.export, app.delayq.import_):
-            with pytest.raises(TypeError, match="a path or an open file is wanted"):
+            with pytest.raises(TypeError, match="must be a path or an open file"):
                 call(file)
 
     def test_the_error_names_the_file(self, app: Celery, path: Path) -> None:
@@ -358,7 +359,7 @@ class TestBadFiles:
 
     def test_text_that_is_not_utf8(self, app: Celery, path: Path) -> None:
         path.write_bytes(json.dumps(HEAD).encode() + b"\n\xff\xfe\n")
-        with path.open(encoding="utf-8") as file, pytest.raises(InvalidExport, match="no JSON, or cut off"):
+        with path.open(encoding="utf-8") as file, pytest.raises(InvalidExport, match="not valid JSON, or cut off"):
             app.delayq.import_(file)
 
     @on_a_server(max_examples=60)

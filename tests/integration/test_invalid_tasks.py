@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from celery_delayq import DeadLetters
-from celery_delayq.dead_letters import INVALID_TASK, NOT_A_MESSAGE, DeadLetter
+from celery_delayq.queue.dead_letters import INVALID_TASK, NOT_A_MESSAGE, DeadLetter
 from examples.private_redis import PrivateRedis
 from tests.integration import hostile
 from tests.integration.long_tasks import in_flight, long_worker, open_gate

@@ -17,7 +17,7 @@ from dateutil.parser import isoparse
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
-from celery_delayq.codec import message_key
+from celery_delayq.queue.codec import message_key
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.message import Builder, CannotSend, Occurrence
 from celery_delayq.schedule.occurrences import to_ms

@@ -11,7 +11,8 @@ import pytest
 import redis
 from click.testing import Result
 
-from celery_delayq import DelayedQueue, codec
+from celery_delayq import DelayedQueue
+from celery_delayq.queue import codec
 from tests.integration.commands import delayq, rows
 from tests.ledger import ALL_WELL, Ledger
 from tests.state import FAR, nothing_changes, now_ms, seed
@@ -70,7 +71,7 @@ def test_entries_shows_each_with_its_due_time(command: Command, broker_client: r
     seed(leave(broker_client, "jobs", b"[bold]", b"\xff"), {b"garbage": FAR + 2})
     first = {"due": "2096-10-02T07:06:40.000+00:00", "payload": "[bold]", "problem": None}
     second = {"due": "2096-10-02T07:06:40.001+00:00", "payload": r"b'\xff'", "problem": "not text"}
-    third = {"due": None, "payload": None, "problem": "no entry"}
+    third = {"due": None, "payload": None, "problem": "not a valid entry"}
     assert rows(command("entries", "jobs", "--json")) == [first, second, third]
     assert rows(command("entries", "jobs", "--json", "--limit", "1")) == [first]
     assert "[bold]" in command("entries", "jobs").output
@@ -85,7 +86,7 @@ def test_without_being_told_nothing_is_changed(
         result = command("adopt", "jobs", *options)
     assert result.exit_code == 0
     assert "would" in result.output
-    assert "Nothing was changed" in result.output
+    assert "nothing was changed" in result.output
 
 
 def test_an_adopted_queue_reaches_its_list_on_time(
@@ -151,12 +152,12 @@ def test_routes_and_the_delay_list_are_those_of_the_app(command: Command, broker
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "say --all"),
-        (("jobs", "--all"), "say --all"),
-        (("jobs", "--codec", "json"), "go with --task"),
+        ((), "or --all"),
+        (("jobs", "--all"), "or --all"),
+        (("jobs", "--codec", "json"), "need --task"),
         (("jobs", "--task", "nots"), "did you mean 'note'?"),
-        (("nothing",), "nothing waits there"),
-        (("ours",), "no orphan"),
+        (("nothing",), "has no waiting entries"),
+        (("ours",), "not an orphan"),
     ],
 )
 def test_mistakes_change_nothing(
@@ -174,7 +175,7 @@ def test_tasks_cannot_go_where_the_entries_come_from(command: Command, broker_cl
     """They would be taken again, without end."""
     queue = leave(broker_client, "jobs", b"x")
     result = command("adopt", "jobs", "--task", "note", "--queue", "jobs", "--no-dry-run")
-    assert "name another with --queue" in result.output
+    assert "choose another with --queue" in result.output
     assert [entry.payload for entry in queue.peek(10)] == [b"x"]
 
 
@@ -185,7 +186,7 @@ def test_a_queue_that_an_application_serves_is_taken_by_force_only(
     with broker_client.pubsub() as pubsub:
         pubsub.subscribe(queue.keys.channel)
         pubsub.get_message(timeout=5)
-        assert "an application listens" in command("adopt", "--all", "--no-dry-run").output
+        assert "a running application transfers it" in command("adopt", "--all", "--no-dry-run").output
         assert queue.size() == 1
         assert command("adopt", "--all", "--task", "note", "--no-dry-run", "--force").exit_code == 0
     assert queue.size() == 0

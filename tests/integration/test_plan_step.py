@@ -12,9 +12,9 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_delayq import bootsteps
-from celery_delayq.bootsteps import Plan
 from celery_delayq.schedule.loop import PlannerLoop
+from celery_delayq.worker import bootsteps
+from celery_delayq.worker.bootsteps import Plan
 from tests.support import wait_until
 
 

@@ -11,7 +11,7 @@ import redis
 from celery import Celery
 from celery.result import AsyncResult
 
-from celery_delayq.keys import QueueKeys
+from celery_delayq.queue.keys import QueueKeys
 from tests.ledger import ALL_WELL, Ledger, Verdict
 from tests.support import wait_until
 from tests.workers import Worker

@@ -12,7 +12,7 @@ import redis
 from kombu import Exchange, Queue
 
 from celery_delayq import InvalidEta
-from celery_delayq.registry import registered
+from celery_delayq.queue.registry import registered
 from examples.private_redis import PrivateRedis
 from tests.integration.publishing import (
     DIRECT,

@@ -12,7 +12,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_delayq.keys import QueueKeys
+from celery_delayq.queue.keys import QueueKeys
 from tests.ledger import ALL_WELL, Ledger
 from tests.support import wait_until
 from tests.workers import CeleryCommand, Worker

@@ -9,8 +9,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from celery import Celery
 
-from celery_delayq import DelayedQueue, codec
+from celery_delayq import DelayedQueue
 from celery_delayq.inspector.backup import Released
+from celery_delayq.queue import codec
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import ready
 from tests.ledger import ALL_WELL, Ledger, Verdict

@@ -158,7 +158,7 @@ def test_a_queue_that_the_server_refuses_leaves_celerys_answer(
 ) -> None:
     broker_client.set("redisson_delay_queue_timeout:{celery}", "of a wrong type")
     assert reply(app, "scheduled") == []
-    worker.wait_for_log("Cannot tell which tasks wait")
+    worker.wait_for_log("Cannot list waiting tasks")
 
 
 def test_inspect_delayed_counts(app: Celery, worker: Worker, broker_url: str, ledger_url: str) -> None:

@@ -113,8 +113,8 @@ class TestLater:
     @pytest.mark.parametrize(
         ("when", "error", "match"),
         [
-            ({}, TypeError, "either a countdown or an eta"),
-            ({"countdown": 1, "eta": LATER}, TypeError, "either a countdown or an eta"),
+            ({}, TypeError, "either countdown or eta"),
+            ({"countdown": 1, "eta": LATER}, TypeError, "either countdown or eta"),
             ({"countdown": "5"}, TypeError, "countdown must be a number of seconds, not '5'"),
             ({"countdown": float("nan")}, ValueError, "countdown must be a number of seconds, not nan"),
             ({"countdown": 1e15}, ValueError, "before the year 10000"),

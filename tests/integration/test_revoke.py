@@ -16,7 +16,8 @@ from celery.exceptions import ChordError, TaskRevokedError
 from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
-from celery_delayq import DelayedQueue, DelayQ, revocation
+from celery_delayq import DelayedQueue, DelayQ
+from celery_delayq.remote_control import revocation
 from examples.private_redis import PrivateRedis
 from tests.integration.monitoring import task_events
 from tests.support import wait_until
@@ -224,7 +225,7 @@ def test_if_the_result_backend_is_away_the_tasks_are_revoked_and_that_is_logged(
         assert waiting.size() == 0
         assert {given["request"].id for given in heard} == set(ids)
         for task_id in ids:
-            assert f"Task {task_id} was revoked, but that could not be stored" in caplog.text
+            assert f"Task {task_id} was revoked, but its state REVOKED could not be stored" in caplog.text
         backend.start()  # for the results, which unsubscribe when they are collected
 
 
@@ -237,7 +238,7 @@ def test_a_queue_that_the_server_refuses_does_not_shield_the_others(
         broker_client.set(f"delayq:index:{{{name}}}", "of a wrong type")
     told: list[str] = []
     monkeypatch.setattr(Control, "broadcast", lambda self, command, *args, **kwargs: told.append(command))
-    with pytest.raises(OperationalError, match="tasks to revoke may still wait"):
+    with pytest.raises(OperationalError, match="cannot revoke all waiting tasks"):
         result.revoke()
     assert result.state == "REVOKED"
     assert waiting.size() == 0
@@ -250,7 +251,7 @@ def test_a_registry_that_the_server_refuses_is_an_error_that_celery_knows(
 ) -> None:
     broker_client.delete("delayq:queues")
     broker_client.set("delayq:queues", "of a wrong type")
-    with pytest.raises(OperationalError, match="tasks to revoke may still wait"):
+    with pytest.raises(OperationalError, match="cannot revoke all waiting tasks"):
         app.control.revoke("any")
     broker_client.delete("delayq:queues")
     result = app.tasks["note"].apply_async(countdown=MONTHS)  # registers its queue anew
@@ -346,6 +347,6 @@ def test_where_redis_is_away_the_error_says_that_the_tasks_may_still_wait(ledger
     with PrivateRedis() as server, publisher(f"delayq://127.0.0.1:{server.port}/0", ledger_url) as app:
         result = app.tasks["note"].apply_async(countdown=MONTHS)
         server.kill()
-        with pytest.raises(OperationalError, match="may still wait"):
+        with pytest.raises(OperationalError, match="cannot revoke all waiting tasks"):
             result.revoke()
         server.start()

@@ -73,14 +73,14 @@ def test_run_now_sends(command: Command, broker_client: redis.Redis) -> None:
     [
         (("show", "nothing"), "no periodic task 'nothing'"),
         (("add", "a", "note", "* *"), "five fields"),
-        (("add", "a", "note", "60", "--args", "{}"), "'--args': it must be a JSON list"),
-        (("add", "a", "note", "60", "--kwargs", "x"), "'--kwargs': it is no JSON"),
+        (("add", "a", "note", "60", "--args", "{}"), "'--args': must be a JSON list"),
+        (("add", "a", "note", "60", "--kwargs", "x"), "'--kwargs': not valid JSON"),
         (("add", "a", "note", "60", "--timing", '{"tzz": "UTC"}'), "did you mean 'tz'"),
         (("add", "a", "note", "60", "--timing", '{"name": "b"}'), "unknown option 'name'"),
         (("add", "a", "note", "@daily"), "write seconds, or 90s"),
         (("add", "a", "note", "1e300"), "write seconds, or 90s"),
         (("update", "nothing", "--when", "60"), "no periodic task 'nothing'"),
-        (("update", "nothing"), "say what to change"),
+        (("update", "nothing"), "nothing to change"),
         (("remove", "\udcff"), "no periodic task '\\udcff'"),
     ],
 )
@@ -120,14 +120,14 @@ class TestWhatOthersWrote:
     def test_it_is_listed_with_its_error(self, command: Command) -> None:
         found = {entry["name"]: entry for entry in map(json.loads, well(command("list", "--json")).splitlines())}
         assert found.keys() == {"good", "junk", "odd"}
-        assert "no record" in found["junk"]["error"]
-        assert "no state" in found["good"]["error"]
+        assert "not a valid record" in found["junk"]["error"]
+        assert "not a valid state" in found["good"]["error"]
         assert "junk" in well(command("list"))
 
     @pytest.mark.parametrize("action", ["show", "pause", "resume", "run-now"])
     def test_it_is_an_error_that_says_what_to_do(self, command: Command, action: str) -> None:
         result = command(action, "junk")
-        assert "remove() deletes it" in result.output
+        assert "call remove()" in result.output
         assert isinstance(result.exception, SystemExit)
 
     def test_it_can_be_removed(self, command: Command) -> None:
@@ -144,7 +144,7 @@ class TestWhatOthersWrote:
         broker_client.delete("delayq:schedule")
         broker_client.set("delayq:schedule", "no HASH")
         for args in (("list",), ("show", "good"), ("add", "good", "note", "60")):
-            assert "delayq:schedule is no HASH" in command(*args).output
+            assert "delayq:schedule is not a HASH" in command(*args).output
 
 
 class TestRedBeat:
@@ -178,10 +178,10 @@ class TestRedBeat:
 
     def test_is_a_dry_run_at_first(self, command: Command) -> None:
         output = well(command("import-redbeat"))
-        assert "2 entries to add" in output
-        assert "rare: left out: a schedule of type 'rrule'" in output.replace("periodic task 'rare': ", "")
-        assert "gone: left out: it has no definition" in output
-        assert "static: left out: it is in the configuration" in output
+        assert "2 entries can be added" in output
+        assert "rare: skipped: schedules of type 'rrule'" in output.replace("periodic task 'rare': ", "")
+        assert "gone: skipped: it has no definition" in output
+        assert "static: skipped: it is in the configuration" in output
         assert well(command("list", "--json")) == ""
 
     def test_adds_the_same_entries(self, command: Command) -> None:
@@ -202,8 +202,8 @@ class TestRedBeat:
             broker_client.hset(f"redbeat:{name}", "definition", json.dumps(given))
             broker_client.zadd("redbeat::schedule", {f"redbeat:{name}": 1})
         output = well(command("import-redbeat", "--apply"))
-        assert "mine: left out: it is in the configuration" in output
-        assert "celery.backend_cleanup: left out: planners add it themselves" in output
+        assert "mine: skipped: it is in the configuration" in output
+        assert "celery.backend_cleanup: skipped: planners add it themselves" in output
         assert "2 entries added" in output
 
     def test_what_cannot_be_moved_is_left_out_with_the_reason(
@@ -219,14 +219,14 @@ class TestRedBeat:
         broker_client.zadd("redbeat::schedule", {f"redbeat:{name}": 1 for name in (*junk, "string")})
         output = well(command("import-redbeat", "--apply"))
         for name in (*junk, "string"):
-            assert f"- {name}: left out: " in output
-        assert "moment: left out: its arguments or options have types that JSON does not know" in output
+            assert f"- {name}: skipped: " in output
+        assert "moment: skipped: its arguments or options are not JSON types" in output
         assert "2 entries added" in output
 
     @pytest.mark.parametrize(
         ("args", "message"),
         [
-            (("--prefix", "other:"), "no entries under other::schedule"),
+            (("--prefix", "other:"), "no RedBeat entries under other::schedule"),
             (("--url", "http://x"), "--url"),
             (("--url", "redis://:secret@127.0.0.1:1"), "RedBeat"),
         ],

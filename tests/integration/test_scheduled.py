@@ -15,9 +15,10 @@ import redis
 from celery import Celery, chain, group
 from kombu.exceptions import OperationalError
 
-from celery_delayq import ConfigurationError, DelayedQueue, codec
+from celery_delayq import ConfigurationError, DelayedQueue
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.pages import Criteria, page
+from celery_delayq.queue import codec
 from examples.private_redis import PrivateRedis
 from tests.integration.publishing import SOON, publish
 from tests.state import FAR, calls, nothing_changes, now_ms
@@ -214,9 +215,9 @@ class TestBadInput:
             ({"limit": 0}, ValueError, "limit must be 1 to 1000"),
             ({"limit": 1001}, ValueError, "limit must be 1 to 1000"),
             ({"limit": "5"}, TypeError, "limit must be a whole number"),
-            ({"cursor": "nonsense"}, ValueError, "not the cursor of a page: 'nonsense'"),
-            ({"cursor": "é"}, ValueError, "not the cursor of a page"),
-            ({"cursor": "WzFd"}, ValueError, "not the cursor of a page"),
+            ({"cursor": "nonsense"}, ValueError, "must be the cursor of a page, not 'nonsense'"),
+            ({"cursor": "é"}, ValueError, "must be the cursor of a page"),
+            ({"cursor": "WzFd"}, ValueError, "must be the cursor of a page"),
             ({"cursor": 5}, TypeError, "cursor must be"),
             ({"queue": 5}, TypeError, "queue must be a name, not 5"),
             ({"task": b"note"}, TypeError, "task must be a name"),
@@ -231,7 +232,7 @@ class TestBadInput:
     @pytest.mark.parametrize("method", ["get", "cancel", "run_now", "reschedule"])
     @pytest.mark.parametrize("bad", [5, None, b"id", [5], ["id", None], [["id"]]])
     def test_of_a_task_id(self, app: Celery, method: str, bad: Any) -> None:
-        with pytest.raises(TypeError, match="a task is named by its id or its result, not by"):
+        with pytest.raises(TypeError, match="a task must be given by its id or its result, not by"):
             getattr(app.delayq, method)(bad, **({"countdown": 1} if method == "reschedule" else {}))
 
 
@@ -254,7 +255,7 @@ LINE = b'{"queue": "q", "priority": 0, "due_ms": 1, "key": "%s", "payload": ""}'
 def test_another_broker_is_refused(redis_server: PrivateRedis, ledger_url: str, method: str) -> None:
     with (
         publisher(redis_server.url, ledger_url) as app,
-        pytest.raises(ConfigurationError, match="begin the URL with delayq://"),
+        pytest.raises(ConfigurationError, match="start the URL with delayq://"),
     ):
         CALLS[method](app.delayq)
 
@@ -276,7 +277,7 @@ def test_a_list_that_the_server_refuses_shields_no_task(app: Celery, broker_clie
     try:
         publish(app, task_id="id")
         assert CALLS[method](app.delayq)
-        with pytest.raises(OperationalError, match=r"cannot tell whether task other waits: .*WRONGTYPE"):
+        with pytest.raises(OperationalError, match=r"cannot look up task other: .*WRONGTYPE"):
             app.delayq.get("other")
     finally:
         broker_client.srem("delayq:queues", "refused")

@@ -19,8 +19,9 @@ from celery.result import EagerResult
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
-from celery_delayq import DelayedQueue, NotAllSent, bulk
-from celery_delayq.series import Series
+from celery_delayq import DelayedQueue, NotAllSent
+from celery_delayq.publishing import bulk
+from celery_delayq.publishing.series import Series
 from examples.private_redis import PrivateRedis
 from tests.integration.publishing import stored
 from tests.ledger import Ledger

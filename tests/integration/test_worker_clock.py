@@ -14,8 +14,8 @@ import pytest
 from celery import Celery
 from celery.worker.request import Request
 
-from celery_delayq.bootsteps import run_when_due
-from celery_delayq.transport.eta import DUE_PROPERTY
+from celery_delayq.messages import DUE_PROPERTY
+from celery_delayq.worker.bootsteps import run_when_due
 from tests.clocks import clock_from, has_faketime
 from tests.ledger import ALL_WELL, Ledger
 from tests.support import wait_until
@@ -105,7 +105,7 @@ def test_a_busy_greenlet_does_not_make_timers_end_early() -> None:
     code = """
 import time
 import gevent
-from celery_delayq.bootsteps import refresh_timers
+from celery_delayq.worker.bootsteps import refresh_timers
 
 gevent.sleep(0)
 until = time.monotonic() + 0.05

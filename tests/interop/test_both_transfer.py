@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from celery_delayq import DelayedQueue
-from celery_delayq.codec import unpack
-from celery_delayq.scripts import score_to_ms
+from celery_delayq.queue.codec import unpack
+from celery_delayq.queue.scripts import score_to_ms
 from tests.interop.conftest import NOT_LATE_MS, StartRedisson, TransferCommand
 from tests.interop.redisson import CURRENT, NEWEST, Redisson
 from tests.state import now_ms

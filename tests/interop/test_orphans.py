@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 import redis
 
-from celery_delayq import DelayedQueue, orphans
+from celery_delayq import DelayedQueue
+from celery_delayq.queue import orphans
 from tests.interop.conftest import StartRedisson, TransferCommand
 from tests.interop.redisson import NEWEST, OLD, Redisson
 from tests.ledger import Ledger

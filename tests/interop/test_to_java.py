@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import redis
 
 from celery_delayq import DelayedQueue
-from celery_delayq.transfer import TransferLoop
+from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import PrivateRedis
 from tests.interop.conftest import NOT_LATE_MS, StartRedisson
 from tests.interop.redisson import CURRENT, NEWEST, Redisson

@@ -11,9 +11,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_delayq.delayed_queue import DelayedQueue
-from celery_delayq.scripts import Transferred
-from celery_delayq.transfer import TransferLoop, TransferSettings
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.scripts import Transferred
+from celery_delayq.transfer.loop import TransferLoop, TransferSettings
 from examples.private_redis import PrivateRedis
 from tests.support import wait_until
 

@@ -6,7 +6,7 @@ import sys
 
 import redis
 
-from celery_delayq.transfer import TransferLoop, TransferSettings
+from celery_delayq.transfer.loop import TransferLoop, TransferSettings
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from tests.loop.conftest import Loops
 from tests.state import calls, delivered
 from tests.support import wait_until

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from examples.private_redis import PrivateRedis
 from tests.loop.conftest import CountedConnect, Loops
 from tests.state import FAR, delivered

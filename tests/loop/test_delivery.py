@@ -9,8 +9,9 @@ from logging import INFO
 import pytest
 import redis
 
-from celery_delayq import codec, transfer
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue import codec
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.transfer import loop as transfer
 from tests.loop.conftest import Loops
 from tests.state import FAR, INDEX, REPEATED, delivered, fill, now_ms, offer, seed
 from tests.support import wait_until

@@ -13,10 +13,10 @@ import warnings
 import pytest
 import redis
 
-from celery_delayq import transfer as transfer_module
-from celery_delayq.delayed_queue import DelayedQueue
-from celery_delayq.scripts import Transferred
-from celery_delayq.transfer import TransferLoop
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.scripts import Transferred
+from celery_delayq.transfer import loop as transfer_module
+from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import PrivateRedis
 from tests.loop.conftest import Loops, loop_threads
 from tests.state import delivered, state

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from examples.private_redis import PrivateRedis
 
 

@@ -11,13 +11,13 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from celery_delayq import codec, scripts
-from celery_delayq.keys import QueueKeys, RegistryKeys, ScheduleKeys
+from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.keys import QueueKeys, RegistryKeys, ScheduleKeys
+from celery_delayq.queue.scripts import Script
 from celery_delayq.schedule import scripts as schedule_scripts
-from celery_delayq.scripts import Script
 
 NAMES = sorted(
-    file.name.removesuffix(".lua") for file in files("celery_delayq").joinpath("lua").iterdir() if file.is_file()
+    file.name.removesuffix(".lua") for file in files("celery_delayq.queue").joinpath("lua").iterdir() if file.is_file()
 )
 
 #: The keys of scripts that work on those that belong to no queue.

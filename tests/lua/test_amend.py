@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq import codec
-from celery_delayq.delayed_queue import DelayedQueue
-from celery_delayq.entry import Entry
+from celery_delayq.queue import codec
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.entry import Entry
 from tests.properties import on_a_server
 from tests.state import (
     FAR,
@@ -140,7 +140,10 @@ class TestAmend:
 
     def test_refuses_what_redisson_offered(self, one_queue: DelayedQueue) -> None:
         seed(one_queue, {codec.pack(bytes(8), b"java"): FAR})
-        with nothing_changes(one_queue.client), pytest.raises(ValueError, match="only entries that this package"):
+        with (
+            nothing_changes(one_queue.client),
+            pytest.raises(ValueError, match="cannot amend an entry that another program offered"),
+        ):
             one_queue.amend(one_queue.peek()[0], b"new", due_ms=1)
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq import codec, scripts
-from celery_delayq.codec import OfferId, message_key
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.codec import OfferId, message_key
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from examples.private_redis import PrivateRedis
 from tests.properties import on_a_server
 from tests.state import (

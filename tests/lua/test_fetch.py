@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq import scripts
-from celery_delayq.delayed_queue import DelayedQueue
-from celery_delayq.scripts import MAX_FETCH
+from celery_delayq.queue import scripts
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.scripts import MAX_FETCH
 from tests.properties import on_a_server
 from tests.state import (
     delivered,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from tests.state import FAR, calls, fill, nothing_changes, offer, seed, wrong_type
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_delayq import scripts
-from celery_delayq.delayed_queue import DelayedQueue
-from celery_delayq.scripts import Renewed
+from celery_delayq.queue import scripts
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.scripts import Renewed
 from tests.state import give, lease, nothing_changes, now_ms, out_of_memory, state, wrong_type
 
 ME = "host:1:me"

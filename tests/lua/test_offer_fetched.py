@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from celery_delayq import codec, scripts
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from tests.lua.conftest import Heard
 from tests.state import (
     DELAY_LIST,

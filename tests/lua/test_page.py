@@ -10,9 +10,9 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq import codec
-from celery_delayq.delayed_queue import DelayedQueue
-from celery_delayq.entry import Entry, Position
+from celery_delayq.queue import codec
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.entry import Entry, Position
 from tests.properties import on_a_server
 from tests.state import FAR, calls, nothing_changes, offer, seed, wrong_type
 

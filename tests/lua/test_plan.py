@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from celery_delayq.codec import message_key
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue.codec import message_key
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.scripts import CHANGED, DONE, GONE, Offer, Planned
 from tests.state import FAR, nothing_changes, out_of_memory, state, waiting, wrong_type

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from tests.lua.conftest import Heard
 from tests.state import FAR, TRANSFERRER, delivered, nothing_changes, now_ms, offer, state, wrong_type
 

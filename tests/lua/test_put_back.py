@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq import scripts
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue import scripts
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from tests.properties import on_a_server
 from tests.state import DEAD, delivered, give, held, nothing_changes, out_of_memory, publish, state, wrong_type
 

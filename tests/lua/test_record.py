@@ -6,7 +6,7 @@ import json
 
 import redis
 
-from celery_delayq.keys import ScheduleKeys
+from celery_delayq.queue.keys import ScheduleKeys
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.scripts import Announced
 from tests.state import FAR, nothing_changes

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from celery_delayq import scripts
-from celery_delayq.delayed_queue import DelayedQueue
-from celery_delayq.scripts import Recovered
+from celery_delayq.queue import scripts
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.scripts import Recovered
 from tests.state import (
     DEAD,
     delivered,

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_delayq import codec, scripts
-from celery_delayq.codec import message_key
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.codec import message_key
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from tests.state import FAR, INDEX, REPEATED, calls, delivered, now_ms, offer, out_of_memory, state, wrong_type
 
 

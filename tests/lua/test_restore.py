@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from celery_delayq import codec, scripts
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from tests.state import FAR, nothing_changes, offer, seed, state, waiting, wrong_type
 
 

@@ -9,10 +9,10 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq import codec, scripts
-from celery_delayq.codec import message_key
-from celery_delayq.delayed_queue import DelayedQueue
-from celery_delayq.tidying import tidy
+from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.codec import message_key
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.tidying import tidy
 from tests.properties import on_a_server
 from tests.state import (
     FAR,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq import codec
-from celery_delayq.codec import OfferId, message_key
-from celery_delayq.delayed_queue import DelayedQueue
 from celery_delayq.errors import InvalidEntry
+from celery_delayq.queue import codec
+from celery_delayq.queue.codec import OfferId, message_key
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from tests.properties import on_a_server
 from tests.state import (
     DEAD,

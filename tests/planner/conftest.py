@@ -13,17 +13,17 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_delayq.codec import message_key
-from celery_delayq.delayed_queue import DelayedQueue
+from celery_delayq.queue.codec import message_key
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.message import Occurrence
-from celery_delayq.schedule.moves import Policy
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.records import Record, State, Step
 from celery_delayq.schedule.scripts import Offer
 from celery_delayq.schedule.store import ScheduleStore
+from celery_delayq.schedule.transitions import Policy
 from celery_delayq.settings import ScheduleSettings
 from tests.support import wait_until
 

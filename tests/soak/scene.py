@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from celery_delayq.keys import QueueKeys
+from celery_delayq.queue.keys import QueueKeys
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.sentinel import MASTER_NAME, Replicated, replicated
@@ -36,6 +36,9 @@ RATE = 150.0
 
 #: Stock's visibility timeout, in seconds: longer than any task is held, and small enough to see its end.
 _STOCK_TIMEOUT_S = 8
+
+#: A process of a pool that goes on begins what it had just been given, within so many seconds.
+_GIVEN_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,9 @@ class Scene:
             yield
         finally:
             worker.resume()
+            if self.setting.pool == "prefork":
+                resumed_s = time.time()
+                self.harms.append(Harm(frozenset({worker.pid}), resumed_s, resumed_s + _GIVEN_S))
 
     def revive(self) -> None:
         """Start workers that a task has killed, as a supervisor would."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq.clock import ServerClock
+from celery_delayq.queue.clock import ServerClock
 
 #: The server's unix time when the test's clock shows 0, in seconds.
 START = 1_893_456_000

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq import codec
-from celery_delayq.codec import OfferId, message_key, pack, unpack
 from celery_delayq.errors import InvalidEntry
+from celery_delayq.queue import codec
+from celery_delayq.queue.codec import OfferId, message_key, pack, unpack
 
 #: What Redisson writes today for the id "12345678" and the payload "pay".
 CURRENT = b"\x08" + b"12345678" + b"\x03\x00\x00\x00\x00\x00\x00\x00" + b"pay"

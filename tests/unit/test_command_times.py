@@ -34,7 +34,7 @@ def test_spans(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "5 m", "m", "1x", "1h-5m", "inf", "nan", "99999999999d", "--5s"])
 def test_what_is_no_span(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no span of time: write seconds, or 90s"):
+    with pytest.raises(click.BadParameter, match="as a span of time: write seconds, or 90s"):
         Span()(text)
 
 
@@ -58,7 +58,7 @@ def test_times(text: str, when: datetime) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "1700000000", "1700", "2030", "2030-13-01", "2030-01-01T25:00", "1x"])
 def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(click.BadParameter, match=r"is no time: write it as 2030-12-31T23:59:00\+01:00"):
+    with pytest.raises(click.BadParameter, match=r"as a time: write it as 2030-12-31T23:59:00\+01:00"):
         When()(text)
 
 

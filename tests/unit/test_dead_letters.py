@@ -10,8 +10,8 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq import dead_letters
-from celery_delayq.dead_letters import (
+from celery_delayq.queue import dead_letters
+from celery_delayq.queue.dead_letters import (
     DELIVERY_LIMIT,
     INVALID_TASK,
     NOT_A_MESSAGE,

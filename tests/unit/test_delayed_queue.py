@@ -12,10 +12,11 @@ import pytest
 import redis
 from redis.client import NEVER_DECODE
 
-from celery_delayq import DelayedQueue, Entry, codec, scripts
-from celery_delayq.entry import pairs
+from celery_delayq import DelayedQueue, Entry
 from celery_delayq.errors import InvalidEntry
-from celery_delayq.registry import registered
+from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.entry import pairs
+from celery_delayq.queue.registry import registered
 from examples.private_redis import PrivateRedis
 from tests.state import FAR, now_ms
 

@@ -115,7 +115,7 @@ class TestConfigured:
         app.conf.beat_schedule = {"bad": {"task": "t"}, "good": {"task": "t", "schedule": 3}}
         found = configured(app)
         assert "good" in found.entries
-        assert "None is no schedule" in found.errors["bad"]
+        assert "None is not a valid schedule" in found.errors["bad"]
 
     def test_routes_belong_to_it(self) -> None:
         def fingerprint(**conf: Any) -> str:
@@ -161,7 +161,7 @@ def nested(times: int) -> list[Any]:
         ({"timing": {"max_lateness": 10**400}}, "max_lateness must be"),
         ({"timing": {"start": "9999-12-31T23:59:59-05:00"}}, "start must be"),
         ({"timing": {"start": "2030-01-02T00:00Z", "end": "2030-01-01T00:00Z"}}, "end must be later than start"),
-        ({"task": "\udcff"}, "no valid Unicode"),
+        ({"task": "\udcff"}, "not valid Unicode"),
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], message: str) -> None:

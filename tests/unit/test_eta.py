@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -24,6 +25,12 @@ TIMES = st.datetimes(
     datetime.fromisoformat("1900-01-02"),
     datetime.fromisoformat("9999-12-30"),
     timezones=st.none() | st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes))),
+)
+
+
+#: In ASCII, or Hypothesis writes all digits that there are.
+_LIKE_A_TIME = re.compile(
+    r"[0-9]{4}-[01][0-9]-[0-3][0-9]([T ][0-2][0-9]:[0-5][0-9](:[0-5][0-9](\.[0-9]{1,7})?)?)?(Z|[+-][0-9]{2}:?[0-9]{2})?"
 )
 
 
@@ -112,12 +119,13 @@ class TestParseEta:
         with pytest.raises(InvalidEta, match=r"task shop\.cancel is not a time"):
             parse_eta(eta, "shop.cancel")
 
-    @given(st.text())
-    def test_any_text_is_a_time_or_is_refused(self, text: str) -> None:
+    @given(st.text() | st.from_regex(_LIKE_A_TIME, fullmatch=True))
+    def test_a_text_is_refused_or_is_the_time_that_a_worker_takes_it_for(self, text: str) -> None:
         try:
-            parse_eta(text, "t")
+            found = parse_eta(text, "t")
         except InvalidEta:
             return
+        assert found == to_ms(eta_of_worker(text))
 
     @pytest.mark.parametrize("eta", ["soon", "2030-13-01T00:00:00", 1893456000])
     def test_a_worker_refuses_such_an_eta_as_well(self, eta: object) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
-from celery_delayq.invalid_task import defect_of, late_defect_of
+from celery_delayq.worker.invalid_task import defect_of, late_defect_of
 from tests.integration import hostile
 
 ACCEPT = {"application/json", "application/x-python-serialize"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from celery_delayq.keys import QueueKeys, RegistryKeys, companion, list_of
+from celery_delayq.queue.keys import QueueKeys, RegistryKeys, companion, list_of
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,60 +15,20 @@ import celery_delayq
 
 PACKAGE = Path(celery_delayq.__file__).parent
 
-#: From the lowest to the highest; a module imports only from below, and subpackages count as one.
-LAYERS = [
-    {"_version", "errors", "clock", "connections", "process", "keys", "codec", "times"},
-    {"scripts"},
-    {"entry", "dead_letters"},
-    {"registry"},
-    {"delayed_queue"},
-    {"tidying", "orphans", "held"},
-    {"transfer"},
-    {"fetch_connection", "departure"},
-    {"consumer", "presence"},
-    {"watchdog"},
-    {"settings", "server"},
-    {"transport", "verdicts", "results"},
-    {"config", "inspector", "task_message", "handover", "onlookers"},
-    {"failures", "invalid_task", "revocation", "series"},
-    {"bulk"},
-    {"control", "schedule"},
-    {"beat"},
-    {"bootsteps", "panel", "cli"},
-    {"app"},
-    {"__init__"},
-]
-RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
+INTERNALS = PACKAGE.parent / "docs" / "internals.md"
 
-#: In the lowest layer, modules may import each other, if not in a circle.
-BASE = 0
-
-MAY_IMPORT = {
-    "kombu": {"transport", "task_message", "revocation", "bulk", "control", "schedule", "bootsteps", "cli", "app"},
-    "celery": {
-        *(
-            "task_message",
-            "onlookers",
-            "revocation",
-            "series",
-            "bulk",
-            "control",
-            "handover",
-            "verdicts",
-            "schedule",
-            "beat",
-        ),
-        *("bootsteps", "panel", "cli", "app", "results"),
-    },
-}
+#: Rooms from the highest to the lowest, as the list in docs/internals.md has them: "    queue/    what it is".
+ROOMS = re.findall(r"^    ([a-z_]+)(?:/|\.py)  ", INTERNALS.read_text("utf-8"), re.MULTILINE)
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
+#: Rooms that know neither Celery nor kombu.
+REDIS_ONLY = ["queue", "transfer", "fetching"]
 
-def layer_module(file: Path) -> str:
-    """Return which module of LAYERS a file belongs to."""
-    first = file.relative_to(PACKAGE).parts[0]
-    return first.removesuffix(".py")
+
+def room_of(name: str) -> str:
+    """Return the room of a module's full name."""
+    return [*name.split("."), "__init__"][1]
 
 
 def imported(file: Path) -> Iterator[str]:
@@ -84,26 +45,12 @@ def imported(file: Path) -> Iterator[str]:
                 yield node.module
 
 
-def test_every_module_has_a_layer() -> None:
-    assert {layer_module(file) for file in FILES} == set(RANK)
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_a_module_imports_only_from_below(file: Path) -> None:
-    module = layer_module(file)
+def test_a_room_imports_only_rooms_below_it(file: Path) -> None:
+    room = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    below = {room, *ROOMS[ROOMS.index(room) + 1 :]}
     for name in imported(file):
-        package, _, rest = name.partition(".")
-        other = rest.partition(".")[0]
-        if package == PACKAGE.name and other != module:
-            allowed = RANK[other] < RANK[module] or RANK[other] == RANK[module] == BASE
-            assert allowed, f"{module} imports {name}"
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_kombu_and_celery_stay_where_they_belong(file: Path) -> None:
-    for name in imported(file):
-        allowed = MAY_IMPORT.get(name.partition(".")[0])
-        assert allowed is None or layer_module(file) in allowed, f"{layer_module(file)}: {name}"
+        assert not name.startswith(PACKAGE.name) or room_of(name) in below, f"{room} imports {name}"
 
 
 def run(code: str) -> None:
@@ -147,14 +94,14 @@ assert not logging.getLogger().handlers
     )
 
 
-def test_the_redis_level_needs_neither_kombu_nor_celery() -> None:
-    below = [module for layer in LAYERS[: RANK["settings"] + 1] for module in layer]
+def test_the_redis_rooms_need_neither_kombu_nor_celery() -> None:
+    modules = [".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in FILES]
     run(
         f"""
 import sys
 from celery_delayq import DelayedQueue, DeadLetters, DelayqError
-for module in {sorted(below)!r}:
-    __import__("celery_delayq." + module)
+for module in {[module for module in modules if room_of(module) in REDIS_ONLY]!r}:
+    __import__(module)
 found = {{name.partition(".")[0] for name in sys.modules}} & {{"kombu", "celery"}}
 assert not found, found
 """

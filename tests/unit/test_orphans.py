@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import redis
 
-from celery_delayq import DelayedQueue, codec, orphans
-from celery_delayq.delayed_queue import Entry
-from celery_delayq.orphans import Orphan
+from celery_delayq import DelayedQueue
+from celery_delayq.queue import codec, orphans
+from celery_delayq.queue.delayed_queue import Entry
+from celery_delayq.queue.orphans import Orphan
 from tests.state import FAR, seed, state
 
 OLD_PACKING = bytes(8) + (3).to_bytes(8, "little") + b"old"

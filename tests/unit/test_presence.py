@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from celery_delayq.presence import Gone, Look, Presence
+from celery_delayq.fetching.presence import Gone, Look, Presence
 
 PATIENCE_S = 6.0
 NOTHING = Look({}, set())

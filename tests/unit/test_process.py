@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from celery_delayq import process
-from celery_delayq.connections import new_id
-from celery_delayq.process import consumer_id, is_running
+from celery_delayq.fetching import process
+from celery_delayq.fetching.process import consumer_id, is_running
+from celery_delayq.queue.connections import new_id
 from tests.support import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells where a process runs")
@@ -80,7 +80,7 @@ def test_a_child_is_not_its_parent() -> None:
     """What a parent has made is the parent's, also as a forked child sees it; what the child makes is its own."""
     code = """
 import os
-from celery_delayq.process import consumer_id, is_running
+from celery_delayq.fetching.process import consumer_id, is_running
 parents = consumer_id()
 read, write = os.pipe()
 if not os.fork():

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
-from celery_delayq.dead_letters import DELIVERY_LIMIT, NOT_A_MESSAGE, unpack
+from celery_delayq import messages
+from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, NOT_A_MESSAGE, unpack
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.redelivery import ALONE, DELIVERY_COUNT
 
@@ -72,19 +73,19 @@ def recovered(raw: bytes, delivery_limit: int = 20) -> dict[str, Any]:
 class TestDecoding:
     @any_garbage
     def test_what_is_no_message(self, raw: bytes) -> None:
-        assert redelivery.decode(raw) is None
+        assert messages.decode(raw, objects=True) is None
 
     @given(st.binary())
     def test_any_bytes(self, raw: bytes) -> None:
-        assert redelivery.decode(raw) is None
+        assert messages.decode(raw, objects=True) is None
 
     def test_is_undone_by_encoding(self) -> None:
         values = [datetime(2030, 1, 1, tzinfo=timezone.utc), UUID(int=5), Decimal("0.10"), b"\xff", 0.1, 10**30, None]
         raw = encode(headers={"values": values})
-        message = redelivery.decode(raw)
+        message = messages.decode(raw, objects=True)
         assert message is not None
         assert message["headers"] == {"values": values}
-        assert redelivery.encode(message) == raw
+        assert messages.encode(message) == raw
 
 
 class TestPuttingBack:

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_delayq import DelayedQueue
-from celery_delayq.registry import REGISTERED_FOR_S, Registry
+from celery_delayq.queue.registry import REGISTERED_FOR_S, Registry
 from tests.state import FAR, nothing_changes, offer, state
 
 IDLE_S = 90.0

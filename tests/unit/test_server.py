@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from celery_delayq.errors import UnsupportedServer
-from celery_delayq.server import Finding, check_server
+from celery_delayq.worker.server import Finding, check_server
 from examples.private_redis import PrivateRedis
 
 

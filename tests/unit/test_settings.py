@@ -16,7 +16,7 @@ from celery_delayq.settings import (
     app_settings,
     check_transport_options,
 )
-from celery_delayq.transfer import TransferSettings
+from celery_delayq.transfer.loop import TransferSettings
 
 ALL = {**TRANSPORT_OPTIONS, **APP_SETTINGS}
 NUMBERS = {name: option for name, option in ALL.items() if not isinstance(option.default, (bool, str))}

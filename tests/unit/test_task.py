@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq import codec
-from celery_delayq.codec import OfferId
-from celery_delayq.entry import Entry
 from celery_delayq.inspector.broker_lists import BrokerList
-from celery_delayq.inspector.message import marks_of, with_eta
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
+from celery_delayq.messages import marks_of, with_eta
+from celery_delayq.queue import codec
+from celery_delayq.queue.codec import OfferId
+from celery_delayq.queue.entry import Entry
 
 LIST = BrokerList("shop.celery\x06\x163", "celery", 3)
 

@@ -1,0 +1,105 @@
+"""FetchConnection: sends acknowledgements without waiting, and reads their replies with the next fetch.
+
+So a task costs at most one round trip. If several tasks wait in the broker list, they share one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
+
+from redis import exceptions
+
+from celery_delayq.queue import scripts
+from celery_delayq.queue.keys import QueueKeys
+
+
+class Identity(NamedTuple):
+    """The server's name for a connection: its id, and its address, because a restarted server reuses ids."""
+
+    client_id: str
+    address: str
+
+
+def identify(connection: Any) -> Identity | None:
+    """Ask the server for the identity of an idle connection; None if the server refuses to tell."""
+    connection.send_command("CLIENT", "INFO")
+    try:
+        reply = connection.read_response()
+    except exceptions.ResponseError:
+        return None
+    text = reply.decode() if isinstance(reply, bytes) else str(reply)
+    fields = dict(field.partition("=")[::2] for field in text.split())
+    return Identity(fields["id"], fields["addr"])
+
+
+class FetchConnection:
+    """One connection, for one thread at a time.
+
+    Args:
+        pool: gives the class and the parameters of the connection. The connection does not belong to the pool.
+
+    Every method raises `redis.ConnectionError` if the connection is lost. The connection is useless then, and the
+    server may or may not have received the acknowledgements in `unanswered`.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        #: The thread that owns this connection.
+        self.thread = threading.get_ident()
+        self._connection = pool.make_connection()
+        self._connection.connect()
+        self.identity = identify(self._connection)
+        #: Tags of the acknowledgements whose replies have not been read yet.
+        self.unanswered: deque[str] = deque()
+        self._fetch: tuple[Any, ...] = ()
+
+    def ack(self, in_flight: str, message: bytes, tag: str) -> None:
+        """Remove a message from an in-flight list; `answers` gives the result."""
+        self._send("LREM", in_flight, -1, message)
+        self.unanswered.append(tag)
+
+    def answers(self) -> Iterator[tuple[str, bool | exceptions.ResponseError]]:
+        """Wait for the replies to all acknowledgements. Yield each tag, and whether its message was in flight.
+
+        If the server refused an acknowledgement, yield its error instead. The connection still works after that.
+        """
+        while self.unanswered:
+            answer: bool | exceptions.ResponseError
+            try:
+                answer = bool(self._read())
+            except exceptions.ResponseError as exc:
+                answer = exc
+            yield self.unanswered.popleft(), answer
+
+    def send_fetch(self, keys: QueueKeys, *, consumer: str, limit: int) -> None:
+        """Ask for messages, see `scripts.fetch`. Read the reply with `answers` first, then `read_fetched`."""
+        self._fetch = (3, keys.queue, keys.in_flight(consumer), keys.consumers, consumer, limit)
+        self._send("EVALSHA", scripts.load("fetch").sha, *self._fetch)
+
+    def read_fetched(self) -> list[bytes] | None:
+        """Return the messages, or None if the consumer has no lease.
+
+        Raises:
+            redis.ResponseError: the server refused the script; the connection still works.
+        """
+        try:
+            found = self._read()
+        except exceptions.NoScriptError:
+            self._send("EVAL", scripts.load("fetch").text, *self._fetch)
+            found = self._read()
+        return cast("list[bytes] | None", found)
+
+    def _send(self, *command: Any) -> None:
+        if getattr(self._connection, "_sock", None) is None:  # redis-py would reconnect, and replies would be lost
+            raise exceptions.ConnectionError("the connection on which messages are fetched was lost")
+        # redis-py's health check would mistake an unread reply for the reply to its PING.
+        self._connection.send_command(*command, check_health=not self.unanswered)
+
+    def _read(self) -> Any:
+        return self._connection.read_response(disable_decoding=True)
+
+    def disconnect(self) -> None:
+        """Close the connection."""
+        self._connection.disconnect()

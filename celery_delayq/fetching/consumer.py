@@ -1,0 +1,385 @@
+"""Consumer: takes messages from broker lists without losing any. It knows Redis, but neither kombu nor Celery.
+
+Where a message is
+    A message is either in the broker list or in the in-flight list of one consumer. One step on the server moves it
+    from the broker list to the in-flight list. It leaves the in-flight list when it is acknowledged, or goes back to
+    the broker list.
+
+Who owns it
+    A consumer has a lease on each list. Its watchdog renews the leases as long as the process lives. If a lease ends,
+    other consumers put the messages of that consumer back (see `watchdog`).
+
+How a consumer ends
+    `close()` puts back the messages that no task is working on, and ends the leases. If the connection is lost or a
+    task still runs, this cannot be done at once; the watchdog then continues until it is done. A consumer is never
+    used again after an error. Its successor has another id, so late replies and commands cannot be mistaken for its
+    own.
+
+What happens if the server refuses
+    A departure (an acknowledgement, for example) is owed if the server refused it or may not have received it. The
+    watchdog sends it again, and nothing else is done with that message meanwhile. So an error reply costs time, but
+    never a message.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from logging import getLogger
+
+import redis
+from redis import exceptions
+
+from celery_delayq.errors import LeaseLost
+from celery_delayq.fetching.abandoned import AbandonedConnections
+from celery_delayq.fetching.connection import FetchConnection, Identity
+from celery_delayq.fetching.departure import Departure, Departures, remove
+from celery_delayq.fetching.held import Held, Redelivery
+from celery_delayq.fetching.lease import Leases
+from celery_delayq.fetching.process import consumer_id
+from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.delayed_queue import database_of
+from celery_delayq.queue.scripts import MAX_FETCH, Renewed
+
+logger = getLogger(__name__)
+
+#: Shared by the whole process: a running task is known by its tag alone, even after its consumer was closed.
+_TAGS = itertools.count(1)
+
+
+class Consumer:
+    """One consumer of any number of broker lists.
+
+    It belongs to one thread, except for `ack` and for the methods that the watchdog calls with a client of its own:
+    under gevent and eventlet, threads cannot share connections.
+
+    Args:
+        connect: returns a context manager that gives a client with a pool of its own, and closes it at the end.
+        lease_s: how long the consumer may be silent before others take its messages, in seconds.
+        redelivery: see `Redelivery`.
+        expires_ms: list -> time until an unused list expires, in ms. Only lists that expire are in it. It may change.
+        id: readable and unique. The default names the process that made the consumer.
+
+    Every method raises `redis.RedisError` if the server is away or refuses, unless its docstring says otherwise.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], AbstractContextManager[redis.Redis]],
+        *,
+        lease_s: float = 30.0,
+        redelivery: Redelivery | None = None,
+        expires_ms: Mapping[str, int] | None = None,
+        id: str | None = None,
+    ) -> None:
+        self.id = id or consumer_id()
+        self.connect = connect
+        self._stack = ExitStack()
+        self.client = self._stack.enter_context(connect())
+        # Several threads acknowledge at the same time. kombu's limit of 10 connections would refuse some of them.
+        self.client.connection_pool.max_connections = 2**31
+        self.redelivery = redelivery or Redelivery()
+        self.db = database_of(self.client)
+        self.leases = Leases(self.id, lease_s, self.db, self._on_lost)
+        #: Names of the lists that it consumes; it may have leases on more lists.
+        self.names: set[str] = set()
+        self.held: dict[str, Held] = {}
+        self._departures = Departures(self.id, self.leases.keys_of, {} if expires_ms is None else expires_ms)
+        #: Tag -> departure that the server may not know about.
+        self.owed = self._departures.owed
+        #: Tag of a message that is held alone: nothing is fetched beside it. The lock guards its bytes; see
+        #: `last_delivery`.
+        self.alone: str | None = None
+        self.alone_lock = threading.Lock()
+        #: Whether a fetch reply was lost, so that the server may have moved messages; see `recover_lost`.
+        self.has_lost_reply = False
+        self.is_closed = False
+        self._abandoned = AbandonedConnections()
+        self._connection: FetchConnection | None = None
+
+    # -- leases
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether other consumers have given it up."""
+        return self.leases.is_lost
+
+    def join(self, name: str) -> None:
+        """Start consuming a broker list.
+
+        Raises:
+            LeaseLost: others have already given the consumer up.
+        """
+        self.names.add(name)
+        self.leases.take(self.client, name)
+
+    def part(self, name: str) -> None:
+        """Stop consuming a broker list; `end_leases` ends the lease once no message of the list is held."""
+        self.names.discard(name)
+
+    def renew(self, client: redis.Redis | None = None) -> list[tuple[str, Renewed]]:
+        """Renew all leases, see `Leases.renew`."""
+        return self.leases.renew(client or self.client)
+
+    def check(self) -> None:
+        """Make sure that the leases are valid, see `Leases.check`."""
+        self.leases.check(self.client)
+
+    def end_leases(self, client: redis.Redis | None = None) -> bool:
+        """End the leases on lists that are not consumed and have no held message; see `Leases.end`."""
+        in_use = {*self.names, *(held.name for held in tuple(self.held.values()))}
+        return self.leases.end(client or self.client, keep=in_use)
+
+    def _on_lost(self) -> int:
+        count = len(self.held)
+        self.held.clear()
+        return count
+
+    # -- messages
+
+    def fetch(self, name: str, limit: int) -> list[bytes]:
+        """Take messages from a joined list, the oldest first. One atomic script.
+
+        Raises:
+            LeaseLost: others have given the consumer up.
+        """
+        if self._connection is None:
+            self._connection = FetchConnection(self.client.connection_pool)
+        self._connection.thread = threading.get_ident()
+        connection = self._connection
+        try:
+            connection.send_fetch(self.leases.lists[name], consumer=self.id, limit=min(limit, MAX_FETCH))
+            self._take_answers(connection)
+            found = connection.read_fetched()
+        except exceptions.ResponseError:  # nothing was moved, and the connection still works
+            raise
+        except BaseException as exc:
+            self.has_lost_reply = True
+            self._give_up_connection(exc)
+            raise
+        if found is None:
+            self.leases.lose()
+        return found
+
+    def read_answers(self) -> None:
+        """Make sure that all acknowledgements have arrived. Never raises; the watchdog repeats those that have not."""
+        if not self._is_fetching_thread:
+            return
+        assert self._connection is not None
+        try:
+            self._take_answers(self._connection)
+        except Exception as exc:
+            self._give_up_connection(exc)
+
+    @property
+    def _is_fetching_thread(self) -> bool:
+        return self._connection is not None and self._connection.thread == threading.get_ident()
+
+    def _give_up_connection(self, exc: BaseException) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._owe_acks(connection.unanswered, exc)
+            connection.disconnect()
+            self._abandoned.add([connection.identity])
+
+    def _take_answers(self, connection: FetchConnection) -> None:
+        for tag, answer in connection.answers():
+            if isinstance(answer, bool):
+                self._on_answered(tag, was_in_flight=answer)
+            else:
+                self._owe_acks([tag], answer)
+
+    def _on_answered(self, tag: str, *, was_in_flight: bool) -> None:
+        # Not earlier: `reconcile` puts back every message that is in flight but not held.
+        held = self.held.pop(tag, None)
+        if was_in_flight:
+            return
+        if held is not None and not self.is_lost:
+            logger.warning("A message of %r is not this consumer's own any more: its task may run twice", held.name)
+
+    def _owe_acks(self, tags: Iterable[str], exc: BaseException) -> None:
+        acks = {tag: Departure(self.held[tag], "nowhere") for tag in tags if tag in self.held}
+        self._departures.owe(acks, exc)
+
+    def hold(self, name: str, message: bytes) -> str:
+        """Remember a fetched message; returns its tag, which is used to acknowledge it."""
+        tag = str(next(_TAGS))
+        self.held[tag] = Held(name, message)
+        return tag
+
+    def is_held(self, tag: str) -> bool:
+        """Return whether a task may work on a message: others have not taken it over, and it was not put back.
+
+        Never raises. Asks the server only if the lease should have ended; if the server cannot be reached, trusts what
+        it knows. True for messages that need no acknowledgement: their tags come from kombu and are not numbers.
+
+        Args:
+            tag: of the message.
+        """
+        if not tag.isdecimal():
+            return True
+        with suppress(LeaseLost, *CONNECTION_ERRORS, exceptions.ResponseError):
+            self.check()
+        return tag in self.held
+
+    def ack(self, tag: str) -> bool:
+        """Acknowledge a message: it is removed for good. One command; O(N) for N messages held for longer.
+
+        In the thread that fetches, the next fetch reads the reply. Never raises; the watchdog repeats what failed.
+
+        Returns:
+            False if the message is not held.
+        """
+        with self.alone_lock if tag == self.alone else nullcontext():
+            return self._ack(tag)
+
+    def _ack(self, tag: str) -> bool:
+        held = self.held.get(tag)
+        if held is None:
+            return False
+        if tag == self.alone:
+            self.alone = None
+        try:
+            if self._is_fetching_thread:
+                assert self._connection is not None
+                self._connection.ack(self.leases.keys_of(held.name).in_flight(self.id), held.message, tag)
+            else:
+                self._on_answered(tag, was_in_flight=self._remove(held) > 0)
+        except Exception as exc:  # also redis-py's ValueError, if a thread closes a connection that another one reads
+            self._owe_acks([tag], exc)
+            if self._is_fetching_thread:
+                self._give_up_connection(exc)
+        return True
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether it holds a message alone, so that nothing may be fetched beside it."""
+        return self.alone in self.held
+
+    def _remove(self, held: Held) -> int:
+        return remove(self.client, self.leases.keys_of(held.name), consumer=self.id, message=held.message)
+
+    def settle(self, client: redis.Redis | None = None) -> None:
+        """Send the server all departures that it may not know about, see `Departures.settle`."""
+        for tag in self._departures.settle(client or self.client):
+            self.held.pop(tag, None)
+
+    def requeue(self, tag: str) -> bool:
+        """Put a message to the back of its list, marked as redelivered. Returns False if the consumer did not own it.
+
+        Never raises for server or network errors; the watchdog tries again later.
+        """
+        held = self.held.pop(tag, None)
+        if held is None:
+            return False
+        left = self._departures.leave(
+            self.client, {tag: Departure(held, "back", self.redelivery.put_back(held.message))}
+        )
+        return bool(left) or tag in self.owed
+
+    def set_aside(self, tag: str, record: bytes) -> None:
+        """Move a message to the dead list, as `record`. Never raises, see `requeue`."""
+        held = self.held.pop(tag, None)
+        if held is not None:
+            self._departures.leave(self.client, {tag: Departure(held, "dead", record)})
+
+    def give_back(self, name: str, messages: Sequence[bytes]) -> int:
+        """Put fetched but undelivered messages back to the front of the list, unchanged. The oldest comes first.
+
+        Never raises, see `requeue`. Returns how many were put back at once.
+        """
+        back = [Departure(Held(name, message), "front", message) for message in reversed(messages)]
+        return self._departures.leave(self.client, {str(next(_TAGS)): departure for departure in back})
+
+    def put_back(self, tags: Sequence[str]) -> None:
+        """Put held messages back to the front of their lists, marked as redelivered. The oldest comes first.
+
+        Never raises, see `requeue`.
+
+        Args:
+            tags: tags of the messages, in the order of delivery.
+        """
+        self.read_answers()
+        back: dict[str, Departure] = {}
+        for tag in reversed(tags):
+            held = self.held.pop(tag, None) if tag not in self.owed else None
+            if held is not None:
+                back[tag] = Departure(held, "front", self.redelivery.put_back(held.message))
+        self._departures.leave(self.client, dict(sorted(back.items(), key=lambda item: item[1].held.name)))
+
+    def reconcile(self, client: redis.Redis | None = None) -> bool:
+        """Put back every message that is in flight but not held.
+
+        Do not call this while a fetch is under way: the consumer would lose the messages that are about to arrive.
+
+        Returns:
+            Whether nothing is in flight any more.
+        """
+        put_back = self.redelivery.put_back
+        return self._departures.put_back_unknown(client or self.client, self.leases.lists, self.held, put_back)
+
+    def recover_lost(self) -> None:
+        """Put back the messages that the server may have moved for a fetch whose reply was lost; see `reconcile`.
+
+        The consumer stays in use. Call this only if no connection waits for messages and all fetched messages are held.
+        """
+        if self.has_lost_reply and not self._abandoned.may_move_messages(self.client):
+            self.reconcile()
+            self.has_lost_reply = False
+
+    # -- the end
+
+    def abandon(self, connections: Iterable[Identity | None]) -> None:
+        """Add connections whose replies nobody reads, see `AbandonedConnections`."""
+        self._abandoned.add(connections)
+
+    def close(self, keep: Collection[str] = ()) -> bool:
+        """Stop consuming, and put all messages back except those in `keep`, which can still be acknowledged.
+
+        Never raises for server or network errors.
+
+        Args:
+            keep: tags of the messages to keep.
+
+        Returns:
+            Whether everything is done; if not, the watchdog has to continue.
+        """
+        self.read_answers()
+        self._close_connection()  # nobody would read the replies to later acknowledgements
+        self.is_closed = True
+        self.names.clear()
+        kept = {*keep, *self.owed}
+        for tag in list(self.held):
+            if tag not in kept:
+                del self.held[tag]
+        try:
+            return self.finish()
+        except Exception as exc:
+            logger.debug("%s is not done yet: %s", self.id, exc)
+            return False
+
+    def finish(self, client: redis.Redis | None = None) -> bool:
+        """Finish closing: do what could not be done before. Returns whether everything is done now."""
+        if self.is_lost:
+            return True
+        self.settle(client)
+        may_get_more = self._abandoned.may_move_messages(client or self.client)  # first: `reconcile` puts it back
+        return self.reconcile(client) and not may_get_more and self.end_leases(client)
+
+    def after_fork(self) -> None:
+        """Close what a forked child inherited, but send nothing: copies would keep the parent's connections alive."""
+        self._close_connection()
+        self.held.clear()
+        self.leases.lists.clear()
+
+    def disconnect(self) -> None:
+        """Close all connections; a later acknowledgement opens a new one."""
+        self._close_connection()
+        self._stack.close()
+
+    def _close_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.disconnect()

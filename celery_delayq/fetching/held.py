@@ -1,0 +1,34 @@
+"""The messages that a consumer holds, and how they are rewritten for redelivery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+#: Functions that rewrite a message for redelivery. `PutBack` is for a message that its own consumer puts back.
+#: `Recover` is for a message whose consumer is gone; it also returns whether the message belongs in the dead list.
+PutBack = Callable[[bytes], bytes]
+Recover = Callable[[bytes], tuple[bytes, bool]]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A message that a consumer holds: the name of its broker list, and its bytes."""
+
+    name: str
+    message: bytes
+
+
+@dataclass(frozen=True)
+class Redelivery:
+    """Functions that rewrite messages for redelivery; this package itself does not parse messages.
+
+    Attributes:
+        put_back: for messages that the consumer itself puts back.
+        recover: for messages whose consumer is gone; also returns whether the message is dead.
+        on_dead: called with the list's name and each message (as stored) that was moved to the dead list.
+    """
+
+    put_back: PutBack = lambda message: message
+    recover: Recover = lambda message: (message, False)
+    on_dead: Callable[[str, bytes], None] = lambda name, message: None

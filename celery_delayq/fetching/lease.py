@@ -1,0 +1,125 @@
+"""Leases: as long as a consumer renews its leases, it owns the messages that it has fetched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import NoReturn
+
+import redis
+
+from celery_delayq.errors import LeaseLost
+from celery_delayq.queue import scripts
+from celery_delayq.queue.keys import QueueKeys
+from celery_delayq.queue.scripts import Renewed
+
+
+class Leases:
+    """The leases of one consumer, one on each list.
+
+    The consuming thread and the watchdog use it at the same time, each with a client of its own.
+
+    Args:
+        consumer: its id.
+        seconds: how long the consumer may be silent before others take its messages.
+        db: the database of the lists.
+        on_lost: called once, when others have given the consumer up; returns how many messages it held.
+    """
+
+    def __init__(self, consumer: str, seconds: float, db: int, on_lost: Callable[[], int]) -> None:
+        self.seconds = seconds
+        #: Name -> keys, for each list with a lease.
+        self.lists: dict[str, QueueKeys] = {}
+        #: The leases certainly last until this time, on the monotonic clock.
+        self.until = 0.0
+        self._consumer = consumer
+        self._db = db
+        self._on_lost = on_lost
+        self._loss = ""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether others have given the consumer up; it is never used again."""
+        return bool(self._loss)
+
+    def keys_of(self, name: str) -> QueueKeys:
+        """Return the keys of a list, whether or not there is a lease on it."""
+        return self.lists.get(name) or QueueKeys.of(name, self._db)
+
+    def take(self, client: redis.Redis, name: str) -> None:
+        """Take a lease on a list; does nothing if there already is one.
+
+        Raises:
+            LeaseLost: others have given the consumer up.
+        """
+        if name in self.lists:
+            return
+        keys, sent = QueueKeys.of(name, self._db), time.monotonic()
+        if not self._renew(client, keys, join=True).renewed:
+            self.lose()
+        if not self.lists:
+            self.until = sent + self.seconds
+        self.lists[name] = keys
+
+    def renew(self, client: redis.Redis) -> list[tuple[str, Renewed]]:
+        """Renew all leases; returns each list's name with the reply of the server.
+
+        Raises:
+            LeaseLost: others have given the consumer up.
+        """
+        sent = time.monotonic()
+        seen = []
+        for name, keys in list(self.lists.items()):
+            renewed = self._renew(client, keys, join=False)
+            if not renewed.renewed and self.lists.get(name) is keys:  # the list was not left in the meantime
+                self.lose()
+            seen.append((name, renewed))
+        self.until = sent + self.seconds
+        return seen
+
+    def check(self, client: redis.Redis) -> None:
+        """Make sure that the leases are valid; asks the server only if they should have ended.
+
+        Raises:
+            LeaseLost: others have given the consumer up.
+        """
+        if self.is_lost:
+            self.lose()
+        if self.lists and time.monotonic() > self.until:
+            self.renew(client)
+
+    def end(self, client: redis.Redis, keep: Collection[str] = ()) -> bool:
+        """End all leases, except those on lists in `keep` and on lists with messages in flight.
+
+        Returns:
+            Whether no lease is left.
+        """
+        for name, keys in list(self.lists.items()):
+            if name in keep:
+                continue
+            # Remove it first: otherwise the watchdog would not find the lease, and take the consumer for lost.
+            self.lists.pop(name, None)
+            has_left = False
+            try:
+                has_left = scripts.leave(client, keys, consumer=self._consumer)
+            finally:
+                if not has_left:
+                    self.lists[name] = keys
+        return not self.lists
+
+    def lose(self) -> NoReturn:
+        """Mark the consumer as given up by others.
+
+        Raises:
+            LeaseLost: always.
+        """
+        if not self._loss:
+            count = self._on_lost()
+            self._loss = (
+                f"consumer {self._consumer} was silent for too long (its lease is {self.seconds:g} s), so others took "
+                f"over its messages, or Redis has lost its data ({count} held here are not acknowledged any more)"
+            )
+        raise LeaseLost(self._loss)
+
+    def _renew(self, client: redis.Redis, keys: QueueKeys, *, join: bool) -> Renewed:
+        return scripts.renew(client, keys, consumer=self._consumer, lease_ms=round(self.seconds * 1000), join=join)

@@ -1,0 +1,136 @@
+"""Recovery: puts messages of dead consumers back to their lists, or sets them aside as dead letters."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from logging import getLogger
+
+import redis
+from redis import exceptions
+from redis.client import NEVER_DECODE
+
+from celery_delayq.fetching.held import Redelivery
+from celery_delayq.fetching.lease import Leases
+from celery_delayq.fetching.native import start_native_thread
+from celery_delayq.queue import keys, scripts
+from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.scripts import MAX_PUT_BACK
+
+logger = getLogger(__name__)
+
+#: How long one call of `go_on` works, in seconds. It is short, so that the watchdog's own lease does not end meanwhile.
+_ROUND_S = 0.25
+
+
+@dataclass
+class Claim:
+    """The reason to take messages of one list from a consumer.
+
+    Attributes:
+        score: its lease, as seen. If the lease has changed since, the consumer lives, and nothing is taken.
+        is_absent: whether the consumer is gone although its lease has not ended.
+        has_ended: whether its process is known to have ended.
+        moved: how many messages have been put back so far.
+    """
+
+    score: bytes
+    is_absent: bool = False
+    has_ended: bool = False
+    moved: int = 0
+
+
+class Recovery:
+    """The claims of one watchdog. It belongs to the watchdog's thread.
+
+    Args:
+        leases: leases of the watchdog's consumer. Messages of other lists are left to other watchdogs.
+        redelivery: see `Redelivery`.
+        db: the database of the lists.
+    """
+
+    def __init__(self, leases: Leases, redelivery: Redelivery, db: int) -> None:
+        self._leases = leases
+        self._redelivery = redelivery
+        self._db = db
+        #: (list, consumer) -> claim.
+        self._claims: dict[tuple[str, str], Claim] = {}
+        #: List -> the server's last error when messages were put back there.
+        self._refused: dict[str, str] = {}
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is something to recover."""
+        return bool(self._claims)
+
+    def add(self, name: str, consumer: str, claim: Claim) -> None:
+        """Claim the messages of a list that a consumer has in flight."""
+        self._claims[name, consumer] = claim
+
+    def forget(self) -> None:
+        """Drop all claims."""
+        self._claims.clear()
+
+    def go_on(self, client: redis.Redis) -> None:
+        """Put messages back for a short while; the next call continues.
+
+        Raises:
+            redis.ConnectionError: the server is away, or is a replica now.
+        """
+        until = time.monotonic() + _ROUND_S
+        while self._claims and time.monotonic() < until:
+            name, consumer = next(iter(self._claims))
+            try:
+                self._recover(client, name, consumer, self._claims.pop((name, consumer)))
+                self._refused.pop(name, None)
+            except CONNECTION_ERRORS:
+                raise
+            except exceptions.ResponseError as exc:
+                if self._refused.get(name) != str(exc):
+                    logger.error("Cannot put back messages of %r, whose consumer %s is gone: %s", name, consumer, exc)
+                self._refused[name] = str(exc)
+
+    def _recover(self, client: redis.Redis, name: str, consumer: str, claim: Claim) -> None:
+        """Put messages back to the front of their list, in their old order: at most `MAX_PUT_BACK`, one script call."""
+        queue_keys = self._leases.lists.get(name)
+        if queue_keys is None:
+            return
+        found: list[bytes] = client.execute_command(
+            "LRANGE", queue_keys.in_flight(consumer), 0, MAX_PUT_BACK - 1, **{NEVER_DECODE: True}
+        )
+        messages = [(raw, *self._redelivery.recover(raw)) for raw in found]
+        done = scripts.recover(
+            client,
+            queue_keys,
+            consumer=consumer,
+            score=claim.score,
+            gone=claim.is_absent,
+            alive_channel=keys.alive_channel(consumer, self._db) if claim.has_ended else "",
+            messages=messages,
+        )
+        dead = [
+            raw for (raw, _, is_dead), was_moved in zip(messages, done.moved, strict=False) if is_dead and was_moved
+        ]
+        if dead:
+            self._tell_dead(name, dead)
+        claim.moved += sum(done.moved) - len(dead)
+        if any(done.moved) and done.left:
+            claim.score = done.score
+            self.add(name, consumer, claim)
+        elif claim.moved:
+            logger.warning("Put back %d messages of %r, whose consumer %s is gone", claim.moved, name, consumer)
+
+    def _tell_dead(self, name: str, dead: list[bytes]) -> None:
+        logger.error(
+            "Set aside %d messages of %r in the list %r: their workers were killed too often while they ran, or they "
+            "cannot be read. `celery delayq dead list` shows which, and why",
+            len(dead),
+            name,
+            keys.QueueKeys.of(name).dead,
+        )
+
+        def tell() -> None:
+            for raw in dead:
+                self._redelivery.on_dead(name, raw)
+
+        start_native_thread(tell)  # it may take long, and the lease must not wait

@@ -1,0 +1,364 @@
+"""Watchdog: a thread that renews a consumer's leases, and recovers the messages of dead consumers.
+
+It has its own connections and does not need the main loop of the process. So a task may run for any time without
+losing its lease.
+
+How it notices that another consumer is gone
+    Each watchdog subscribes to a channel named after its consumer. The watchdogs take turns to look which channels are
+    missing; `presence` decides what follows from that. If nobody can see that a consumer is gone (it is suspended, or
+    the server does not allow the look), the end of its lease decides.
+
+What watchdogs tell each other
+    A new watchdog says hello on a channel that all of them hear. A watchdog that misses a consumer, and cannot check
+    its process, asks the others. A watchdog in the same place as that process answers that it runs, or looks at once.
+
+Lost connections
+    A killed process loses its connections, but so does a living one. A living process therefore reconnects at once. It
+    renews its leases before it subscribes, and as long as it cannot subscribe, so that others see that it lives.
+
+Outages of Redis
+    After an outage, all leases look ended and all channels are missing. So a watchdog ignores what it saw before it
+    connected, and believes that a lease has ended only after it was connected for the length of a lease. The same
+    applies if the server's clock, which measures the leases, is set forward.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import closing
+from logging import getLogger
+from typing import Any
+
+from redis import exceptions
+from redis.client import NEVER_DECODE
+
+from celery_delayq.errors import LeaseLost
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.fetching.native import has_greenlets, start_native_thread
+from celery_delayq.fetching.presence import Presence
+from celery_delayq.fetching.process import is_running
+from celery_delayq.fetching.recovery import Claim, Recovery
+from celery_delayq.queue import keys
+from celery_delayq.queue.clock import ServerClock
+from celery_delayq.queue.connections import CONNECTION_ERRORS, Outage
+from celery_delayq.queue.scripts import Renewed
+
+logger = getLogger(__name__)
+
+#: How long a consumer must be absent and silent before it is given up, in seconds, if nobody can check its process. A
+#: living consumer reconnects sooner than this.
+PATIENCE_S = 6.0
+
+#: How many times a lease is renewed before it would end.
+_RENEWALS_A_LEASE = 2.5
+
+#: If the server's clock is set forward by more than this, in seconds, ended leases are not believed for a while.
+_STEP_S = 1.0
+
+#: Consumers take turns to look for missing ones. Length of a turn, and the interval for a lone consumer, in seconds.
+_TURN_S, _LONE_LOOK_S = 0.8, 10.0
+
+#: The most consumers of one list that a watchdog reads.
+_MOST_STRANGERS = 1000
+
+#: How long a given-up consumer is still checked, in ms: a blocking command that it sent may still give it a message.
+_REMEMBER_MS = 60_000
+
+#: Pause before an unfinished closed consumer tries again, in seconds.
+_FINISH_S = 1.0
+
+#: Longest pause between two attempts to connect, and longest wait for a message without and with greenlets, in
+#: seconds. After the wait, the watchdog looks what its consumer is doing.
+_LONGEST_PAUSE_S, _LONGEST_WAIT_S, _GREENLET_WAIT_S = 1.0, 1.0, 0.2
+
+#: How long `stop` waits if there are greenlets, in seconds.
+_STOP_S = 2.0
+
+#: Words that watchdogs say about a consumer, followed by its id. An id without a word is a hello.
+_MISSING, _RUNNING = "missing", "running"
+
+
+class Watchdog:
+    """Looks after one consumer until it is closed and done.
+
+    Args:
+        consumer: the consumer whose leases it renews, and on whose lists it recovers messages of other consumers.
+        on_lost: called in the watchdog's thread when others have given the consumer up.
+        patience_s: see `PATIENCE_S`.
+    """
+
+    def __init__(
+        self, consumer: Consumer, on_lost: Callable[[], None] = lambda: None, *, patience_s: float = PATIENCE_S
+    ) -> None:
+        self.consumer = consumer
+        self._on_lost = on_lost
+        self._patience_s = patience_s
+        self._pid = os.getpid()
+        self._client: Any = None
+        self._has_ended = False
+        self._stopping = False
+        self._outage = Outage(
+            logger,
+            f"Renewal of the leases of {consumer.id}",
+            f"They last for {consumer.leases.seconds:g} s",
+            lambda: self._stopping,
+            _LONGEST_PAUSE_S,
+        )
+        self._renew_at = self._look_at = self._finish_at = 0.0
+        self._clock = ServerClock()
+        #: It believes that a lease has ended only from this time on (monotonic).
+        self._believes_leases_at = math.inf
+        self._presence = Presence(patience_s)
+        #: Lists whose leases it has read since it connected.
+        self._read: set[str] = set()
+        self._may_look = True
+        self._recovery = Recovery(consumer.leases, consumer.redelivery, consumer.db)
+
+    def start(self) -> None:
+        """Run in a thread of the operating system, even if gevent or eventlet replace Python's threads by greenlets.
+
+        A greenlet would starve, and lose the lease, while a task computes for long.
+        """
+        start_native_thread(self.run)
+
+    def stop(self) -> None:
+        """End the thread within some seconds, even if work is left. Safe in any thread.
+
+        With greenlets, it waits for the thread: a system thread that uses greenlets must not outlive the interpreter.
+        """
+        self._stopping = True
+        until = time.monotonic() + _STOP_S
+        while has_greenlets() and not self._has_ended and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def finish_at_exit(self) -> None:
+        """Continue until the closed consumer is done. When the process ends, do the rest at once."""
+        atexit.register(self._finish_now)
+        if self._has_ended:
+            atexit.unregister(self._finish_now)
+
+    def _finish_now(self) -> None:
+        if os.getpid() != self._pid:  # a forked child ends; the consumer belongs to its parent
+            return
+        self.stop()
+        consumer = self.consumer
+        consumer.held.clear()  # no task is left that could acknowledge a message
+        try:
+            with consumer.connect() as client:
+                consumer.finish(client)
+        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+            logger.info("Other consumers will put back what %s holds: %s", consumer.id, exc)
+
+    # -- its own thread
+
+    def run(self) -> None:
+        """Look after the consumer. Never raises for server or network errors."""
+        consumer = self.consumer
+        try:
+            while not self._stopping and not consumer.is_lost:
+                try:
+                    with consumer.connect() as self._client:
+                        self._serve()
+                        return
+                except LeaseLost:  # the consuming thread found out
+                    self._on_lost()
+                except Exception as exc:
+                    self._on_interrupted(exc)
+        finally:
+            self._client = None
+            self._has_ended = True
+            atexit.unregister(self._finish_now)
+
+    def _on_interrupted(self, exc: Exception) -> None:
+        if not self._stopping:
+            self._outage.begins(exc)
+
+    def _serve(self) -> None:
+        """Look after the consumer as long as the connection for commands lasts; the subscription may be lost alone.
+
+        The subscription has its own pool: in a shared one, the next command would use the lost connection.
+        """
+        while not self._stopping and not self._tend():
+            self._believes_leases_at = time.monotonic() + self.consumer.leases.seconds
+            self._presence = Presence(self._patience_s)
+            self._read.clear()
+            self._recovery.forget()
+            self._renew()
+            try:
+                with self.consumer.connect() as listener, closing(listener.pubsub()) as pubsub:
+                    if self._watch(pubsub):
+                        return
+            except LeaseLost:  # LeaseLost is one of CONNECTION_ERRORS
+                raise
+            except CONNECTION_ERRORS as exc:
+                self._on_interrupted(exc)
+
+    def _watch(self, pubsub: Any) -> bool:
+        """Watch the other consumers; returns True if there is nothing left to do."""
+        consumer = self.consumer
+        pubsub.subscribe(keys.alive_channel(consumer.id, consumer.db), keys.hello_channel(consumer.db))
+        self._look_at, self._may_look = time.monotonic(), True
+        while not self._stopping:
+            if self._tend():
+                return True
+            now = time.monotonic()
+            if now >= self._renew_at:
+                self._renew()
+            if self._may_look and (now >= self._look_at or set(consumer.leases.lists) - self._read):
+                self._look()
+            self._recovery.go_on(self._client)
+            self._outage.ends()
+            message = pubsub.get_message(timeout=self._wait_s())
+            if message is not None:
+                self._handle(message)
+        return True
+
+    def _tend(self) -> bool:
+        """Do what is left to do for the consumer; returns True if it is closed and everything is done."""
+        consumer, now = self.consumer, time.monotonic()
+        if not consumer.is_closed:
+            consumer.settle(self._client)
+            return False
+        if now < self._finish_at:
+            return False
+        self._finish_at = now + _FINISH_S
+        return consumer.finish(self._client)
+
+    def _wait_s(self) -> float:
+        """Return how long to wait for a message, in seconds."""
+        if self._recovery.is_needed:
+            return 0.0
+        until = min(self._renew_at, self._look_at if self._may_look else math.inf)
+        if self.consumer.is_closed:
+            until = min(until, self._finish_at)
+        longest_s = _GREENLET_WAIT_S if has_greenlets() else _LONGEST_WAIT_S
+        return min(max(0.01, until - time.monotonic()), longest_s)
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        if message["type"] == "subscribe":  # from now on, the others can see this one
+            self._say(self.consumer.id)
+            return
+        if message["type"] != "message":
+            return
+        data = message["data"]
+        said = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+        word, _, other = said.partition(" ")
+        if word == _RUNNING:
+            self._presence.vouch(other)
+        elif word == _MISSING:
+            running = is_running(other)
+            if running:
+                self._say(f"{_RUNNING} {other}")
+            elif running is False:
+                self._presence.known.add(other)
+                self._look_at = time.monotonic()
+        else:  # a new consumer: one more takes turns
+            self._presence.known.add(said)
+            self._look_at = min(self._look_at, time.monotonic() + len(self._presence.known) * _TURN_S)
+
+    def _say(self, what: str) -> None:
+        self._client.publish(keys.hello_channel(self.consumer.db), what)
+
+    def _renew(self) -> None:
+        consumer = self.consumer
+        sent = time.monotonic()
+        seen = consumer.renew(self._client)
+        now = time.monotonic()
+        self._renew_at = now + consumer.leases.seconds / _RENEWALS_A_LEASE
+        if seen:
+            step_s = self._clock.observe(seen[-1][1].now_ms * 1000, sent, now)
+            if step_s > _STEP_S:
+                logger.warning("The clock of Redis was set forward by %.1f s; leases that ended by that last", step_s)
+                self._believes_leases_at = now + consumer.leases.seconds
+        for name, renewed in seen:
+            self._presence.known |= renewed.silent.keys()
+            if now >= self._believes_leases_at:
+                for other, score in renewed.ended.items():
+                    self._recovery.add(name, other, Claim(score))
+        self._visit_given_up(seen)
+
+    def _visit_given_up(self, seen: list[tuple[str, Renewed]]) -> None:
+        """Put back messages that the server gave to given-up consumers; forget consumers that are long gone."""
+        places = [
+            (name, other, score, float(score) + renewed.now_ms > _REMEMBER_MS)
+            for name, renewed in seen
+            for other, score in renewed.given_up.items()
+            if name in self.consumer.leases.lists
+        ]
+        if not places:
+            return
+        with self._client.pipeline(transaction=False) as pipe:
+            for name, other, _, _ in places:
+                pipe.llen(keys.QueueKeys.of(name, self.consumer.db).in_flight(other))
+            lengths = pipe.execute()
+        for (name, other, score, is_over), length in zip(places, lengths, strict=True):
+            if length or is_over:
+                self._recovery.add(name, other, Claim(score))
+
+    def _look(self) -> None:
+        consumer = self.consumer
+        now = time.monotonic()
+        prefix = keys.alive_channel("", consumer.db)
+        try:
+            channels = self._client.execute_command("PUBSUB CHANNELS", prefix + "*", **{NEVER_DECODE: True})
+        except exceptions.ResponseError as exc:
+            logger.info("Cannot see which consumers are alive, so their leases decide: %s", exc)
+            self._may_look = False
+            return
+        alive = {channel.decode("utf-8", "replace").removeprefix(prefix) for channel in channels}
+        self._presence.known |= self._strangers()
+        seen = self._presence.look(alive, self._leases(self._presence.known - alive - {consumer.id}), now)
+        for other, gone in seen.gone.items():
+            for name, score in gone.leases.items():
+                self._recovery.add(name, other, Claim(score, is_absent=True, has_ended=gone.has_ended))
+        for other in seen.in_doubt:
+            self._say(f"{_MISSING} {other}")
+        self._look_at = min(now + self._seconds_until_turn(sorted(alive)), self._presence.look_at)
+
+    def _strangers(self) -> set[str]:
+        """Return the consumers with leases on lists that this one has joined since the last look."""
+        joined = dict(self.consumer.leases.lists)
+        found: set[str] = set()
+        for name in joined.keys() - self._read:
+            known = self._client.execute_command(
+                *("ZRANGEBYSCORE", joined[name].consumers, "(0", "+inf", "LIMIT", 0, _MOST_STRANGERS),
+                **{NEVER_DECODE: True},
+            )
+            found |= {other.decode("utf-8", "replace") for other in known}
+        self._read = set(joined)
+        return found
+
+    def _leases(self, others: set[str]) -> dict[str, dict[str, bytes]]:
+        """Return the leases of other consumers on the lists of this one: consumer -> list -> score."""
+        found: dict[str, dict[str, bytes]] = {}
+        joined = list(self.consumer.leases.lists.items())
+        if not others or not joined:
+            return found
+        names = sorted(others)
+        with self._client.pipeline(transaction=False) as pipe:
+            for _, queue_keys in joined:
+                pipe.execute_command("ZMSCORE", queue_keys.consumers, *names, **{NEVER_DECODE: True})
+            replies = pipe.execute()
+        for (name, _), scores in zip(joined, replies, strict=True):
+            for other, score in zip(names, scores, strict=True):
+                if score is not None and float(score) > 0:
+                    found.setdefault(other, {})[name] = _text(score)
+        return found
+
+    def _seconds_until_turn(self, alive: list[str]) -> float:
+        """Return the time until this consumer's turn to look, in seconds. Turns go by the server's clock."""
+        since_epoch_s = -self._clock.seconds_until(0)
+        if len(alive) < 2 or self.consumer.id not in alive or since_epoch_s == float("inf"):
+            return _LONE_LOOK_S if len(alive) < 2 else _TURN_S
+        round_s = len(alive) * _TURN_S
+        until_s = (alive.index(self.consumer.id) * _TURN_S - since_epoch_s) % round_s
+        return until_s if until_s > _TURN_S / 8 else until_s + round_s
+
+
+def _text(score: Any) -> bytes:
+    """Return a score as Lua sees it; redis-py may have converted it to a float."""
+    return score if isinstance(score, bytes) else b"%d" % score

@@ -1,0 +1,85 @@
+"""Lost connections: the errors that mean one; and Outage, which logs an outage and waits between attempts."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from logging import ERROR, WARNING, Logger
+
+from redis import exceptions
+
+#: Errors of a server that cannot serve now: READONLY (a master that became a replica), MASTERDOWN (a replica without
+#: its master), CLUSTERDOWN. LOADING (it has just started) is already a `ConnectionError`.
+NOT_SERVING = (exceptions.ReadOnlyError, exceptions.ClusterDownError)
+
+#: Errors after which a loop reconnects.
+CONNECTION_ERRORS = (exceptions.ConnectionError, exceptions.TimeoutError, *NOT_SERVING, OSError)
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+
+
+class Outage:
+    """Logs once that a loop was interrupted, and once that it continues. In between, each pause is longer.
+
+    Args:
+        logger: the loop's logger.
+        what: the interrupted work, for example "Transfer of delayed messages".
+        meanwhile: what happens during the outage, for example "Messages wait in Redis".
+        is_stopping: whether the loop should end; if so, a pause ends too.
+        longest_pause_s: maximum length of a pause, in seconds.
+    """
+
+    def __init__(
+        self,
+        logger: Logger,
+        what: str,
+        meanwhile: str,
+        is_stopping: Callable[[], bool],
+        longest_pause_s: float = _LONGEST_PAUSE_S,
+    ) -> None:
+        self._logger = logger
+        self._what = what
+        self._meanwhile = meanwhile
+        self._is_stopping = is_stopping
+        self._longest_pause_s = longest_pause_s
+        #: None until the server has served the loop for the first time.
+        self._lasts: bool | None = None
+        self._pause_s = _FIRST_PAUSE_S
+
+    def begins(self, exc: Exception) -> None:
+        """Note that the loop was interrupted, or still is. Then wait before the next attempt."""
+        if not self._lasts:
+            expected = isinstance(exc, CONNECTION_ERRORS)
+            self._logger.log(
+                WARNING if expected else ERROR,
+                "%s interrupted: %s. %s; reconnecting...",
+                self._what,
+                str(exc).rstrip("."),
+                self._meanwhile,
+                exc_info=None if expected else exc,
+            )
+        self._lasts = True
+        self._pause(self._pause_s * random.uniform(0.5, 1))
+        self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
+
+    def ends(self) -> None:
+        """Note that the server serves the loop. Costs nothing if there is no outage."""
+        # Connecting is not enough: a replica, or a server that is still loading, refuses the next commands.
+        if self._lasts is not False:
+            self._logger.info("%s: connected%s.", self._what, " again" if self._lasts else "")
+        self._lasts, self._pause_s = False, _FIRST_PAUSE_S
+
+    def _pause(self, pause_s: float) -> None:
+        # Not a threading.Event: it is not safe to set one in a signal handler that interrupts the same call.
+        until = time.monotonic() + pause_s
+        while not self._is_stopping() and time.monotonic() < until:
+            time.sleep(0.05)
+
+
+def new_id() -> str:
+    """Return an id for a loop: readable, unique."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"

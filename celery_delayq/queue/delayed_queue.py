@@ -1,0 +1,411 @@
+"""DelayedQueue: Redisson's RDelayedQueue in Python, for any bytes and any Redis client, without Celery.
+
+All Redis structures of the package are created and read in this package; the transport, the transfer loop and the
+commands call it.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import redis
+from redis.client import NEVER_DECODE
+
+from celery_delayq.queue import codec, keys, scripts
+from celery_delayq.queue.entry import Entry, Position, entries_of, entry_of, in_batches, pairs
+from celery_delayq.queue.registry import REGISTERED_FOR_S, Registry
+from celery_delayq.queue.scripts import MAX_BATCH_SIZE, Transferred
+
+#: Default for the maximum number of messages that one call of `transfer` moves.
+BATCH_SIZE = 100
+
+#: Later than any datetime. With any delay added, it is still exact in the doubles of Lua and Redis.
+_END_OF_TIME_MS = 2**52
+
+#: Longest single wait of `take` on the server, in seconds. Then it checks whether the head has changed.
+_TAKE_SLICE_S = 1.0
+
+
+class DelayedQueue:
+    """The delayed queue in front of one Redis list.
+
+    An offered message waits in a ZSET until it is due. Then a transfer moves it to the list, and consumers take it from
+    the right end of the list. Layout and notifications are Redisson's, so Java's RDelayedQueue can share the queue.
+
+    Safe to share between threads if the client is. It holds no connection and needs no closing. Every method raises
+    `redis.RedisError` if the server is away or refuses a command.
+
+    This class never retries, but your client may: `redis.Redis()` retries by default since redis-py 6. If the
+    connection breaks before the reply, it may then offer a message twice, or lose a message that it takes. If that
+    matters, pass `retry=Retry(NoBackoff(), 0)` to the client.
+
+    Args:
+        client: any `redis.Redis`; `decode_responses` does not matter.
+        name: full name of the destination list.
+        mirror_list: also write Redisson's delay list, for the methods of RDelayedQueue that read it (`size`,
+            `contains`, `remove`, `poll`, iteration). Costs memory, and time that grows with the number of pending
+            messages.
+        keyprefix: prefix of the registry of queues, kombu's `global_keyprefix`.
+    """
+
+    def __init__(self, client: redis.Redis, name: str, *, mirror_list: bool = False, keyprefix: str = "") -> None:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"the name of a list must be a str, not {name!r}")
+        self.client = client
+        self.name = name
+        self.mirror_list = mirror_list
+        self.keys = keys.QueueKeys.of(name, database_of(client))
+        self._registry = Registry(client, keyprefix)
+        self._register_again_at = 0.0
+        # A client that times out before the server replies would lose the reply.
+        reply_timeout_s = client.get_connection_kwargs().get("socket_timeout")
+        self._take_slice_s = min(_TAKE_SLICE_S, reply_timeout_s / 2) if reply_timeout_s else _TAKE_SLICE_S
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    def offer(
+        self,
+        payload: bytes,
+        *,
+        due_ms: int | None = None,
+        delay_s: float | None = None,
+        message_id: str | None = None,
+    ) -> str:
+        """Store a message until it is due. One atomic script.
+
+        Args:
+            payload: the message, opaque bytes.
+            due_ms: when it is due, unix time in ms; give either `due_ms` or `delay_s`.
+            delay_s: seconds until it is due, by the server's clock.
+            message_id: any string; `cancel` finds the message by it. By default a random one. If the id is already in
+                use, it gets one more entry.
+
+        Returns:
+            The message id.
+
+        Raises:
+            ValueError: not exactly one of `due_ms` and `delay_s` was given, or it is negative or far too large.
+            TypeError: `due_ms` is not a whole number, `payload` is not bytes, or `message_id` is not a string.
+        """
+        if (due_ms is None) == (delay_s is None):
+            raise ValueError("give offer() either due_ms or delay_s")
+        given_ms = operator.index(due_ms) if due_ms is not None else (delay_s or 0) * 1000
+        if not 0 <= given_ms < _END_OF_TIME_MS:
+            raise ValueError(
+                f"cannot offer a message with a negative due time, or one after the year 9999: {due_ms=}, {delay_s=}"
+            )
+        if not isinstance(payload, bytes):
+            raise TypeError(f"a payload must be bytes, not {type(payload).__name__}")
+        message_id = str(uuid.uuid4()) if message_id is None else message_id
+        begun = time.monotonic()
+        just_registered = self.register()
+        _, alone = scripts.offer(
+            self.client,
+            self.keys,
+            due_ms=due_ms,
+            delay_ms=round(delay_s * 1000) if delay_s is not None else 0,
+            message_key=codec.message_key(message_id),
+            payload=payload,
+            mirrored=self.mirror_list,
+        )
+        if alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
+            # The queue was empty: its name may have left the registry, or the server may have lost its data.
+            self.register(again=True)
+        return message_id
+
+    def offer_fetched(self, message: bytes, payload: bytes, *, consumer: str, due_ms: int, message_id: str) -> bool:
+        """Move a message that a consumer has fetched from the list to the delayed queue. One atomic script.
+
+        Args:
+            message: the message as it was fetched.
+            payload: the message to store instead.
+            consumer: id of the consumer that has it in flight.
+            due_ms: when it is due, unix time in ms.
+            message_id: `cancel` finds the message by this id.
+
+        Returns:
+            Whether it was in flight. If not, nothing was stored.
+        """
+        self.register()
+        moved, alone = scripts.offer_fetched(
+            self.client,
+            self.keys,
+            consumer=consumer,
+            message=message,
+            due_ms=due_ms,
+            message_key=codec.message_key(message_id),
+            payload=payload,
+            mirrored=self.mirror_list,
+        )
+        if moved and alone:
+            # See `offer`. If this fails, the message is stored anyway, and the consumer's own loop knows the list.
+            with suppress(redis.ResponseError):
+                self.register(again=True)
+        return moved
+
+    def register(self, *, again: bool = False) -> bool:
+        """Make sure that transfer loops know this queue. Sends at most one command a minute, unless `again` is true.
+
+        The registry has its own hash slot, so the script that offers cannot write it. It is written first, and a queue
+        that stays empty leaves it again. A new queue is announced on the channel of the same name. If the registry key
+        has another type, that is logged, and no error is raised.
+
+        Returns:
+            Whether a command was sent.
+        """
+        now = time.monotonic()
+        if now < self._register_again_at and not again:
+            return False
+        self._registry.add(self.name)
+        self._register_again_at = now + REGISTERED_FOR_S
+        return True
+
+    def cancel(self, message_id: str) -> int:
+        """Remove all waiting entries of a message id.
+
+        Atomic with regard to a transfer: an entry is either removed or delivered. O(log N) per entry.
+
+        Returns:
+            The number of removed entries; 0 if the message is not waiting.
+        """
+        message_key = codec.message_key(message_id)
+        removed, left = scripts.cancel(self.client, self.keys, message_key=message_key)
+        while left:
+            more, left = scripts.cancel(self.client, self.keys, message_key=message_key)
+            removed += more
+        return removed
+
+    def peek(self, count: int = 1) -> list[Entry]:
+        """Return the next `count` messages in due order, without changing them. Corrupt entries are skipped.
+
+        Raises:
+            ValueError: `count` is less than 1.
+        """
+        if count < 1:
+            raise ValueError(f"count must be 1 or more, not {count!r}")
+        found = self.client.execute_command(
+            "ZRANGE", self.keys.timeout_set, 0, count - 1, "WITHSCORES", **{NEVER_DECODE: True}
+        )
+        return list(entries_of(pairs(found)))
+
+    def find(self, message_id: str) -> list[Entry]:
+        """Return the waiting entries of a message id, in the order of their offers. O(log N) per entry.
+
+        One bounded call per hundred entries. An entry that waits all the time is always found. Entries that are offered
+        or moved in the meantime may be missed.
+        """
+        message_key = codec.message_key(message_id)
+        found, after = scripts.find(self.client, self.keys, message_key=message_key)
+        while after:
+            more, after = scripts.find(self.client, self.keys, message_key=message_key, after=after)
+            found += more
+        entries = entries_of((raw, due_ms) for due_ms, raw in found)
+        return sorted(entries, key=lambda entry: entry.id)
+
+    def page(
+        self,
+        after: Entry | Position | None = None,
+        *,
+        due_from_ms: int | None = None,
+        due_to_ms: int | None = None,
+        limit: int = 100,
+    ) -> list[Entry]:
+        """Return a page of waiting entries in due order. Corrupt entries are skipped.
+
+        One bounded call; O(log N) to find the place. Over all pages, an entry that waits all the time is never missed.
+        Entries that are offered or moved in the meantime may be missed.
+
+        Args:
+            after: the last entry of the previous page, or its position. It need not be waiting any more.
+            due_from_ms: only entries due at this time or later, unix time in ms. Has no effect together with `after`.
+            due_to_ms: only entries due at this time or earlier, unix time in ms.
+            limit: maximum number of entries, 1 to 1,000. Large entries count as several. Only an empty page is the
+                last one.
+
+        Raises:
+            ValueError: `limit` is out of range.
+        """
+        pages = self.pages(after, due_from_ms=due_from_ms, due_to_ms=due_to_ms, limit=limit)
+        return next(pages, [])
+
+    def pages(
+        self,
+        after: Entry | Position | None = None,
+        *,
+        due_from_ms: int | None = None,
+        due_to_ms: int | None = None,
+        limit: int = 100,
+    ) -> Iterator[list[Entry]]:
+        """Yield page after page; see `page`."""
+        for _, entries in self.search((), after, due_from_ms=due_from_ms, due_to_ms=due_to_ms, limit=limit):
+            if entries:
+                yield entries
+
+    def search(
+        self,
+        marks: Sequence[bytes],
+        after: Entry | Position | None = None,
+        *,
+        due_from_ms: int | None = None,
+        due_to_ms: int | None = None,
+        limit: int = 100,
+    ) -> Iterator[tuple[int, list[Entry]]]:
+        """Yield waiting entries that contain one of these byte strings, in due order. The server does the search.
+
+        All calls are bounded. As in `page`, an entry that waits all the time is never missed.
+
+        Args:
+            marks: the byte strings. Without any, all entries are found.
+            after: see `page`.
+            due_from_ms: see `page`; unix time in ms.
+            due_to_ms: see `page`; unix time in ms.
+            limit: maximum number of entries that one call reads, 1 to 1,000.
+
+        Yields:
+            For each call, the number of entries that it read, including corrupt ones; and the entries that it found,
+            without corrupt ones. The last entry that it read is always among them, because it shows how far the search
+            is.
+
+        Raises:
+            ValueError: `limit` is out of range.
+        """
+        if not 1 <= limit <= scripts.MAX_PAGE:
+            raise ValueError(f"limit must be 1 to {scripts.MAX_PAGE}, not {limit!r}")
+        begin: dict[str, Any] = {"due_ms": due_from_ms}
+        if after is not None:
+            begin = _behind(after.position if isinstance(after, Entry) else after)
+        while True:
+            read, found = scripts.page(self.client, self.keys, last_due_ms=due_to_ms, limit=limit, marks=marks, **begin)
+            if not found:
+                return
+            yield read, list(entries_of(found))
+            raw, score = found[-1]
+            last = entry_of(raw, score)
+            corrupt = {"due_ms": scripts.score_to_ms(score), "skip": "entry", "after": raw}
+            begin = corrupt if last is None else _behind(last.position)
+
+    def count(self, *, due_from_ms: int | None = None, due_to_ms: int | None = None) -> int:
+        """Count the entries due in a time span, both ends included. Corrupt entries count too. O(log N)."""
+        low: int | str = "-inf" if due_from_ms is None else due_from_ms
+        high: int | str = "+inf" if due_to_ms is None else due_to_ms
+        return int(self.client.zcount(self.keys.timeout_set, low, high))
+
+    def amend(self, entry: Entry, payload: bytes, *, due_ms: int | None = None) -> int | None:
+        """Give a waiting message a new due time and payload. One atomic script.
+
+        Args:
+            entry: an entry that this package offered, as it was read.
+            payload: the new payload.
+            due_ms: the new due time, unix time in ms; by default now.
+
+        Returns:
+            The due time, or None if the entry has changed or no longer waits.
+
+        Raises:
+            ValueError: Redisson offered the entry, so it has no message id.
+        """
+        if codec.OfferId.from_bytes(entry.id) is None:
+            raise ValueError("cannot amend an entry that another program offered")
+        return scripts.amend(self.client, self.keys, entry=entry.raw, due_ms=due_ms, payload=payload)
+
+    def remove(self, entries: Sequence[Entry]) -> list[bool]:
+        """Remove messages that have not changed. Returns which were removed. One atomic script per hundred."""
+        return in_batches(
+            [(entry.raw,) for entry in entries],
+            lambda batch: scripts.remove(self.client, self.keys, entries=[raw for (raw,) in batch]),
+        )
+
+    def release(self, messages: Sequence[tuple[Entry, bytes]]) -> list[bool]:
+        """Move messages to the back of the list before they are due. One atomic script per hundred.
+
+        Args:
+            messages: entries as they were read, in the order in which consumers should get them, each with the message
+                to write. An entry that has changed or no longer waits is not moved.
+
+        Returns:
+            For each entry, whether it was moved.
+        """
+        return in_batches(
+            [(entry.raw, message) for entry, message in messages],
+            lambda batch: scripts.release(self.client, self.keys, messages=batch),
+        )
+
+    def size(self) -> int:
+        """Return the number of waiting messages, including due ones that are not transferred yet."""
+        return int(self.client.zcard(self.keys.timeout_set))
+
+    def transfer(
+        self, limit: int = BATCH_SIZE, *, transferrer: str = "", grace_ms: int = 0, lead_ms: int = 0
+    ) -> Transferred:
+        """Move messages that are due, by the server's clock, to the list, earliest first. One atomic script.
+
+        Args:
+            limit: maximum number of messages to move, 1 to 1,000. A call may move fewer although more are due.
+            transferrer: id of a loop. Only the punctual loop of a queue moves messages as soon as they are due. Without
+                an id, the call moves due messages at once and has no effect on which loop is punctual.
+            grace_ms: how long other loops leave due messages to the punctual loop, in ms.
+            lead_ms: also move messages that are due within this time, in ms, for consumers that wait for the rest
+                themselves.
+
+        Raises:
+            ValueError: `limit` is out of range.
+        """
+        if not 1 <= limit <= MAX_BATCH_SIZE:
+            raise ValueError(f"limit must be 1 to {MAX_BATCH_SIZE}, not {limit!r}")
+        return scripts.transfer(
+            self.client, self.keys, limit=limit, transferrer=transferrer, grace_ms=grace_ms, lead_ms=lead_ms
+        )
+
+    def resign(self, transferrer: str) -> bool:
+        """Stop being the punctual loop of this queue. Returns whether `transferrer` was."""
+        return scripts.resign(self.client, self.keys, transferrer=transferrer)
+
+    def take(self, timeout_s: float | None = None) -> bytes | None:
+        """Wait for a message and remove it from the list. Transfers messages that become due in the meantime.
+
+        As with RBlockingQueue.take, a taken message is lost if its taker dies.
+
+        The call wakes up when the earliest message becomes due. If another process offers an earlier message during
+        the wait, it is noticed within a second, or at once if a transfer loop runs.
+
+        Args:
+            timeout_s: how long to wait, in seconds. None waits for ever; 0 does not wait.
+
+        Returns:
+            The payload, or None after the timeout.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            seen = self.transfer()
+            payload: bytes | None = self.client.execute_command("RPOP", self.name, **{NEVER_DECODE: True})
+            if payload is not None:
+                return payload
+            wait_s = self._take_slice_s
+            if seen.head_due_ms is not None:
+                wait_s = min(wait_s, seen.head_due_ms / 1000 - seen.now_us / 1_000_000)
+            if deadline is not None:
+                wait_s = min(wait_s, deadline - time.monotonic())
+                if wait_s <= 0 and time.monotonic() >= deadline:
+                    return None
+            # For BRPOP, 0 means "for ever", and Redis 6.2 rounds 0.001 down to 0.
+            popped = self.client.execute_command(
+                "BRPOP", self.name, max(round(wait_s, 3), 0.002), **{NEVER_DECODE: True}
+            )
+            if popped:
+                return bytes(popped[1])
+
+
+def _behind(position: Position) -> dict[str, Any]:
+    """Return the start of the page after a position, as arguments of `scripts.page`."""
+    return {"due_ms": position.due_ms, "skip": "start", "after": position.start}
+
+
+def database_of(client: redis.Redis) -> int:
+    """Return the number of the database that a client uses."""
+    return int(client.get_connection_kwargs().get("db") or 0)

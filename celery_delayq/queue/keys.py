@@ -1,0 +1,149 @@
+"""Names of all Redis keys and channels. No other module contains one.
+
+Every key that belongs to one broker list is in the hash slot of that list, so scripts can use them together on
+Redis Cluster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def companion(prefix: str, name: str) -> str:
+    """Return the name of a companion key of the broker list `name`.
+
+    Source: Redisson 4.7 `RedissonObject.prefixName`: it adds braces unless the name already contains one.
+    """
+    if "{" in name:
+        return f"{prefix}:{name}"
+    return f"{prefix}:{{{name}}}"
+
+
+#: Prefix of timeout set names.
+TIMEOUT_SET = "redisson_delay_queue_timeout"
+
+
+def list_of(prefix: str, key: str) -> str | None:
+    """Return the broker list that `key`, with this prefix, is a companion of; None if it is not a companion.
+
+    The lists `q` and `{q}` share their companions; the answer is `q`.
+    """
+    if not key.startswith(f"{prefix}:"):
+        return None
+    name = key[len(prefix) + 1 :]
+    if name.startswith("{") and name.endswith("}") and "{" not in name[1:]:
+        return name[1:-1] or name
+    return name if "{" in name else None
+
+
+@dataclass(frozen=True)
+class QueueKeys:
+    """The keys and channels of one delayed queue.
+
+    Attributes:
+        queue: the broker list, with global key prefix and priority suffix.
+        timeout_set: ZSET, entry -> due (ms). Redisson's name.
+        delay_list: LIST, entries in order of arrival; only if mirrored. Redisson's name.
+        channel: Pub/Sub, the due time of a new head. Redisson's name.
+        index: HASH, message id -> place of its entry.
+        repeated: ZSET, message ids with the places of their further entries.
+        dead: LIST, dead letters.
+        transferrer: STRING, the loop that transfers this queue punctually.
+        transferrer_channel: Pub/Sub, signs of life of that loop. Pub/Sub has no databases, so the name includes one.
+        consumers: ZSET, consumer id -> end of its lease (ms); or, negated, the time at which it was given up (ms).
+        schedule: HASH, periodic entry -> its planned occurrence.
+    """
+
+    queue: str
+    timeout_set: str
+    delay_list: str
+    channel: str
+    index: str
+    repeated: str
+    dead: str
+    transferrer: str
+    transferrer_channel: str
+    consumers: str
+    schedule: str
+
+    @classmethod
+    def of(cls, name: str, db: int = 0) -> QueueKeys:
+        """Return the keys of the delayed queue of broker list `name` in database `db`."""
+        return cls(
+            queue=name,
+            timeout_set=companion(TIMEOUT_SET, name),
+            delay_list=companion("redisson_delay_queue", name),
+            channel=companion("redisson_delay_queue_channel", name),
+            index=companion("delayq:index", name),
+            repeated=companion("delayq:repeated", name),
+            dead=companion("delayq:dead", name),
+            transferrer=companion("delayq:transfer", name),
+            transferrer_channel=companion(f"delayq:transfer_channel:{db}", name),
+            consumers=companion("delayq:consumers", name),
+            schedule=companion("delayq:schedule", name),
+        )
+
+    @property
+    def waiting(self) -> tuple[str, str, str, str]:
+        """The keys that hold waiting messages, in the order in which scripts expect them."""
+        return self.timeout_set, self.index, self.repeated, self.delay_list
+
+    def in_flight(self, consumer: str) -> str:
+        """Return the name of the LIST of messages of this queue that a consumer holds, newest first."""
+        return f"{companion('delayq:inflight', self.queue)}:{consumer}"
+
+
+@dataclass(frozen=True)
+class RegistryKeys:
+    """The keys of the registry, all in one hash slot.
+
+    Attributes:
+        names: SET, broker lists that may have waiting messages; also the channel that announces new ones.
+        retired: ZSET, broker list -> when it left the registry because no message waited (ms).
+    """
+
+    names: str
+    retired: str
+
+    @classmethod
+    def of(cls, keyprefix: str = "") -> RegistryKeys:
+        """Return the keys with kombu's `global_keyprefix`."""
+        names = f"{keyprefix}delayq:queues"
+        return cls(names, companion("delayq:retired", names))
+
+
+def hello_channel(db: int = 0) -> str:
+    """Return the name of the channel on which new consumers announce themselves."""
+    return f"delayq:alive:{db}"
+
+
+def alive_channel(consumer: str, db: int = 0) -> str:
+    """Return the name of the channel that a consumer subscribes to while its process lives. It carries no messages."""
+    return f"delayq:alive:{db}:{consumer}"
+
+
+@dataclass(frozen=True)
+class ScheduleKeys:
+    """The keys and the channel of the schedule that do not belong to a queue.
+
+    Attributes:
+        definitions: HASH, periodic entry -> its record; the empty name -> number of changes so far.
+        configurations: HASH, app and fingerprint of its configuration -> when its planners were seen.
+        errors: HASH, periodic entry -> why it could not be planned.
+        channel: Pub/Sub, the number of each change and the name of the entry.
+    """
+
+    definitions: str
+    configurations: str
+    errors: str
+    channel: str
+
+    @classmethod
+    def of(cls, keyprefix: str = "", db: int = 0) -> ScheduleKeys:
+        """Return the keys with kombu's `global_keyprefix`, and the channel for database `db`."""
+        return cls(
+            definitions=f"{keyprefix}delayq:schedule",
+            configurations=f"{keyprefix}delayq:schedule_configurations",
+            errors=f"{keyprefix}delayq:schedule_errors",
+            channel=f"{keyprefix}delayq:schedule_channel:{db}",
+        )

@@ -1,0 +1,64 @@
+--[[
+plan: move a periodic entry to its next occurrence: withdraw the waiting message, offer the next one, store the state.
+
+Guarantee: all or nothing, and only if the entry still has the state that the caller saw. So any number of planners may
+try, and each occurrence is offered once.
+
+KEYS[1] timeout set   ZSET
+KEYS[2] index         HASH, see offer.lua
+KEYS[3] repeated      ZSET, see offer.lua
+KEYS[4] delay list    LIST
+KEYS[5] schedule      HASH, entry -> its state, opaque; '' -> how many states were forgotten
+ARGV[1] entry         its name
+ARGV[2] seen          its state as the caller saw it, '' for none
+ARGV[3] forgotten     how many states had been forgotten when the caller looked; checked only if it saw no state
+ARGV[4] state         its new state, '' to forget it
+ARGV[5] withdraw      message key of the message that must not run, '' for none
+ARGV[6] must wait     '1' if that message must still wait
+ARGV[7] message key   16 bytes, '' to offer nothing
+ARGV[8] due           unix time in ms
+ARGV[9] payload       any bytes
+ARGV[10] mirrored     '1' to write the delay list too
+ARGV[11] channel      of Redisson
+
+Returns {outcome, now, state, forgotten}: 1, or 0 if the state has changed, or -1 if the message no longer waits; the
+server's time (ms); the present state; the present count of forgotten states.
+
+A planner that saw no state may have slept since then, and another planner may have planned the entry elsewhere or
+removed it. So forgotten states are counted, and "no state" is accepted only if none was forgotten since then.
+]]
+local timeout_set, index, repeated, delay_list, schedule = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local entry, seen, forgotten, state = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local old_message, must_wait, message_key = ARGV[5], ARGV[6] == '1', ARGV[7]
+local due, payload, mirrored, channel = ARGV[8], ARGV[9], ARGV[10] == '1', ARGV[11]
+
+-- include: withdraw
+-- include: write_entry
+
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+local now = string.format('%.0f', math.floor(now_us / 1000))
+
+local current = redis.call('HGET', schedule, entry) or ''
+local count = redis.call('HGET', schedule, '') or '0'
+if current ~= seen or (seen == '' and count ~= forgotten) then
+    return {0, now, current, count}
+end
+-- Keys of another type fail here, before anything is changed.
+redis.call('HLEN', index)
+redis.call('ZCARD', repeated)
+redis.call('LLEN', delay_list)
+redis.call('ZCARD', timeout_set)
+if old_message ~= '' and not withdraw(timeout_set, index, delay_list, old_message) and must_wait then
+    return {-1, now, current, count}
+end
+if state == '' then
+    redis.call('HDEL', schedule, entry)
+    count = string.format('%.0f', redis.call('HINCRBY', schedule, '', 1))
+else
+    redis.call('HSET', schedule, entry, state)
+end
+if message_key ~= '' then
+    write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
+end
+return {1, now, state, count}

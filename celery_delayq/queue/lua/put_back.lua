@@ -1,0 +1,27 @@
+--[[
+put_back: move messages from the in-flight list of a consumer, or from the dead list, to another list.
+
+Guarantee: a message that is no longer there, because it was acknowledged or recovered, is not added anywhere.
+
+KEYS[1] source       LIST, in-flight or dead
+KEYS[2] destination  LIST, the broker list or the dead list; or the source, to replace a message in place
+ARGV[1] side         'RIGHT' is the front of a broker list, 'LEFT' its back
+ARGV[2..] message, and the message to write instead, in turns
+
+Returns how many were moved.
+
+Limits: at most 100 messages per call. Each search starts at the oldest message in the source.
+]]
+local source, destination, side = KEYS[1], KEYS[2], ARGV[1]
+local push = side == 'RIGHT' and 'RPUSH' or 'LPUSH'
+
+-- Keys of another type fail here, before anything is changed.
+redis.call('LLEN', destination)
+local moved = 0
+for at = 2, #ARGV, 2 do
+    if redis.call('LREM', source, -1, ARGV[at]) == 1 then
+        redis.call(push, destination, ARGV[at + 1])
+        moved = moved + 1
+    end
+end
+return moved

@@ -1,0 +1,62 @@
+--[[
+recover: give up a consumer that is gone, and put its messages back to the front of their broker list.
+
+Guarantee: the script acts only if the consumer still has the score that the caller saw, so no renewal and no other
+caller came in between. A message is put back once. The consumer is marked as given up before anything moves. If it is
+alive after all (suspended, partitioned), it learns that from its next renewal, fetch or acknowledgement.
+
+KEYS[1] consumers    ZSET, see renew.lua
+KEYS[2] in-flight    LIST, of the consumer
+KEYS[3] broker list  LIST
+KEYS[4] dead list    LIST
+ARGV[1] consumer
+ARGV[2] score        as seen by the caller
+ARGV[3] gone         '1' if the caller considers it gone, '0' to require that its lease has ended
+ARGV[4] channel      that the consumer subscribes to while it lives, if its process is known to have ended; or ''
+ARGV[5..] message, the message to write instead, and 'Q' (broker list) or 'D' (dead list), in turns, newest first
+
+Returns {recovered, moved, left, score}: 1, or 0 if it is alive; for each message 1 if it was moved, otherwise 0; how
+many messages are left; its new score, '' if it was forgotten.
+
+A consumer that was given up is remembered for a minute, unless its process has ended and its connections are closed. A
+blocking command that it sent earlier may still give it a message. The next call puts that message back.
+
+Limits: at most 100 messages per call.
+]]
+local consumers, in_flight, queue, dead_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local consumer, seen, gone, channel = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
+local REMEMBER_MS = 60000
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local score = redis.call('ZSCORE', consumers, consumer)
+if score ~= seen or (not gone and tonumber(score) > now) then
+    return {0, {}, 0, score or ''}
+end
+
+-- Keys of another type fail here, before anything is changed.
+redis.call('LLEN', in_flight)
+redis.call('LLEN', queue)
+redis.call('LLEN', dead_list)
+if tonumber(score) > 0 then
+    score = string.format('%.0f', -now)
+    redis.call('ZREM', consumers, '') -- see renew.lua
+    redis.call('ZADD', consumers, score, consumer)
+end
+local moved = {}
+for at = 5, #ARGV, 3 do
+    moved[#moved + 1] = redis.call('LREM', in_flight, 1, ARGV[at])
+    if moved[#moved] == 1 then
+        redis.call('RPUSH', ARGV[at + 2] == 'D' and dead_list or queue, ARGV[at + 1])
+    end
+end
+local left = redis.call('LLEN', in_flight)
+if left == 0 then
+    local closed = channel ~= '' and redis.pcall('PUBSUB', 'NUMSUB', channel)[2] == 0
+    if closed or now + tonumber(score) > REMEMBER_MS then
+        redis.call('ZREM', consumers, consumer)
+        score = ''
+    end
+end
+return {1, moved, left, score}

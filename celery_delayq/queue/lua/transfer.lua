@@ -1,0 +1,175 @@
+--[[
+transfer: move messages that are due from a delayed queue to its broker list, earliest first.
+
+Guarantee: every entry is moved once. A batch is examined before anything is changed. Corrupt entries move to the dead
+list and do not block the queue. Only the punctual transferrer moves messages as soon as they are due. Another one must
+wait until nothing was moved for a grace period; by moving a message, it becomes the punctual one.
+
+KEYS[1] broker list   LIST
+KEYS[2] timeout set   ZSET
+KEYS[3] index         HASH, see offer.lua
+KEYS[4] repeated      ZSET, see offer.lua
+KEYS[5] delay list    LIST
+KEYS[6] dead list     LIST
+KEYS[7] transferrer   STRING, "<ms of its last sign of life>:<id>"
+ARGV[1] limit         entries per call, at most 1000
+ARGV[2] transferrer   id of the caller, or '' to move all due messages without becoming the punctual one
+ARGV[3] grace         ms
+ARGV[4] channel       for signs of life, "<ms>:<head or empty>:<id>"
+ARGV[5] lead          ms; messages that are due within this time count as due
+
+Returns {moved, dead, head, now, last, id}: entries moved, entries set aside, due time of the next (ms, or ''), the
+server's time (microseconds), and the last sign of life (ms) and id of the punctual transferrer ('' if there is none).
+
+Limits: ARGV[1] entries, and about 256 KiB: the call reads in slices, estimates the size of each from the previous ones,
+and stops after that much. Fewer entries while Redisson's delay list is in use, because LREM walks it.
+
+Source: Redisson RedissonDelayedQueue.pushTaskAsync. Differences: LPUSH, because kombu takes from the right; both
+packings; corrupt entries; the index; one punctual transferrer; now is the server's time.
+]]
+local queue, timeout_set, index, repeated, delay_list, dead_list, transferrer =
+    KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local limit, caller, grace, channel, lead = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+
+-- From codec.py: kinds of our entries, the size of their ids, and the start of their payload.
+local KIND, MIRRORED, REPEATED = 208, 1, 2
+local ID_SIZE, OUR_PAYLOAD = 24, 34
+
+-- This many small messages fit into 16 KiB. A larger reply is copied once more on its way into Lua.
+local MAX_SLICE = 24
+local MAX_BYTES = 262144
+local REMEMBER_TRANSFERRER_MS = 86400000
+
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+local now = math.floor(now_us / 1000)
+local now_text = string.format('%.0f', now)
+local due_text = string.format('%.0f', now + lead)
+
+local function head()
+    return redis.call('ZRANGE', timeout_set, 0, 0, 'WITHSCORES')[2] or ''
+end
+
+local last, punctual = 0, ''
+local recorded = redis.call('GET', transferrer)
+if recorded then
+    local ms, id = string.match(recorded, '^(%d+):(.*)$')
+    if ms then
+        -- A sign from the future (somebody set the clock back) would lock out the others until that time.
+        last, punctual = tonumber(ms) <= now and tonumber(ms) or 0, id
+    end
+end
+
+local function result(moved, dead)
+    return {moved, dead, head(), string.format('%.0f', now_us), string.format('%.0f', last), punctual}
+end
+
+if caller ~= '' and punctual ~= '' and punctual ~= caller then
+    local due = tonumber(head())
+    if not due or now < math.max(due, last) + grace then
+        return result(0, 0)
+    end
+end
+
+local byte, sub, unpack_struct = string.byte, string.sub, struct.unpack
+
+-- Return the start of an entry's payload, or nil if the entry is corrupt (codec.unpack). For our entries, also return
+-- the kind, relative to KIND, and the message key.
+local function read(entry)
+    local size = #entry
+    local id_size = byte(entry, 1)
+    if id_size == ID_SIZE and size >= OUR_PAYLOAD - 1 then
+        local kind, message_key, payload_size = unpack_struct('Bc16<I8', entry, 9)
+        if payload_size == size - OUR_PAYLOAD + 1 then
+            kind = kind - KIND
+            if kind >= 0 and kind <= MIRRORED + REPEATED then
+                return OUR_PAYLOAD, kind, message_key
+            end
+            return OUR_PAYLOAD
+        end
+    elseif id_size and size >= id_size + 9 and unpack_struct('<I8', entry, id_size + 2) == size - id_size - 9 then
+        return id_size + 10
+    end
+    if size >= 16 and unpack_struct('<I8', entry, 9) == size - 16 then
+        return 17
+    end
+end
+
+-- include: forget_place
+-- include: most_entries
+
+-- Keys of another type fail here, before anything is changed.
+redis.call('LLEN', queue)
+redis.call('HLEN', index)
+redis.call('ZCARD', repeated)
+redis.call('LLEN', dead_list)
+local to_walk = redis.call('LLEN', delay_list)
+limit = most_entries(to_walk, limit)
+
+local moved, dead, bytes, slice = 0, 0, 0, 1
+while moved + dead < limit and bytes < MAX_BYTES do
+    local entries = redis.call(
+        'ZRANGEBYSCORE', timeout_set, '-inf', due_text, 'LIMIT', 0, math.min(slice, limit - moved - dead))
+    if #entries == 0 then
+        break
+    end
+
+    local payloads, garbage, listed, first, further, due_of = {}, {}, {}, {}, {}, {}
+    for _, entry in ipairs(entries) do
+        local start, kind, message_key = read(entry)
+        if start then
+            payloads[#payloads + 1] = sub(entry, start)
+        else
+            garbage[#garbage + 1] = entry
+        end
+        if kind and kind >= REPEATED then
+            further[#further + 1] = entry
+            due_of[entry] = redis.call('ZSCORE', timeout_set, entry)
+        elseif kind then
+            first[#first + 1] = message_key
+        end
+        if to_walk > 0 and not (kind and kind % REPEATED ~= MIRRORED) then
+            listed[#listed + 1] = entry
+        end
+        bytes = bytes + #entry
+    end
+
+    -- Remove first: if the server is out of memory, a script may add only after it has removed something.
+    redis.call('ZREMRANGEBYRANK', timeout_set, 0, #entries - 1)
+    if #garbage > 0 then
+        redis.call('RPUSH', dead_list, unpack(garbage))
+    end
+    if #payloads > 0 then
+        redis.call('LPUSH', queue, unpack(payloads))
+    end
+    if #first > 0 then
+        redis.call('HDEL', index, unpack(first))
+    end
+    for _, entry in ipairs(further) do
+        forget_place(index, repeated, entry, due_of[entry])
+    end
+    for _, entry in ipairs(listed) do
+        redis.call('LREM', delay_list, 1, entry)
+    end
+    moved, dead = moved + #payloads, dead + #garbage
+    -- Read as many as should fit, judging by the previous ones: a few large messages must not block the server.
+    local average = bytes / (moved + dead) + 1
+    slice = math.max(1, math.min(MAX_SLICE, math.floor((MAX_BYTES - bytes) / average)))
+end
+
+-- Places of entries that another program (Java, for example) removed stay behind. An empty queue needs no places.
+if redis.call('EXISTS', timeout_set) == 0 then
+    redis.call('UNLINK', index, repeated)
+end
+
+-- Two signs of life per grace period keep the others from looking; more would only wake them. One more sign is needed
+-- if the next transfer, and with it the next sign, comes so late that the others would look first.
+if moved + dead > 0 and caller ~= '' then
+    local next_due = tonumber(head()) or math.huge
+    if punctual ~= caller or now - last >= grace / 2 or next_due - last >= grace * 3 / 4 then
+        last, punctual = now, caller
+        redis.call('SET', transferrer, now_text .. ':' .. caller, 'PX', REMEMBER_TRANSFERRER_MS)
+        redis.pcall('PUBLISH', channel, now_text .. ':' .. head() .. ':' .. caller)
+    end
+end
+return result(moved, dead)

@@ -1,0 +1,175 @@
+"""Orphans: delayed queues that Java applications left behind, and ways to take them over. Knows only Redis.
+
+An orphan is a timeout set whose broker list is not registered. There are two ways to take it over:
+
+- `Orphan.adopt` registers its list. From then on, transfer loops move each entry there when it is due. One command.
+- `Orphan.hand_over` replaces each entry, for example by a Celery task, in transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.client import NEVER_DECODE
+from redis.exceptions import WatchError
+
+from celery_delayq.queue import keys
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.entry import Entry, entry_of, pairs
+from celery_delayq.queue.registry import registered
+from celery_delayq.queue.scripts import score_to_ms
+
+#: Number of entries that are read at a time, and handed over in one transaction.
+_BATCH = 100
+
+#: Number of keys that one SCAN examines.
+_SCAN = 1000
+
+#: Returns the Redis command that writes the replacement of an entry, or None to leave the entry where it is.
+Replace = Callable[[Entry], tuple[Any, ...] | None]
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """Result of one batch of `hand_over`.
+
+    Attributes:
+        moved: number of entries that were replaced.
+        left: number of entries that stay, because `replace` returned None or because they are corrupt.
+    """
+
+    moved: int
+    left: int
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A delayed queue that no process of this package transfers.
+
+    Attributes:
+        name: the destination broker list of its entries.
+        waiting: number of waiting entries, including due ones.
+        first_due_ms: when the earliest entry is due, unix time in ms; None if never.
+        last_due_ms: when the latest entry is due, unix time in ms; None if never.
+        listeners: number of subscribers of its channel. A running Java application is one, and transfers the queue.
+    """
+
+    name: str
+    waiting: int
+    first_due_ms: int | None
+    last_due_ms: int | None
+    listeners: int
+
+    @classmethod
+    def look(cls, client: redis.Redis, name: str) -> Orphan:
+        """Return the present state of a list's delayed queue. Not atomic."""
+        names = keys.QueueKeys.of(name)
+        with client.pipeline(transaction=False) as pipe:
+            pipe.zcard(names.timeout_set)
+            pipe.execute_command("ZRANGE", names.timeout_set, 0, 0, "WITHSCORES", **{NEVER_DECODE: True})
+            pipe.execute_command("ZRANGE", names.timeout_set, -1, -1, "WITHSCORES", **{NEVER_DECODE: True})
+            pipe.pubsub_numsub(names.channel)
+            waiting, first, last, listeners = pipe.execute()
+        return cls(name, waiting, _due_ms(first), _due_ms(last), int(listeners[0][1]))
+
+    def adopt(self, client: redis.Redis, keyprefix: str = "") -> None:
+        """Let transfer loops move the entries to their list when they are due. Atomic. No entry is changed."""
+        DelayedQueue(client, self.name, keyprefix=keyprefix).register(again=True)
+
+    def entries(self, client: redis.Redis) -> Iterator[Entry | None]:
+        """Yield all entries in due order, without changing them; None for a corrupt entry."""
+        start = 0
+        while page := _page(client, keys.QueueKeys.of(self.name), start):
+            yield from page
+            start += len(page)
+
+    def hand_over(self, client: redis.Redis, replace: Replace) -> Iterator[HandedOver]:
+        """Replace each entry, in due order, in batches of 100 per transaction.
+
+        One MULTI removes and replaces an entry. Redis discards it if somebody else changed the queue after the entries
+        were read. So this can be interrupted and called again at any time: an entry is either still there, or was
+        replaced exactly once. The keys are in different hash slots, which Redis Cluster would refuse.
+
+        Args:
+            client: any `redis.Redis`.
+            replace: returns the command for an entry. It must not have side effects, because it is called again for
+                the entries of a discarded transaction.
+
+        Yields:
+            The result of each batch.
+
+        Raises:
+            redis.ResponseError: the server refused a command of `replace`. Its entry was put back.
+        """
+        names = keys.QueueKeys.of(self.name)
+        left = 0
+        with client.pipeline(transaction=True) as pipe:
+            while True:
+                pipe.watch(names.timeout_set, names.delay_list)
+                page = _page(pipe, names, left)
+                if not page:
+                    return
+                commands = [(entry, replace(entry)) for entry in page if entry is not None]
+                chosen = [(entry, command) for entry, command in commands if command is not None]
+                pipe.multi()
+                for entry, command in chosen:
+                    pipe.execute_command(*command)
+                    pipe.zrem(names.timeout_set, entry.raw)
+                    pipe.lrem(names.delay_list, 1, entry.raw)  # type: ignore[arg-type]
+                try:
+                    replies = pipe.execute(raise_on_error=False)
+                except WatchError:
+                    continue
+                _put_back(client, names, [entry for entry, _ in chosen], replies)
+                left += len(page) - len(chosen)
+                yield HandedOver(len(chosen), len(page) - len(chosen))
+
+
+def find(client: redis.Redis, keyprefix: str = "") -> list[Orphan]:
+    """Return all orphans of a database, sorted by name. Scans all keys, in steps that do not block the server.
+
+    Args:
+        client: any `redis.Redis`.
+        keyprefix: kombu's `global_keyprefix`, the prefix of the registry.
+    """
+    known = registered(client, keyprefix)
+    found = client.scan_iter(match=f"{keys.TIMEOUT_SET}:*", count=_SCAN, _type="ZSET")
+    names = {keys.list_of(keys.TIMEOUT_SET, key) for key in map(_text, found) if key is not None}
+    return [Orphan.look(client, name) for name in sorted(filter(None, names - known))]
+
+
+def _page(client: Any, names: keys.QueueKeys, start: int) -> list[Entry | None]:
+    found = client.execute_command(
+        "ZRANGE", names.timeout_set, start, start + _BATCH - 1, "WITHSCORES", **{NEVER_DECODE: True}
+    )
+    return [entry_of(raw, score) for raw, score in pairs(found)]
+
+
+def _put_back(client: redis.Redis, names: keys.QueueKeys, entries: Sequence[Entry], replies: Sequence[Any]) -> None:
+    """Put back entries that a transaction removed but did not replace: Redis continues after a failed command."""
+    refused = None
+    with client.pipeline(transaction=True) as pipe:
+        for entry, published, _, listed in zip(entries, replies[::3], replies[1::3], replies[2::3], strict=True):
+            if isinstance(published, redis.RedisError):
+                refused = published
+                pipe.zadd(names.timeout_set, {entry.raw: entry.due_ms})
+                if listed == 1:
+                    pipe.rpush(names.delay_list, entry.raw)
+        if refused is not None:
+            pipe.execute()
+            raise refused
+
+
+def _due_ms(found: list[Any]) -> int | None:
+    last = found[-1] if found else b""
+    return score_to_ms(last[1] if isinstance(last, list | tuple) else last)
+
+
+def _text(key: bytes | str) -> str | None:
+    try:
+        return key.decode() if isinstance(key, bytes) else key
+    except UnicodeDecodeError:
+        return None

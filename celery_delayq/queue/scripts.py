@@ -1,0 +1,429 @@
+"""Run the Lua scripts: one typed function per script, so that keys, arguments and return codes have names.
+
+The scripts are in `lua/`, one file each. Each file documents the guarantees of its script.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal, cast
+
+import redis
+from redis.client import NEVER_DECODE
+from redis.exceptions import NoScriptError
+
+from celery_delayq.queue.keys import QueueKeys, RegistryKeys
+
+#: Maximum limit of `transfer`: Lua's `unpack` fails at 8,000 values, and a call should take about 1 ms.
+MAX_BATCH_SIZE = 1000
+
+
+_INCLUDE = re.compile(r"^-- include: (\w+)\n", re.MULTILINE)
+
+#: Keys and arguments of a script call.
+Call = tuple[Sequence[str], Sequence[bytes | str | int]]
+
+
+@dataclass(frozen=True)
+class Script:
+    """A Lua script and its digest."""
+
+    name: str
+    text: str
+    sha: str
+
+    def run(self, client: redis.Redis, keys: Sequence[str], args: Sequence[bytes | str | int]) -> Any:
+        """Run the script in one round trip, or in two if the server does not know it yet.
+
+        Replies are bytes, even if the client decodes responses. This method never retries, because a reply may be lost
+        after the script has run. A client that retries by itself may run the script twice.
+
+        Raises:
+            redis.RedisError: any error of the server or the connection.
+        """
+        rest = (len(keys), *keys, *args)
+        try:
+            return client.execute_command("EVALSHA", self.sha, *rest, **{NEVER_DECODE: True})
+        except NoScriptError:
+            return client.execute_command("EVAL", self.text, *rest, **{NEVER_DECODE: True})
+
+    def run_all(self, client: redis.Redis, calls: Sequence[Call]) -> list[Any]:
+        """Run the script several times in one round trip, each time as `run` does. Atomic only for each call.
+
+        A failed call does not prevent the others.
+
+        Raises:
+            redis.RedisError: the error of the first failed call.
+        """
+        with client.pipeline(transaction=False) as pipe:
+            for keys, args in calls:
+                pipe.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
+            answers = pipe.execute(raise_on_error=False)
+        for number, answer in enumerate(answers):
+            if isinstance(answer, NoScriptError):
+                answers[number] = self.run(client, *calls[number])
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+
+@cache
+def load(name: str) -> Script:
+    """Return the script `lua/<name>.lua`, with its includes from `lua/lib`."""
+    return script_of(name, files(__package__).joinpath("lua").joinpath(f"{name}.lua").read_text("utf-8"))
+
+
+def script_of(name: str, text: str) -> Script:
+    """Return the script with this text, with its includes from `lua/lib`."""
+    lib = files(__package__).joinpath("lua").joinpath("lib")
+    while _INCLUDE.search(text):
+        text = _INCLUDE.sub(lambda line: lib.joinpath(f"{line[1]}.lua").read_text("utf-8"), text)
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@dataclass(frozen=True)
+class Transferred:
+    """Result of one call of `transfer`.
+
+    Attributes:
+        moved: number of messages that were moved to the broker list.
+        dead: number of entries that were moved to the dead list.
+        head_due_ms: due time of the next entry, unix time in ms; None if there is none.
+        now_us: the server's time, unix time in microseconds.
+        last_sign_ms: last sign of life of the punctual transferrer, unix time in ms.
+        punctual: id of the punctual transferrer; empty if there is none.
+    """
+
+    moved: int
+    dead: int
+    head_due_ms: int | None
+    now_us: int
+    last_sign_ms: int
+    punctual: str
+
+
+def score_to_ms(score: bytes | str | float) -> int | None:
+    """Return a score as a due time in ms; None if there is no entry (empty), or if it is never due."""
+    value = math.inf if score in (b"", "") else float(score)
+    if value == math.inf:
+        return None
+    return 0 if value == -math.inf else math.ceil(value)
+
+
+def offer_command(
+    keys: QueueKeys,
+    *,
+    due_ms: int | None,
+    delay_ms: int = 0,
+    message_key: bytes,
+    payload: bytes,
+    mirrored: bool,
+) -> tuple[tuple[str, ...], tuple[bytes | str | int, ...]]:
+    """Return keys and arguments of `offer.lua`, for `run` or for a pipeline."""
+    due = "" if due_ms is None else due_ms
+    return (
+        keys.waiting,
+        (due, delay_ms, message_key, payload, int(mirrored), keys.channel),
+    )
+
+
+def offer(client: redis.Redis, keys: QueueKeys, **message: Any) -> tuple[int, bool]:
+    """Store a message; see `offer.lua`. Arguments are those of `offer_command`.
+
+    Returns its due time, unix time in ms, and whether no other entry waits.
+    """
+    due_ms, alone = load("offer").run(client, *offer_command(keys, **message))
+    return int(due_ms), bool(alone)
+
+
+def offer_fetched(
+    client: redis.Redis,
+    keys: QueueKeys,
+    *,
+    consumer: str,
+    message: bytes,
+    due_ms: int,
+    message_key: bytes,
+    payload: bytes,
+    mirrored: bool,
+) -> tuple[bool, bool]:
+    """Move a message that a consumer has fetched to the delayed queue; see `offer_fetched.lua`.
+
+    Returns whether it was in flight, and whether no other entry waits.
+    """
+    moved, alone = load("offer_fetched").run(
+        client,
+        (keys.in_flight(consumer), *keys.waiting),
+        (message, due_ms, message_key, payload, int(mirrored), keys.channel),
+    )
+    return bool(moved), bool(alone)
+
+
+#: Maximum number of messages that one call of `offer_many` stores.
+MAX_OFFERS = 100
+
+
+def offer_many(
+    client: redis.Redis, keys: QueueKeys, *, messages: Sequence[tuple[int, bytes, bytes]], mirrored: bool
+) -> bool:
+    """Store messages (due time in ms, message key, payload); see `offer_many.lua`.
+
+    Returns whether no other entry waits.
+    """
+    return bool(load("offer_many").run(client, *offer_many_command(keys, messages=messages, mirrored=mirrored)))
+
+
+def offer_many_command(keys: QueueKeys, *, messages: Sequence[tuple[int, bytes, bytes]], mirrored: bool) -> Call:
+    """Return keys and arguments of `offer_many.lua`, for `run` or for a pipeline."""
+    parts = [part for message in messages for part in message]
+    return keys.waiting, (int(mirrored), keys.channel, *parts)
+
+
+def transfer(
+    client: redis.Redis, keys: QueueKeys, *, limit: int, transferrer: str, grace_ms: int, lead_ms: int
+) -> Transferred:
+    """Move due messages to the broker list, see `transfer.lua`."""
+    moved, dead, head, now_us, last, punctual = load("transfer").run(
+        client,
+        (keys.queue, *keys.waiting, keys.dead, keys.transferrer),
+        (limit, transferrer, grace_ms, keys.transferrer_channel, lead_ms),
+    )
+    return Transferred(moved, dead, score_to_ms(head), int(now_us), int(last), punctual.decode("utf-8", "replace"))
+
+
+def cancel(client: redis.Redis, keys: QueueKeys, *, message_key: bytes, limit: int = 100) -> tuple[int, int]:
+    """Remove the entries of a message id; see `cancel.lua`. Returns how many were removed, and how many are left."""
+    return cast(
+        "tuple[int, int]",
+        tuple(load("cancel").run(client, keys.waiting, (message_key, limit))),
+    )
+
+
+def resign(client: redis.Redis, keys: QueueKeys, *, transferrer: str) -> bool:
+    """Stop being the punctual transferrer, see `resign.lua`. Returns whether the caller was."""
+    return bool(
+        load("resign").run(client, (keys.timeout_set, keys.transferrer), (transferrer, keys.transferrer_channel))
+    )
+
+
+#: Maximum number of messages that one call of `fetch` moves, or that one call of `put_back` or `recover` accepts.
+MAX_FETCH, MAX_PUT_BACK = 1000, 100
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """Result of one call of `renew`.
+
+    Attributes:
+        renewed: whether the consumer has a lease; False if it was given up.
+        now_ms: the server's time, unix time in ms.
+        silent: other consumers that have not renewed for half of this lease -> their scores, as stored.
+        given_up: other consumers that were given up -> their scores.
+    """
+
+    renewed: bool
+    now_ms: int
+    silent: dict[str, bytes]
+    given_up: dict[str, bytes]
+
+    @property
+    def ended(self) -> dict[str, bytes]:
+        """The consumers in `silent` whose leases have ended."""
+        return {other: score for other, score in self.silent.items() if float(score) <= self.now_ms}
+
+
+def renew(client: redis.Redis, keys: QueueKeys, *, consumer: str, lease_ms: int, join: bool) -> Renewed:
+    """Begin or extend a lease; see `renew.lua`."""
+    renewed, now_ms, *others = load("renew").run(client, (keys.consumers,), (consumer, lease_ms, int(join)))
+    silent: dict[str, bytes] = {}
+    given_up: dict[str, bytes] = {}
+    for name, score in zip(others[::2], others[1::2], strict=True):
+        (silent if float(score) > 0 else given_up)[name.decode("utf-8", "replace")] = score
+    return Renewed(bool(renewed), int(now_ms), silent, given_up)
+
+
+def fetch(client: redis.Redis, keys: QueueKeys, *, consumer: str, limit: int) -> list[bytes] | None:
+    """Move messages to a consumer's in-flight list; see `fetch.lua`. Returns them, or None if it has no lease."""
+    found = load("fetch").run(client, (keys.queue, keys.in_flight(consumer), keys.consumers), (consumer, limit))
+    return cast("list[bytes] | None", found)
+
+
+def put_back(
+    client: redis.Redis,
+    keys: QueueKeys,
+    *,
+    consumer: str,
+    messages: Sequence[tuple[bytes, bytes]],
+    to_front: bool = True,
+    dead: bool = False,
+) -> int:
+    """Move messages out of a consumer's in-flight list; see `put_back.lua`. Returns how many were in it.
+
+    They move to the front of the broker list (newest first), to its back, or to the dead list. Each message is given
+    as it was fetched, and as it should be stored.
+    """
+    destination = keys.dead if dead else keys.queue
+    side = "RIGHT" if to_front or dead else "LEFT"
+    args = [part for message in messages for part in message]
+    return int(load("put_back").run(client, (keys.in_flight(consumer), destination), (side, *args)))
+
+
+def replace(client: redis.Redis, keys: QueueKeys, *, consumer: str, message: bytes, new: bytes) -> bool:
+    """Replace a message in a consumer's in-flight list; the new one is the oldest. Returns whether it was there."""
+    in_flight = keys.in_flight(consumer)
+    return bool(load("put_back").run(client, (in_flight, in_flight), ("RIGHT", message, new)))
+
+
+def revive(client: redis.Redis, keys: QueueKeys, *, raw: bytes, message: bytes) -> bool:
+    """Move a message from the dead list to the back of the broker list. Returns whether it was there."""
+    return bool(load("put_back").run(client, (keys.dead, keys.queue), ("LEFT", raw, message)))
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Result of one call of `recover`.
+
+    Attributes:
+        given_up: whether the consumer was given up, by this call or earlier; False if it is alive.
+        moved: for each message, whether it was moved.
+        left: number of messages that the consumer still holds.
+        score: its new score; empty if it was forgotten.
+    """
+
+    given_up: bool
+    moved: list[bool]
+    left: int
+    score: bytes
+
+
+def recover(
+    client: redis.Redis,
+    keys: QueueKeys,
+    *,
+    consumer: str,
+    score: bytes,
+    gone: bool,
+    alive_channel: str,
+    messages: Sequence[tuple[bytes, bytes, bool]],
+) -> Recovered:
+    """Put back the messages of a consumer that is gone; see `recover.lua`.
+
+    The channel is the consumer's if its process is known to have ended, otherwise empty. Messages are given newest
+    first: each as it is stored, as it should be stored, and whether it moves to the dead list.
+    """
+    args = [part for raw, new, dead in messages for part in (raw, new, "D" if dead else "Q")]
+    given_up, moved, left, new_score = load("recover").run(
+        client,
+        (keys.consumers, keys.in_flight(consumer), keys.queue, keys.dead),
+        (consumer, score, int(gone), alive_channel, *args),
+    )
+    return Recovered(bool(given_up), [bool(one) for one in moved], left, new_score)
+
+
+def leave(client: redis.Redis, keys: QueueKeys, *, consumer: str) -> bool:
+    """End a lease; see `leave.lua`. Returns False if the consumer still holds messages."""
+    return bool(load("leave").run(client, (keys.consumers, keys.in_flight(consumer)), (consumer,)))
+
+
+#: Maximum number of entries that one call of `page` returns, or that one call of `remove` or `release` accepts.
+MAX_PAGE, MAX_REMOVED = 1000, 100
+
+
+def find(
+    client: redis.Redis, keys: QueueKeys, *, message_key: bytes, after: bytes = b""
+) -> tuple[list[tuple[int, bytes]], bytes]:
+    """Find entries of a message id; see `find.lua`.
+
+    Returns due times (ms) and entries, and `after` for the next call; `after` is empty if there are no more.
+    """
+    more, *found = load("find").run(client, (keys.timeout_set, keys.index, keys.repeated), (message_key, after))
+    return [(int(due), entry) for due, entry in zip(found[::2], found[1::2], strict=True)], more
+
+
+def page(
+    client: redis.Redis,
+    keys: QueueKeys,
+    *,
+    due_ms: int | None,
+    last_due_ms: int | None,
+    limit: int,
+    skip: Literal["", "entry", "start"] = "",
+    after: bytes = b"",
+    marks: Sequence[bytes] = (),
+) -> tuple[int, list[tuple[bytes, bytes]]]:
+    """Return how many entries were read, and entries and scores in due order; see `page.lua`."""
+    first_due: int | str = "-inf" if due_ms is None else due_ms
+    last_due: int | str = "(+inf" if last_due_ms is None else last_due_ms
+    read, *found = load("page").run(client, (keys.timeout_set,), (first_due, last_due, limit, skip, after, *marks))
+    return int(read), list(zip(found[::2], found[1::2], strict=True))
+
+
+def remove(client: redis.Redis, keys: QueueKeys, *, entries: Sequence[bytes]) -> list[bool]:
+    """Remove entries that have not changed; see `remove.lua`. Returns, for the first ones, whether each was removed."""
+    removed = load("remove").run(client, keys.waiting, entries)
+    return [bool(one) for one in removed]
+
+
+def release(client: redis.Redis, keys: QueueKeys, *, messages: Sequence[tuple[bytes, bytes]]) -> list[bool]:
+    """Move entries to the broker list; see `release.lua`. Returns, for the first ones, whether each was moved.
+
+    Each entry is given as it was read, with the message to write.
+    """
+    args = [part for message in messages for part in message]
+    moved = load("release").run(client, (keys.queue, *keys.waiting), args)
+    return [bool(one) for one in moved]
+
+
+def amend(client: redis.Redis, keys: QueueKeys, *, entry: bytes, due_ms: int | None, payload: bytes) -> int | None:
+    """Change an entry; see `amend.lua`. Returns its due time, or None if it is no longer as it was read."""
+    due = load("amend").run(
+        client,
+        keys.waiting,
+        (entry, "" if due_ms is None else due_ms, payload, keys.channel),
+    )
+    return None if due is None else int(due)
+
+
+def tidy(client: redis.Redis, keys: QueueKeys, *, places: Sequence[bytes]) -> tuple[int, int]:
+    """Forget places of entries that no longer wait; see `tidy.lua`.
+
+    Returns how many were forgotten, and how many more places than entries are left.
+    """
+    forgotten, surplus = load("tidy").run(client, (keys.timeout_set, keys.index, keys.repeated), places)
+    return int(forgotten), int(surplus)
+
+
+def retire(client: redis.Redis, keys: RegistryKeys, *, names: Sequence[str]) -> int:
+    """Take names out of the registry; see `retire.lua`. Returns how many were in it."""
+    return int(load("retire").run(client, (keys.names, keys.retired), names))
+
+
+def settle(client: redis.Redis, keys: RegistryKeys, *, retired: Sequence[tuple[str, int]]) -> int:
+    """Forget that names were retired at a time (ms); see `settle.lua`. Returns how many were still retired."""
+    args = [part for name in retired for part in name]
+    return int(load("settle").run(client, (keys.retired,), args))
+
+
+def restore_command(
+    keys: QueueKeys, *, due_ms: int, message_key: bytes, payload: bytes, mirrored: bool
+) -> tuple[tuple[str, ...], tuple[bytes | str | int, ...]]:
+    """Return keys and arguments of `restore.lua`. An entry of another program is the payload, without a message key."""
+    return (
+        keys.waiting,
+        (due_ms, message_key, payload, int(mirrored), keys.channel),
+    )
+
+
+def restore(client: redis.Redis, keys: QueueKeys, **message: Any) -> bool:
+    """Store a message unless it waits already; see `restore.lua`. Arguments are those of `restore_command`.
+
+    Returns whether it was stored.
+    """
+    return bool(load("restore").run(client, *restore_command(keys, **message)))

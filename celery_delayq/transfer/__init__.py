@@ -1,0 +1,9 @@
+"""Transfer: moves due messages to their broker lists, on time. It knows neither Celery nor kombu.
+
+loop     TransferLoop: transfers on one connection, together with other loops
+thread   LoopThread: a thread that waits on its own subscription
+"""
+
+from celery_delayq.transfer.loop import TransferLoop, TransferSettings
+
+__all__ = ["TransferLoop", "TransferSettings"]

@@ -1,0 +1,490 @@
+"""TransferLoop: moves messages to their broker lists when they are due. It knows Redis, but neither kombu nor Celery.
+
+How it stays on time
+    The loop sleeps on a Pub/Sub connection until the earliest head is due. A notification of an earlier head wakes it,
+    and so does every other event that it has to handle.
+
+How it tidies the index
+    Entries that somebody else took away leave places in the index. While the loop has nothing else to do after a look,
+    it forgets such places, in bounded steps (`tidying`). About one of the loops that watch a queue does this.
+
+Why it forgets no message
+    Notifications are hints. The loop looks at a queue when its subscription is confirmed. It looks at all queues every
+    `interval_s` (5 s), in case a notification was lost. Every third time, it also reads which queues there are, and
+    removes the names of empty queues from the registry.
+
+One loop is punctual, the others back it up
+    Every worker runs a loop, but `transfer.lua` records which one moved messages last. That punctual loop wakes when a
+    message is due. The others wake a grace period (0.25 s) later, and the script lets them move messages only if the
+    punctual loop has not. The punctual loop publishes a sign of life while it moves messages, and the others then
+    postpone their look. So a message costs one script call, however many workers there are, and a killed worker costs
+    one grace period.
+
+States of the connection
+    serving -> (connection lost: one WARNING) -> reconnecting, with a pause that grows up to 2 s -> (one INFO) ->
+    serving. Messages wait in Redis meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass, field
+from logging import getLogger
+from typing import Any
+
+import redis
+from redis import exceptions
+
+from celery_delayq.queue import keys, scripts
+from celery_delayq.queue.clock import ServerClock
+from celery_delayq.queue.connections import CONNECTION_ERRORS, new_id
+from celery_delayq.queue.delayed_queue import BATCH_SIZE, DelayedQueue
+from celery_delayq.queue.registry import Registry, Retired
+from celery_delayq.queue.scripts import Transferred
+from celery_delayq.queue.tidying import tidy
+from celery_delayq.transfer.thread import LoopThread, interrupt, socket_of
+
+logger = getLogger(__name__)
+
+#: How long a loop waits at most for permission to begin, and how often it asks, in seconds.
+LONGEST_DELAY_S, _DELAY_S = 10.0, 0.02
+
+#: Unanswered health checks of the subscription after which its connection counts as dead.
+_MAX_MISSED_HEALTH_CHECKS = 2
+
+#: The registry is read at every third look. Registered queues are also announced; this covers lost announcements.
+_LOOKS_A_REGISTRY = 3
+
+#: Tidying steps between two looks: at 1 ms per step, they take 1 % of the server's time.
+_TIDY_STEPS = 50
+
+#: A wait on a socket is exact to a millisecond, a sleep to some microseconds. So the loop sleeps for the last bit.
+_SLEEP_BELOW_S = 0.0015
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """How transfer loops behave.
+
+    Attributes:
+        grace_s: how long the other loops leave due messages to the punctual one, in seconds.
+        interval_s: how often a loop looks at its queues without being told, in seconds.
+        batch_size: maximum number of messages that one script call moves.
+        idle_s: how long a queue must be empty before its name leaves the registry, and how long it is served after
+            that, in seconds. Must be greater than `registry.REGISTERED_FOR_S`.
+        lead_s: how long before they are due messages move to the queues that this process consumes, in seconds. It
+            makes up for the way from the broker list to the consumer, who has to wait for the rest itself.
+    """
+
+    grace_s: float = 0.25
+    interval_s: float = 5.0
+    batch_size: int = BATCH_SIZE
+    lead_s: float = 0.0
+    idle_s: float = 90.0
+
+    @property
+    def grace_ms(self) -> int:
+        """The grace period in ms."""
+        return round(self.grace_s * 1000)
+
+    @property
+    def lead_ms(self) -> int:
+        """The lead in ms."""
+        return round(self.lead_s * 1000)
+
+
+@dataclass
+class _Watched:
+    """What this loop knows about one delayed queue."""
+
+    queue: DelayedQueue
+    #: How long before they are due messages move, in ms.
+    lead_ms: int = 0
+    #: When to look again, in ms of the server's clock; None to wait for a notification.
+    wake_at_ms: float | None = None
+    #: Due time of the head, unix time in ms.
+    head_due_ms: int | None = None
+    #: Id of the punctual loop; empty if there is none.
+    punctual: str = ""
+    #: The server's last error for this queue, kept so that it is logged once.
+    error: str = ""
+    #: When a message was last known to wait, or the loop began to watch, by the monotonic clock.
+    busy_at: float = field(default_factory=time.monotonic)
+    #: The rest of the pass through the index; None if no pass has begun.
+    tidying: Iterator[int] | None = None
+
+    @property
+    def is_to_be_looked_at(self) -> bool:
+        """Whether the loop is about to look anyway. A look tells more than a notification: also the server's time."""
+        return self.wake_at_ms == 0
+
+    def is_empty_since(self, moment: float) -> bool:
+        """Whether no message was known to wait since `moment`, by the monotonic clock."""
+        return self.head_due_ms is None and not self.error and self.busy_at <= moment
+
+
+class TransferLoop(LoopThread):
+    """Transfers the due messages of a changing set of delayed queues.
+
+    One thread runs `run()`; `start()` creates a daemon thread for it. `stop()` and `wake()` may be called from any
+    thread or signal handler, any number of times; in a forked child they do nothing. A stopped loop resigns, so that
+    others take over at once.
+
+    Args:
+        connect: called for every (re)connection; returns a context manager that gives a client with its own
+            connections, and closes them. A `redis.Redis` is such a context manager.
+        queues: returns the names of the broker lists to transfer besides the registered ones; called by the loop's
+            thread. Call `wake()` when its answer changes.
+        keyprefix: kombu's `global_keyprefix`, for the registry.
+        settings: see `TransferSettings`.
+        on_pass: called after each script call with the queue and the script's result; for tests and metrics.
+        id: the loop's id in `delayq:transfer:{Q}`; readable and unique.
+        may_begin: returns whether the loop may begin. The loop's thread calls it before it first connects, until it
+            returns true, for at most `LONGEST_DELAY_S`.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], AbstractContextManager[redis.Redis]],
+        queues: Callable[[], Iterable[str]] = tuple,
+        *,
+        keyprefix: str = "",
+        settings: TransferSettings | None = None,
+        on_pass: Callable[[DelayedQueue, Transferred], None] | None = None,
+        id: str | None = None,
+        may_begin: Callable[[], bool] = lambda: True,
+    ) -> None:
+        super().__init__("delayq-transfer", logger, "Transfer of delayed messages", "Messages wait in Redis")
+        self.id = id or new_id()
+        self.settings = settings or TransferSettings()
+        self._connect = connect
+        self._queues = queues
+        self._keyprefix = keyprefix
+        self._registry_channel = keys.RegistryKeys.of(keyprefix).names
+        self._on_pass = on_pass
+        self._may_begin = may_begin
+        self._clock = ServerClock()
+        self._watched: dict[str, _Watched] = {}
+        #: Queues by Redisson's channel, and by the channel for signs of life.
+        self._by_channel: dict[str, _Watched] = {}
+        self._by_transferrer_channel: dict[str, _Watched] = {}
+        self._client: redis.Redis | None = None
+        self._next_look = 0.0
+        #: The registered queues, and the number of looks since the loop connected.
+        self._known: set[str] = set()
+        self._looks = 0
+        self._registry_error = ""
+        #: The queues to tidy now, and the number of steps left before the next look.
+        self._untidy: list[_Watched] = []
+        self._tidy_steps = 0
+        self._woken = False
+        #: Whether the loop has looked at all queues since it connected.
+        self._looked = False
+
+    # -- called by other threads
+
+    def wake(self) -> None:
+        """Make the loop ask `queues` again now."""
+        if os.getpid() == self._pid:
+            # Read the socket before setting `_woken`: a socket made after `_woken` was seen must not be interrupted.
+            sock = socket_of(self._pubsub)
+            self._woken = True
+            interrupt(sock)
+
+    def seconds_until_past(self, server_ms: float) -> float:
+        """Return the time until the server's clock certainly shows a transferred message's due time, in seconds.
+
+        Negative if it already does; minus infinity if the server's clock was never seen. A transferred message is early
+        by the lead at most.
+        """
+        return self._clock.seconds_until_past(server_ms, self.settings.lead_s)
+
+    # -- the loop's own thread
+
+    def run(self) -> None:
+        """Transfer until `stop()` is called. Never raises for server or network errors."""
+        until = time.monotonic() + LONGEST_DELAY_S
+        while not self._stopping and not self._may_begin() and time.monotonic() < until:
+            time.sleep(_DELAY_S)
+        while not self._stopping:
+            self._woken = False
+            try:
+                with self._connect() as client, closing(client.pubsub()) as pubsub:
+                    self._subscribe(client, pubsub)
+                    try:
+                        self._serve()
+                    finally:
+                        self._resign()
+            except Exception as exc:
+                if self._stopping or self._woken:
+                    continue
+                self._outage.begins(exc)
+
+    def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
+        self._client, self._pubsub = client, pubsub
+        self._registry = Registry(client, self._keyprefix)
+        self._looked = False
+        self._looks = 0
+        self._watched.clear()
+        self._untidy.clear()
+        self._by_channel.clear()
+        self._by_transferrer_channel.clear()
+        # The first look follows the confirmation: queues that are registered later will be announced.
+        self._next_look = time.monotonic() + self.settings.interval_s
+        pubsub.subscribe(self._registry_channel)
+
+    def _resign(self) -> None:
+        # Resign when woken, too: a cold shutdown cancels the consumers, and may stop the loop before it resubscribes.
+        if not self._stopping and not self._woken:
+            return
+        with suppress(*CONNECTION_ERRORS, exceptions.ResponseError):
+            for watched in self._watched.values():
+                if watched.punctual == self.id:
+                    watched.queue.resign(self.id)
+
+    def _serve(self) -> None:
+        while not self._stopping and not self._woken:
+            message = self._pubsub.get_message(timeout=max(0, self._seconds_until_next() - _SLEEP_BELOW_S))
+            while message is not None and not self._stopping:
+                self._handle(message)
+                message = self._pubsub.get_message(timeout=0)
+            # The transfer follows this sleep directly, without even a look for messages.
+            wait_s = self._seconds_until_next()
+            if 0 < wait_s <= _SLEEP_BELOW_S:
+                time.sleep(wait_s)
+            for watched in list(self._watched.values()):
+                due = watched.wake_at_ms
+                if due is not None and self._clock.seconds_until(due) <= 0 and not self._stopping:
+                    self._transfer(watched)
+            if self._looked:
+                self._outage.ends()
+            if time.monotonic() >= self._next_look:
+                self._look()
+            elif self._untidy:
+                self._tidy()
+
+    def _seconds_until_next(self) -> float:
+        if self._untidy:
+            return 0
+        wakes = [w.wake_at_ms for w in self._watched.values() if w.wake_at_ms is not None]
+        wait_s = min(self._next_look - time.monotonic(), self.settings.interval_s)
+        if wakes:
+            wait_s = min(wait_s, self._clock.seconds_until(min(wakes)))
+        return wait_s
+
+    # -- notifications
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        channel = _text(message["channel"]) if message.get("channel") is not None else ""
+        if message["type"] == "subscribe":
+            if channel == self._registry_channel:
+                self._look()
+            elif channel in self._by_channel:
+                # Nobody announces messages that became due before the subscription.
+                self._by_channel[channel].wake_at_ms = 0
+        elif message["type"] == "message":
+            data = _text(message["data"])
+            if channel == self._registry_channel:
+                self._known.add(data)
+                self._watch({data})
+                self._watched[data].busy_at = time.monotonic()
+            elif channel in self._by_channel:
+                self._on_head(self._by_channel[channel], data)
+            elif channel in self._by_transferrer_channel:
+                self._on_sign_of_life(self._by_transferrer_channel[channel], data)
+
+    def _on_head(self, watched: _Watched, data: str) -> None:
+        try:
+            due_ms = int(float(data))
+        except (ValueError, OverflowError):
+            return
+        # All databases share the channel: believe a message only if it makes the loop look earlier.
+        watched.busy_at = time.monotonic()
+        if not watched.is_to_be_looked_at and (watched.head_due_ms is None or due_ms < watched.head_due_ms):
+            watched.head_due_ms = due_ms
+            self._arm(watched, last_sign_ms=0)
+
+    def _on_sign_of_life(self, watched: _Watched, data: str) -> None:
+        try:
+            last, head, punctual = data.split(":", 2)
+            last_sign_ms, head_due_ms = int(last), scripts.score_to_ms(head)
+        except ValueError:
+            return
+        if punctual == self.id or watched.is_to_be_looked_at or not 0 <= last_sign_ms < 2**53:
+            return
+        watched.punctual = punctual
+        watched.head_due_ms = head_due_ms
+        self._arm(watched, last_sign_ms=last_sign_ms)
+
+    # -- looking and transferring
+
+    def _look(self) -> None:
+        """Find out which queues there are, and look at those that may hold a message."""
+        client = self._client
+        assert client is not None
+        if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
+            raise exceptions.ConnectionError("the subscription does not answer")
+        consumed = set(self._queues())
+        registry = self._read_registry() if self._looks % _LOOKS_A_REGISTRY == 0 else None
+        self._looks += 1
+        names = self._known | consumed
+        self._unwatch(self._watched.keys() - names)
+        self._watch(names - self._watched.keys())
+        for name, watched in self._watched.items():
+            watched.lead_ms = self.settings.lead_ms if name in consumed else 0
+        # A queue that the server refuses has no known head either, but is tried on its own.
+        empty = [w for w in self._watched.values() if w.head_due_ms is None and not w.error]
+        # One command checks all queues that seem empty, however many there are.
+        if empty and client.exists(*(w.queue.keys.timeout_set for w in empty)):
+            for watched in empty:
+                watched.wake_at_ms = 0
+        for watched in self._watched.values():
+            if watched.head_due_ms is not None or watched.error:
+                watched.wake_at_ms = 0
+        if registry is not None:
+            self._clear_registry(*registry)
+        self._choose_untidy()
+        self._looked = True
+        self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
+
+    def _choose_untidy(self) -> None:
+        """Choose the queues to tidy at random, so that about one of the loops that watch a queue tidies it."""
+        assert self._client is not None
+        holding = [w for w in self._watched.values() if w.head_due_ms is not None]
+        self._untidy.clear()
+        self._tidy_steps = _TIDY_STEPS
+        if not holding:
+            return
+        try:
+            watchers = self._client.pubsub_numsub(*(w.queue.keys.transferrer_channel for w in holding))
+        except CONNECTION_ERRORS:
+            raise
+        except exceptions.ResponseError as exc:
+            logger.debug("Cannot ask how many loops there are: %s", exc)
+            return
+        chosen = [w for w, (_, count) in zip(holding, watchers, strict=True) if random.random() * count < 1]
+        self._untidy = random.sample(chosen, len(chosen))
+
+    def _tidy(self) -> None:
+        """Take one bounded tidying step."""
+        watched = self._untidy[-1]
+        watched.tidying = watched.tidying or tidy(watched.queue)
+        try:
+            forgotten = next(watched.tidying, None)
+        except CONNECTION_ERRORS:
+            raise
+        except exceptions.ResponseError as exc:
+            logger.debug("Cannot tidy the index of %r: %s", watched.queue.name, exc)
+            forgotten = None
+        if forgotten is None:
+            watched.tidying = None
+            self._untidy.pop()
+        self._tidy_steps -= 1
+        if self._tidy_steps == 0:
+            self._untidy.clear()
+
+    def _read_registry(self) -> tuple[set[str], Retired] | None:
+        """Learn which queues there are. Returns the registered and the retired names; None if the server refused."""
+        try:
+            self._known = names = self._registry.names()
+            retired = self._registry.retired()
+        except CONNECTION_ERRORS:
+            raise
+        except exceptions.ResponseError as exc:
+            # The consumed queues are known without the registry, and earlier names are kept.
+            self._report("read the names of delayed queues in", exc)
+            return None
+        self._known = names | retired.at_ms.keys()
+        self._registry_error = ""
+        return names, retired
+
+    def _clear_registry(self, names: set[str], retired: Retired) -> None:
+        """Remove the names of empty queues from the registry."""
+        quiet_since = time.monotonic() - self.settings.idle_s
+        idle = [name for name in names if self._watched[name].is_empty_since(quiet_since)]
+        try:
+            self._registry.clear(idle, retired, self.settings.idle_s)
+        except CONNECTION_ERRORS:
+            raise
+        except exceptions.ResponseError as exc:
+            self._report("remove names of empty queues from", exc)
+
+    def _report(self, what: str, exc: Exception) -> None:
+        if str(exc) != self._registry_error:
+            logger.error("Cannot %s %r: %s", what, self._registry.keys.names, exc)
+        self._registry_error = str(exc)
+
+    def _watch(self, names: set[str]) -> None:
+        assert self._client is not None
+        for name in names - self._watched.keys():
+            queue = DelayedQueue(self._client, name, keyprefix=self._keyprefix)
+            watched = self._watched[name] = _Watched(queue)
+            self._by_channel[queue.keys.channel] = watched
+            self._by_transferrer_channel[queue.keys.transferrer_channel] = watched
+            self._pubsub.subscribe(queue.keys.transferrer_channel, queue.keys.channel)
+
+    def _unwatch(self, names: set[str]) -> None:
+        for name in names:
+            channels = self._watched.pop(name).queue.keys
+            del self._by_channel[channels.channel]
+            del self._by_transferrer_channel[channels.transferrer_channel]
+            self._pubsub.unsubscribe(channels.channel, channels.transferrer_channel)
+
+    def _transfer(self, watched: _Watched) -> None:
+        queue = watched.queue
+        sent = time.monotonic()
+        try:
+            done = queue.transfer(
+                self.settings.batch_size,
+                transferrer=self.id,
+                grace_ms=self.settings.grace_ms,
+                lead_ms=watched.lead_ms,
+            )
+        except CONNECTION_ERRORS:
+            raise
+        except exceptions.ResponseError as exc:
+            if "READONLY" in str(exc):  # how Redis 6.2 reports it from within a script
+                raise exceptions.ReadOnlyError(str(exc)) from exc
+            # A queue that the server refuses (wrong type, no permission, no memory) must not stop the others.
+            if str(exc) != watched.error:
+                logger.error("Cannot transfer delayed messages of %r: %s", queue.name, exc)
+            watched.error = str(exc)
+            watched.head_due_ms = watched.wake_at_ms = None
+            return
+        self._clock.observe(done.now_us, sent, time.monotonic())
+        watched.error = ""
+        watched.head_due_ms = done.head_due_ms
+        if done.moved or done.dead or done.head_due_ms is not None:
+            watched.busy_at = time.monotonic()
+        if done.punctual != watched.punctual:
+            logger.debug("Delayed queue %r is transferred punctually by %s", queue.name, done.punctual)
+        watched.punctual = done.punctual
+        self._arm(watched, last_sign_ms=done.last_sign_ms)
+        if done.moved:
+            logger.debug("Transferred %d messages to %r", done.moved, queue.name)
+        if done.dead:
+            logger.error(
+                "Set aside %d entries of the delayed queue of %r that cannot be decoded, in the list %r",
+                done.dead,
+                queue.name,
+                queue.keys.dead,
+            )
+        if self._on_pass is not None:
+            self._on_pass(queue, done)
+
+    def _arm(self, watched: _Watched, last_sign_ms: int) -> None:
+        """Set the time of the next transfer: when the head is due, or later if another loop is punctual."""
+        due_ms = watched.head_due_ms
+        if due_ms is None or watched.punctual in ("", self.id):
+            watched.wake_at_ms = None if due_ms is None else due_ms - watched.lead_ms
+            return
+        grace_ms = self.settings.grace_ms * random.uniform(1, 1.5)
+        watched.wake_at_ms = max(due_ms, last_sign_ms) + grace_ms
+
+
+def _text(data: bytes | str) -> str:
+    return data.decode("utf-8", "replace") if isinstance(data, bytes) else data

@@ -1,0 +1,8 @@
+"""The parts that run in a Celery worker.
+
+bootsteps      start and stop the loops
+server         checks the Redis server
+handover       tracks the tasks that the pool has taken
+invalid_task   finds the defect of a message that no worker can take
+failures       stores results of tasks whose messages were set aside
+"""

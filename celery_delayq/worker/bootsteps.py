@@ -1,0 +1,166 @@
+"""Celery bootsteps: start and stop the transfer loop and the planner, and configure the transport of a worker."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from typing import Any
+
+from celery import bootsteps, signals
+from celery.utils.log import get_logger
+from celery.worker import state
+from kombu.serialization import prepare_accept_content
+
+from celery_delayq.beat import is_ours
+from celery_delayq.messages import DUE_PROPERTY
+from celery_delayq.schedule.loop import PlannerLoop
+from celery_delayq.schedule.service import planner_loop
+from celery_delayq.settings import LONGEST_LEAD_S, settings_of
+from celery_delayq.transport import Transport
+from celery_delayq.transport.eta import seconds_until
+from celery_delayq.worker.failures import fail_task
+from celery_delayq.worker.handover import Handover, is_busy, is_stopping, tasks_waiting
+from celery_delayq.worker.invalid_task import defect_of, late_defect_of
+from celery_delayq.worker.server import check_server
+
+logger = get_logger(__name__)
+
+
+class Plan(bootsteps.StartStopStep):
+    """Plans periodic tasks while the worker consumes, if `beat_scheduler` is ours.
+
+    The transfer waits for the planner. After an outage of all workers or of Redis, the planner has to see what nobody
+    has transferred yet, so that a missed occurrence runs once and not twice. The worker itself does not wait.
+    """
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        self.enabled = is_ours(consumer.app)
+        self.loop: PlannerLoop | None = None
+        self._was_started = False
+        super().__init__(consumer, **kwargs)
+
+    def include_if(self, consumer: Any) -> bool:
+        """Return whether the worker plans."""
+        return bool(self.enabled)
+
+    def start(self, consumer: Any) -> None:
+        """Start planning."""
+        transport = consumer.connection.transport
+        if not isinstance(transport, Transport):
+            logger.error(
+                "Periodic tasks do not run: beat_scheduler is that of celery_delayq, but the broker URL is %s. "
+                "Start the URL with delayq:// instead of redis://.",
+                consumer.connection.as_uri(),
+            )
+            return
+        self.loop = planner_loop(consumer.app, is_back=self._was_started)
+        self._was_started = True
+        self.loop.start()
+        transport.may_transfer = partial(self.loop.wait_until_planned, 0.0)
+
+    def stop(self, consumer: Any) -> None:
+        """Stop planning; occurrences that are already planned still run."""
+        loop, self.loop = self.loop, None
+        if loop is not None:
+            loop.stop()
+
+
+class Transfer(bootsteps.StartStopStep):
+    """Transfers due messages while the worker consumes.
+
+    It is a consumer step, so it starts again with every connection. So the loop serves the server that the worker
+    consumes from, even after a failover to another URL.
+    """
+
+    requires = ("celery.worker.consumer.tasks:Tasks", Plan)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        self.settings = settings_of(consumer.app)
+        self._server_checked = False
+        self._handover = Handover(
+            consumer.pool, cancels_late=consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss
+        )
+        signals.task_received.connect(run_when_due, dispatch_uid="celery_delayq.run_when_due")
+        super().__init__(consumer, **kwargs)
+
+    def start(self, consumer: Any) -> None:
+        """Start the loop.
+
+        Raises:
+            UnsupportedServer: the server is too old; the worker ends with that message.
+        """
+        transport = consumer.connection.transport
+        if not isinstance(transport, Transport):
+            logger.warning(
+                "DelayQ(app) has no effect: the broker URL is %s, so countdown tasks wait in the memory of workers. "
+                "Start the URL with delayq:// instead of redis://.",
+                consumer.connection.as_uri(),
+            )
+            return
+        if not self._server_checked:
+            for finding in check_server(consumer.connection.default_channel.plain_client):
+                logger.log(finding.level, finding.message)
+            self._server_checked = True
+        self._handover.keep_what_is_written()
+        transport.running_tags = self._handover.delivery_tags
+        transport.is_busy = is_busy
+        transport.tasks_waiting = partial(tasks_waiting, consumer.controller)
+        if transport.options["delay_eta_tasks"]:
+            # Celery drops a revoked task at delivery. At its eta, the worker may have forgotten the revocation.
+            transport.may_wait = lambda headers: headers["id"] not in state.revoked
+        accept = prepare_accept_content(consumer.app.conf.accept_content)
+        transport.defect_of = partial(defect_of, accept=accept)
+        transport.late_defect_of = partial(late_defect_of, accept=accept)
+        transport.forget = self._handover.forget
+        if self.settings.fail_dead_letters:
+            transport.on_dead_letter = partial(fail_task, consumer.app)
+        if "visibility_timeout" in consumer.connection.transport_options:
+            logger.info(
+                "visibility_timeout is replaced by leases of %g s, which last for as long as the worker lives; it only "
+                "concerns messages that workers with kombu's own transport have left.",
+                transport.options["lease"],
+            )
+        transport.start_transfer(self.settings.transfer)
+
+    def stop(self, consumer: Any) -> None:
+        """Stop the loop; other loops take over at once."""
+        if is_stopping():
+            self._handover.take_back()
+        transport = getattr(consumer.connection, "transport", None)
+        if isinstance(transport, Transport):
+            transport.stop_transfer()
+
+
+def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
+    """Make a worker run a message from a delayed queue when it is due by the server's clock, not by its own.
+
+    A message comes before its eta by the transfer's lead at most. The worker waits for the rest, some milliseconds at
+    most. A worker with a wrong clock neither runs it early nor holds it. The task still finds its eta in
+    `self.request.eta`.
+
+    Uses a private attribute of Celery (5.6 and 5.7): `Request._eta`, because the worker's strategy decides by the
+    read-only property `eta`. `task_received` is sent just before that.
+    """
+    if DUE_PROPERTY not in (request.message.properties or {}) or request.eta is None:
+        return
+    loop = getattr(sender.connection.transport, "transfer_loop", None)
+    early_s = seconds_until(request.eta.timestamp() * 1000, loop)
+    if 0 < early_s <= 2 * LONGEST_LEAD_S:
+        refresh_timers()
+        request._eta = datetime.now(timezone.utc) + timedelta(seconds=early_s)
+    else:
+        request._eta = None
+
+
+def refresh_timers() -> None:
+    """Make gevent's timers count from now, if gevent is used.
+
+    They count from gevent's last look at the clock, which may be before other greenlets computed. So a short timer may
+    end early, and with it the wait for a task's eta.
+    """
+    gevent: Any = sys.modules.get("gevent")
+    if gevent is not None:
+        gevent.get_hub().loop.update_now()
