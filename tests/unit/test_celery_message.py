@@ -12,6 +12,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayQ
+from celery_delayq.queue import codec
 from celery_delayq.transport.eta import due_ms_of
 from examples.java.celery_message import CeleryMessage
 
@@ -28,7 +29,7 @@ def published(client: redis.Redis) -> tuple[str, dict[str, Any]]:
         app.send_task("t", task_id="an-id", queue="q", eta=ETA, expires=ETA + timedelta(hours=1), **CALL)
     (name,) = client.smembers("delayq:queues")
     (entry,) = client.zrange(f"redisson_delay_queue_timeout:{{{name.decode()}}}", 0, -1)
-    return name.decode(), json.loads(entry[entry.index(b"{") :])
+    return name.decode(), json.loads(codec.unpack(entry)[1])
 
 
 def by_hand() -> CeleryMessage:
