@@ -14,6 +14,9 @@ from redis import exceptions
 
 from celery_delayq.queue import scripts
 from celery_delayq.queue.keys import QueueKeys
+from celery_delayq.queue.script import Call, load
+
+_FETCH = load("fetch")
 
 
 class Identity(NamedTuple):
@@ -53,7 +56,7 @@ class FetchConnection:
         self.identity = identify(self._connection)
         #: Tags of the acknowledgements whose replies have not been read yet.
         self.unanswered: deque[str] = deque()
-        self._fetch: tuple[Any, ...] = ()
+        self._fetch: Call = (), ()
 
     def ack(self, in_flight: str, message: bytes, tag: str) -> None:
         """Remove a message from an in-flight list; `answers` gives the result."""
@@ -75,8 +78,8 @@ class FetchConnection:
 
     def send_fetch(self, keys: QueueKeys, *, consumer: str, limit: int) -> None:
         """Ask for messages, see `scripts.fetch`. Read the reply with `answers` first, then `read_fetched`."""
-        self._fetch = (3, keys.queue, keys.in_flight(consumer), keys.consumers, consumer, limit)
-        self._send("EVALSHA", scripts.load("fetch").sha, *self._fetch)
+        self._fetch = scripts.fetch_call(keys, consumer=consumer, limit=limit)
+        self._send(*_FETCH.by_digest(*self._fetch))
 
     def read_fetched(self) -> list[bytes] | None:
         """Return the messages, or None if the consumer has no lease.
@@ -87,7 +90,7 @@ class FetchConnection:
         try:
             found = self._read()
         except exceptions.NoScriptError:
-            self._send("EVAL", scripts.load("fetch").text, *self._fetch)
+            self._send(*_FETCH.by_text(*self._fetch))
             found = self._read()
         return cast("list[bytes] | None", found)
 

@@ -33,7 +33,7 @@ from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.queue import scripts
 from celery_delayq.queue.codec import MESSAGE_KEY_SIZE, OfferId, unpack
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.scripts import Call
+from celery_delayq.queue.script import Call, load
 from celery_delayq.times import to_datetime
 
 FORMAT, VERSION = "celery_delayq", 1
@@ -117,7 +117,10 @@ def import_(lists: BrokerLists, file: File, on_progress: OnProgress | None = Non
     def send() -> None:
         nonlocal size
         if batch:
-            answers.extend(map(bool, scripts.load("restore").run_all(lists.client, batch)))
+            for reply in load("restore").run_each(lists.client, batch):
+                if isinstance(reply, Exception):
+                    raise reply
+                answers.append(bool(reply))
             batch.clear()
             size = 0
             if on_progress is not None:
@@ -131,7 +134,7 @@ def import_(lists: BrokerLists, file: File, on_progress: OnProgress | None = Non
                 queue.register(again=queue.name not in registered)
                 registered.add(queue.name)
                 batch.append(
-                    scripts.restore_command(
+                    scripts.restore_call(
                         queue.keys,
                         due_ms=line.due_ms,
                         message_key=line.key,

@@ -1,91 +1,19 @@
-"""Run the Lua scripts: one typed function per script, so that keys, arguments and return codes have names.
-
-The scripts are in `lua/`, one file each. Each file documents the guarantees of its script.
-"""
+"""One typed function per Lua script, so that keys, arguments and return codes have names."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any, Literal, cast
 
 import redis
-from redis.client import NEVER_DECODE
-from redis.exceptions import NoScriptError
 
 from celery_delayq.queue.keys import QueueKeys, RegistryKeys
+from celery_delayq.queue.script import Call, load
 
 #: Maximum limit of `transfer`: Lua's `unpack` fails at 8,000 values, and a call should take about 1 ms.
 MAX_BATCH_SIZE = 1000
-
-
-_INCLUDE = re.compile(r"^-- include: (\w+)\n", re.MULTILINE)
-
-#: Keys and arguments of a script call.
-Call = tuple[Sequence[str], Sequence[bytes | str | int]]
-
-
-@dataclass(frozen=True)
-class Script:
-    """A Lua script and its digest."""
-
-    name: str
-    text: str
-    sha: str
-
-    def run(self, client: redis.Redis, keys: Sequence[str], args: Sequence[bytes | str | int]) -> Any:
-        """Run the script in one round trip, or in two if the server does not know it yet.
-
-        Replies are bytes, even if the client decodes responses. This method never retries, because a reply may be lost
-        after the script has run. A client that retries by itself may run the script twice.
-
-        Raises:
-            redis.RedisError: any error of the server or the connection.
-        """
-        rest = (len(keys), *keys, *args)
-        try:
-            return client.execute_command("EVALSHA", self.sha, *rest, **{NEVER_DECODE: True})
-        except NoScriptError:
-            return client.execute_command("EVAL", self.text, *rest, **{NEVER_DECODE: True})
-
-    def run_all(self, client: redis.Redis, calls: Sequence[Call]) -> list[Any]:
-        """Run the script several times in one round trip, each time as `run` does. Atomic only for each call.
-
-        A failed call does not prevent the others.
-
-        Raises:
-            redis.RedisError: the error of the first failed call.
-        """
-        with client.pipeline(transaction=False) as pipe:
-            for keys, args in calls:
-                pipe.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
-            answers = pipe.execute(raise_on_error=False)
-        for number, answer in enumerate(answers):
-            if isinstance(answer, NoScriptError):
-                answers[number] = self.run(client, *calls[number])
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
-
-
-@cache
-def load(name: str) -> Script:
-    """Return the script `lua/<name>.lua`, with its includes from `lua/lib`."""
-    return script_of(name, files(__package__).joinpath("lua").joinpath(f"{name}.lua").read_text("utf-8"))
-
-
-def script_of(name: str, text: str) -> Script:
-    """Return the script with this text, with its includes from `lua/lib`."""
-    lib = files(__package__).joinpath("lua").joinpath("lib")
-    while _INCLUDE.search(text):
-        text = _INCLUDE.sub(lambda line: lib.joinpath(f"{line[1]}.lua").read_text("utf-8"), text)
-    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 @dataclass(frozen=True)
@@ -117,7 +45,7 @@ def score_to_ms(score: bytes | str | float) -> int | None:
     return 0 if value == -math.inf else math.ceil(value)
 
 
-def offer_command(
+def offer_call(
     keys: QueueKeys,
     *,
     due_ms: int | None,
@@ -125,7 +53,7 @@ def offer_command(
     message_key: bytes,
     payload: bytes,
     mirrored: bool,
-) -> tuple[tuple[str, ...], tuple[bytes | str | int, ...]]:
+) -> Call:
     """Return keys and arguments of `offer.lua`, for `run` or for a pipeline."""
     due = "" if due_ms is None else due_ms
     return (
@@ -135,11 +63,11 @@ def offer_command(
 
 
 def offer(client: redis.Redis, keys: QueueKeys, **message: Any) -> tuple[int, bool]:
-    """Store a message; see `offer.lua`. Arguments are those of `offer_command`.
+    """Store a message; see `offer.lua`. Arguments are those of `offer_call`.
 
     Returns its due time, unix time in ms, and whether no other entry waits.
     """
-    due_ms, alone = load("offer").run(client, *offer_command(keys, **message))
+    due_ms, alone = load("offer").run(client, *offer_call(keys, **message))
     return int(due_ms), bool(alone)
 
 
@@ -177,10 +105,10 @@ def offer_many(
 
     Returns whether no other entry waits.
     """
-    return bool(load("offer_many").run(client, *offer_many_command(keys, messages=messages, mirrored=mirrored)))
+    return bool(load("offer_many").run(client, *offer_many_call(keys, messages=messages, mirrored=mirrored)))
 
 
-def offer_many_command(keys: QueueKeys, *, messages: Sequence[tuple[int, bytes, bytes]], mirrored: bool) -> Call:
+def offer_many_call(keys: QueueKeys, *, messages: Sequence[tuple[int, bytes, bytes]], mirrored: bool) -> Call:
     """Return keys and arguments of `offer_many.lua`, for `run` or for a pipeline."""
     parts = [part for message in messages for part in message]
     return keys.waiting, (int(mirrored), keys.channel, *parts)
@@ -251,8 +179,12 @@ def renew(client: redis.Redis, keys: QueueKeys, *, consumer: str, lease_ms: int,
 
 def fetch(client: redis.Redis, keys: QueueKeys, *, consumer: str, limit: int) -> list[bytes] | None:
     """Move messages to a consumer's in-flight list; see `fetch.lua`. Returns them, or None if it has no lease."""
-    found = load("fetch").run(client, (keys.queue, keys.in_flight(consumer), keys.consumers), (consumer, limit))
-    return cast("list[bytes] | None", found)
+    return cast("list[bytes] | None", load("fetch").run(client, *fetch_call(keys, consumer=consumer, limit=limit)))
+
+
+def fetch_call(keys: QueueKeys, *, consumer: str, limit: int) -> Call:
+    """Return keys and arguments of `fetch.lua`, for a connection that reads the reply later."""
+    return (keys.queue, keys.in_flight(consumer), keys.consumers), (consumer, limit)
 
 
 def put_back(
@@ -411,9 +343,7 @@ def settle(client: redis.Redis, keys: RegistryKeys, *, retired: Sequence[tuple[s
     return int(load("settle").run(client, (keys.retired,), args))
 
 
-def restore_command(
-    keys: QueueKeys, *, due_ms: int, message_key: bytes, payload: bytes, mirrored: bool
-) -> tuple[tuple[str, ...], tuple[bytes | str | int, ...]]:
+def restore_call(keys: QueueKeys, *, due_ms: int, message_key: bytes, payload: bytes, mirrored: bool) -> Call:
     """Return keys and arguments of `restore.lua`. An entry of another program is the payload, without a message key."""
     return (
         keys.waiting,
@@ -422,8 +352,8 @@ def restore_command(
 
 
 def restore(client: redis.Redis, keys: QueueKeys, **message: Any) -> bool:
-    """Store a message unless it waits already; see `restore.lua`. Arguments are those of `restore_command`.
+    """Store a message unless it waits already; see `restore.lua`. Arguments are those of `restore_call`.
 
     Returns whether it was stored.
     """
-    return bool(load("restore").run(client, *restore_command(keys, **message)))
+    return bool(load("restore").run(client, *restore_call(keys, **message)))

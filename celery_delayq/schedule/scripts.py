@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import redis
 
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys
-from celery_delayq.queue.scripts import load
+from celery_delayq.queue.script import Call, load
 
 #: Outcomes of `plan`.
 DONE, CHANGED, GONE = 1, 0, -1
@@ -53,7 +53,7 @@ class Planned:
         return cls(int(outcome), int(now_ms), state, forgotten)
 
 
-def plan_command(
+def plan_call(
     keys: QueueKeys,
     *,
     entry: str,
@@ -64,7 +64,7 @@ def plan_command(
     must_wait: bool = False,
     offer: Offer | None = None,
     mirrored: bool = False,
-) -> tuple[tuple[str, ...], tuple[bytes | str | int, ...]]:
+) -> Call:
     """Return keys and arguments of `plan.lua`, for `run` or for a pipeline."""
     message: tuple[bytes | int, ...] = (offer.message_key, offer.due_ms, offer.payload) if offer else (b"", 0, b"")
     return (
@@ -74,22 +74,22 @@ def plan_command(
 
 
 def plan(client: redis.Redis, keys: QueueKeys, **step: Any) -> Planned:
-    """Move an entry to its next occurrence; see `plan.lua`. Arguments are those of `plan_command`."""
-    return Planned.of(load("plan").run(client, *plan_command(keys, **step)))
+    """Move an entry to its next occurrence; see `plan.lua`. Arguments are those of `plan_call`."""
+    return Planned.of(load("plan").run(client, *plan_call(keys, **step)))
 
 
 #: A change of a record: the entry, its record as it was read, and the new record.
 Change: TypeAlias = tuple[str, bytes, bytes]
 
 
-def record_command(keys: ScheduleKeys, changes: Sequence[Change]) -> tuple[tuple[str, ...], tuple[bytes | str, ...]]:
+def record_call(keys: ScheduleKeys, changes: Sequence[Change]) -> Call:
     """Return keys and arguments of `record.lua`, for `run` or for a pipeline."""
     return (keys.definitions,), (keys.channel, *(value for change in changes for value in change))
 
 
 def record(client: redis.Redis, keys: ScheduleKeys, *, changes: Sequence[Change]) -> list[int]:
     """Write the records of entries; see `record.lua`. Returns for each the number of the change; 0 if not changed."""
-    numbers: list[int] = load("record").run(client, *record_command(keys, changes))
+    numbers: list[int] = load("record").run(client, *record_call(keys, changes))
     return numbers
 
 

@@ -15,13 +15,12 @@ from typing import Any
 
 import redis
 from redis.client import NEVER_DECODE
-from redis.exceptions import NoScriptError
 
 from celery_delayq.queue import keys
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue, database_of
 from celery_delayq.queue.registry import is_wrong_type, registered
-from celery_delayq.queue.scripts import load
+from celery_delayq.queue.script import Call, load
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.records import Record, Seen, State, Step
 from celery_delayq.schedule.scripts import Announced, Planned
@@ -117,7 +116,7 @@ class ScheduleStore:
         """Write many records as `write_record` does. Atomic for each one. Returns its number, or the server's error."""
         raw = [(entry, seen, record.dump() if record else b"") for entry, seen, record in changes]
         parts = [raw[start : start + _BATCH] for start in range(0, len(raw), _BATCH)]
-        replies = self._run_many("record", [scripts.record_command(self.keys, part) for part in parts])
+        replies = self._run_each("record", [scripts.record_call(self.keys, part) for part in parts])
         found: list[int | redis.ResponseError] = []
         for part, reply in zip(parts, replies, strict=True):
             found += [reply] * len(part) if isinstance(reply, redis.ResponseError) else reply
@@ -180,8 +179,8 @@ class ScheduleStore:
         """
         for name in {step.queue for step in steps if step.state}:
             self.queue(name).register()
-        commands = [
-            scripts.plan_command(
+        calls = [
+            scripts.plan_call(
                 self.queue(step.queue).keys,
                 entry=step.entry,
                 seen=step.seen.raw,
@@ -194,7 +193,7 @@ class ScheduleStore:
             )
             for step in steps
         ]
-        replies = self._run_many("plan", commands)
+        replies = self._run_each("plan", calls)
         return [reply if isinstance(reply, redis.ResponseError) else Planned.of(reply) for reply in replies]
 
     def forget(self, entry: str, queue: str, seen: Seen) -> bool:
@@ -322,22 +321,7 @@ class ScheduleStore:
             if cursor == 0:
                 return
 
-    def _run_many(self, name: str, commands: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> list[Any]:
-        replies: list[Any] = []
+    def _run_each(self, name: str, calls: Sequence[Call]) -> list[Any]:
         script = load(name)
-        for start in range(0, len(commands), _BATCH):
-            part = commands[start : start + _BATCH]
-            found = self._run_batch(script.sha, part)
-            missing = [at for at, reply in enumerate(found) if isinstance(reply, NoScriptError)]
-            if missing:
-                self.client.script_load(script.text)
-                for at, reply in zip(missing, self._run_batch(script.sha, [part[at] for at in missing]), strict=True):
-                    found[at] = reply
-            replies += found
-        return replies
-
-    def _run_batch(self, sha: str, commands: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> list[Any]:
-        pipeline = self.client.pipeline(transaction=False)
-        for keys_, args in commands:
-            pipeline.execute_command("EVALSHA", sha, len(keys_), *keys_, *args, **{NEVER_DECODE: True})
-        return pipeline.execute(raise_on_error=False)
+        slices = (calls[start : start + _BATCH] for start in range(0, len(calls), _BATCH))
+        return [reply for part in slices for reply in script.run_each(self.client, part)]

@@ -12,8 +12,9 @@ from redis.exceptions import NoScriptError, RedisError
 
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.script import Call, load
 
-_SCRIPT = scripts.load("offer_many")
+_SCRIPT = load("offer_many")
 
 #: A script call with this many bytes of messages takes no further message.
 _CALL_BYTES = 64 * 1024
@@ -64,8 +65,8 @@ class _Call:
 
     def add_to(self, pipe: Any) -> None:
         keys, args = self._input()
-        # Not `evalsha`, which would prefix the keys again.
-        pipe.pipeline_execute_command("EVALSHA", _SCRIPT.sha, len(keys), *keys, *args, **{NEVER_DECODE: True})
+        # Not `execute_command`, which would prefix the keys again.
+        pipe.pipeline_execute_command(*_SCRIPT.by_digest(keys, args), **{NEVER_DECODE: True})
 
     def outcomes(self, reply: Any) -> list[RedisError | None]:
         return [self._outcome(reply)] * len(self.messages)
@@ -85,8 +86,8 @@ class _Call:
                 return NotRegistered(f"stored, but maybe not known to transfer loops: {exc}")
         return None
 
-    def _input(self) -> scripts.Call:
-        return scripts.offer_many_command(self.queue.keys, messages=self.messages, mirrored=self.queue.mirror_list)
+    def _input(self) -> Call:
+        return scripts.offer_many_call(self.queue.keys, messages=self.messages, mirrored=self.queue.mirror_list)
 
 
 class Batch:
@@ -123,8 +124,8 @@ class Batch:
         """Send everything in one round trip, without a retry. The batch is empty afterwards, whatever happens.
 
         Messages for one delayed queue share a script call, which stores all of them or none. So a message may be stored
-        before a message for another queue that was added earlier. The same pipeline loads the script first. If somebody
-        flushes the scripts at that very moment, the call stores nothing and is repeated on its own.
+        before a message for another queue that was added earlier. If the server does not know the script yet, a call
+        stores nothing and is repeated on its own.
 
         Args:
             client: the client of kombu's channel, which adds the key prefix.
@@ -141,10 +142,9 @@ class Batch:
         if not calls:
             return []
         with client.pipeline(transaction=False) as pipe:
-            pipe.script_load(_SCRIPT.text)
             for call, _ in calls:
                 call.add_to(pipe)
-            replies = pipe.execute(raise_on_error=False)[1:]
+            replies = pipe.execute(raise_on_error=False)
         for (call, places), reply in zip(calls, replies, strict=True):
             for place, outcome in zip(places, call.outcomes(reply), strict=True):
                 outcomes[place] = outcome

@@ -20,6 +20,7 @@ from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import RegistryKeys
+from celery_delayq.queue.script import load
 from celery_delayq.settings import TRANSPORT_OPTIONS
 from celery_delayq.transport.batch import Batch
 from celery_delayq.transport.capture import Captured, Caught, captured_for
@@ -94,15 +95,16 @@ class DelayedChannel(kombu_redis.Channel):
         if self.batch is not None:
             self.batch.offer(delayed_queue, due_ms=due_ms, message_id=message_id, payload=payload)
             return
-        keys, args = scripts.offer_command(
+        call = scripts.offer_call(
             delayed_queue.keys,
             due_ms=due_ms,
             message_key=codec.message_key(message_id),
             payload=payload,
             mirrored=self.mirror_list,
         )
-        # EVAL, not EVALSHA: nothing in kombu's pipeline could handle NOSCRIPT.
-        kombu_batch.add("eval", scripts.load("offer").text, len(keys), *keys, *args)
+        # By its text: nothing in kombu's pipeline could answer NOSCRIPT.
+        name, *rest = load("offer").by_text(*call)
+        kombu_batch.add(name.lower(), *rest)
 
     def _put_now(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         if self.batch is not None and _KOMBU_HAS_NO_BATCH:

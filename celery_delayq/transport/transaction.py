@@ -1,4 +1,4 @@
-"""Drafts: messages that Celery would publish, as Redis commands for a transaction of the caller."""
+"""Messages that Celery would publish, as Redis commands for a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.script import load
 from celery_delayq.transport.capture import Caught, capture
 
 
@@ -29,12 +30,12 @@ def _command(channel: Any, caught: Caught) -> tuple[Any, ...]:
         return "lpush", caught.broker_list, caught.payload
     queue = channel.delayed_queue(caught.broker_list)
     queue.register()
-    keys, args = scripts.offer_command(
+    call = scripts.offer_call(
         queue.keys,
         due_ms=caught.due_ms,
         message_key=codec.message_key(caught.message_id),
         payload=caught.payload,
         mirrored=channel.mirror_list,
     )
-    # EVAL, not EVALSHA: nothing in a transaction could handle NOSCRIPT.
-    return "eval", scripts.load("offer").text, len(keys), *keys, *args
+    # By its text: nothing in a transaction could answer NOSCRIPT.
+    return load("offer").by_text(*call)

@@ -16,6 +16,7 @@ from celery import Celery
 from celery_delayq import DelayedQueue
 from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.script import load
 
 #: The list in which the original is published, and that in which a backlog is prepared; no worker consumes them.
 _TEMPLATE, _BACKLOG = "template", "backlog"
@@ -66,7 +67,7 @@ class Copier:
         self._queue.client.rename(_BACKLOG, self._queue.name)
 
     def _publish(self, queue: str, numbers: Iterable[int], due: tuple[float, ...]) -> None:
-        client, offer = self._queue.client, scripts.load("offer")
+        client, offer = self._queue.client, load("offer")
         client.script_load(offer.text)
         if due and self._delays:
             self._queue.register()
@@ -78,7 +79,7 @@ class Copier:
                     pipe.lpush(queue, json.dumps(message))
                     continue
                 message["properties"][DUE_PROPERTY] = due_ms
-                keys, args = scripts.offer_command(
+                keys, args = scripts.offer_call(
                     self._queue.keys,
                     due_ms=due_ms,
                     message_key=codec.message_key(message["headers"]["id"]),

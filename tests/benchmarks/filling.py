@@ -9,6 +9,7 @@ from typing import Any
 
 from celery_delayq import DelayedQueue
 from celery_delayq.queue import scripts
+from celery_delayq.queue.script import script_of
 from tests.benchmarks.scale import SEED
 
 #: Size of a payload in bytes, that of a small Celery message.
@@ -25,7 +26,7 @@ _KEY_BYTES = 16
 
 @cache
 def _fill() -> scripts.Script:
-    return scripts.script_of("fill", Path(__file__).with_name("fill.lua").read_text())
+    return script_of("fill", Path(__file__).with_name("fill.lua").read_text())
 
 
 class Filler:

@@ -11,6 +11,7 @@ import redis
 
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.delayed_queue import BATCH_SIZE
+from celery_delayq.queue.script import load
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.figures import OURS, in_turns
 from tests.benchmarks.filling import PAYLOAD_BYTES
@@ -112,8 +113,8 @@ def _ours(bench: RedisBenchmark, client: redis.Redis, calls: int) -> dict[str, f
 
 
 def _offer(client: redis.Redis) -> list[object]:
-    script = scripts.load("offer")
-    names, (_, *rest) = scripts.offer_command(
+    script = load("offer")
+    names, (_, *rest) = scripts.offer_call(
         _KEYS, due_ms=0, message_key=f"key-{_RANDOM}".encode(), payload=_PAYLOAD.encode(), mirrored=False
     )
     texts = [one.decode() if isinstance(one, bytes) else one for one in rest]
@@ -121,13 +122,13 @@ def _offer(client: redis.Redis) -> list[object]:
 
 
 def _offer_many(client: redis.Redis) -> list[object]:
-    script = scripts.load("offer_many")
-    names, rest = scripts.offer_many_command(_KEYS, messages=[], mirrored=False)
+    script = load("offer_many")
+    names, rest = scripts.offer_many_call(_KEYS, messages=[], mirrored=False)
     message = (_RANDOM, f"key-{_RANDOM}", _PAYLOAD)
     return ["EVALSHA", client.script_load(script.text), len(names), *names, *rest, *message * scripts.MAX_OFFERS]
 
 
 def _transfer(client: redis.Redis) -> list[object]:
-    sha = client.script_load(scripts.load("transfer").text)
+    sha = client.script_load(load("transfer").text)
     names = (_KEYS.queue, *_KEYS.waiting, _KEYS.dead, _KEYS.transferrer)
     return ["EVALSHA", sha, len(names), *names, BATCH_SIZE, "", 0, _KEYS.transferrer_channel, 0]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.codec import OfferId, message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.script import load
 from tests.lua.conftest import Heard
 from tests.properties import on_a_server
 from tests.state import (
@@ -124,14 +125,14 @@ class TestOrder:
         messages = [str(i) for i in range(100)]
         with queue.client.pipeline(transaction=True) as pipeline:
             for message_id in messages:
-                keys, args = scripts.offer_command(
+                keys, args = scripts.offer_call(
                     queue.keys,
                     due_ms=1,
                     message_key=message_key(message_id),
                     payload=message_id.encode(),
                     mirrored=False,
                 )
-                pipeline.eval(scripts.load("offer").text, len(keys), *keys, *args)
+                pipeline.eval(load("offer").text, len(keys), *keys, *args)
             pipeline.execute()
         while queue.transfer().moved:
             pass
@@ -150,14 +151,14 @@ class TestOrder:
     def test_the_same_message_in_the_same_microsecond_is_two_entries(self, queue: DelayedQueue) -> None:
         with queue.client.pipeline(transaction=True) as pipeline:
             for _ in range(5):
-                keys, args = scripts.offer_command(
+                keys, args = scripts.offer_call(
                     queue.keys,
                     due_ms=FAR,
                     message_key=message_key("a"),
                     payload=b"same",
                     mirrored=False,
                 )
-                pipeline.eval(scripts.load("offer").text, len(keys), *keys, *args)
+                pipeline.eval(load("offer").text, len(keys), *keys, *args)
             pipeline.execute()
         assert queue.size() == 5
         assert queue.cancel("a") == 5

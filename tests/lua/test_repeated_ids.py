@@ -9,6 +9,7 @@ import pytest
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.script import load
 from tests.state import FAR, INDEX, REPEATED, calls, delivered, now_ms, offer, out_of_memory, state, wrong_type
 
 
@@ -59,10 +60,10 @@ class TestEffort:
     def test_of_a_restore_is_that_of_the_entries_of_its_due_time(self, one_queue: DelayedQueue) -> None:
         offer_again(one_queue, 5_000)
         one_queue.client.config_resetstat()
-        keys, args = scripts.restore_command(
+        keys, args = scripts.restore_call(
             one_queue.keys, due_ms=FAR + 4_000, message_key=message_key("a"), payload=b"4000", mirrored=False
         )
-        assert not scripts.load("restore").run(one_queue.client, keys, args)
+        assert not load("restore").run(one_queue.client, keys, args)
         assert calls(one_queue.client, "zrange") <= 3
 
 
@@ -109,10 +110,10 @@ def amend(queue: DelayedQueue) -> None:
 
 def restore(queue: DelayedQueue) -> None:
     for number in range(7):
-        keys, args = scripts.restore_command(
+        keys, args = scripts.restore_call(
             queue.keys, due_ms=FAR + number, message_key=message_key("a"), payload=b"%d" % number, mirrored=False
         )
-        assert scripts.load("restore").run(queue.client, keys, args) == (number > 4)
+        assert load("restore").run(queue.client, keys, args) == (number > 4)
     assert payloads(queue) == numbers(7)
 
 

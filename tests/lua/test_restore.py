@@ -5,9 +5,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis
 
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.script import Call, load
 from tests.state import FAR, nothing_changes, offer, seed, state, waiting, wrong_type
 
 
@@ -120,9 +122,9 @@ def test_loops_hear_of_a_new_head(queue: DelayedQueue, redissons: bool) -> None:
 
 
 class TestAPipeline:
-    def calls(self, queue: DelayedQueue, *numbers: int) -> list[scripts.Call]:
+    def calls(self, queue: DelayedQueue, *numbers: int) -> list[Call]:
         return [
-            scripts.restore_command(
+            scripts.restore_call(
                 queue.keys, due_ms=FAR, message_key=codec.message_key(str(n)), payload=b"x", mirrored=False
             )
             for n in numbers
@@ -130,15 +132,16 @@ class TestAPipeline:
 
     def test_gives_each_answer(self, queue: DelayedQueue) -> None:
         queue.client.script_flush()
-        run_all = scripts.load("restore").run_all
-        assert run_all(queue.client, self.calls(queue, 1, 2, 1)) == [1, 1, 0]
-        assert run_all(queue.client, self.calls(queue, 1, 3)) == [0, 1]
-        assert run_all(queue.client, []) == []
+        run_each = load("restore").run_each
+        assert run_each(queue.client, self.calls(queue, 1, 2, 1)) == [1, 1, 0]
+        assert run_each(queue.client, self.calls(queue, 1, 3)) == [0, 1]
+        assert run_each(queue.client, []) == []
 
     def test_an_error_does_not_keep_the_others_from_being_stored(self, queue: DelayedQueue) -> None:
         other = DelayedQueue(queue.client, "other")
         queue.client.set(other.keys.timeout_set, "no ZSET")
         calls = [*self.calls(queue, 1), *self.calls(other, 1), *self.calls(queue, 2)]
-        with pytest.raises(Exception, match="WRONGTYPE"):
-            scripts.load("restore").run_all(queue.client, calls)
+        first, failed, last = load("restore").run_each(queue.client, calls)
+        assert isinstance(failed, redis.ResponseError)
+        assert (first, last) == (1, 1)
         assert queue.size() == 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from celery_delayq.queue import scripts
+from celery_delayq.queue.script import load
 from celery_delayq.schedule.records import State
 from celery_delayq.schedule.scripts import CHANGED, DONE
 from celery_delayq.schedule.store import ScheduleStore
@@ -177,7 +177,7 @@ class TestCost:
     def test_of_a_new_entry(self, stage: Stage) -> None:
         """One script plans it; all else is done for many at once."""
         planner = stage.planner({f"e{n}": "0 4 * * *" for n in range(1000)})
-        stage.client.script_load(scripts.load("plan").text)  # or a hundred calls are made again
+        stage.client.script_load(load("plan").text)  # or a hundred calls are made again
         stage.client.config_resetstat()
         planner.read()
         run(planner)

@@ -17,6 +17,7 @@ from celery_delayq.errors import InvalidEntry
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.entry import pairs
 from celery_delayq.queue.registry import registered
+from celery_delayq.queue.script import load
 from examples.private_redis import PrivateRedis
 from tests.state import FAR, now_ms
 
@@ -309,7 +310,7 @@ class TestErrors:
 
     def test_a_server_that_forgot_the_scripts_learns_them_again(self, plain: DelayedQueue, client: redis.Redis) -> None:
         for script in ("offer", "cancel", "transfer", "resign"):
-            scripts.load(script)
+            load(script)
         client.script_flush()
         message_id = plain.offer(b"pay", due_ms=FAR)
         client.script_flush()

@@ -17,6 +17,7 @@ Returns the due time in ms, or nil if the entry no longer waited.
 local timeout_set, index, repeated, delay_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local entry, due, payload, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
+-- include: entry_format
 -- include: take_entry
 -- include: write_entry
 
@@ -33,6 +34,6 @@ local was_there, mirrored = take_entry(timeout_set, index, repeated, delay_list,
 if not was_there then
     return nil
 end
-local message_key = string.sub(entry, 10, 25)
+local message_key = message_key_of(entry)
 write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
 return due

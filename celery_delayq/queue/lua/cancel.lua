@@ -16,11 +16,9 @@ Returns {removed, left}: how many entries were removed, and how many are left fo
 local timeout_set, index, repeated, delay_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local message_key, limit = ARGV[1], tonumber(ARGV[2])
 
-local KIND, MIRRORED = 208, 1
-local KEY_SIZE, PLACE_SIZE = 16, 16
-
+-- include: entry_format
 -- include: adopt_places
--- include: find_entry
+-- include: withdraw
 
 -- Keys of another type fail here, before anything is changed.
 redis.call('ZCARD', timeout_set)
@@ -29,12 +27,7 @@ redis.call('LLEN', delay_list)
 local removed = 0
 
 local function remove(place)
-    local entry = find_entry(timeout_set, message_key, place)
-    if entry then
-        redis.call('ZREM', timeout_set, entry)
-        if (string.byte(entry, 9) - KIND) % 2 == MIRRORED then
-            redis.call('LREM', delay_list, 1, entry)
-        end
+    if withdraw(timeout_set, delay_list, message_key, place) then
         removed = removed + 1
     end
 end

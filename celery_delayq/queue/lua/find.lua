@@ -12,8 +12,9 @@ Returns {after, due, entry, due, entry, ...}, due times in ms. If `after` is not
 Limits: 101 entries, O(log N) for each.
 ]]
 local timeout_set, index, repeated, message_key, after = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
-local KEY_SIZE, PLACE_SIZE, MOST = 16, 16, 100
+local MOST = 100
 
+-- include: entry_format
 -- include: adopt_places
 -- include: find_entry
 

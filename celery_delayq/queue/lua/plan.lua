@@ -49,8 +49,13 @@ redis.call('HLEN', index)
 redis.call('ZCARD', repeated)
 redis.call('LLEN', delay_list)
 redis.call('ZCARD', timeout_set)
-if old_message ~= '' and not withdraw(timeout_set, index, delay_list, old_message) and must_wait then
-    return {-1, now, current, count}
+if old_message ~= '' then
+    local place = redis.call('HGET', index, old_message) or ''
+    if withdraw(timeout_set, delay_list, old_message, place) then
+        redis.call('HDEL', index, old_message)
+    elseif must_wait then
+        return {-1, now, current, count}
+    end
 end
 if state == '' then
     redis.call('HDEL', schedule, entry)

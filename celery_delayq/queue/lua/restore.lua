@@ -22,9 +22,9 @@ Limits: O(log N) for each entry of the message id with this due time. It examine
 ]]
 local timeout_set, index, repeated, delay_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local due, message_key, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
-local KEY_SIZE, OUR_PAYLOAD = 16, 34
 local MOST = 100
 
+-- include: entry_format
 -- include: adopt_places
 -- include: find_entry
 -- include: write_entry
@@ -52,7 +52,7 @@ places[#places + 1] = message_key .. (redis.call('HGET', index, message_key) or 
 for _, each in ipairs(places) do
     local place = string.sub(each, KEY_SIZE + 1)
     local entry = string.sub(place, 1, 8) == due_bytes and find_entry(timeout_set, message_key, place)
-    if entry and string.sub(entry, OUR_PAYLOAD) == payload then
+    if entry and string.sub(entry, PAYLOAD_AT) == payload then
         return 0
     end
 end

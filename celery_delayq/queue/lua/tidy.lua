@@ -15,8 +15,8 @@ Returns {forgotten, surplus}: how many places were forgotten, and how many more 
 Limits: O(log N) per place.
 ]]
 local timeout_set, index, repeated = KEYS[1], KEYS[2], KEYS[3]
-local KEY_SIZE = 16
 
+-- include: entry_format
 -- include: adopt_places
 -- include: find_entry
 

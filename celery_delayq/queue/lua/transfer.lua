@@ -31,9 +31,7 @@ local queue, timeout_set, index, repeated, delay_list, dead_list, transferrer =
     KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local limit, caller, grace, channel, lead = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 
--- From codec.py: kinds of our entries, the size of their ids, and the start of their payload.
-local KIND, MIRRORED, REPEATED = 208, 1, 2
-local ID_SIZE, OUR_PAYLOAD = 24, 34
+-- include: entry_format
 
 -- This many small messages fit into 16 KiB. A larger reply is copied once more on its way into Lua.
 local MAX_SLICE = 24
@@ -74,18 +72,18 @@ end
 local byte, sub, unpack_struct = string.byte, string.sub, struct.unpack
 
 -- Return the start of an entry's payload, or nil if the entry is corrupt (codec.unpack). For our entries, also return
--- the kind, relative to KIND, and the message key.
+-- its flags and the message key.
 local function read(entry)
     local size = #entry
     local id_size = byte(entry, 1)
-    if id_size == ID_SIZE and size >= OUR_PAYLOAD - 1 then
-        local kind, message_key, payload_size = unpack_struct('Bc16<I8', entry, 9)
-        if payload_size == size - OUR_PAYLOAD + 1 then
-            kind = kind - KIND
-            if kind >= 0 and kind <= MIRRORED + REPEATED then
-                return OUR_PAYLOAD, kind, message_key
+    if id_size == ID_SIZE and size >= PAYLOAD_AT - 1 then
+        local kind, message_key, payload_size = unpack_struct('Bc16<I8', entry, KIND_AT)
+        if payload_size == size - PAYLOAD_AT + 1 then
+            local flags = kind - KIND
+            if flags >= 0 and flags <= MIRRORED + REPEATED then
+                return PAYLOAD_AT, flags, message_key
             end
-            return OUR_PAYLOAD
+            return PAYLOAD_AT
         end
     elseif id_size and size >= id_size + 9 and unpack_struct('<I8', entry, id_size + 2) == size - id_size - 9 then
         return id_size + 10
@@ -116,19 +114,19 @@ while moved + dead < limit and bytes < MAX_BYTES do
 
     local payloads, garbage, listed, first, further, due_of = {}, {}, {}, {}, {}, {}
     for _, entry in ipairs(entries) do
-        local start, kind, message_key = read(entry)
+        local start, flags, message_key = read(entry)
         if start then
             payloads[#payloads + 1] = sub(entry, start)
         else
             garbage[#garbage + 1] = entry
         end
-        if kind and kind >= REPEATED then
+        if flags and flags >= REPEATED then
             further[#further + 1] = entry
             due_of[entry] = redis.call('ZSCORE', timeout_set, entry)
-        elseif kind then
+        elseif flags then
             first[#first + 1] = message_key
         end
-        if to_walk > 0 and not (kind and kind % REPEATED ~= MIRRORED) then
+        if to_walk > 0 and not (flags and not is_mirrored(flags)) then
             listed[#listed + 1] = entry
         end
         bytes = bytes + #entry

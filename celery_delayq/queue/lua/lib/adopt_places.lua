@@ -1,6 +1,8 @@
+-- include: entry_format
+
 -- Earlier versions kept the places of a message id's further entries in one string: convert it to the present layout.
 local function adopt_places(index, repeated, message_key)
-    local PLACE_SIZE, MOST = 16, 1000
+    local MOST = 1000
     local old = message_key .. '+'
     local places = redis.call('HGET', index, old)
     if not places then

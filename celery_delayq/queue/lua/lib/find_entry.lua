@@ -1,19 +1,21 @@
+-- include: entry_format
+
 -- Whether an entry comes before ours with this offer time. By numbers: Lua's `<` for strings depends on the locale.
 local function is_before(entry, offered_us)
     local id_size = string.byte(entry, 1) or 0
-    if id_size ~= 24 then
-        return id_size < 24
+    if id_size ~= ID_SIZE then
+        return id_size < ID_SIZE
     end
-    if #entry >= 8 then
-        return struct.unpack('>I7', entry, 2) < offered_us
+    if #entry >= KIND_AT - 1 then
+        return struct.unpack('>I7', entry, OFFERED_AT) < offered_us
     end
-    return struct.unpack('>I7', entry .. string.rep('\0', 7), 2) <= offered_us
+    return struct.unpack('>I7', entry .. string.rep('\0', 7), OFFERED_AT) <= offered_us
 end
 
 -- Find our entry that has this place, by a binary search among the entries with its due time. Return the entry and its
 -- due time, or nil if it no longer waits.
 local function find_entry(timeout_set, message_key, place)
-    if #place ~= 16 then
+    if #place ~= PLACE_SIZE then
         return nil
     end
     local due, offered_us = struct.unpack('>I8I8', place)
@@ -29,13 +31,13 @@ local function find_entry(timeout_set, message_key, place)
             high = middle
         end
     end
-    local start = string.char(24) .. struct.pack('>I7', offered_us)
+    local start = string.char(ID_SIZE) .. struct.pack('>I7', offered_us)
     for rank = low, stop - 1 do
         local entry = redis.call('ZRANGE', timeout_set, rank, rank)[1]
-        if string.sub(entry, 1, 8) ~= start then
+        if string.sub(entry, 1, KIND_AT - 1) ~= start then
             return nil
         end
-        if string.sub(entry, 10, 25) == message_key then
+        if message_key_of(entry) == message_key then
             return entry, due
         end
     end

@@ -1,13 +1,14 @@
+-- include: entry_format
 -- include: adopt_places
 
 -- Forget the place of one of our entries; `due` is its score.
 local function forget_place(index, repeated, entry, due)
-    local message_key, kind = string.sub(entry, 10, 25), string.byte(entry, 9)
-    if kind < 210 then
+    local message_key = message_key_of(entry)
+    if flags_of(entry) < REPEATED then
         redis.call('HDEL', index, message_key)
         return
     end
-    local place = message_key .. struct.pack('>I8', tonumber(due)) .. '\0' .. string.sub(entry, 2, 8)
+    local place = message_key .. struct.pack('>I8', tonumber(due)) .. '\0' .. string.sub(entry, OFFERED_AT, KIND_AT - 1)
     if redis.call('ZREM', repeated, place) == 0 then
         adopt_places(index, repeated, message_key)
         redis.call('ZREM', repeated, place)

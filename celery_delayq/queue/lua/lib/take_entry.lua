@@ -1,3 +1,4 @@
+-- include: entry_format
 -- include: forget_place
 
 -- Remove an entry of any kind. Return whether it was there, and for our entries whether it was in the delay list.
@@ -7,10 +8,9 @@ local function take_entry(timeout_set, index, repeated, delay_list, entry)
         return false
     end
     redis.call('ZREM', timeout_set, entry)
-    local kind = string.byte(entry, 1) == 24 and string.byte(entry, 9) or 0
-    local ours = kind >= 208 and kind <= 211
-    local mirrored = not ours or kind % 2 == 1
-    if ours then
+    local flags = flags_of(entry)
+    local mirrored = not flags or is_mirrored(flags)
+    if flags then
         forget_place(index, repeated, entry, due)
     end
     if mirrored then

@@ -1,10 +1,10 @@
+-- include: entry_format
 -- include: announce_head
 
 -- Write an entry and its place in the index, and tell Redisson's listeners about a new head. Return the time of the
 -- offer in microseconds: now, or later if that time is taken.
 local function write_entry(
     timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
-    local ID_SIZE, KIND, MIRRORED, REPEATED = 24, 208, 1, 2
     local MAX_US = 2 ^ 53
 
     local offered_us = now_us
@@ -22,10 +22,9 @@ local function write_entry(
     -- The clock may stand still (in a transaction) or go back (somebody set it). The order of offers must be kept
     -- anyway.
     local last = redis.call('ZREVRANGEBYSCORE', timeout_set, due, due, 'LIMIT', 0, 1)[1]
-    if last and #last > ID_SIZE and string.byte(last, 1) == ID_SIZE then
-        local last_us, last_kind = struct.unpack('>I7B', last, 2)
-        local ours = last_kind >= KIND and last_kind <= KIND + MIRRORED + REPEATED
-        if ours and last_us >= offered_us and last_us < MAX_US then
+    if last and flags_of(last) then
+        local last_us = struct.unpack('>I7', last, OFFERED_AT)
+        if last_us >= offered_us and last_us < MAX_US then
             offered_us = last_us + 1
         end
     end
