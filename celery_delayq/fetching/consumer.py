@@ -26,8 +26,9 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from logging import getLogger
+from types import MappingProxyType
 
 import redis
 from redis import exceptions
@@ -37,10 +38,13 @@ from celery_delayq.fetching.abandoned import AbandonedConnections
 from celery_delayq.fetching.connection import FetchConnection, Identity
 from celery_delayq.fetching.departure import Departure, Departures, remove
 from celery_delayq.fetching.held import Held, Redelivery
+from celery_delayq.fetching.isolation import Isolation
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.process import consumer_id
+from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.delayed_queue import database_of
+from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import MAX_FETCH, Renewed
 
 logger = getLogger(__name__)
@@ -85,14 +89,12 @@ class Consumer:
         self.leases = Leases(self.id, lease_s, self.db, self._on_lost)
         #: Names of the lists that it consumes; it may have leases on more lists.
         self.names: set[str] = set()
-        self.held: dict[str, Held] = {}
+        self._held: dict[str, Held] = {}
+        #: The message that is held alone, if there is one.
+        self.isolation = Isolation(self._held, self._rewrite)
         self._departures = Departures(self.id, self.leases.keys_of, {} if expires_ms is None else expires_ms)
         #: Tag -> departure that the server may not know about.
         self.owed = self._departures.owed
-        #: Tag of a message that is held alone: nothing is fetched beside it. The lock guards its bytes; see
-        #: `last_delivery`.
-        self.alone: str | None = None
-        self.alone_lock = threading.Lock()
         #: Whether a fetch reply was lost, so that the server may have moved messages; see `recover_lost`.
         self.has_lost_reply = False
         self.is_closed = False
@@ -105,6 +107,11 @@ class Consumer:
     def is_lost(self) -> bool:
         """Whether other consumers have given it up."""
         return self.leases.is_lost
+
+    @property
+    def lists(self) -> MappingProxyType[str, QueueKeys]:
+        """Name -> keys of each list with a lease; a view."""
+        return self.leases.lists
 
     def join(self, name: str) -> None:
         """Start consuming a broker list.
@@ -129,15 +136,20 @@ class Consumer:
 
     def end_leases(self, client: redis.Redis | None = None) -> bool:
         """End the leases on lists that are not consumed and have no held message; see `Leases.end`."""
-        in_use = {*self.names, *(held.name for held in tuple(self.held.values()))}
+        in_use = {*self.names, *(held.name for held in tuple(self._held.values()))}
         return self.leases.end(client or self.client, keep=in_use)
 
     def _on_lost(self) -> int:
-        count = len(self.held)
-        self.held.clear()
+        count = len(self._held)
+        self._held.clear()
         return count
 
     # -- messages
+
+    @property
+    def held(self) -> MappingProxyType[str, Held]:
+        """Tag -> message that it holds; a view."""
+        return MappingProxyType(self._held)
 
     def fetch(self, name: str, limit: int) -> list[bytes]:
         """Take messages from a joined list, the oldest first. One atomic script.
@@ -150,7 +162,7 @@ class Consumer:
         self._connection.thread = threading.get_ident()
         connection = self._connection
         try:
-            connection.send_fetch(self.leases.lists[name], consumer=self.id, limit=min(limit, MAX_FETCH))
+            connection.send_fetch(self.lists[name], consumer=self.id, limit=min(limit, MAX_FETCH))
             self._take_answers(connection)
             found = connection.read_fetched()
         except exceptions.ResponseError:  # nothing was moved, and the connection still works
@@ -193,20 +205,20 @@ class Consumer:
 
     def _on_answered(self, tag: str, *, was_in_flight: bool) -> None:
         # Not earlier: `reconcile` puts back every message that is in flight but not held.
-        held = self.held.pop(tag, None)
+        held = self._held.pop(tag, None)
         if was_in_flight:
             return
         if held is not None and not self.is_lost:
             logger.warning("A message of %r is not this consumer's own any more: its task may run twice", held.name)
 
     def _owe_acks(self, tags: Iterable[str], exc: BaseException) -> None:
-        acks = {tag: Departure(self.held[tag], "nowhere") for tag in tags if tag in self.held}
+        acks = {tag: Departure(self._held[tag], "nowhere") for tag in tags if tag in self._held}
         self._departures.owe(acks, exc)
 
     def hold(self, name: str, message: bytes) -> str:
         """Remember a fetched message; returns its tag, which is used to acknowledge it."""
         tag = str(next(_TAGS))
-        self.held[tag] = Held(name, message)
+        self._held[tag] = Held(name, message)
         return tag
 
     def is_held(self, tag: str) -> bool:
@@ -222,7 +234,7 @@ class Consumer:
             return True
         with suppress(LeaseLost, *CONNECTION_ERRORS, exceptions.ResponseError):
             self.check()
-        return tag in self.held
+        return tag in self._held
 
     def ack(self, tag: str) -> bool:
         """Acknowledge a message: it is removed for good. One command; O(N) for N messages held for longer.
@@ -232,15 +244,14 @@ class Consumer:
         Returns:
             False if the message is not held.
         """
-        with self.alone_lock if tag == self.alone else nullcontext():
+        with self.isolation.acknowledging(tag):
             return self._ack(tag)
 
     def _ack(self, tag: str) -> bool:
-        held = self.held.get(tag)
+        held = self._held.get(tag)
         if held is None:
             return False
-        if tag == self.alone:
-            self.alone = None
+        self.isolation.forget(tag)
         try:
             if self._is_fetching_thread:
                 assert self._connection is not None
@@ -253,10 +264,13 @@ class Consumer:
                 self._give_up_connection(exc)
         return True
 
-    @property
-    def is_isolated(self) -> bool:
-        """Whether it holds a message alone, so that nothing may be fetched beside it."""
-        return self.alone in self.held
+    def _rewrite(self, tag: str, new: bytes) -> bool:
+        held = self._held[tag]
+        queue_keys = self.leases.keys_of(held.name)
+        if not scripts.replace(self.client, queue_keys, consumer=self.id, message=held.message, new=new):
+            return False
+        self._held[tag] = Held(held.name, new)
+        return True
 
     def _remove(self, held: Held) -> int:
         return remove(self.client, self.leases.keys_of(held.name), consumer=self.id, message=held.message)
@@ -264,14 +278,14 @@ class Consumer:
     def settle(self, client: redis.Redis | None = None) -> None:
         """Send the server all departures that it may not know about, see `Departures.settle`."""
         for tag in self._departures.settle(client or self.client):
-            self.held.pop(tag, None)
+            self._held.pop(tag, None)
 
     def requeue(self, tag: str) -> bool:
         """Put a message to the back of its list, marked as redelivered. Returns False if the consumer did not own it.
 
         Never raises for server or network errors; the watchdog tries again later.
         """
-        held = self.held.pop(tag, None)
+        held = self._held.pop(tag, None)
         if held is None:
             return False
         left = self._departures.leave(
@@ -281,7 +295,7 @@ class Consumer:
 
     def set_aside(self, tag: str, record: bytes) -> None:
         """Move a message to the dead list, as `record`. Never raises, see `requeue`."""
-        held = self.held.pop(tag, None)
+        held = self._held.pop(tag, None)
         if held is not None:
             self._departures.leave(self.client, {tag: Departure(held, "dead", record)})
 
@@ -304,7 +318,7 @@ class Consumer:
         self.read_answers()
         back: dict[str, Departure] = {}
         for tag in reversed(tags):
-            held = self.held.pop(tag, None) if tag not in self.owed else None
+            held = self._held.pop(tag, None) if tag not in self.owed else None
             if held is not None:
                 back[tag] = Departure(held, "front", self.redelivery.put_back(held.message))
         self._departures.leave(self.client, dict(sorted(back.items(), key=lambda item: item[1].held.name)))
@@ -318,7 +332,7 @@ class Consumer:
             Whether nothing is in flight any more.
         """
         put_back = self.redelivery.put_back
-        return self._departures.put_back_unknown(client or self.client, self.leases.lists, self.held, put_back)
+        return self._departures.put_back_unknown(client or self.client, self.lists, self._held, put_back)
 
     def recover_lost(self) -> None:
         """Put back the messages that the server may have moved for a fetch whose reply was lost; see `reconcile`.
@@ -351,9 +365,9 @@ class Consumer:
         self.is_closed = True
         self.names.clear()
         kept = {*keep, *self.owed}
-        for tag in list(self.held):
+        for tag in list(self._held):
             if tag not in kept:
-                del self.held[tag]
+                del self._held[tag]
         try:
             return self.finish()
         except Exception as exc:
@@ -368,11 +382,15 @@ class Consumer:
         may_get_more = self._abandoned.may_move_messages(client or self.client)  # first: `reconcile` puts it back
         return self.reconcile(client) and not may_get_more and self.end_leases(client)
 
+    def drop_held(self) -> None:
+        """Hold nothing any more: no task is left that could acknowledge a message. `finish` puts them back."""
+        self._held.clear()
+
     def after_fork(self) -> None:
         """Close what a forked child inherited, but send nothing: copies would keep the parent's connections alive."""
         self._close_connection()
-        self.held.clear()
-        self.leases.lists.clear()
+        self._held.clear()
+        self.leases.forget()
 
     def disconnect(self) -> None:
         """Close all connections; a later acknowledgement opens a new one."""

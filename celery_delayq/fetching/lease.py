@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from types import MappingProxyType
 from typing import NoReturn
 
 import redis
@@ -28,8 +29,7 @@ class Leases:
 
     def __init__(self, consumer: str, seconds: float, db: int, on_lost: Callable[[], int]) -> None:
         self.seconds = seconds
-        #: Name -> keys, for each list with a lease.
-        self.lists: dict[str, QueueKeys] = {}
+        self._lists: dict[str, QueueKeys] = {}
         #: The leases certainly last until this time, on the monotonic clock.
         self.until = 0.0
         self._consumer = consumer
@@ -42,9 +42,18 @@ class Leases:
         """Whether others have given the consumer up; it is never used again."""
         return bool(self._loss)
 
+    @property
+    def lists(self) -> MappingProxyType[str, QueueKeys]:
+        """Name -> keys of each list with a lease; a view."""
+        return MappingProxyType(self._lists)
+
+    def forget(self) -> None:
+        """Have no leases any more, but send nothing: for a forked child."""
+        self._lists.clear()
+
     def keys_of(self, name: str) -> QueueKeys:
         """Return the keys of a list, whether or not there is a lease on it."""
-        return self.lists.get(name) or QueueKeys.of(name, self._db)
+        return self._lists.get(name) or QueueKeys.of(name, self._db)
 
     def take(self, client: redis.Redis, name: str) -> None:
         """Take a lease on a list; does nothing if there already is one.
@@ -52,14 +61,14 @@ class Leases:
         Raises:
             LeaseLost: others have given the consumer up.
         """
-        if name in self.lists:
+        if name in self._lists:
             return
         keys, sent = QueueKeys.of(name, self._db), time.monotonic()
         if not self._renew(client, keys, join=True).renewed:
             self.lose()
-        if not self.lists:
+        if not self._lists:
             self.until = sent + self.seconds
-        self.lists[name] = keys
+        self._lists[name] = keys
 
     def renew(self, client: redis.Redis) -> list[tuple[str, Renewed]]:
         """Renew all leases; returns each list's name with the reply of the server.
@@ -69,9 +78,9 @@ class Leases:
         """
         sent = time.monotonic()
         seen = []
-        for name, keys in list(self.lists.items()):
+        for name, keys in list(self._lists.items()):
             renewed = self._renew(client, keys, join=False)
-            if not renewed.renewed and self.lists.get(name) is keys:  # the list was not left in the meantime
+            if not renewed.renewed and self._lists.get(name) is keys:  # the list was not left in the meantime
                 self.lose()
             seen.append((name, renewed))
         self.until = sent + self.seconds
@@ -85,7 +94,7 @@ class Leases:
         """
         if self.is_lost:
             self.lose()
-        if self.lists and time.monotonic() > self.until:
+        if self._lists and time.monotonic() > self.until:
             self.renew(client)
 
     def end(self, client: redis.Redis, keep: Collection[str] = ()) -> bool:
@@ -94,18 +103,18 @@ class Leases:
         Returns:
             Whether no lease is left.
         """
-        for name, keys in list(self.lists.items()):
+        for name, keys in list(self._lists.items()):
             if name in keep:
                 continue
             # Remove it first: otherwise the watchdog would not find the lease, and take the consumer for lost.
-            self.lists.pop(name, None)
+            self._lists.pop(name, None)
             has_left = False
             try:
                 has_left = scripts.leave(client, keys, consumer=self._consumer)
             finally:
                 if not has_left:
-                    self.lists[name] = keys
-        return not self.lists
+                    self._lists[name] = keys
+        return not self._lists
 
     def lose(self) -> NoReturn:
         """Mark the consumer as given up by others.

@@ -146,7 +146,7 @@ class Watchdog:
             return
         self.stop()
         consumer = self.consumer
-        consumer.held.clear()  # no task is left that could acknowledge a message
+        consumer.drop_held()
         try:
             with consumer.connect() as client:
                 consumer.finish(client)
@@ -208,7 +208,7 @@ class Watchdog:
             now = time.monotonic()
             if now >= self._renew_at:
                 self._renew()
-            if self._may_look and (now >= self._look_at or set(consumer.leases.lists) - self._read):
+            if self._may_look and (now >= self._look_at or set(consumer.lists) - self._read):
                 self._look()
             self._recovery.go_on(self._client)
             self._outage.ends()
@@ -287,7 +287,7 @@ class Watchdog:
             (name, other, score, float(score) + renewed.now_ms > _REMEMBER_MS)
             for name, renewed in seen
             for other, score in renewed.given_up.items()
-            if name in self.consumer.leases.lists
+            if name in self.consumer.lists
         ]
         if not places:
             return
@@ -321,7 +321,7 @@ class Watchdog:
 
     def _strangers(self) -> set[str]:
         """Return the consumers with leases on lists that this one has joined since the last look."""
-        joined = dict(self.consumer.leases.lists)
+        joined = self.consumer.lists.copy()
         found: set[str] = set()
         for name in joined.keys() - self._read:
             known = self._client.execute_command(
@@ -335,7 +335,7 @@ class Watchdog:
     def _leases(self, others: set[str]) -> dict[str, dict[str, bytes]]:
         """Return the leases of other consumers on the lists of this one: consumer -> list -> score."""
         found: dict[str, dict[str, bytes]] = {}
-        joined = list(self.consumer.leases.lists.items())
+        joined = list(self.consumer.lists.items())
         if not others or not joined:
             return found
         names = sorted(others)

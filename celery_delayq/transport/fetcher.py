@@ -95,7 +95,7 @@ class Fetcher:
     def tidy(self) -> None:
         """End the leases on lists that are no longer fetched from, once none of their messages is held."""
         consumer = self._consumer
-        if consumer is None or consumer.leases.lists.keys() == consumer.names or time.monotonic() < self._tidy_at:
+        if consumer is None or consumer.lists.keys() == consumer.names or time.monotonic() < self._tidy_at:
             return
         self._tidy_at = time.monotonic() + _TIDY_S
         consumer.end_leases()
@@ -131,7 +131,7 @@ class Fetcher:
     @property
     def _is_isolated(self) -> bool:
         """Whether a message is delivered alone, or waits for that."""
-        return self._last_delivery.is_waiting or (self._consumer is not None and self._consumer.is_isolated)
+        return self._last_delivery.is_waiting or (self._consumer is not None and self._consumer.isolation.is_on)
 
     def _has_time(self, credit: int) -> bool:
         """Return whether the fetch can wait: the pool is busy, and has more tasks waiting than a fetch could add.
@@ -231,7 +231,7 @@ class Fetcher:
     def _arm(self, consumer: Consumer, queue: str, name: str) -> None:
         slot = self._slots.get(name)
         if slot is None:
-            in_flight = consumer.leases.lists[name].in_flight(consumer.id)
+            in_flight = consumer.lists[name].in_flight(consumer.id)
             slot = self._slots[name] = Slot(consumer.client.connection_pool, queue, name, in_flight)
             self._channel.connection.cycle.add_slot(slot, self)
         slot.arm()
@@ -341,7 +341,7 @@ class Fetcher:
         consumer = self._consumer
         assert consumer is not None
         consumer.check()
-        if not self._channel.qos.can_consume() or consumer.is_isolated:
+        if not self._channel.qos.can_consume() or consumer.isolation.is_on:
             self._give_back(lambda queue: True)
             return False
         while self._fetched:
@@ -410,7 +410,7 @@ class Fetcher:
             self._fetched.remove(entry)
             yield entry[1:]
         for _, name in self._lists([queue]):
-            if name not in consumer.leases.lists:
+            if name not in consumer.lists:
                 consumer.join(name)
             while messages := consumer.fetch(name, 1):
                 yield name, messages[0]

@@ -26,9 +26,7 @@ from redis import exceptions
 
 from celery_delayq.errors import InvalidEta
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.fetching.held import Held
 from celery_delayq.messages import DUE_PROPERTY
-from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.eta import due_ms_of
@@ -120,15 +118,12 @@ def isolate(consumer: Consumer, tag: str) -> bool:
     """
     held = consumer.held[tag]
     try:
-        if not _replace(consumer, tag, redelivery.alone(held.message)):
-            return False
+        return consumer.isolation.begin(tag, redelivery.alone(held.message))
     except NOT_SERVING:
         raise
     except exceptions.ResponseError as exc:
         logger.warning("Redis refuses to mark a message of %r, whose delivery does not count: %s", held.name, exc)
         return True
-    consumer.alone = tag
-    return True
 
 
 def on_begin(consumer: Consumer, tag: str) -> None:
@@ -140,25 +135,8 @@ def on_begin(consumer: Consumer, tag: str) -> None:
         consumer: the consumer that may hold such a message.
         tag: tag of the message whose task begins.
     """
-    if consumer.alone is None or consumer.alone == tag:
-        return
-    with suppress(*CONNECTION_ERRORS, exceptions.ResponseError), consumer.alone_lock:
-        alone = consumer.alone
-        held = consumer.held.get(alone) if alone is not None else None
-        try:
-            if alone is not None and held is not None:  # it may have been acknowledged just now
-                _replace(consumer, alone, redelivery.not_alone(held.message))
-        finally:
-            consumer.alone = None  # last: an acknowledgement of it has to wait until now
-
-
-def _replace(consumer: Consumer, tag: str, new: bytes) -> bool:
-    held = consumer.held[tag]
-    queue_keys = keys.QueueKeys.of(held.name, consumer.db)
-    if not scripts.replace(consumer.client, queue_keys, consumer=consumer.id, message=held.message, new=new):
-        return False
-    consumer.held[tag] = Held(held.name, new)
-    return True
+    with suppress(*CONNECTION_ERRORS, exceptions.ResponseError):
+        consumer.isolation.end(redelivery.not_alone, beside=tag)
 
 
 def _waits_here(message: dict[str, Any]) -> bool:

@@ -21,7 +21,7 @@ WAYS: dict[str, tuple[Callable[[Consumer, str], Any], list[bytes], list[bytes]]]
     "acknowledged": (lambda consumer, tag: consumer.ack(tag), [], []),
     "requeued": (lambda consumer, tag: consumer.requeue(tag), [b"1 again"], []),
     "put back": (lambda consumer, tag: consumer.put_back([tag]), [b"1 again"], []),
-    "given back": (lambda consumer, tag: consumer.give_back("q", [consumer.held.pop(tag).message]), [b"1"], []),
+    "given back": (lambda consumer, tag: consumer.give_back("q", [consumer._held.pop(tag).message]), [b"1"], []),
     "set aside": (lambda consumer, tag: consumer.set_aside(tag, b"record"), [], [b"record"]),
 }
 
@@ -153,7 +153,7 @@ def test_an_acknowledgement_that_is_owed_is_sent_although_the_process_ends(consu
     with refused(consumers, in_flight_key(consumer)):
         consumer.ack(tag)
         consumer.close()
-    consumer.held.clear()
+    consumer.drop_held()
     assert consumer.finish()
     assert consumers.waiting() == []
 

@@ -199,9 +199,9 @@ def test_a_last_delivery_that_cannot_be_marked_takes_place(consumers: Consumers)
     (tag,) = consumers.take(consumer, b'{"headers": {}, "properties": {}}')
     with refused(consumers, QueueKeys.of("q").in_flight(consumer.id)):
         assert isolate(consumer, tag)
-    assert not consumer.is_isolated
+    assert not consumer.isolation.is_on
     assert isolate(consumer, tag)
-    assert consumer.is_isolated
+    assert consumer.isolation.is_on
 
 
 # -- waking
