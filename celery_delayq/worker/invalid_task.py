@@ -70,8 +70,8 @@ _LATE: Mapping[str, _Check] = {
 }
 
 _FIELDS: Mapping[str, _Check] = {
-    "task": (_is_text, "a string"),
-    "id": (_is_text, "a string"),
+    "task": (_is_text, "a non-empty string"),
+    "id": (_is_text, "a non-empty string"),
     "eta": (lambda value: value is None or bool(value), "a time"),
     "expires": (lambda value: value is None or bool(value), "a time"),
     **_LATE,
@@ -103,7 +103,7 @@ def defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | None:
         return defect
     for name in ("content-type", "content-encoding"):
         if not _is_text(message.get(name)):
-            return f"its {name} must be a string, not {message.get(name)!r:.100}"
+            return f"its {name} must be a non-empty string, not {message.get(name)!r:.100}"
     try:
         payload = payload_of(message, accept)
     except Exception as exc:
