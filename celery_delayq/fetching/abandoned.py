@@ -50,7 +50,7 @@ class AbandonedConnections:
         except CONNECTION_ERRORS:
             raise
         except exceptions.ResponseError as exc:
-            logger.info("Redis does not let this user close its own connections: %s", exc)
+            logger.info("Redis does not allow this user to close its own connections: %s. Allow CLIENT KILL", exc)
             self._connections.add(None)
             return True
         return False

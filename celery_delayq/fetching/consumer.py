@@ -209,7 +209,7 @@ class Consumer:
         if was_in_flight:
             return
         if held is not None and not self.is_lost:
-            logger.warning("A message of %r is not this consumer's own any more: its task may run twice", held.name)
+            logger.warning("Consumer %s no longer owns a message of %r: its task may run twice", self.id, held.name)
 
     def _owe_acks(self, tags: Iterable[str], exc: BaseException) -> None:
         acks = {tag: Departure(self._held[tag], "nowhere") for tag in tags if tag in self._held}
@@ -371,7 +371,7 @@ class Consumer:
         try:
             return self.finish()
         except Exception as exc:
-            logger.debug("%s is not done yet: %s", self.id, exc)
+            logger.debug("Consumer %s cannot finish closing yet: %s", self.id, exc)
             return False
 
     def finish(self, client: redis.Redis | None = None) -> bool:

@@ -61,7 +61,7 @@ class Departures:
         if departures:
             self.owed.update(departures)
             logger.warning(
-                "Redis does not know what became of %d messages, and will be told again: %s",
+                "Redis did not confirm that %d messages were acknowledged or put back, trying again: %s",
                 len(departures),
                 str(exc).rstrip("."),
             )
@@ -92,7 +92,12 @@ class Departures:
             except CONNECTION_ERRORS:
                 raise
             except exceptions.ResponseError as exc:
-                logger.debug("Redis still refuses %d messages of %r: %s", len(of_one_list), name, exc)
+                logger.debug(
+                    "Redis still does not let %d messages of %r be acknowledged or put back: %s",
+                    len(of_one_list),
+                    name,
+                    exc,
+                )
                 continue
             for tag in of_one_list:
                 self.owed.pop(tag, None)
@@ -140,7 +145,7 @@ class Departures:
             except CONNECTION_ERRORS:
                 raise
             except exceptions.ResponseError as exc:
-                logger.debug("Redis refuses to put back what is in flight of %r: %s", name, exc)
+                logger.debug("Cannot put back in-flight messages of %r: %s", name, exc)
                 empty = False
         return empty
 

@@ -125,8 +125,8 @@ class Leases:
         if not self._loss:
             count = self._on_lost()
             self._loss = (
-                f"consumer {self._consumer} was silent for too long (its lease is {self.seconds:g} s), so others took "
-                f"over its messages, or Redis has lost its data ({count} held here are not acknowledged any more)"
+                f"consumer {self._consumer} lost its leases of {self.seconds:g} s: it was silent for too long, and "
+                f"others took its messages, or Redis lost its data ({count} messages held here cannot be acknowledged)"
             )
         raise LeaseLost(self._loss)
 

@@ -87,7 +87,9 @@ class Recovery:
                 raise
             except exceptions.ResponseError as exc:
                 if self._refused.get(name) != str(exc):
-                    logger.error("Cannot put back messages of %r, whose consumer %s is gone: %s", name, consumer, exc)
+                    logger.error(
+                        "Cannot put back messages of %r from consumer %s, which is gone: %s", name, consumer, exc
+                    )
                 self._refused[name] = str(exc)
 
     def _recover(self, client: redis.Redis, name: str, consumer: str, claim: Claim) -> None:
@@ -118,12 +120,12 @@ class Recovery:
             claim.score = done.score
             self.add(name, consumer, claim)
         elif claim.moved:
-            logger.warning("Put back %d messages of %r, whose consumer %s is gone", claim.moved, name, consumer)
+            logger.warning("%d messages of %r were put back: consumer %s is gone", claim.moved, name, consumer)
 
     def _tell_dead(self, name: str, dead: list[bytes]) -> None:
         logger.error(
-            "Set aside %d messages of %r in the list %r: their workers were killed too often while they ran, or they "
-            "cannot be read. `celery delayq dead list` shows which, and why",
+            "%d messages of %r became dead letters in the list %r: they cannot be read, or their workers were killed "
+            "too often while they ran. `celery -A ... delayq dead list` shows them",
             len(dead),
             name,
             keys.QueueKeys.of(name).dead,

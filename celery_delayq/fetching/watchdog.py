@@ -103,8 +103,8 @@ class Watchdog:
         self._stopping = False
         self._outage = Outage(
             logger,
-            f"Renewal of the leases of {consumer.id}",
-            f"They last for {consumer.leases.seconds:g} s",
+            f"Lease renewal of consumer {consumer.id}",
+            f"The leases last for {consumer.leases.seconds:g} s",
             lambda: self._stopping,
             _LONGEST_PAUSE_S,
         )
@@ -151,7 +151,7 @@ class Watchdog:
             with consumer.connect() as client:
                 consumer.finish(client)
         except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
-            logger.info("Other consumers will put back what %s holds: %s", consumer.id, exc)
+            logger.info("Consumer %s cannot put back its messages, so others will: %s", consumer.id, exc)
 
     # -- its own thread
 
@@ -272,8 +272,11 @@ class Watchdog:
         if seen:
             step_s = self._clock.observe(seen[-1][1].now_ms * 1000, sent, now)
             if step_s > _STEP_S:
-                logger.warning("The clock of Redis was set forward by %.1f s; leases that ended by that last", step_s)
-                self._believes_leases_at = now + consumer.leases.seconds
+                lease_s = consumer.leases.seconds
+                logger.warning(
+                    "The clock of Redis was set forward by %.1f s. No lease counts as ended for %g s", step_s, lease_s
+                )
+                self._believes_leases_at = now + lease_s
         for name, renewed in seen:
             self._presence.known |= renewed.silent.keys()
             if now >= self._believes_leases_at:
@@ -306,7 +309,11 @@ class Watchdog:
         try:
             channels = self._client.execute_command("PUBSUB CHANNELS", prefix + "*", **{NEVER_DECODE: True})
         except exceptions.ResponseError as exc:
-            logger.info("Cannot see which consumers are alive, so their leases decide: %s", exc)
+            logger.info(
+                "Cannot see which consumers are alive, so their messages come back only when their leases end: %s. "
+                "Allow PUBSUB CHANNELS",
+                exc,
+            )
             self._may_look = False
             return
         alive = {channel.decode("utf-8", "replace").removeprefix(prefix) for channel in channels}

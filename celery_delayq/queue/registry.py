@@ -141,8 +141,8 @@ class Registry:
             return
         self._reported.add(self.keys.names)
         logger.error(
-            "Cannot register delayed queues in %r: %s. Delayed messages are stored anyway, but only workers that "
-            "consume their queue, or have heard of it, transfer them. Delete or rename that key.",
+            "Cannot register delayed queues in %r: %s. Delayed messages are stored, but only workers that consume "
+            "or know their queue transfer them. If another program wrote the key, delete or rename it.",
             self.keys.names,
             exc,
         )

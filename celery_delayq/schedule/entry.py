@@ -126,7 +126,7 @@ def _moment(name: str, given: Any) -> str | None:
     except (TypeError, ValueError) as exc:
         raise InvalidSchedule(f"{name} must be a datetime or an ISO 8601 string, not {given!r}") from exc
     if when.tzinfo is None:
-        raise InvalidSchedule(f"{name} must have a time zone, and {given!r} has none")
+        raise InvalidSchedule(f"{name} must have a time zone, but {given!r} has none")
     if not 1970 <= when.year < to_datetime(LATEST_MS).year:
         raise InvalidSchedule(f"{name} must be in the years 1970 to {to_datetime(LATEST_MS).year - 1}, not {given!r}")
     return when.astimezone(timezone.utc).isoformat()

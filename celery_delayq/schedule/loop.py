@@ -112,7 +112,7 @@ class PlannerLoop(LoopThread):
             self._listen(planner, wait_s)
             if time.monotonic() >= next_look and not self._stopping:
                 if self._pubsub.health_check_response_counter >= 2:
-                    raise exceptions.ConnectionError("no reply on the subscription")
+                    raise exceptions.ConnectionError("Redis did not answer on the subscription")
                 planner.look()
                 next_look = time.monotonic() + LOOK_S * random.uniform(0.8, 1)
 

@@ -173,7 +173,8 @@ class PlannedEntries:
         if record.app != self._configured.app:
             owner = f"defined by app {record.app!r}" if record.app is not None else "added at run time"
             self.note_error(
-                name, f"an entry of that name was {owner}; the entry in this configuration does not run. Rename one"
+                name,
+                f"an entry of this name was {owner}: the entry in this configuration does not run. Rename one of them",
             )
         elif record.fingerprint != definition.fingerprint:
             fresh = self._new_record(definition, record.since_ms)
@@ -393,7 +394,7 @@ class PlannedEntries:
         try:
             known.state = State.parse(known.seen.raw) if known.seen.raw else None
         except ValueError as exc:
-            logger.error("Cannot parse the state of periodic task %r, planning it anew: %s", name, exc)
+            logger.error("Cannot parse the state of periodic task %r, planning it again: %s", name, exc)
             known.state = None
         if known.state is not None:
             known.state = self._lean_state(known.state, known.record)

@@ -327,7 +327,7 @@ class TransferLoop(LoopThread):
         client = self._client
         assert client is not None
         if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
-            raise exceptions.ConnectionError("the subscription does not answer")
+            raise exceptions.ConnectionError("Redis did not answer on the subscription")
         consumed = set(self._queues())
         registry = self._read_registry() if self._looks % _LOOKS_A_REGISTRY == 0 else None
         self._looks += 1
@@ -364,7 +364,7 @@ class TransferLoop(LoopThread):
         except CONNECTION_ERRORS:
             raise
         except exceptions.ResponseError as exc:
-            logger.debug("Cannot ask how many loops there are: %s", exc)
+            logger.debug("Cannot count transfer loops: %s", exc)
             return
         chosen = [w for w, (_, count) in zip(holding, watchers, strict=True) if random.random() * count < 1]
         self._untidy = random.sample(chosen, len(chosen))
@@ -461,14 +461,14 @@ class TransferLoop(LoopThread):
         if done.moved or done.dead or done.head_due_ms is not None:
             watched.busy_at = time.monotonic()
         if done.punctual != watched.punctual:
-            logger.debug("Delayed queue %r is transferred punctually by %s", queue.name, done.punctual)
+            logger.debug("The punctual loop of delayed queue %r is now %s", queue.name, done.punctual)
         watched.punctual = done.punctual
         self._arm(watched, last_sign_ms=done.last_sign_ms)
         if done.moved:
             logger.debug("Transferred %d messages to %r", done.moved, queue.name)
         if done.dead:
             logger.error(
-                "Set aside %d entries of the delayed queue of %r that cannot be decoded, in the list %r",
+                "%d entries of delayed queue %r cannot be decoded. They became dead letters in the list %r",
                 done.dead,
                 queue.name,
                 queue.keys.dead,

@@ -161,7 +161,7 @@ class DelayedChannel(kombu_redis.Channel):
         except NOT_SERVING:
             raise
         except redis.ResponseError as exc:  # no permission, for example
-            logger.debug("Cannot see whether the server takes writes: %s", exc)
+            logger.debug("Cannot check whether Redis accepts writes: %s", exc)
 
     @property
     def batch_client(self) -> Any:
@@ -238,10 +238,10 @@ class DelayedChannel(kombu_redis.Channel):
         purged: int = super().queue_purge(queue, **kwargs)
         if delayed:
             logger.warning(
-                "%s still has %d delayed messages, which purge leaves: "
-                "`celery -A ... delayq cancel --queue %s` removes them",
-                queue,
+                "Purge left %d delayed messages of queue %s. To remove them, run "
+                "`celery -A ... delayq cancel --queue %s`",
                 delayed,
+                queue,
                 queue,
             )
         return purged

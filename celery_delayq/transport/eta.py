@@ -71,8 +71,7 @@ def parse_eta(eta: object, task: str) -> int:
         return -((_EPOCH - when) // _MICROSECOND // 1000)
     except (ValueError, TypeError, OverflowError) as exc:
         raise InvalidEta(
-            f"the eta of task {task} is not a time: {eta!r} "
-            "(expected a datetime, or a string such as '2030-12-31T23:59:00+00:00')"
+            f"the eta of task {task} must be a datetime, or a string such as '2030-12-31T23:59:00+00:00', not {eta!r}"
         ) from exc
 
 

@@ -78,7 +78,7 @@ class EtaTasks:
             if self._refused.get(name) != str(exc):
                 self._refused[name] = str(exc)
                 logger.warning(
-                    "Redis refuses to delay tasks of %r, which are held in memory until their eta: %s", name, exc
+                    "Cannot delay tasks of %r in Redis, so they are held in memory until their eta: %s", name, exc
                 )
             return False
         self._refused.pop(name, None)

@@ -71,7 +71,7 @@ class Expiry:
         except NOT_SERVING:
             raise
         except ResponseError as exc:
-            logger.warning("Queues that expire may do so although they are consumed: %s", exc)
+            logger.warning("Cannot extend the TTL of queues, so they may expire while they are consumed: %s", exc)
 
     def _lists(self, queues: list[str]) -> dict[str, int]:
         known = self._channel.connection.expires_ms

@@ -172,7 +172,7 @@ class Fetcher:
         if self._consumer is not None:
             self._consumer.check()  # first: messages that others have taken over must not use up credit
             if self._consumer.has_lost_reply:
-                raise exceptions.ConnectionError("a reply with messages was lost, so the connection is made anew")
+                raise exceptions.ConnectionError("a reply that may have had messages was lost")
         credit = self.credit()
         self.is_starved = credit == 0
         if not credit or self._has_time(credit):
@@ -192,7 +192,7 @@ class Fetcher:
             if slot is not None and slot.is_armed:
                 if slot.is_overdue():
                     self._on_connection_lost()
-                    raise exceptions.ConnectionError(f"Redis does not answer for {name!r}")
+                    raise exceptions.ConnectionError(f"Redis did not answer the wait for messages of {name!r}")
                 continue  # the server would have answered
             found = self._ask(name, consumer.fetch, name, share)
             if found is None:
@@ -294,7 +294,7 @@ class Fetcher:
         except NOT_SERVING:
             raise
         except exceptions.ResponseError as exc:
-            logger.info("Redis does not let this user unblock its own connections: %s", exc)
+            logger.info("Redis does not allow this user to unblock its own connections: %s. Allow CLIENT UNBLOCK", exc)
             self._can_unblock = False
             return
         for slot in armed:
@@ -425,7 +425,7 @@ class Fetcher:
         except (LeaseLost, OSError, exceptions.RedisError):
             pass
         except Exception:  # Celery swallows errors here, and the messages would wait until the worker ends
-            logger.exception("Messages that were not delivered are put back with those that were")
+            logger.exception("Cannot put back undelivered messages yet: they will go back with the delivered ones")
         if any(slot.is_armed for slot in self._slots.values()):
             self._on_connection_lost()
         self.disconnect()

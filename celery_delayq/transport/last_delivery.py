@@ -122,7 +122,9 @@ def isolate(consumer: Consumer, tag: str) -> bool:
     except NOT_SERVING:
         raise
     except exceptions.ResponseError as exc:
-        logger.warning("Redis refuses to mark a message of %r, whose delivery does not count: %s", held.name, exc)
+        logger.warning(
+            "Cannot mark a message of %r for its last delivery, so this delivery does not count: %s", held.name, exc
+        )
         return True
 
 

@@ -59,7 +59,7 @@ class FetchingQoS(virtual.QoS):
         except ResponseError as exc:
             if str(exc) != self._refused:
                 self._refused = str(exc)
-                logger.warning("Redis refuses to restore what workers with kombu's own transport left: %s", exc)
+                logger.warning("Cannot restore messages that workers with kombu's own transport left behind: %s", exc)
 
     @property
     def _kombus(self) -> Any:

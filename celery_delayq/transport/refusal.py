@@ -34,7 +34,11 @@ class Refusal:
     def of_no_message(self, consumer: Consumer, tag: str) -> None:
         """Set aside bytes that are not a kombu message."""
         held = consumer.held[tag]
-        logger.error("Set aside what is no message in %r, in the list %r", held.name, _dead_list(consumer, held.name))
+        logger.error(
+            "A value in %r is not a message. It became a dead letter in the list %r",
+            held.name,
+            _dead_list(consumer, held.name),
+        )
         consumer.set_aside(tag, redelivery.not_a_message(held.message))
 
     def before(self, consumer: Consumer, tag: str, payload: dict[str, Any]) -> bool:
@@ -66,7 +70,7 @@ class Refusal:
             self._of_invalid_task(consumer, tag, payload, error)
             self._channel.qos.forget(tag)
         else:
-            logger.error("Task %r[%r] has raised an error outside of its code: %s", *_names(payload), error)
+            logger.error("Task %r[%r] raised an error outside of its own code: %s", *_names(payload), error)
         return True
 
     def to_message(self, payload: dict[str, Any]) -> Any:
@@ -80,10 +84,10 @@ class Refusal:
         consumer.read_answers()  # the message may have been rejected
         held = consumer.held.get(tag)
         if held is None:
-            logger.error("No worker can take task %r[%r], which was dropped: %s", *_names(payload), error)
+            logger.error("Task %r[%r] was dropped, because no worker can take it: %s", *_names(payload), error)
             return
         logger.error(
-            "Set aside task %r[%r], which no worker can take, in the list %r: %s",
+            "Task %r[%r] became a dead letter in the list %r, because no worker can take it: %s",
             *_names(payload),
             _dead_list(consumer, held.name),
             error,

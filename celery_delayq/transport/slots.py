@@ -51,7 +51,7 @@ class Slot:
     def _check(self) -> None:
         # redis-py would reconnect in order to send, and fail when it reads.
         if self.fileno() < 0:
-            raise exceptions.ConnectionError(f"the connection that waited for {self.name!r} was lost")
+            raise exceptions.ConnectionError(f"the connection that waited for messages of {self.name!r} was lost")
 
     def arm(self) -> None:
         """Start waiting."""
@@ -84,7 +84,7 @@ class Slot:
             if self.has_reply(_UNBLOCK_AGAIN_S):
                 break
             if time.monotonic() > until:
-                raise exceptions.ConnectionError(f"Redis neither waits for {self.name!r} nor answers")
+                raise exceptions.ConnectionError(f"Redis did not end the wait for messages of {self.name!r}")
 
     def read(self) -> bytes | None:
         """Return the message that has arrived; None if the wait ended without one.

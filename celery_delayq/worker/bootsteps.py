@@ -51,8 +51,8 @@ class Plan(bootsteps.StartStopStep):
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
             logger.error(
-                "Periodic tasks do not run: beat_scheduler is that of celery_delayq, but the broker URL is %s. "
-                "Start the URL with delayq:// instead of redis://.",
+                "Periodic tasks do not run: celery_delayq's scheduler needs a delayq:// broker, but the broker URL is "
+                "%s. Start the URL with delayq:// instead of redis://.",
                 consumer.connection.as_uri(),
             )
             return
@@ -119,8 +119,8 @@ class Transfer(bootsteps.StartStopStep):
             transport.on_dead_letter = partial(fail_task, consumer.app)
         if "visibility_timeout" in consumer.connection.transport_options:
             logger.info(
-                "visibility_timeout is replaced by leases of %g s, which last for as long as the worker lives; it only "
-                "concerns messages that workers with kombu's own transport have left.",
+                "Leases of %g s, which a living worker renews, replace visibility_timeout. It concerns only messages "
+                "that workers with kombu's own transport left behind.",
                 transport.options["lease"],
             )
         transport.start_transfer(self.settings.transfer)

@@ -29,8 +29,8 @@ def fail_task(app: Any, name: str, raw: bytes) -> None:
     headers = message["headers"]
     task_id, task = headers["id"], headers["task"]
     error = DeliveryLimitReached(
-        f"task {task}[{task_id}] was delivered {deliveries(message) + 1} times without an acknowledgement, as if it "
-        f"killed its workers; its message is in the dead list of {name!r}"
+        f"task {task}[{task_id}] was delivered {deliveries(message) + 1} times without an acknowledgement: it probably "
+        f"killed its workers. Its message is in the dead list of {name!r}"
     )
     try:
         request = request_of(app, message)

@@ -64,14 +64,14 @@ def _is_text_or_nothing(value: Any) -> bool:
 #: Fields that Celery reads only when a process of the pool is free, perhaps long after it received the message.
 _LATE: Mapping[str, _Check] = {
     "timelimit": (_are_time_limits, "two numbers"),
-    "stamped_headers": (_are_names, "a list of texts"),
+    "stamped_headers": (_are_names, "a list of strings"),
     "stamps": (_is_mapping, "a mapping"),
-    "shadow": (_is_text_or_nothing, "a text"),
+    "shadow": (_is_text_or_nothing, "a string"),
 }
 
 _FIELDS: Mapping[str, _Check] = {
-    "task": (_is_text, "a text"),
-    "id": (_is_text, "a text"),
+    "task": (_is_text, "a non-empty string"),
+    "id": (_is_text, "a non-empty string"),
     "eta": (lambda value: value is None or bool(value), "a time"),
     "expires": (lambda value: value is None or bool(value), "a time"),
     **_LATE,
@@ -94,16 +94,16 @@ def defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | None:
     """
     headers = message.get("headers") or {}
     if not isinstance(headers, dict):
-        return f"its headers are not a mapping but {headers!r:.100}"
+        return f"its headers must be a mapping, not {headers!r:.100}"
     if defect := _too_deep(headers, message["properties"]):
         return defect
     if not _is_mapping(message["properties"].get("delivery_info")):
-        return f"its delivery_info is not a mapping but {message['properties']['delivery_info']!r:.100}"
+        return f"its delivery_info must be a mapping, not {message['properties']['delivery_info']!r:.100}"
     if "task" in headers and (defect := _wrong(headers, _FIELDS)):
         return defect
     for name in ("content-type", "content-encoding"):
         if not _is_text(message.get(name)):
-            return f"its {name} is not a text but {message.get(name)!r:.100}"
+            return f"its {name} must be a non-empty string, not {message.get(name)!r:.100}"
     try:
         payload = payload_of(message, accept)
     except Exception as exc:
@@ -112,10 +112,10 @@ def defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | None:
         fields = {**payload, **headers}
         return _wrong(fields, {**_FIELDS, **_EMBEDDED}) or _wrong_arguments(fields.get("args"), fields.get("kwargs"))
     if not isinstance(payload, (list, tuple)) or len(payload) != 3:
-        return "its body does not consist of args, kwargs and embed"
+        return "its body must be a list of args, kwargs and embed"
     args, kwargs, embed = payload
     if not _is_mapping(embed):
-        return f"the embed of its body is not a mapping but {embed!r:.100}"
+        return f"the embed of its body must be a mapping, not {embed!r:.100}"
     return _wrong(embed or {}, _EMBEDDED) or _wrong_arguments(args, kwargs)
 
 
@@ -154,13 +154,13 @@ def _wrong(fields: Mapping[str, Any], checks: Mapping[str, _Check]) -> str | Non
     for name, (is_right, wanted) in checks.items():
         value = fields.get(name)
         if not is_right(value):
-            return f"its {name} is not {wanted} but {value!r:.100}"
+            return f"its {name} must be {wanted}, not {value!r:.100}"
     return None
 
 
 def _wrong_arguments(args: Any, kwargs: Any) -> str | None:
     if not isinstance(args, (list, tuple, type(None))):
-        return f"its args are not a list but {args!r:.100}"
+        return f"its args must be a list, not {args!r:.100}"
     if not isinstance(kwargs, (dict, type(None))):
-        return f"its kwargs are not a mapping but {kwargs!r:.100}"
+        return f"its kwargs must be a mapping, not {kwargs!r:.100}"
     return None

@@ -29,7 +29,7 @@ def check_server(client: redis.Redis) -> list[Finding]:
     try:
         info: dict[str, Any] = client.info()
     except redis.ResponseError as exc:
-        return [Finding(INFO, f"Redis does not let this user see its version and settings: {exc}")]
+        return [Finding(INFO, f"Cannot check the version and settings of Redis: {exc}")]
     version = str(info.get("redis_version", ""))
     if version and _numbers(version) < OLDEST_VERSION:
         wanted = ".".join(map(str, OLDEST_VERSION))
@@ -48,8 +48,8 @@ def check_server(client: redis.Redis) -> list[Finding]:
         findings.append(
             Finding(
                 INFO,
-                "Redis has no persistence (neither AOF nor snapshots): delayed tasks are gone when it restarts. "
-                "`appendonly yes` keeps them.",
+                "Redis has no persistence (neither AOF nor snapshots): a restart loses all delayed tasks. Set "
+                "`appendonly yes` to keep them.",
             )
         )
     return findings

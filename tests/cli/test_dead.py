@@ -85,12 +85,14 @@ def test_an_invalid_task_is_shown_whatever_its_headers_are(command: Command, bro
     headers: dict[str, object]
     for number, headers in enumerate(({"task": {}, "id": []}, {"task": 5, "id": None, "eta": {}}, {})):
         message = json.dumps({"headers": headers, "properties": {}, "body": number}).encode()
-        raw = dead_letters.pack(message, reason=dead_letters.INVALID_TASK, at_ms=number, error="its id is not a text")
+        raw = dead_letters.pack(
+            message, reason=dead_letters.INVALID_TASK, at_ms=number, error="its id must be a string"
+        )
         broker_client.rpush(letters.keys.dead, raw)
         row = command("dead", "list", "--json").json()[number]
-        assert (row["reason"], row["error"]) == ("invalid-task", "its id is not a text")
+        assert (row["reason"], row["error"]) == ("invalid-task", "its id must be a string")
         assert (row["task"], row["task_id"]) == (headers.get("task"), headers.get("id"))
-        assert "its id is not a text" in command("dead", "show", QUEUE, row["id"]).stdout
+        assert "its id must be a string" in command("dead", "show", QUEUE, row["id"]).stdout
     assert "invalid-task" in command("dead", "list").stdout
     assert len(command("dead", "requeue", QUEUE, "--all", "--json").json()) == 3
 

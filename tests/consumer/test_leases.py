@@ -210,7 +210,7 @@ class TestLeaseLost:
             else:
                 in_another_thread(consumer.ack, tag)
             consumer.read_answers()
-        assert "is not this consumer's own any more" in caplog.text
+        assert "no longer owns a message of" in caplog.text
         assert consumer.held == {}
 
     def test_an_acknowledgement_when_it_knows(self, consumers: Consumers) -> None:

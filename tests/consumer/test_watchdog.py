@@ -177,7 +177,7 @@ class TestKilled:
         consumers.unwatch(leaver)
         wait_for_looks(consumers, 6)
         assert set(known(consumers)) == others
-        assert "Put back" not in caplog.text
+        assert "were put back" not in caplog.text
 
 
 class TestAlive:
@@ -238,7 +238,7 @@ class TestAlive:
             assert lasting.score(consumer) > max(ends)
             assert lasting.in_flight(consumer) == [consumer.id.encode()]
             assert not consumer.is_lost
-        assert "Put back" not in caplog.text
+        assert "were put back" not in caplog.text
 
 
 class TestAtWork:

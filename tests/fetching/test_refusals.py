@@ -51,7 +51,7 @@ def test_what_kombus_own_workers_left_may_be_refused(ours: Broker, caplog: pytes
         it.wait(0.1)
         publish(ours, "q", "body")
         assert it.drain(1) == ["body"]
-    assert caplog.text.count("Redis refuses to restore what workers with kombu's own transport left") == 1
+    assert caplog.text.count("Cannot restore messages that workers with kombu's own transport left behind") == 1
 
 
 # -- lists that cannot be joined

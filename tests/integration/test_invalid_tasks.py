@@ -100,7 +100,7 @@ def test_what_ends_a_stock_worker_is_set_aside_with_the_reason(victim: Victim) -
         assert letter.reason == (NOT_A_MESSAGE if letter.error is None else INVALID_TASK), what
     assert not letters
     assert "late_ack" in victim.worker.log
-    assert victim.worker.log.count("Set aside") >= len(hostile.DEADLY) - 1
+    assert victim.worker.log.count("became a dead letter") >= len(hostile.DEADLY) - 1
 
 
 def test_no_field_of_any_type_ends_a_worker(victim: Victim) -> None:
@@ -178,6 +178,6 @@ def test_what_would_show_only_when_a_process_is_free_is_set_aside_at_once(victim
     )
     letters = DeadLetters(victim.client, "celery")
     wait_until(lambda: {letter.message for letter in letters} == set(raw), "they are dead letters", 20)
-    assert "its timelimit is not two numbers but 'x'" in {letter.error for letter in letters}
+    assert "its timelimit must be two numbers, not 'x'" in {letter.error for letter in letters}
     open_gate(victim.ledger)
     victim.survives()

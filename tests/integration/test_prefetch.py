@@ -314,7 +314,7 @@ def test_a_task_that_takes_longer_than_the_lease_runs_once(
 
 def test_a_worker_tells_by_what_the_visibility_timeout_is_replaced(app: Celery, ledger: Ledger, start: Any) -> None:
     worker = start(transport={"visibility_timeout": 3600, "lease": 7})
-    worker.wait_for_log("visibility_timeout is replaced by leases of 7 s")
+    worker.wait_for_log("Leases of 7 s, which a living worker renews, replace visibility_timeout")
     assert app.tasks["note"].delay(1).get(timeout=20) == 1
 
 
@@ -387,7 +387,7 @@ def test_a_task_that_kills_its_workers_ends_in_the_dead_list(
 def test_dead_letters_are_no_failures_if_the_app_says_so(app: Celery, doomed: Any, broker_client: redis.Redis) -> None:
     workers = doomed(1, delayq_fail_dead_letters=False)
     result = app.tasks["kill_worker"].delay()
-    wait_until(lambda: "Set aside 1 messages" in log_of_all(workers), "it is set aside", 20)
+    wait_until(lambda: "1 messages of 'celery' became dead letters" in log_of_all(workers), "it is set aside", 20)
     assert app.tasks["note"].delay(1).get(timeout=20) == 1
     with pytest.raises(ResultTimeout):
         result.get(timeout=0.5)

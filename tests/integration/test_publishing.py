@@ -190,7 +190,7 @@ def test_a_far_eta_waits_and_delays_nothing_else(ours: Broker, eta: datetime) ->
 def test_an_eta_that_is_not_a_time_is_refused_and_nothing_is_stored(ours: Broker, eta: object) -> None:
     ours.publish(eta=None)  # declares the queue
     before = ours.dump()
-    with pytest.raises(InvalidEta, match="eta of task note is not a time"):
+    with pytest.raises(InvalidEta, match="eta of task note must be a datetime"):
         ours.publish(eta=eta)
     assert ours.dump() == before
 

@@ -116,7 +116,7 @@ class TestParseEta:
         ],
     )
     def test_what_is_no_time_is_refused_with_the_name_of_the_task(self, eta: object) -> None:
-        with pytest.raises(InvalidEta, match=r"task shop\.cancel is not a time"):
+        with pytest.raises(InvalidEta, match=r"task shop\.cancel must be a datetime"):
             parse_eta(eta, "shop.cancel")
 
     @given(st.text() | st.from_regex(_LIKE_A_TIME, fullmatch=True))

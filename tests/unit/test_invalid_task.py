@@ -103,7 +103,7 @@ def test_what_ends_a_worker_has_a_defect(app: Celery, path: tuple[str, ...], val
 def test_time_limits(app: Celery, limits: Any, is_right: bool) -> None:
     sent = hostile.changed(message(app), ("headers", "timelimit"), limits)
     for defect in (defect_of(sent, ACCEPT), late_defect_of(sent, ACCEPT)):
-        assert defect == (None if is_right else f"its timelimit is not two numbers but {limits!r:.100}")
+        assert defect == (None if is_right else f"its timelimit must be two numbers, not {limits!r:.100}")
 
 
 @pytest.mark.parametrize("place", ["headers", "properties"])
