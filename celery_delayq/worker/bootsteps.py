@@ -104,7 +104,6 @@ class Transfer(bootsteps.StartStopStep):
             for finding in check_server(consumer.connection.default_channel.plain_client):
                 logger.log(finding.level, finding.message)
             self._server_checked = True
-        self._handover.keep_what_is_written()
         transport.running_tags = self._handover.delivery_tags
         transport.is_busy = is_busy
         transport.tasks_waiting = partial(tasks_waiting, consumer.controller)

@@ -4,25 +4,25 @@ Stock Celery leaves such tasks to the visibility timeout, and runs them twice. H
 left to the pool. The messages of tasks that the pool has taken stay in flight until they are acknowledged, over the
 next connection.
 
-Private parts of Celery (5.6 and 5.7) that this module uses
+Undocumented parts of Celery (5.6 and 5.7) that this module uses
     `pool.apply_async`: a request calls it with the function that runs its task, and with
         `accept_callback=request.on_accepted`. It is the only place at which all pools take a task.
-    `AsynPool._cache`, `outbound_buffer`, `ApplyResult._write_to`, `_accepted`, `_accept_callback`: the prefork pool
-        keeps tasks for which no child process has room, and drops them when the connection is lost.
-    `AsynPool.flush`: called when the connection is lost, and when the worker stops. It forgets tasks that were written
+    `TaskPool.Pool`: what the prefork pool calls, as it starts, to make its `AsynPool`.
+    `AsynPool.outbound_buffer`: the jobs for which no child has room, and what a child had not read when it died.
+    `AsynPool.flush`: called when the connection is lost. It drops that buffer. It also forgets jobs that were written
         to a child (5.7: only those not yet begun; 5.6: all of them, if nothing is being written). Then nobody would
         acknowledge them, and a stopping worker would wait 30 s for children that wait for it.
+    `AsynPool._cache`: number -> job, for all jobs whose results are awaited. What `flush` forgot goes in again.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from logging import getLogger
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from billiard.einfo import ExceptionInfo
-from celery.concurrency.asynpool import AsynPool
+from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
@@ -32,10 +32,11 @@ logger = getLogger(__name__)
 
 
 class Handover:
-    """Tracks the tasks that a worker hands to its pool. It belongs to the main thread; create it before forking.
+    """Tracks the tasks that a worker hands to its pool. It belongs to the main thread.
 
     Args:
-        pool: a Celery `TaskPool`. Pass it before its worker creates the tasks' strategies, which read `apply_async`.
+        pool: a Celery `TaskPool`. Pass it before it is started, and before its worker creates the tasks' strategies,
+            which read `apply_async`.
         cancels_late: whether Celery cancels late-acknowledged tasks that run when the connection is lost
             (`worker_cancel_long_running_tasks_on_connection_loss`), so that they have to run again.
     """
@@ -49,8 +50,22 @@ class Handover:
         self._channel: Any = None
         #: The last message for which the pool raised: the pool does not have its task, or is done with it (solo).
         self._raised: Any = None
+        #: Messages that were left to the pool when a connection was lost.
+        self._left: WeakSet[Any] = WeakSet()
+        #: The processes of a prefork pool that is started and runs on the event loop, and their jobs' messages.
+        self._processes: Any = None
+        self._jobs: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._apply_async = pool.apply_async
         pool.apply_async = self._hand_over
+        if isinstance(pool, PreforkPool):
+            self._make_processes = pool.Pool
+            pool.Pool = self._start_processes
+
+    def _start_processes(self, *args: Any, **options: Any) -> Any:
+        self._processes = processes = self._make_processes(*args, **options)
+        self._celerys_flush = processes.flush
+        processes.flush = self._flush
+        return processes
 
     def _hand_over(self, target: Any, *args: Any, **options: Any) -> Any:
         message = _message_of(options.get("accept_callback"))
@@ -59,15 +74,18 @@ class Handover:
                 return None
             self._on_begin(message)
             self._messages.add(message)
-            if not isinstance(getattr(self._pool, "_pool", None), AsynPool):
+            if not isinstance(self._pool, PreforkPool):
                 options["accept_callback"] = _Begin(options["accept_callback"])
                 if not isinstance(self._pool, SoloPool):
                     target = _Failing(target, options["error_callback"])
         try:
-            return self._apply_async(target, *args, **options)
+            job = self._apply_async(target, *args, **options)
         except Exception:
             self._raised = message
             raise
+        if message is not None and job is not None and self._processes is not None:
+            self._jobs[job] = message
+        return job
 
     def forget(self, delivery_tag: str) -> bool:
         """Forget a task whose message no worker can take; Celery may have reserved it before that showed.
@@ -91,45 +109,51 @@ class Handover:
 
     def delivery_tags(self) -> set[str]:
         """Return the tags of the messages to leave to the pool; empty if the worker stops."""
-        self.keep_what_is_written()
         if is_stopping():
             return set()
-        left = {message.delivery_tag for message in self._messages if not message.acknowledged}
-        return left - self._unwritten() - self._cancelled()
+        waiting = {self._jobs.get(job) for job in self._waiting()}
+        left = {message for message in self._messages if not message.acknowledged} - waiting - self._cancelled()
+        self._left.update(left)
+        return {message.delivery_tag for message in left}
 
     def take_back(self) -> None:
         """Take back tasks that were not written to a child process, before the worker stops.
 
-        Celery would wait for them for ever: the event loop that would write them to a child has ended.
+        The event loop that writes has ended. What is partly written is written completely: or its child would wait for
+        the rest, and the worker for the child, for ever.
         """
-        processes = getattr(self._pool, "_pool", None)
-        if isinstance(processes, AsynPool):
-            _flush(processes)
+        if self._processes is not None and isinstance(self._channel, DelayedChannel):
+            self._processes.flush()
 
-    def keep_what_is_written(self) -> None:
-        """Make the pool keep tasks that it has written to a child process, even when Celery makes it drop the others.
+    def _waiting(self) -> list[Any]:
+        """Return the jobs that no child process has, except those left to the pool: only the pool can run these."""
+        if self._processes is None:
+            return []
+        return [job for job in self._processes.outbound_buffer if self._jobs.get(job) not in self._left]
 
-        Call this whenever the pool may have been started, because it then has another `flush`.
-        """
-        processes = getattr(self._pool, "_pool", None)
-        if isinstance(processes, AsynPool):
-            self._pool.flush = partial(_flush, processes)
+    def _flush(self) -> Any:
+        """Drop the jobs that no child process has, and no others. It replaces `AsynPool.flush`."""
+        if not isinstance(self._channel, DelayedChannel):
+            return self._celerys_flush()  # other transports deliver again what it forgets
+        processes = self._processes
+        for job in self._waiting():
+            processes.outbound_buffer.remove(job)
+            job.discard()
+        # What a child had not read when it died goes back to the buffer. Celery 5.6 would do that, and then drop it.
+        processes.maintain_pool()
+        unread = tuple(processes.outbound_buffer)
+        jobs = dict(processes._cache)
+        try:
+            self._celerys_flush()
+        finally:
+            processes._cache.update({number: job for number, job in jobs.items() if not job.ready()})
+            processes.outbound_buffer.extend(job for job in unread if not job.ready())
 
-    def _unwritten(self) -> set[str]:
-        """Return the tags of messages for which no child process had room."""
-        processes = getattr(self._pool, "_pool", None)
-        if not isinstance(processes, AsynPool):
-            return set()
-        written = _written(processes)
-        jobs = [job for number, job in tuple(processes._cache.items()) if number not in written]
-        messages = (_message_of(job._accept_callback) for job in jobs)
-        return {message.delivery_tag for message in messages if message is not None}
-
-    def _cancelled(self) -> set[str]:
+    def _cancelled(self) -> set[Any]:
         if not self._cancels_late:
             return set()
         running = tuple(state.active_requests)
-        return {it.message.delivery_tag for it in running if it.task.acks_late and not it.acknowledged}
+        return {it.message for it in running if it.task.acks_late and not it.acknowledged}
 
 
 def tasks_waiting(worker: Any) -> int:
@@ -214,20 +238,3 @@ def _is_held(message: Any) -> bool:
 def _message_of(accept_callback: Any) -> Any:
     """Return the message of the request that owns this method; None if there is none."""
     return getattr(getattr(accept_callback, "__self__", None), "message", None)
-
-
-def _written(processes: AsynPool) -> dict[int, Any]:
-    """Return the jobs that were written to a child process, as number -> job, in order of creation."""
-    # If a child died before it read a job, the job is in the buffer again.
-    buffered = {id(job) for job in processes.outbound_buffer}
-    jobs = tuple(processes._cache.items())
-    return {number: job for number, job in jobs if job._write_to is not None and id(job) not in buffered}
-
-
-def _flush(processes: AsynPool) -> None:
-    """Drop only the jobs that were not written to a child process."""
-    written = _written(processes)
-    try:
-        processes.flush()
-    finally:
-        processes._cache.update({number: job for number, job in written.items() if not job.ready()})

@@ -66,6 +66,17 @@ def test_a_worker_whose_broker_is_not_ours_is_told(broker_server: PrivateRedis, 
         worker.wait_for_log("DelayQ(app) has no effect")
 
 
+def test_a_worker_whose_broker_is_not_even_redis_runs_tasks(tmp_path: Path, ledger: Ledger) -> None:
+    """Its prefork pool is the one without an event loop, which this broker does not know."""
+    options = {"data_folder_in": str(tmp_path), "data_folder_out": str(tmp_path), "control_folder": str(tmp_path)}
+    conf = {"broker_transport_options": options}
+    with (
+        publisher("filesystem://", ledger.url, **conf) as app,
+        Worker(broker="filesystem://", ledger=ledger.url, conf=conf, pool="prefork", concurrency=1),
+    ):
+        assert app.tasks["note"].delay("done").get(timeout=20) == "done"
+
+
 def test_and_that_periodic_tasks_do_not_run(broker_server: PrivateRedis, ledger: Ledger) -> None:
     with Worker(broker=broker_server.url, ledger=ledger.url, conf={"beat_scheduler": "delayq"}) as worker:
         worker.wait_for_log("Periodic tasks do not run")

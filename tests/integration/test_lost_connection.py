@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Sequence
 
-import celery
 import pytest
 import redis
 from celery import Celery
@@ -220,10 +219,6 @@ def test_what_others_took_over_does_not_begin(
     assert sorted(taken_up(ledger, ids)) == sorted([*ids, *ids[:late]])
 
 
-@pytest.mark.skipif(
-    celery.VERSION < (5, 7),
-    reason="the pool of Celery 5.6 forgets such a task if the connection is lost, too; it runs when the worker stops",
-)
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
 def test_a_task_whose_child_process_dies_before_it_reads_it_runs_once(
     app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, late: bool
