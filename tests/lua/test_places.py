@@ -9,7 +9,7 @@ import pytest
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from tests.state import INDEX, REPEATED, TIMEOUT_SET, offer, state, wrong_type
+from tests.state import DELAY_LIST, INDEX, REPEATED, TIMEOUT_SET, offer, state, wrong_type
 
 #: What takes the entries of "a" away.
 WAYS: dict[str, Callable[[DelayedQueue], int]] = {
@@ -45,16 +45,24 @@ def only_in_the_earlier_layout(queue: DelayedQueue) -> None:
     client.hset(INDEX, message_key("a") + b"+", places)
 
 
-@pytest.mark.parametrize("way", ["find", "cancel", "restore", "tidy"])
-def test_in_the_earlier_layout_stay_there_where_a_key_is_of_another_type(queue: DelayedQueue, way: str) -> None:
-    key = message_key("a")
+@pytest.mark.parametrize(
+    ("way", "key"),
+    [
+        *((way, TIMEOUT_SET) for way in ("find", "cancel", "restore", "tidy")),
+        *((way, DELAY_LIST) for way in ("cancel", "restore")),
+    ],
+)
+def test_in_the_earlier_layout_stay_there_where_a_key_is_of_another_type(
+    queue: DelayedQueue, way: str, key: str
+) -> None:
+    a = message_key("a")
     only_in_the_earlier_layout(queue)
     calls: dict[str, Callable[[], object]] = {
         "find": lambda: queue.find("a"),
         "cancel": lambda: queue.cancel("a"),
         "restore": lambda: scripts.restore(
-            queue.client, queue.keys, due_ms=1, message_key=key, payload=b"", mirrored=False
+            queue.client, queue.keys, due_ms=1, message_key=a, payload=b"", mirrored=True
         ),
-        "tidy": lambda: scripts.tidy(queue.client, queue.keys, places=[key]),
+        "tidy": lambda: scripts.tidy(queue.client, queue.keys, places=[a]),
     }
-    wrong_type(queue, TIMEOUT_SET, calls[way])
+    wrong_type(queue, key, calls[way])
