@@ -108,8 +108,9 @@ class TestMissed:
     def test_all_has_a_cap(self) -> None:
         assert made_up(entry(missed="all", catch_up=3), T, self.now) == [T + n * MINUTE for n in (8, 9, 10, 11)]
 
-    def test_all_leaves_out_what_is_pointless(self) -> None:
-        one = entry(missed="all", max_lateness=100)
+    @pytest.mark.parametrize("every", [60, schedule(60, relative=True, app=APP), "* * * * *"], ids=repr)
+    def test_all_leaves_out_what_is_pointless(self, every: Any) -> None:
+        one = entry(every, missed="all", max_lateness=100)
         assert made_up(one, T, self.now) == [T + n * MINUTE for n in (9, 10, 11)]
 
     @pytest.mark.parametrize(("missed", "sent"), [("skip", None), ("once", 10), ("all", 0)])
