@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -14,6 +16,10 @@ from celery_delayq.errors import InvalidEta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
+#: Texts as `isoformat()` writes them.
+_LIKE_ISOFORMAT = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{6})?([+-][0-9]{2}:[0-5][0-9])?"
+).fullmatch
 
 
 def due_ms_of(message: Mapping[str, Any]) -> int | None:
@@ -80,7 +86,7 @@ def _parse(eta: object) -> datetime:
         return eta
     if not isinstance(eta, str):
         raise TypeError(type(eta).__name__)
-    try:
-        return datetime.fromisoformat(eta)  # three times as fast as `isoparse`; reads what `isoformat()` wrote
-    except ValueError:
-        return isoparse(eta)
+    if _LIKE_ISOFORMAT(eta):  # other texts mean something to `fromisoformat` that a worker refuses
+        with suppress(ValueError):  # an hour of 24
+            return datetime.fromisoformat(eta)  # much faster than `isoparse`
+    return isoparse(eta)

@@ -203,3 +203,19 @@ def test_it_costs_a_command_and_ordinary_messages_none(stock: Broker, ours: Brok
         stats = client.info("commandstats")
         assert stats["cmdstat_lpos"]["calls"] == DelayedQueue(client, "q").size() - 1 == 20
         assert "cmdstat_sadd" not in stats
+
+
+def test_a_second_refusal_is_told_again(stock: Broker, ours: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    """In between, the server stored what was given to it."""
+    queue = DelayedQueue(ours.client, "q")
+    with worker(ours, "q", ack=False) as it, caplog.at_level(logging.WARNING):
+        for count in (1, 2):
+            ours.client.delete(queue.keys.index)
+            ours.client.set(queue.keys.index, "of a wrong type")
+            publish(stock, "q", "refused", "too", headers=headers())
+            assert it.drain(2 * count) == ["refused", "too"] * count
+            ours.client.delete(queue.keys.index)
+            publish(stock, "q", "stored", headers=headers())
+            wait_until(lambda: it.wait(0.1) and queue.size() == count, "it waits")  # noqa: B023
+            assert caplog.text.count("are held in memory until their eta") == count
+        it.acknowledge_all()

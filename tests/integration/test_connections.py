@@ -218,8 +218,8 @@ class TestFailover:
                 wait_until(lambda: not first_client.exists("unacked"), "it is acknowledged")
                 first.kill()
                 worker.wait_for_log(f"127.0.0.1:{server.port}/0")
-                due = time.time() + 0.5
-                after = second_app.tasks["note"].apply_async(countdown=0.5)
+                due = time.time() + 2  # later than a first connection takes: what is due already is not transferred
+                after = second_app.tasks["note"].apply_async(countdown=2)
                 wait_until(lambda: ledger.has([after.id]), "it ran on the second server", 20)
                 assert ledger.verdict({before.id: 0, after.id: due * 1000}) == ALL_WELL
                 assert f":{worker.pid}:" in punctual(admin)
@@ -234,8 +234,8 @@ class TestSentinel:
             servers.master.client() as master,
             servers.replica.client() as replica,
         ):
-            due = time.time() + 0.5
-            before = app.tasks["note"].apply_async(countdown=0.5)
+            due = time.time() + 2  # as above
+            before = app.tasks["note"].apply_async(countdown=2)
             wait_until(lambda: ledger.has([before.id]), "it ran", 20)
             assert f":{worker.pid}:" in punctual(master)
             # A lost acknowledgement ends a worker of kombu's Redis transport.

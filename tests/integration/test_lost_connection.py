@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import redis
@@ -20,6 +22,9 @@ from tests.workers import Worker
 
 #: So many messages the worker holds at least: Celery's prefetch multiplier; gevent's main greenlet waits for room.
 _HELD = {"prefork": 4, "threads": 4, "gevent": 1}
+
+#: Options of the transport: a lease that a test can wait for.
+LEASE = {"lease": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -93,26 +98,35 @@ def test_what_runs_runs_once_although_the_worker_cannot_connect_for_some_seconds
         proxy.close()
 
 
-def give_to_a_suspended_child(app: Celery, worker: Worker, *, late: bool) -> tuple[int, list[str]]:
-    """Suspend the only child of a worker, and have a task written to it; returns its pid, and the task's id."""
-    (child,) = worker.session() - {worker.pid}
-    os.kill(child, signal.SIGSTOP)
-    ids = send(app, 1, late=late)
-    worker.wait_for_log(f"[{ids[0]}] received")
-    with app.connection() as connection:
-        for _ in range(2):  # the second turn of the event loop comes after the first one
-            answers = app.control.ping(timeout=10, limit=1, connection=connection)
-            assert answers, "the event loop has turned, so the task is written to the child"
-    return child, ids
+@contextmanager
+def suspended_child(
+    app: Celery, broker_url: str, ledger: Ledger, *, late: bool, **options: Any
+) -> Iterator[tuple[Worker, int, list[str]]]:
+    """A worker whose only child is suspended, and has a task written to it; the worker, the child's pid, the id."""
+    open_gate(ledger)
+    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1, **options) as worker:
+        (child,) = worker.session() - {worker.pid}
+        os.kill(child, signal.SIGSTOP)
+        ids = send(app, 1, late=late)
+        worker.wait_for_log(f"[{ids[0]}] received")
+        with app.connection() as connection:
+            for _ in range(2):  # the second turn of the event loop comes after the first one
+                answers = app.control.ping(timeout=10, limit=1, connection=connection)
+                assert answers, "the event loop has turned, so the task is written to the child"
+        yield worker, child, ids
+
+
+def wait_for_end_of_lease() -> None:
+    """Wait until a lease of LEASE under which something was given just now is over."""
+    given_at = time.monotonic()
+    wait_until(lambda: time.monotonic() > given_at + LEASE["lease"] + 0.1, "the lease is over")
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
 def test_a_task_that_its_child_process_has_not_read_yet_runs_once(
     app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, late: bool
 ) -> None:
-    open_gate(ledger)
-    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1) as worker:
-        child, ids = give_to_a_suspended_child(app, worker, late=late)
+    with suspended_child(app, broker_url, ledger, late=late) as (worker, child, ids):
         cut(broker_client)
         worker.wait_for_log("Connected to", times=2)
         assert task_ids(broker_client) == []
@@ -125,9 +139,7 @@ def test_a_task_that_its_child_process_has_not_read_yet_runs_once(
 def test_a_worker_that_stops_waits_for_a_task_that_its_child_process_has_not_read_yet(
     app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, late: bool
 ) -> None:
-    open_gate(ledger)
-    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1) as worker:
-        child, ids = give_to_a_suspended_child(app, worker, late=late)
+    with suspended_child(app, broker_url, ledger, late=late) as (worker, child, ids):
         worker.send_signal(signal.SIGTERM)
         wait_until(lambda: not broker_client.pubsub_numsub("delayq:queues")[0][1], "its loop has ended", 20)
         os.kill(child, signal.SIGCONT)
@@ -141,12 +153,8 @@ def test_a_worker_that_stops_waits_for_a_task_that_its_child_process_has_not_rea
 def test_what_a_child_begins_late_runs_if_it_is_still_its_workers(
     app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, late: bool
 ) -> None:
-    open_gate(ledger)
-    transport = {"lease": 2}
-    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1, transport=transport) as worker:
-        child, ids = give_to_a_suspended_child(app, worker, late=late)
-        given_at = time.monotonic()
-        wait_until(lambda: time.monotonic() > given_at + 2.1, "the lease that it was given under is over")
+    with suspended_child(app, broker_url, ledger, late=late, transport=LEASE) as (_, child, ids):
+        wait_for_end_of_lease()
         os.kill(child, signal.SIGCONT)
         wait_until(lambda: taken_up(ledger, ids), "it runs")
         wait_until(lambda: in_flight(broker_client) == 0, "it is acknowledged")
@@ -161,16 +169,12 @@ def test_a_child_that_begins_late_reads_on_while_its_worker_does_nothing_but_wri
 
     And it forgets which of them are busy, so that a second task is written to this one.
     """
-    open_gate(ledger)
-    transport = {"lease": 2}
-    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1, transport=transport) as worker:
-        child, ids = give_to_a_suspended_child(app, worker, late=False)
+    with suspended_child(app, broker_url, ledger, late=False, transport=LEASE) as (worker, child, ids):
         cut(broker_client)
         worker.wait_for_log("Connected to", times=2)
         ids.append(app.send_task("gated", headers={"more than a pipe holds": "x" * 300_000}).id)
         worker.wait_for_log(f"[{ids[1]}] received")
-        given_at = time.monotonic()
-        wait_until(lambda: time.monotonic() > given_at + 2.1, "the lease that both were given under is over")
+        wait_for_end_of_lease()
         cut(broker_client)
         worker.wait_for_log("Connection to broker lost", times=2)
         os.kill(child, signal.SIGCONT)
@@ -201,13 +205,12 @@ def test_what_others_took_over_does_not_begin(
     app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, pool: str, count: int, late: bool
 ) -> None:
     """One runs, and all others are fetched: of five, the last one makes the prefetch limit of four full."""
-    transport = {"lease": 2}
     count -= late  # one that runs counts as well
-    with long_worker(broker=broker_url, ledger=ledger, pool=pool, concurrency=1, transport=transport) as worker:
+    with long_worker(broker=broker_url, ledger=ledger, pool=pool, concurrency=1, transport=LEASE) as worker:
         ids = send(app, count, late=late)
         fetched = count if late else count - 1
         wait_until(lambda: taken_up(ledger, ids) and in_flight(broker_client) == fetched, "all are fetched")
-        with long_worker(broker=broker_url, ledger=ledger, transport=transport):
+        with long_worker(broker=broker_url, ledger=ledger, transport=LEASE):
             worker.suspend()
             open_gate(ledger)
             ran = count + late  # what ran here, and was not acknowledged, runs there too
@@ -224,9 +227,7 @@ def test_a_task_whose_child_process_dies_before_it_reads_it_runs_once(
     app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, late: bool
 ) -> None:
     """The pool keeps it for another child, or has put it back when the connection is lost."""
-    open_gate(ledger)
-    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1) as worker:
-        child, ids = give_to_a_suspended_child(app, worker, late=late)
+    with suspended_child(app, broker_url, ledger, late=late) as (worker, child, ids):
         os.kill(child, signal.SIGKILL)
         cut(broker_client)
         worker.wait_for_log("Connected to", times=2)

@@ -17,7 +17,7 @@ from celery import Celery
 from celery_delayq import DelayedQueue
 from tests.integration.publishing import ready
 from tests.ledger import Ledger
-from tests.state import now_ms, offer
+from tests.state import FAR, now_ms, offer
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
@@ -246,3 +246,19 @@ class TestRaces:
         assert sorted(task.args for task in found) == [f"({n},)" for n in range(10)]
         assert app.delayq.cancel(tasks) == dict.fromkeys(tasks, True)
         assert waiting.client.exists(waiting.keys.index) == 0
+
+    def test_with_one_who_delivers_it_at_once(
+        self, app: Celery, waiting: DelayedQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It was given its new time, although it does not wait any more when that is looked up."""
+        task_id = app.tasks["note"].apply_async(countdown=60).id
+        amend = DelayedQueue.amend
+
+        def amend_and_deliver(queue: DelayedQueue, *args: Any, **kwargs: Any) -> Any:
+            done = amend(queue, *args, **kwargs)
+            assert waiting.transfer(lead_ms=FAR).moved == 1
+            return done
+
+        monkeypatch.setattr(DelayedQueue, "amend", amend_and_deliver)
+        assert app.delayq.reschedule(task_id, eta=LATER) is True
+        assert [message["headers"]["eta"] for message in ready(waiting.client)] == [LATER.isoformat()]

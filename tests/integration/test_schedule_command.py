@@ -51,6 +51,21 @@ def test_an_entry_is_added_seen_and_removed(command: Command) -> None:
     assert "no periodic tasks" in well(command("list"))
 
 
+@pytest.mark.parametrize(
+    ("task", "options", "status"),
+    [
+        ("note", (), "not seen by a planner"),
+        ("note", ("--timing", '{"enabled": false}'), "disabled"),
+        ("nobody", (), "unknown task"),
+    ],
+)
+def test_why_an_entry_does_not_run_is_its_status(
+    command: Command, task: str, options: tuple[str, ...], status: str
+) -> None:
+    well(command("add", "e", task, "60", *options))
+    assert re.search(rf"^status +{status} *$", well(command("show", "e")), re.MULTILINE)
+
+
 @pytest.mark.parametrize(("when", "every_s"), [("2.5", 2.5), ("90s", 90), ("1h30m", 5400)])
 def test_intervals_are_seconds_or_spans(command: Command, when: str, every_s: float) -> None:
     well(command("add", "often", "note", when))

@@ -193,7 +193,7 @@ class TestConnection:
         loops.start(connect=loops.server.client if retries else loops.client)
         for number in range(3):
             queue.offer(b"%d" % number, delay_s=0.3)
-            assert queue.client.client_kill_filter(_type=kind, skipme=True) >= 0
+            wait_until(lambda: queue.client.client_kill_filter(_type=kind, skipme=True), "there is one to kill")
             queue.offer(b"%d+" % number, delay_s=0.2)
             wait_until(
                 lambda number=number: len(delivered(queue)) == 2 * number + 2,

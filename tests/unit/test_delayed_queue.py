@@ -19,7 +19,7 @@ from celery_delayq.queue.entry import pairs
 from celery_delayq.queue.registry import registered
 from celery_delayq.queue.script import load
 from examples.private_redis import PrivateRedis
-from tests.state import FAR, now_ms
+from tests.state import FAR, now_ms, now_us
 
 CLIENTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -135,11 +135,12 @@ class TestOffer:
     def test_a_delay_counts_from_now_by_the_server(
         self, plain: DelayedQueue, client: redis.Redis, delay_s: float
     ) -> None:
-        before = now_ms(client)
-        plain.offer(b"pay", delay_s=delay_s)
-        (entry,) = plain.peek()
-        delay_ms = round(delay_s * 1000)
-        assert before + delay_ms <= entry.due_ms <= now_ms(client) + 1 + delay_ms
+        delay_us = round(delay_s * 1000) * 1000
+        for message_id in "abcdefgh":  # each begins at another microsecond
+            before_us = now_us(client)
+            plain.offer(b"pay", delay_s=delay_s, message_id=message_id)
+            (entry,) = plain.find(message_id)
+            assert before_us + delay_us <= entry.due_ms * 1000 <= now_us(client) + 1000 + delay_us
 
     @pytest.mark.parametrize(
         "times",

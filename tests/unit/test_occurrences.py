@@ -117,6 +117,17 @@ def test_solar_events_follow_each_other() -> None:
     assert 23 * HOUR < second - first < 25 * HOUR
 
 
+def test_how_often_a_schedule_usually_runs_is_known_of_any() -> None:
+    """Planners plan first what runs most often."""
+    pytest.importorskip("ephem")
+    usual = occurrences.usual_interval_ms
+    assert usual(schedule(timedelta(seconds=7), app=APP)) == 7000
+    assert usual(crontab("*/5", app=APP)) == 5 * 60_000
+    assert usual(crontab("0", "4", app=APP)) == 24 * HOUR
+    assert usual(crontab("0", "4", day_of_week="1", app=APP)) == 7 * 24 * HOUR
+    assert usual(solar("sunset", 52.5, 13.4, app=APP)) == HOUR
+
+
 class TestWindow:
     every_hour = schedule(timedelta(hours=1), app=APP)
 

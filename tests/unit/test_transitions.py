@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.schedules import schedule
 
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.records import State
@@ -20,8 +22,8 @@ T = 1_800_000_000_000
 MINUTE = 60_000
 
 
-def entry(schedule: Any = 60, *, paused: bool = False, **timing: Any) -> PeriodicEntry:
-    definition = Definition.of("e", {"task": "t", "schedule": schedule, "timing": timing}, APP)
+def entry(every: Any = 60, *, paused: bool = False, **timing: Any) -> PeriodicEntry:
+    definition = Definition.of("e", {"task": "t", "schedule": every, "timing": timing}, APP)
     return PeriodicEntry(
         definition, Policy.of(definition, ScheduleSettings()), T, definition.fingerprint, paused=paused
     )
@@ -106,8 +108,9 @@ class TestMissed:
     def test_all_has_a_cap(self) -> None:
         assert made_up(entry(missed="all", catch_up=3), T, self.now) == [T + n * MINUTE for n in (8, 9, 10, 11)]
 
-    def test_all_leaves_out_what_is_pointless(self) -> None:
-        one = entry(missed="all", max_lateness=100)
+    @pytest.mark.parametrize("every", [60, schedule(60, relative=True, app=APP), "* * * * *"], ids=repr)
+    def test_all_leaves_out_what_is_pointless(self, every: Any) -> None:
+        one = entry(every, missed="all", max_lateness=100)
         assert made_up(one, T, self.now) == [T + n * MINUTE for n in (9, 10, 11)]
 
     @pytest.mark.parametrize(("missed", "sent"), [("skip", None), ("once", 10), ("all", 0)])
@@ -127,6 +130,43 @@ class TestMissed:
         definition = entry("* * * * *").definition
         assert Policy.of(definition, ScheduleSettings(), 30).max_lateness_s == 30
         assert Policy.of(entry().definition, ScheduleSettings(), 30).max_lateness_s == 0
+
+
+class Asked(schedule):
+    """Is due a minute after its last run, and wants to be asked again after 7 s."""
+
+    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+        return self.now() - last_run_at >= timedelta(minutes=1), 7
+
+
+class TestAsked:
+    """A schedule that decides for itself: there is a time to ask it, and a message only when it says so."""
+
+    every = Asked(1, app=APP)
+
+    def test_a_new_one_is_asked_at_once(self) -> None:
+        assert next_transition(entry(self.every), None, T + 5) == Transition(T + 5)
+
+    def test_one_whose_window_begins_later_is_asked_then(self) -> None:
+        assert next_transition(entry(self.every, start="2027-01-15T08:01:00Z"), None, T) == Transition(T + MINUTE)
+
+    def test_one_that_is_not_due_is_asked_again(self) -> None:
+        one = entry(self.every)
+        move = next_transition(one, at(one, T, task_id="", last_ms=T - 59_999, runs=3), T)
+        assert move == Transition(T + 7000, None, last_ms=T - 59_999, runs=3)
+
+    def test_one_that_is_due_is_sent_now(self) -> None:
+        one = entry(self.every)
+        move = next_transition(one, at(one, T, task_id="", last_ms=T - MINUTE, runs=3), T)
+        assert move == Transition(T + 7000, T, last_ms=T, runs=4, passed=True)
+
+    @pytest.mark.parametrize(("now_ms", "sent"), [(T + MINUTE, True), (T + MINUTE + 1, False)])
+    def test_it_ends_with_its_window(self, now_ms: int, sent: bool) -> None:
+        one = entry(self.every, end="2027-01-15T08:01:00Z")
+        move = next_transition(one, at(one, T, task_id="", last_ms=T - MINUTE, runs=3), now_ms)
+        assert move is not None
+        assert (move.at_ms, move.send_ms) == ((now_ms + 7000, now_ms) if sent else (None, None))
+        assert move.runs == 3 + sent
 
 
 class TestLate:

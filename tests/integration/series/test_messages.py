@@ -1,43 +1,33 @@
-"""A series of `apply_async_many`: the messages of `apply_async`, and whoever wants to see each task sees each."""
+"""A series of `apply_async_many` makes the messages of `apply_async`."""
 
 from __future__ import annotations
 
-import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 import redis
-from celery import Celery, signals
+from celery import Celery
 from celery._state import _task_stack
-from celery.app.task import Task
 from celery.canvas import Signature
 from celery.result import EagerResult
-from kombu import Exchange, Queue
+from kombu import Queue
 from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, NotAllSent
 from celery_delayq.publishing import bulk
 from celery_delayq.publishing.series import Series
-from examples.private_redis import PrivateRedis
 from tests.integration.publishing import stored
+from tests.integration.series.conftest import NAMES, QUEUES, TOPIC, notes, nothing, taken
 from tests.ledger import Ledger
 from tests.state import calls
 from tests.worker_app import publisher
 
 #: The same in every process that collects these tests.
 LATER, LONG_AGO = datetime(2040, 1, 2, 3, 4, 5, 678901, timezone.utc), datetime(2020, 1, 1, tzinfo=timezone.utc)
-
-TOPIC = Exchange("news", "topic")
-QUEUES = (
-    Queue("celery", Exchange("celery"), routing_key="celery"),
-    Queue("other", Exchange("other"), routing_key="other"),
-    Queue("sports", TOPIC, routing_key="sports.*"),
-    Queue("all", TOPIC, routing_key="#"),
-)
 
 #: Options of all tasks of a series.
 SHARED: list[dict[str, Any]] = [
@@ -73,71 +63,6 @@ SINGLE: list[dict[str, Any]] = [
     {"retries": 2},
     {"root_id": "root", "parent_id": "parent"},
 ]
-
-NAMES = ("first", "second", "third")
-
-
-@pytest.fixture
-def server(redis_server: PrivateRedis) -> PrivateRedis:
-    """A server with an empty database 5."""
-    with redis_server.client(db=5) as client:
-        client.flushdb()
-    return redis_server
-
-
-@pytest.fixture
-def client(server: PrivateRedis) -> Iterator[redis.Redis]:
-    """A client of that database."""
-    with server.client(db=5) as client:
-        yield client
-
-
-@pytest.fixture
-def broker_url(server: PrivateRedis) -> str:
-    """Where the messages go."""
-    return f"delayq://127.0.0.1:{server.port}/5"
-
-
-@pytest.fixture
-def app(broker_url: str, ledger_url: str) -> Iterator[Celery]:
-    """An app whose queues are declared, some of them on a topic exchange."""
-    with publisher(broker_url, ledger_url, task_queues=QUEUES) as app, app.connection_for_write() as connection:
-        for queue in QUEUES:
-            queue(connection.default_channel).declare()
-        yield app
-
-
-@pytest.fixture
-def in_series(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ids of the tasks that were sent with a series."""
-    ids: list[str] = []
-    send = Series.send
-
-    def noted(series: Series, signature: Signature, task_id: str, *args: Any) -> Any:
-        ids.append(task_id)
-        return send(series, signature, task_id, *args)
-
-    monkeypatch.setattr(Series, "send", noted)
-    return ids
-
-
-def notes(app: Celery, **options: Any) -> list[Signature]:
-    """Three tasks with ids and arguments of their own, of every kind."""
-    note = app.tasks["note"]
-    arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), {}), (("x" * 2000,), {}), ((), {"value": [1, "ä"]})]
-    return [note.s(*args, **kw).set(task_id=name, **options) for name, (args, kw) in zip(NAMES, arguments, strict=True)]
-
-
-def taken(client: redis.Redis) -> dict[str, list[dict[str, Any]]]:
-    """All messages by list; they are gone afterwards."""
-    messages = stored(client)
-    keys = [key for key in client.scan_iter() if not key.startswith(b"_kombu.binding.")]
-    client.delete("-", *keys)
-    return messages
-
-
-def nothing(value: Any) -> None:
-    """A task's function."""
 
 
 def without_times(messages: dict[str, list[dict[str, Any]]]) -> list[datetime]:
@@ -361,157 +286,6 @@ def test_in_a_task_they_are_its_children(
     assert {message["headers"]["root_id"] for message in messages} == {"first"}
     assert {message["headers"]["parent_id"] for message in messages} == {"parent"}
     assert {message["properties"]["priority"] for message in messages} == {3 if inherit else 0}
-
-
-class TestWhoSeesEach:
-    """Whoever hooks into publishing is asked for each task, as with `apply_async`."""
-
-    @pytest.fixture
-    def seen(self, app: Celery, in_series: list[str]) -> Iterator[list[str]]:
-        """Ids of tasks, filled in by a test; those of all tasks in the end."""
-        ids: list[str] = []
-        yield ids
-        assert ids == list(NAMES)
-        assert in_series == []
-
-    @pytest.mark.parametrize("name", ["before_task_publish", "after_task_publish"])
-    def test_a_signal(self, app: Celery, seen: list[str], name: str) -> None:
-        def heard(headers: dict[str, Any], **kwargs: Any) -> None:
-            seen.append(headers["id"])
-
-        signal = getattr(signals, name)
-        signal.connect(heard)
-        try:
-            app.delayq.apply_async_many(notes(app))
-        finally:
-            signal.disconnect(heard)
-
-    @pytest.mark.parametrize(
-        ("owner", "name"),
-        [(Task, "apply_async"), (Signature, "apply_async"), (Celery, "send_task")],
-        ids=["task", "signature", "app"],
-    )
-    def test_whoever_wraps_a_method(
-        self, app: Celery, seen: list[str], monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
-    ) -> None:
-        method: Callable[..., Any] = getattr(owner, name)
-
-        @functools.wraps(method)
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.append(kwargs["task_id"])
-            return method(self, *args, **kwargs)
-
-        monkeypatch.setattr(owner, name, wrapper)
-        app.delayq.apply_async_many(notes(app))
-
-    def test_a_task_with_an_apply_async_of_its_own(self, app: Celery, seen: list[str]) -> None:
-        class Seen(Task):
-            name = "seen"
-
-            def apply_async(self, *args: Any, **kwargs: Any) -> Any:
-                seen.append(kwargs["task_id"])
-                return super().apply_async(*args, **kwargs)
-
-            def run(self, value: Any = None) -> None: ...
-
-        task = app.register_task(Seen())
-        app.delayq.apply_async_many(task.s(name).set(task_id=name) for name in NAMES)
-
-    def test_a_shadow_name(self, app: Celery, seen: list[str]) -> None:
-        def shadow_name(task: Task, args: Any, kwargs: Any, options: Any) -> str:
-            seen.append(args[0])
-            return "shadow"
-
-        task = app.task(name="shadowed", shared=False, lazy=False, shadow_name=shadow_name)(nothing)
-        app.delayq.apply_async_many(task.s(name).set(task_id=name) for name in NAMES)
-
-    def test_a_protocol_of_its_own(self, broker_url: str, ledger_url: str, seen: list[str]) -> None:
-        with publisher(broker_url, ledger_url) as app:
-            usual = app.amqp.task_protocols[2]
-
-            def own(task_id: str, *args: Any, **kwargs: Any) -> Any:
-                seen.append(task_id)
-                return usual(task_id, *args, **kwargs)
-
-            app.amqp.task_protocols[2] = own
-            app.delayq.apply_async_many(notes(app))
-
-    def test_a_router(self, app: Celery, seen: list[str]) -> None:
-        route = app.amqp.router.route
-
-        def noted(options: Any, name: str, args: Any = (), *rest: Any) -> Any:
-            seen.append(NAMES[len(seen)])
-            return route(options, name, args, *rest)
-
-        app.amqp.router.route = noted
-        app.delayq.apply_async_many(notes(app))
-
-    def test_a_task_with_options_of_the_moment(self, app: Celery, seen: list[str]) -> None:
-        class Moody(Task):
-            name = "moody"
-
-            def _get_exec_options(self) -> Any:
-                seen.append(NAMES[len(seen)])
-                return super()._get_exec_options()
-
-            def run(self) -> None: ...
-
-        task = app.register_task(Moody())
-        app.delayq.apply_async_many(task.s() for _ in NAMES)
-
-    def test_a_receiver_that_comes_later(self, app: Celery, in_series: list[str]) -> None:
-        """From then on Celery decides who hears what (5.6 looks for receivers once an app)."""
-
-        def receive(**kwargs: Any) -> None: ...
-
-        def signatures() -> Iterator[Signature]:
-            first, second, third = notes(app)
-            yield first
-            yield second
-            signals.before_task_publish.connect(receive)
-            yield third
-
-        try:
-            app.delayq.apply_async_many(signatures())
-        finally:
-            signals.before_task_publish.disconnect(receive)
-        assert in_series == ["second"]
-
-    @pytest.mark.parametrize("text", ["***", "()"])
-    def test_a_route_that_hides_arguments(
-        self, broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str], text: str
-    ) -> None:
-        """`()` is what the arguments of the first one are."""
-        with publisher(broker_url, ledger_url, task_routes={"note": {"argsrepr": text}}) as app:
-            app.delayq.apply_async_many(notes(app))
-        (messages,) = stored(client).values()
-        assert [message["headers"]["argsrepr"] for message in messages] == [text] * 3
-        assert in_series == []
-
-    def test_the_first_protocol(
-        self, broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str]
-    ) -> None:
-        with publisher(broker_url, ledger_url, task_protocol=1) as app:
-            app.delayq.apply_async_many(notes(app))
-        assert client.llen("celery") == 3
-        assert in_series == []
-
-    def test_a_route(self, broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str]) -> None:
-        def by_argument(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **kw: Any) -> dict[str, str]:
-            return {"queue": f"queue of {args[0]}"}
-
-        with publisher(broker_url, ledger_url, task_routes=(by_argument,)) as app:
-            app.delayq.apply_async_many(app.tasks["note"].s(number) for number in range(3))
-        assert stored(client).keys() == {f"queue of {number}" for number in range(3)}
-        assert in_series == []
-
-    def test_routes_by_name_are_the_same_for_all(
-        self, broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str]
-    ) -> None:
-        with publisher(broker_url, ledger_url, task_routes={"no*": {"queue": "mapped"}}) as app:
-            app.delayq.apply_async_many(notes(app))
-        assert len(stored(client)["mapped"]) == 3
-        assert len(in_series) == 2
 
 
 class TestErrors:

@@ -1,0 +1,91 @@
+"""An app that publishes to an empty database, and which of its tasks were sent with a series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.canvas import Signature
+from kombu import Exchange, Queue
+
+from celery_delayq.publishing.series import Series
+from examples.private_redis import PrivateRedis
+from tests.integration.publishing import stored
+from tests.worker_app import publisher
+
+TOPIC = Exchange("news", "topic")
+QUEUES = (
+    Queue("celery", Exchange("celery"), routing_key="celery"),
+    Queue("other", Exchange("other"), routing_key="other"),
+    Queue("sports", TOPIC, routing_key="sports.*"),
+    Queue("all", TOPIC, routing_key="#"),
+)
+
+#: The ids of what `notes` returns.
+NAMES = ("first", "second", "third")
+
+
+@pytest.fixture
+def server(redis_server: PrivateRedis) -> PrivateRedis:
+    """A server with an empty database 5."""
+    with redis_server.client(db=5) as client:
+        client.flushdb()
+    return redis_server
+
+
+@pytest.fixture
+def client(server: PrivateRedis) -> Iterator[redis.Redis]:
+    """A client of that database."""
+    with server.client(db=5) as client:
+        yield client
+
+
+@pytest.fixture
+def broker_url(server: PrivateRedis) -> str:
+    """Where the messages go."""
+    return f"delayq://127.0.0.1:{server.port}/5"
+
+
+@pytest.fixture
+def app(broker_url: str, ledger_url: str) -> Iterator[Celery]:
+    """An app whose queues are declared, some of them on a topic exchange."""
+    with publisher(broker_url, ledger_url, task_queues=QUEUES) as app, app.connection_for_write() as connection:
+        for queue in QUEUES:
+            queue(connection.default_channel).declare()
+        yield app
+
+
+@pytest.fixture
+def in_series(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the tasks that were sent with a series."""
+    ids: list[str] = []
+    send = Series.send
+
+    def noted(series: Series, signature: Signature, task_id: str, *args: Any) -> Any:
+        ids.append(task_id)
+        return send(series, signature, task_id, *args)
+
+    monkeypatch.setattr(Series, "send", noted)
+    return ids
+
+
+def notes(app: Celery, **options: Any) -> list[Signature]:
+    """Three tasks with ids and arguments of their own, of every kind."""
+    note = app.tasks["note"]
+    arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), {}), (("x" * 2000,), {}), ((), {"value": [1, "ä"]})]
+    return [note.s(*args, **kw).set(task_id=name, **options) for name, (args, kw) in zip(NAMES, arguments, strict=True)]
+
+
+def taken(client: redis.Redis) -> dict[str, list[dict[str, Any]]]:
+    """All messages by list; they are gone afterwards."""
+    messages = stored(client)
+    keys = [key for key in client.scan_iter() if not key.startswith(b"_kombu.binding.")]
+    client.delete("-", *keys)
+    return messages
+
+
+def nothing(value: Any) -> None:
+    """A task's function."""
