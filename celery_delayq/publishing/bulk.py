@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
 
 from celery_delayq.errors import NotAllSent
-from celery_delayq.publishing.series import Series, key_of
+from celery_delayq.publishing.template import TaskTemplate, key_of
 from celery_delayq.transport import require_transport
 from celery_delayq.transport.batch import Batch, collecting
 from celery_delayq.transport.producer import Producer
@@ -25,8 +25,8 @@ CHUNK_SIZE = 1000
 #: Maximum size of a round trip, in bytes. The last task may exceed it.
 _CHUNK_BYTES = 4 * 1024 * 1024
 
-#: Maximum number of cached series; the oldest is dropped first. Tasks may all have different options.
-_MOST_SERIES = 256
+#: Maximum number of cached templates; the oldest is dropped first. Tasks may all have different options.
+_MOST_TEMPLATES = 256
 
 
 def apply_async_many(
@@ -96,8 +96,8 @@ class _Sender:
         self._chunk_size = chunk_size
         self._with_results = with_results
         self._chunk: list[_Collected] = []
-        #: `key_of` the tasks -> their series.
-        self._series: dict[Hashable, Series] = {}
+        #: `key_of` the tasks -> their template.
+        self._templates: dict[Hashable, TaskTemplate] = {}
         self._failed: list[tuple[Any, Exception]] = []
         self._uncertain: list[Signature] = []
         #: The error that ended the chunk: a task that cannot be sent, with the reason; or an error of the iterable.
@@ -140,17 +140,17 @@ class _Sender:
 
     def _publish(self, signature: Signature, task_id: str) -> AsyncResult | None:
         key = key_of(signature)
-        series = self._series.get(key)
-        if series is not None and series.has(signature):
-            return series.send(signature, task_id, self._with_results)
+        template = self._templates.get(key)
+        if template is not None and template.has(signature):
+            return template.send(signature, task_id, self._with_results)
         self._producer.published = {}
         options = {} if self._with_results else {"add_to_parent": False}
         result = signature.apply_async(producer=self._producer, task_id=task_id, retry=False, **options)
-        series = Series.after(signature, task_id, self._producer)
-        if series is not None:
-            if len(self._series) >= _MOST_SERIES:
-                del self._series[next(iter(self._series))]
-            self._series[key] = series
+        template = TaskTemplate.after(signature, task_id, self._producer)
+        if template is not None:
+            if len(self._templates) >= _MOST_TEMPLATES:
+                del self._templates[next(iter(self._templates))]
+            self._templates[key] = template
         return result
 
     def _flush(self) -> None:

@@ -9,9 +9,9 @@ entry        the definition of an entry
 configured   the entries in the configuration of an app
 transitions  the next step of an entry
 message      the message of an occurrence: built by Celery, captured instead of sent
-mould        templates: messages built from one that Celery built
+template     further messages, built after one that Celery built
 attendance   since when planners have been running, and whose configuration counts
-known        what a planner knows about one entry
+planned_entry    what a planner knows about one entry
 planned_entries  what a planner knows about all entries, and how it learns of changes
 planner      keeps the next occurrence of every entry planned
 loop         the thread that runs a planner

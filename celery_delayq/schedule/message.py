@@ -16,16 +16,16 @@ from celery.utils import uuid
 from dateutil.parser import isoparse
 
 from celery_delayq.errors import DelayqError
-from celery_delayq.publishing.onlookers import nobody_listens
+from celery_delayq.publishing.hooks import has_no_receivers
 from celery_delayq.queue.codec import message_key
 from celery_delayq.schedule.entry import Definition
-from celery_delayq.schedule.mould import Arguments, Mould, When
 from celery_delayq.schedule.occurrences import to_datetime
 from celery_delayq.schedule.scripts import Offer
+from celery_delayq.schedule.template import Arguments, MessageTemplate, When
 from celery_delayq.transport.capture import Caught, capture
 
-#: Size of the cache of moulds, and of the cache of arguments.
-_MOST_MOULDS, _MOST_ARGUMENTS = 1000, 10_000
+#: Size of the cache of templates, and of the cache of arguments.
+_MOST_TEMPLATES, _MOST_ARGUMENTS = 1000, 10_000
 
 
 class CannotSend(DelayqError, RuntimeError):
@@ -51,7 +51,7 @@ class Builder:
     """Builds the messages of occurrences. For one thread at a time.
 
     Celery builds the first message of a task with certain options. Messages that differ only in ids, times and
-    arguments are made from it (see `Mould`), unless an onlooker looks at each message.
+    arguments are made from it (see `MessageTemplate`), unless a hook looks at each message.
 
     Args:
         app: the Celery app.
@@ -62,7 +62,7 @@ class Builder:
         self._app = app
         self._producer = producer
         #: Keyed by task, identity of its options, and kind of expiry. The value keeps the options alive.
-        self._moulds: dict[tuple[str, int, str], tuple[Any, Mould]] = {}
+        self._templates: dict[tuple[str, int, str], tuple[Any, MessageTemplate]] = {}
         #: Keyed by the identity of definitions. The value keeps the definition alive.
         self._arguments: dict[int, tuple[Definition, Arguments]] = {}
 
@@ -85,20 +85,20 @@ class Builder:
         """
         when = _when(definition, at_ms, jitter_ms, max_lateness_s)
         key = (definition.task, id(definition.options), _kind_of(when.expires))
-        found = self._moulds.get(key)
-        if found is None or not nobody_listens():
+        found = self._templates.get(key)
+        if found is None or not has_no_receivers():
             return self._build_first(definition, key, when)
-        mould = found[1]
-        arguments = self._arguments_of(mould, definition)
+        template = found[1]
+        arguments = self._arguments_of(template, definition)
         task_id = uuid()
-        offer = Offer(message_key(task_id), when.due_ms, mould.payload(arguments, task_id, when))
-        return Occurrence(mould.broker_list, task_id, offer)
+        offer = Offer(message_key(task_id), when.due_ms, template.payload(arguments, task_id, when))
+        return Occurrence(template.broker_list, task_id, offer)
 
-    def _arguments_of(self, mould: Mould, definition: Definition) -> Arguments:
+    def _arguments_of(self, template: MessageTemplate, definition: Definition) -> Arguments:
         known = self._arguments.get(id(definition))
         if known is not None:
             return known[1]
-        arguments = mould.arguments(*_evaluated(definition))
+        arguments = template.arguments(*_evaluated(definition))
         given = definition.args or definition.kwargs
         if given and len(self._arguments) < _MOST_ARGUMENTS and not definition.is_lazy:
             self._arguments[id(definition)] = definition, arguments
@@ -107,12 +107,12 @@ class Builder:
     def _build_first(self, definition: Definition, key: tuple[str, int, str], when: When) -> Occurrence:
         given = _evaluated(definition)
         occurrence, caught = _let_celery_build(self._app, self._producer, definition, given, when)
-        if caught is not None and caught.due_ms == when.due_ms and key[2] != "naive" and nobody_listens():
-            mould = Mould.of(self._app, self._producer.channel, definition, given, when, caught)
-            if mould is not None:
-                if len(self._moulds) >= _MOST_MOULDS:
-                    self._moulds.clear()
-                self._moulds[key] = definition.options, mould
+        if caught is not None and caught.due_ms == when.due_ms and key[2] != "naive" and has_no_receivers():
+            template = MessageTemplate.of(self._app, self._producer.channel, definition, given, when, caught)
+            if template is not None:
+                if len(self._templates) >= _MOST_TEMPLATES:
+                    self._templates.clear()
+                self._templates[key] = definition.options, template
         return occurrence
 
 

@@ -22,7 +22,7 @@ from celery_delayq.errors import DelayqError
 from celery_delayq.schedule.attendance import Attendance
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.entry import Definition
-from celery_delayq.schedule.known import NEVER_SEEN, Known
+from celery_delayq.schedule.planned_entry import NEVER_SEEN, PlannedEntry
 from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.store import ScheduleStore
 
@@ -40,7 +40,7 @@ class PlannedEntries:
         attendance: attendance of this planner.
         configured: entries in the configuration of this process.
         parse: builds a definition from a name and the data of a record; raises InvalidSchedule.
-        on_read: called with the name and the `Known` of an entry when its state was read.
+        on_read: called with the name and the `PlannedEntry` of an entry when its state was read.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class PlannedEntries:
         attendance: Attendance,
         configured: Configured,
         parse: Callable[[str, Mapping[str, Any]], Definition],
-        on_read: Callable[[str, Known], None],
+        on_read: Callable[[str, PlannedEntry], None],
     ) -> None:
-        self.entries: dict[str, Known] = {}
+        self.entries: dict[str, PlannedEntry] = {}
         #: Whether the configuration of this process counted at the last complete read.
         self._counted = True
         self._store = store
@@ -100,7 +100,7 @@ class PlannedEntries:
             yield
         yield from self._take_in_new(found, states)
         # They were removed, or added during the read.
-        self.refresh([name for name, known in self.entries.items() if known.is_stored and name not in found])
+        self.refresh([name for name, planned in self.entries.items() if planned.is_stored and name not in found])
         self._remove_strays(states, found)
         for name, error in self._configured.errors.items():
             self.note_error(name, error)
@@ -190,19 +190,19 @@ class PlannedEntries:
         now_ms = self._attendance.now_ms()
         names = [name for name in self._configured.entries if name not in found]
         for start in range(0, len(names), _PAGE):
-            fresh: dict[str, Known | None] = {}
+            fresh: dict[str, PlannedEntry | None] = {}
             for name in names[start : start + _PAGE]:
-                known = self.entries.get(name)
+                planned = self.entries.get(name)
                 if not self._attendance.counts:
                     fresh[name] = None
-                elif known is None or known.is_stored:
+                elif planned is None or planned.is_stored:
                     fresh[name] = self._fresh(self._configured.entries[name], now_ms)
             self._take_in(fresh, states)
             yield
 
-    def _fresh(self, definition: Definition, since_ms: int) -> Known:
+    def _fresh(self, definition: Definition, since_ms: int) -> PlannedEntry:
         record = Record(definition.fingerprint, since_ms, None, app=self._configured.app)
-        return Known(definition, record, is_stored=False, error=self._errors.get(definition.name))
+        return PlannedEntry(definition, record, is_stored=False, error=self._errors.get(definition.name))
 
     def _record_of(self, name: str, raw: bytes) -> Record | None:
         try:
@@ -211,7 +211,7 @@ class PlannedEntries:
             self.note_error(name, str(exc))
             return None
 
-    def _known(self, name: str, record: Record | None) -> Known | None:
+    def _known(self, name: str, record: Record | None) -> PlannedEntry | None:
         """Return the entry if this planner may plan it, otherwise None."""
         if record is None:
             return None
@@ -229,7 +229,7 @@ class PlannedEntries:
                 self._overruled = True
                 return None
             definition = own
-        return Known(definition, self._lean(record), error=self._errors.get(name))
+        return PlannedEntry(definition, self._lean(record), error=self._errors.get(name))
 
     def _lean(self, record: Record) -> Record:
         """Return a record without the parts that need much memory. Equal strings are shared."""
@@ -238,22 +238,22 @@ class PlannedEntries:
         app = self._configured.app if own else record.app
         return replace(record, definition=None, raw=b"", app=app, queue=queue, earlier=record.earlier or ())
 
-    def _take_in(self, entries: Mapping[str, Known | None], states: Mapping[str, Mapping[str, Seen]]) -> None:
+    def _take_in(self, entries: Mapping[str, PlannedEntry | None], states: Mapping[str, Mapping[str, Seen]]) -> None:
         """Add entries with their records and states; forget entries that are None."""
         unclear: dict[str, set[str]] = {}
-        for name, known in entries.items():
-            if known is None:
+        for name, planned in entries.items():
+            if planned is None:
                 self.entries.pop(name, None)
                 continue
-            self.entries[name] = known
-            queue = known.record.queue
+            self.entries[name] = planned
+            queue = planned.record.queue
             others = {other for other, found in states.items() if other != queue and name in found}
-            if others or known.record.earlier or (queue is not None and queue not in states):
+            if others or planned.record.earlier or (queue is not None and queue not in states):
                 unclear[name] = others
                 continue
             in_queue = states.get(queue or "", {})
-            known.seen = in_queue.get(name) or in_queue.get("", NEVER_SEEN)
-            self.read_state(name, known)
+            planned.seen = in_queue.get(name) or in_queue.get("", NEVER_SEEN)
+            self.read_state(name, planned)
         self.refresh(list(unclear), unclear)
 
     def _remove_strays(self, states: Mapping[str, Mapping[str, Seen]], found: Collection[str]) -> None:
@@ -314,9 +314,9 @@ class PlannedEntries:
         unchanged: dict[str, tuple[bytes, Record]] = {}
         changed = []
         for name, raw in zip(names, self._store.records_of(names), strict=True):
-            known = self.entries[name]
-            record = self._as_known(known, raw)
-            if not known.is_stored and not self._attendance.counts:
+            planned = self.entries[name]
+            record = self._as_known(planned, raw)
+            if not planned.is_stored and not self._attendance.counts:
                 del self.entries[name]
             elif record is None:
                 changed.append(name)
@@ -341,17 +341,17 @@ class PlannedEntries:
         while raws:
             found = {name: self._read_anew(name, raw, before[name]) for name, raw in raws.items()}
             # Read its own queue last: if it was in two queues in the meantime, it moved to this one.
-            queues = {name: known.queues(also.get(name, ())) if known else [] for name, known in found.items()}
+            queues = {name: planned.queues(also.get(name, ())) if planned else [] for name, planned in found.items()}
             seen = iter(self._store.seen([(name, queue) for name in raws for queue in queues[name]]))
             of_entry = {name: [next(seen) for _ in queues[name]] for name in raws}
             # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
             again = dict(zip(raws, self._store.records_of(list(raws)), strict=True))
-            for name, known in found.items():
+            for name, planned in found.items():
                 if again[name] == raws[name]:
-                    self._on_refreshed(name, known, queues[name], of_entry[name], before[name], raws[name])
+                    self._on_refreshed(name, planned, queues[name], of_entry[name], before[name], raws[name])
             raws = {name: raw for name, raw in again.items() if raw != raws[name]}
 
-    def _read_anew(self, name: str, raw: bytes, before: Known | None) -> Known | None:
+    def _read_anew(self, name: str, raw: bytes, before: PlannedEntry | None) -> PlannedEntry | None:
         if raw:
             return self._known(name, self._record_of(name, raw))
         if before is not None and not before.is_stored and self._attendance.counts:
@@ -361,18 +361,18 @@ class PlannedEntries:
     def _on_refreshed(
         self,
         name: str,
-        known: Known | None,
+        planned: PlannedEntry | None,
         queues: Sequence[str],
         seen: list[Seen],
-        before: Known | None,
+        before: PlannedEntry | None,
         raw: bytes,
     ) -> None:
-        if known is not None:
-            if known.record.queue is not None:
-                known.seen = seen.pop()
-            known.strays = list(zip(queues, seen, strict=False))
-            self.entries[name] = known
-            self.read_state(name, known)
+        if planned is not None:
+            if planned.record.queue is not None:
+                planned.seen = seen.pop()
+            planned.strays = list(zip(queues, seen, strict=False))
+            self.entries[name] = planned
+            self.read_state(name, planned)
         elif not raw:
             self._overruled = self._overruled or name in self._configured.entries
             self.note_error(name, None)
@@ -382,23 +382,23 @@ class PlannedEntries:
 
     def on_state(self, name: str, seen: Seen) -> None:
         """Process the state of an entry in its queue; another planner may have changed it."""
-        known = self.entries.get(name)
-        if known is not None and seen.raw != known.seen.raw:
-            known.seen = seen
-            self.read_state(name, known)
-            if known.state is None or known.state.parked:  # it may have moved to another queue before
+        planned = self.entries.get(name)
+        if planned is not None and seen.raw != planned.seen.raw:
+            planned.seen = seen
+            self.read_state(name, planned)
+            if planned.state is None or planned.state.parked:  # it may have moved to another queue before
                 self.refresh([name])
 
-    def read_state(self, name: str, known: Known) -> None:
+    def read_state(self, name: str, planned: PlannedEntry) -> None:
         """Process the state of an entry, as it was read."""
         try:
-            known.state = State.parse(known.seen.raw) if known.seen.raw else None
+            planned.state = State.parse(planned.seen.raw) if planned.seen.raw else None
         except ValueError as exc:
             logger.error("Cannot parse the state of periodic task %r, planning it again: %s", name, exc)
-            known.state = None
-        if known.state is not None:
-            known.state = self._lean_state(known.state, known.record)
-        self._on_read(name, known)
+            planned.state = None
+        if planned.state is not None:
+            planned.state = self._lean_state(planned.state, planned.record)
+        self._on_read(name, planned)
 
     @staticmethod
     def _lean_state(state: State, record: Record) -> State:
@@ -426,10 +426,10 @@ class PlannedEntries:
         raws = dict(zip(unread, self._store.records_of(unread), strict=True))
         changes = []
         for name in names:
-            known = self.entries[name]
-            raw, record = records.get(name) or (raws[name], self._as_known(known, raws[name]))
+            planned = self.entries[name]
+            raw, record = records.get(name) or (raws[name], self._as_known(planned, raws[name]))
             if record is not None:
-                whole = record if known.is_stored else self._new_record(known.definition, record.since_ms)
+                whole = record if planned.is_stored else self._new_record(planned.definition, record.since_ms)
                 changes.append((name, raw, whole.to(queues[name])))
         written: set[str] = set()
         refused = {}
@@ -438,21 +438,21 @@ class PlannedEntries:
                 refused[name] = reply
             elif reply:
                 self._on_written(reply)
-                known = self.entries[name]
-                known.record, known.is_stored, known.seen = self._lean(record), True, states[name]
+                planned = self.entries[name]
+                planned.record, planned.is_stored, planned.seen = self._lean(record), True, states[name]
                 written.add(name)
         self.refresh([name for name in names if name not in written and name not in refused])
         return written, refused
 
-    def _as_known(self, known: Known, raw: bytes) -> Record | None:
+    def _as_known(self, planned: PlannedEntry, raw: bytes) -> Record | None:
         """Return the record of an entry, or None if it has changed."""
-        if not known.is_stored:
-            return None if raw else known.record
+        if not planned.is_stored:
+            return None if raw else planned.record
         try:
             record = Record.parse(raw)
         except ValueError:
             return None
-        return record if self._lean(record) == known.record else None
+        return record if self._lean(record) == planned.record else None
 
     # -- errors
 

@@ -11,7 +11,7 @@ Who plans
 What comes first
     The most urgent entries come first: those with a message that is due already, then those whose next occurrence is
     earliest. So an entry that runs every second does not wait for thousands that run every minute, or for new ones.
-    Entries are read in parts, and known entries are processed in between.
+    Entries are read in parts, and planned entries are processed in between.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from celery_delayq.schedule import scripts
 from celery_delayq.schedule.attendance import Attendance
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.entry import Definition
-from celery_delayq.schedule.known import Known
 from celery_delayq.schedule.message import CannotSend, Occurrence
 from celery_delayq.schedule.occurrences import jitter_ms, usual_interval_ms
 from celery_delayq.schedule.planned_entries import PlannedEntries
+from celery_delayq.schedule.planned_entry import PlannedEntry
 from celery_delayq.schedule.records import Record, Seen, State, Step
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.schedule.transitions import PeriodicEntry, Policy, Transition, missed_until, next_transition
@@ -109,7 +109,7 @@ class Planner:
         self._overdue: set[str] = set()
 
     @property
-    def entries(self) -> dict[str, Known]:
+    def entries(self) -> dict[str, PlannedEntry]:
         """The entries that this planner plans, by name."""
         return self._planned.entries
 
@@ -129,23 +129,23 @@ class Planner:
         return self._attendance.clock.seconds_until(self._heap[0][0]) if self._heap else None
 
     def _is_current(self, wake_ms: int, name: str) -> bool:
-        known = self.entries.get(name)
-        return known is not None and known.wake_ms == wake_ms
+        planned = self.entries.get(name)
+        return planned is not None and planned.wake_ms == wake_ms
 
-    def _wake(self, name: str, known: Known, wake_ms: int | None) -> None:
-        known.wake_ms, known.is_ripe = wake_ms, False
+    def _wake(self, name: str, planned: PlannedEntry, wake_ms: int | None) -> None:
+        planned.wake_ms, planned.is_ripe = wake_ms, False
         if wake_ms is not None:
             heapq.heappush(self._heap, (wake_ms, name))
 
-    def _ripen(self, name: str, known: Known, now_ms: int) -> None:
-        known.wake_ms, known.is_ripe = None, True
-        heapq.heappush(self._ripe, (self._until_ms(known, now_ms), random.random(), name))
+    def _ripen(self, name: str, planned: PlannedEntry, now_ms: int) -> None:
+        planned.wake_ms, planned.is_ripe = None, True
+        heapq.heappush(self._ripe, (self._until_ms(planned, now_ms), random.random(), name))
 
     @staticmethod
-    def _until_ms(known: Known, now_ms: int) -> int:
+    def _until_ms(planned: PlannedEntry, now_ms: int) -> int:
         """Return the deadline of an entry's next step, unix time in ms."""
-        state = known.state
-        usual_ms = usual_interval_ms(known.definition.schedule)
+        state = planned.state
+        usual_ms = usual_interval_ms(planned.definition.schedule)
         if state is None or state.at_ms is None:
             return now_ms + usual_ms
         if state.at_ms > now_ms:  # the entry has changed: the waiting message must not run
@@ -180,21 +180,21 @@ class Planner:
         """Process announced changes of entries, given as numbers and names."""
         self._planned.on_changes(changes)
 
-    def _on_read(self, name: str, known: Known) -> None:
-        state, now_ms = known.state, self._attendance.now_ms()
+    def _on_read(self, name: str, planned: PlannedEntry) -> None:
+        state, now_ms = planned.state, self._attendance.now_ms()
         if state is not None and state.at_ms is not None and state.at_ms <= now_ms and self._reading is not None:
             self._overdue.add(name)
-        if known.strays or state is None or state.fingerprint != known.record.fingerprint:
-            self._ripen(name, known, now_ms)
-        elif state.at_ms is None or known.record.paused or not known.definition.timing.enabled:
+        if planned.strays or state is None or state.fingerprint != planned.record.fingerprint:
+            self._ripen(name, planned, now_ms)
+        elif state.at_ms is None or planned.record.paused or not planned.definition.timing.enabled:
             try:
-                move = next_transition(self._entry(known), state, now_ms)
+                move = next_transition(self._entry(planned), state, now_ms)
             except Exception as exc:  # a schedule may raise anything
-                self._fail(name, known, exc)
+                self._fail(name, planned, exc)
             else:
-                self._wake(name, known, now_ms if move else None)
+                self._wake(name, planned, now_ms if move else None)
         else:
-            self._wake(name, known, self._turn_ms(state))
+            self._wake(name, planned, self._turn_ms(state))
 
     def _turn_ms(self, state: State) -> int | None:
         """Return when to look at an entry: at its time, or a grace period later if another planner planned it."""
@@ -228,11 +228,11 @@ class Planner:
         names: list[str] = []
         while self._ripe and len(names) < _BATCH:
             name = heapq.heappop(self._ripe)[2]
-            known = self.entries.get(name)
-            if known is not None and known.is_ripe:
-                known.is_ripe = False  # the heap may contain the entry several times
+            planned = self.entries.get(name)
+            if planned is not None and planned.is_ripe:
+                planned.is_ripe = False  # the heap may contain the entry several times
                 names.append(name)
-            elif known is None:
+            elif planned is None:
                 self._overdue.discard(name)
         return names
 
@@ -250,8 +250,8 @@ class Planner:
         decisions = [
             decision
             for name in names
-            if (known := self.entries.get(name)) is not None
-            and (decision := self._decide(name, known, now_ms, still_waits=name in waiting)) is not None
+            if (planned := self.entries.get(name)) is not None
+            and (decision := self._decide(name, planned, now_ms, still_waits=name in waiting)) is not None
         ]
         self._take(self._settle(decisions, records))
 
@@ -260,17 +260,17 @@ class Planner:
         return [
             name
             for name in names
-            if (known := self.entries.get(name)) is not None and known.wake_ms is None and not known.is_ripe
+            if (planned := self.entries.get(name)) is not None and planned.wake_ms is None and not planned.is_ripe
         ]
 
     def _read_others(self, names: Iterable[str]) -> None:
         """Read the states of entries that another planner should have planned."""
         stale = [
-            (name, known.record.queue)
+            (name, planned.record.queue)
             for name in names
-            if (known := self.entries[name]).state is not None
-            and known.state.planner != self.id
-            and known.record.queue is not None
+            if (planned := self.entries[name]).state is not None
+            and planned.state.planner != self.id
+            and planned.record.queue is not None
         ]
         for (name, _), seen in zip(stale, self._store.seen(stale), strict=True):
             self._planned.on_state(name, seen)
@@ -278,63 +278,64 @@ class Planner:
     def _still_waiting(self, names: Iterable[str], now_ms: int) -> set[str]:
         """Return the entries whose messages were due before planners came, but were not transferred yet."""
         overdue = [
-            (name, known.state.task_id, known.record.queue)
+            (name, planned.state.task_id, planned.record.queue)
             for name in names
-            if (known := self.entries.get(name)) is not None
-            and known.state is not None
-            and known.record.queue is not None
-            and known.state.task_id
-            and known.state.at_ms is not None
-            and known.state.at_ms <= missed_until(now_ms, self._attendance.attended_ms(known.record))
+            if (planned := self.entries.get(name)) is not None
+            and planned.state is not None
+            and planned.record.queue is not None
+            and planned.state.task_id
+            and planned.state.at_ms is not None
+            and planned.state.at_ms <= missed_until(now_ms, self._attendance.attended_ms(planned.record))
         ]
         found = self._store.waiting([(task_id, queue) for _, task_id, queue in overdue])
         return {name for (name, _, _), waits in zip(overdue, found, strict=True) if waits}
 
-    def _entry(self, known: Known) -> PeriodicEntry:
-        record = known.record
-        policy = self._policy(known.definition)
-        return PeriodicEntry(known.definition, policy, record.since_ms, record.fingerprint, paused=record.paused)
+    def _entry(self, planned: PlannedEntry) -> PeriodicEntry:
+        record = planned.record
+        policy = self._policy(planned.definition)
+        return PeriodicEntry(planned.definition, policy, record.since_ms, record.fingerprint, paused=record.paused)
 
     def _decide(
-        self, name: str, known: Known, now_ms: int, *, still_waits: bool = False, gone: bool = False
+        self, name: str, planned: PlannedEntry, now_ms: int, *, still_waits: bool = False, gone: bool = False
     ) -> _Decision | None:
         """Return the decision about an entry; None if there is nothing to do, or if it was done at once."""
         try:
-            if known.strays and not self._gather(name, known):
+            if planned.strays and not self._gather(name, planned):
                 return None
         except ResponseError as exc:
-            self._fail(name, known, exc)
+            self._fail(name, planned, exc)
             return None
-        entry = self._entry(known)
+        entry = self._entry(planned)
         try:
-            attended_ms = self._attendance.attended_ms(known.record)
+            attended_ms = self._attendance.attended_ms(planned.record)
             move = next_transition(
-                entry, known.state, now_ms, attended_ms=attended_ms, still_waits=still_waits, gone=gone
+                entry, planned.state, now_ms, attended_ms=attended_ms, still_waits=still_waits, gone=gone
             )
-            if move is None and known.state is not None and known.state.parked:
-                move = Transition(None, last_ms=known.state.last_ms, runs=known.state.runs)  # it has ended or is idle
+            if move is None and planned.state is not None and planned.state.parked:
+                # It has ended, or is idle.
+                move = Transition(None, last_ms=planned.state.last_ms, runs=planned.state.runs)
             if move is None:
-                self._forget_error(name, known)
-                self._wake(name, known, self._turn_ms(known.state) if known.state else None)
-                if known.wake_ms is not None and known.wake_ms <= now_ms:
-                    known.wake_ms = None
+                self._forget_error(name, planned)
+                self._wake(name, planned, self._turn_ms(planned.state) if planned.state else None)
+                if planned.wake_ms is not None and planned.wake_ms <= now_ms:
+                    planned.wake_ms = None
                 return None
-            occurrence = Occurrence(known.record.queue, "", None)
+            occurrence = Occurrence(planned.record.queue, "", None)
             if move.send_ms is not None:
-                jitter = jitter_ms(name, move.send_ms, known.definition.timing.jitter_ms)
-                occurrence = self._build(known.definition, move.send_ms, jitter, entry.policy.max_lateness_s)
-            elif known.record.queue is None:  # a lazy entry: build a message to learn its queue
-                occurrence = self._build(known.definition, now_ms, 0, 0.0)
+                jitter = jitter_ms(name, move.send_ms, planned.definition.timing.jitter_ms)
+                occurrence = self._build(planned.definition, move.send_ms, jitter, entry.policy.max_lateness_s)
+            elif planned.record.queue is None:  # a lazy entry: build a message to learn its queue
+                occurrence = self._build(planned.definition, now_ms, 0, 0.0)
         except Exception as exc:  # a task, a router or a signal receiver may raise anything
-            self._fail(name, known, exc)
+            self._fail(name, planned, exc)
             return None
-        queue = occurrence.queue or known.record.queue or ""
+        queue = occurrence.queue or planned.record.queue or ""
         if not queue:
-            self._fail(name, known, CannotSend("its task sends no message, so there is no queue to plan it in"))
+            self._fail(name, planned, CannotSend("its task sends no message, so there is no queue to plan it in"))
             return None
         ahead = move.send_ms is not None and move.send_ms == move.at_ms
         state = State(
-            known.record.fingerprint,
+            planned.record.fingerprint,
             self.id,
             move.at_ms,
             occurrence.task_id if ahead and occurrence.offer else "",
@@ -344,24 +345,24 @@ class Planner:
         )
         offer = occurrence.offer if move.send_ms is not None else None
         must_wait = bool(move.withdraw)
-        step = Step(name, queue, known.seen, state.dump(), withdraw=move.withdraw, must_wait=must_wait, offer=offer)
+        step = Step(name, queue, planned.seen, state.dump(), withdraw=move.withdraw, must_wait=must_wait, offer=offer)
         return _Decision(name, move, step, state)
 
-    def _gather(self, name: str, known: Known) -> bool:
+    def _gather(self, name: str, planned: PlannedEntry) -> bool:
         """Take an entry out of its former queues. Returns False if another planner is doing so too.
 
         Its state stays parked there until it is planned in its new queue. So another planner can continue in between.
         """
-        while known.strays:
-            if not self._take_out(name, known, *known.strays[0]):
+        while planned.strays:
+            if not self._take_out(name, planned, *planned.strays[0]):
                 self._planned.refresh([name])
                 return False
-            known.strays = known.strays[1:]  # only now: if the server refuses, it is tried again later
+            planned.strays = planned.strays[1:]  # only now: if the server refuses, it is tried again later
         return True
 
-    def _take_out(self, name: str, known: Known, queue: str, seen: Seen) -> bool:
+    def _take_out(self, name: str, planned: PlannedEntry, queue: str, seen: Seen) -> bool:
         """Take the state of an entry out of one queue. Returns False if the state has changed."""
-        if not seen.raw or (known.state is not None and not known.state.parked):
+        if not seen.raw or (planned.state is not None and not planned.state.parked):
             return self._store.forget(name, queue, seen)
         try:
             parked = self._store.park(name, queue, seen)
@@ -370,9 +371,9 @@ class Planner:
         if parked is None:
             return False
         state, seen = parked
-        known.parked = [*known.parked, (queue, seen)]
-        if known.state is None or (state.runs, state.last_ms or 0) > (known.state.runs, known.state.last_ms or 0):
-            known.state = state
+        planned.parked = [*planned.parked, (queue, seen)]
+        if planned.state is None or (state.runs, state.last_ms or 0) > (planned.state.runs, planned.state.last_ms or 0):
+            planned.state = state
         return True
 
     def _settle(self, decisions: list[_Decision], records: Mapping[str, tuple[bytes, Record]]) -> list[_Decision]:
@@ -381,15 +382,15 @@ class Planner:
         before: dict[str, tuple[str | None, Seen]] = {}
         for decision in decisions:
             name, queue = decision.name, decision.step.queue
-            known = self.entries[name]
-            old_queue = known.record.queue
+            planned = self.entries[name]
+            old_queue = planned.record.queue
             if queue == old_queue:
                 continue
-            before[name] = (old_queue, known.seen)
-            if old_queue is None or self._attendance.counts or known.record.app is None:
+            before[name] = (old_queue, planned.seen)
+            if old_queue is None or self._attendance.counts or planned.record.app is None:
                 queues[name] = queue
             else:
-                self._wake(name, known, self._attendance.now_ms() + _RETRY_MS[1])
+                self._wake(name, planned, self._attendance.now_ms() + _RETRY_MS[1])
         written, refused = self._planned.write_queues(queues, records) if queues else (set(), {})
         for name, error in refused.items():
             self._fail(name, self.entries[name], error)
@@ -399,17 +400,17 @@ class Planner:
             if name not in before:
                 settled.append(decision)
             elif name in written:
-                known = self.entries[name]
+                planned = self.entries[name]
                 old_queue, old_seen = before[name]
-                if old_queue is None and not known.seen.raw:
-                    decision.step = replace(decision.step, seen=known.seen)
+                if old_queue is None and not planned.seen.raw:
+                    decision.step = replace(decision.step, seen=planned.seen)
                     settled.append(decision)
                 else:
                     # The states parked in its former queues show where it is.
-                    strays = [*([(old_queue, old_seen)] if old_queue is not None else []), *known.parked]
-                    known.strays = [(queue, seen) for queue, seen in strays if queue != decision.step.queue]
-                    known.parked = ()
-                    self._planned.read_state(name, known)
+                    strays = [*([(old_queue, old_seen)] if old_queue is not None else []), *planned.parked]
+                    planned.strays = [(queue, seen) for queue, seen in strays if queue != decision.step.queue]
+                    planned.parked = ()
+                    self._planned.read_state(name, planned)
         return settled
 
     def _take(self, decisions: list[_Decision]) -> None:
@@ -419,18 +420,18 @@ class Planner:
         changed: list[str] = []
         for decision, done in zip(decisions, replies, strict=True):
             name = decision.name
-            known = self.entries.get(name)
-            if known is None:
+            planned = self.entries.get(name)
+            if planned is None:
                 continue
             if isinstance(done, ResponseError):
                 if isinstance(done, (ReadOnlyError, ConnectionError)) or "READONLY" in str(done):
                     raise ReadOnlyError(str(done))
-                self._fail(name, known, done)
+                self._fail(name, planned, done)
             elif done.outcome == scripts.DONE:
-                self._on_planned(known, decision, done)
+                self._on_planned(planned, decision, done)
             elif done.outcome == scripts.GONE:
                 # By the server's clock it is due, or somebody cancelled it.
-                retry = self._decide(name, known, done.now_ms, gone=True)
+                retry = self._decide(name, planned, done.now_ms, gone=True)
                 if retry is not None:
                     again.append(retry)
             else:
@@ -442,26 +443,26 @@ class Planner:
         if again:
             self._take(self._settle(again, {}))
 
-    def _on_planned(self, known: Known, decision: _Decision, done: scripts.Planned) -> None:
-        known.seen, known.state = Seen(decision.step.state, done.forgotten), decision.state
-        self._forget_error(decision.name, known)
-        parked, known.parked = known.parked, ()
+    def _on_planned(self, planned: PlannedEntry, decision: _Decision, done: scripts.Planned) -> None:
+        planned.seen, planned.state = Seen(decision.step.state, done.forgotten), decision.state
+        self._forget_error(decision.name, planned)
+        parked, planned.parked = planned.parked, ()
         for queue, seen in parked:
             self._planned.forget(decision.name, queue, seen)
         if decision.move.passed:
-            self._on_sent(known.definition)
-        self._wake(decision.name, known, decision.move.at_ms)
+            self._on_sent(planned.definition)
+        self._wake(decision.name, planned, decision.move.at_ms)
 
     # -- errors
 
-    def _forget_error(self, name: str, known: Known) -> None:
-        known.failures = 0
-        if known.error is not None:
-            known.error = None
+    def _forget_error(self, name: str, planned: PlannedEntry) -> None:
+        planned.failures = 0
+        if planned.error is not None:
+            planned.error = None
             self._planned.note_error(name, None)
 
-    def _fail(self, name: str, known: Known, error: Exception) -> None:
-        known.error = f"{type(error).__name__}: {error}" if not isinstance(error, DelayqError) else str(error)
-        self._planned.note_error(name, known.error)
-        self._wake(name, known, self._attendance.now_ms() + min(_RETRY_MS[0] * 2**known.failures, _RETRY_MS[1]))
-        known.failures = min(known.failures + 1, 10)
+    def _fail(self, name: str, planned: PlannedEntry, error: Exception) -> None:
+        planned.error = f"{type(error).__name__}: {error}" if not isinstance(error, DelayqError) else str(error)
+        self._planned.note_error(name, planned.error)
+        self._wake(name, planned, self._attendance.now_ms() + min(_RETRY_MS[0] * 2**planned.failures, _RETRY_MS[1]))
+        planned.failures = min(planned.failures + 1, 10)

@@ -283,7 +283,7 @@ class TestClosing:
         assert consumers.waiting() == [b"1 again"]
         assert consumers.names_of_keys() == {"q"}
 
-    def test_ends_a_blocking_command_that_nobody_listens_to(self, consumers: Consumers, blmove: Blmove) -> None:
+    def test_ends_a_blocking_command_that_has_no_receivers_to(self, consumers: Consumers, blmove: Blmove) -> None:
         consumer = consumers.make()
         consumer.abandon([blmove(consumer)])
         assert consumer.close() is True

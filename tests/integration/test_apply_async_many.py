@@ -179,7 +179,7 @@ class TestWithoutResults:
 
     @pytest.mark.usefixtures("waiting")
     def test_memory_does_not_grow_with_the_number_of_tasks(self, app: Celery) -> None:
-        """A series, single tasks, and what the result backend notes of them: never more than a chunk is there."""
+        """Tasks with a template, single tasks, and what the result backend notes of them: never more than a chunk is there."""
         alive: list[int] = []
 
         def signatures() -> Iterator[Signature]:

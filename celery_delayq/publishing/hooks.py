@@ -1,6 +1,6 @@
-"""Onlookers: code that looks at each task as it is sent. Without onlookers, Celery's work for one task fits others.
+"""Hooks: code that looks at each task as it is sent. Without hooks, Celery's work for one task serves for others.
 
-An onlooker is a signal receiver, an event, a route that is a function, or an overridden or wrapped method of Celery.
+A hook is a signal receiver, an event, a route that is a function, or an overridden or wrapped method of Celery.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from celery.app.routes import MapRoute, Router
 _SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
 
 
-def nobody_listens() -> bool:
+def has_no_receivers() -> bool:
     """Return whether no signal receiver is called for each published task."""
     return not any(signal.receivers for signal in _SIGNALS)
 
 
-def nobody_is_asked(app: Any, task: Any, *methods: Callable[..., Any]) -> bool:
-    """Return whether Celery consults no onlooker for each task of this kind.
+def has_no_hooks(app: Any, task: Any, *methods: Callable[..., Any]) -> bool:
+    """Return whether no hook looks at each task of this kind.
 
     Args:
         app: the Celery app.

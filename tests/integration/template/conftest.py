@@ -1,4 +1,4 @@
-"""An app that publishes to an empty database, and which of its tasks were sent with a series."""
+"""An app that publishes to an empty database, and which of its tasks were sent with a template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery import Celery
 from celery.canvas import Signature
 from kombu import Exchange, Queue
 
-from celery_delayq.publishing.series import Series
+from celery_delayq.publishing.template import TaskTemplate
 from examples.private_redis import PrivateRedis
 from tests.integration.publishing import stored
 from tests.worker_app import publisher
@@ -59,16 +59,16 @@ def app(broker_url: str, ledger_url: str) -> Iterator[Celery]:
 
 
 @pytest.fixture
-def in_series(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ids of the tasks that were sent with a series."""
+def by_template(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the tasks that were sent with a template."""
     ids: list[str] = []
-    send = Series.send
+    send = TaskTemplate.send
 
-    def noted(series: Series, signature: Signature, task_id: str, *args: Any) -> Any:
+    def noted(template: TaskTemplate, signature: Signature, task_id: str, *args: Any) -> Any:
         ids.append(task_id)
-        return send(series, signature, task_id, *args)
+        return send(template, signature, task_id, *args)
 
-    monkeypatch.setattr(Series, "send", noted)
+    monkeypatch.setattr(TaskTemplate, "send", noted)
     return ids
 
 

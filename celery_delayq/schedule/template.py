@@ -1,6 +1,6 @@
-"""Mould: the parts of a Celery message that it shares with the messages of other occurrences and other entries.
+"""MessageTemplate: the parts of a message that it shares with messages of other occurrences and of other entries.
 
-Most of a message depends only on the task and its options. So a mould takes these parts from one message that Celery
+Most of a message depends only on the task and its options. So a template takes these parts from one message that Celery
 built, and adds the parts that differ: ids, times and arguments.
 """
 
@@ -17,11 +17,11 @@ from kombu.serialization import registry
 from kombu.utils.json import dumps
 
 from celery_delayq.messages import DUE_PROPERTY
-from celery_delayq.publishing.onlookers import nobody_is_asked
+from celery_delayq.publishing.hooks import has_no_hooks
 from celery_delayq.schedule.entry import OPTION, Definition
 from celery_delayq.transport.capture import Caught
 
-#: Options that allow a mould. Any other option may apply to a single message.
+#: Options that allow a template. Any other option may apply to a single message.
 _SUITABLE = frozenset(
     {
         *("queue", "exchange", "routing_key", "priority", "serializer", "ignore_result", "shadow"),
@@ -54,7 +54,7 @@ class Arguments:
     kwargsrepr: str
 
 
-class Mould:
+class MessageTemplate:
     """Makes messages of one task with the same options.
 
     Attributes:
@@ -83,11 +83,11 @@ class Mould:
         given: tuple[Sequence[Any], Mapping[str, Any]],
         when: When,
         caught: Caught,
-    ) -> Mould | None:
-        """Return the mould of a message that Celery just built, or None if it cannot have a mould.
+    ) -> MessageTemplate | None:
+        """Return the template of a message that Celery just built, or None if it cannot have a template.
 
-        It has none if an onlooker looks at each task as it is sent (see `onlookers`), or if the mould would make a
-        different message in its place, whatever the reason.
+        It has none if a hook looks at each task as it is sent (see `hooks`), or if the template would make a different
+        message in its place, whatever the reason.
 
         Args:
             app: the Celery app.
@@ -98,20 +98,20 @@ class Mould:
             caught: the message.
         """
         task = app.tasks.get(definition.task)
-        if not _SUITABLE.issuperset(definition.options) or not nobody_is_asked(app, task):
+        if not _SUITABLE.issuperset(definition.options) or not has_no_hooks(app, task):
             return None
-        mould = cls(app, channel, definition, caught)
-        properties = mould._properties
-        if mould._serializer is None or "compression" in mould._headers or "delivery_tag" not in properties:
+        template = cls(app, channel, definition, caught)
+        properties = template._properties
+        if template._serializer is None or "compression" in template._headers or "delivery_tag" not in properties:
             return None
-        made = mould._payload(
-            mould.arguments(*given),
+        made = template._payload(
+            template.arguments(*given),
             caught.message_id,
             when,
             str(properties["delivery_tag"]),
             properties.get("expiration"),
         )
-        return mould if made == caught.payload else None
+        return template if made == caught.payload else None
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         """Return the arguments in the form in which a message stores them.

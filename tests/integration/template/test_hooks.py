@@ -13,17 +13,17 @@ from celery.app.task import Task
 from celery.canvas import Signature
 
 from tests.integration.publishing import stored
-from tests.integration.series.conftest import NAMES, notes, nothing
+from tests.integration.template.conftest import NAMES, notes, nothing
 from tests.worker_app import publisher
 
 
 @pytest.fixture
-def seen(app: Celery, in_series: list[str]) -> Iterator[list[str]]:
+def seen(app: Celery, by_template: list[str]) -> Iterator[list[str]]:
     """Ids of tasks, filled in by a test; those of all tasks in the end."""
     ids: list[str] = []
     yield ids
     assert ids == list(NAMES)
-    assert in_series == []
+    assert by_template == []
 
 
 @pytest.mark.parametrize("name", ["before_task_publish", "after_task_publish"])
@@ -118,7 +118,7 @@ def test_a_task_with_options_of_the_moment(app: Celery, seen: list[str]) -> None
     app.delayq.apply_async_many(task.s() for _ in NAMES)
 
 
-def test_a_receiver_that_comes_later(app: Celery, in_series: list[str]) -> None:
+def test_a_receiver_that_comes_later(app: Celery, by_template: list[str]) -> None:
     """From then on Celery decides who hears what (5.6 looks for receivers once an app)."""
 
     def receive(**kwargs: Any) -> None: ...
@@ -134,42 +134,42 @@ def test_a_receiver_that_comes_later(app: Celery, in_series: list[str]) -> None:
         app.delayq.apply_async_many(signatures())
     finally:
         signals.before_task_publish.disconnect(receive)
-    assert in_series == ["second"]
+    assert by_template == ["second"]
 
 
 @pytest.mark.parametrize("text", ["***", "()"])
 def test_a_route_that_hides_arguments(
-    broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str], text: str
+    broker_url: str, ledger_url: str, client: redis.Redis, by_template: list[str], text: str
 ) -> None:
     """`()` is what the arguments of the first one are."""
     with publisher(broker_url, ledger_url, task_routes={"note": {"argsrepr": text}}) as app:
         app.delayq.apply_async_many(notes(app))
     (messages,) = stored(client).values()
     assert [message["headers"]["argsrepr"] for message in messages] == [text] * 3
-    assert in_series == []
+    assert by_template == []
 
 
-def test_the_first_protocol(broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str]) -> None:
+def test_the_first_protocol(broker_url: str, ledger_url: str, client: redis.Redis, by_template: list[str]) -> None:
     with publisher(broker_url, ledger_url, task_protocol=1) as app:
         app.delayq.apply_async_many(notes(app))
     assert client.llen("celery") == 3
-    assert in_series == []
+    assert by_template == []
 
 
-def test_a_route(broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str]) -> None:
+def test_a_route(broker_url: str, ledger_url: str, client: redis.Redis, by_template: list[str]) -> None:
     def by_argument(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **kw: Any) -> dict[str, str]:
         return {"queue": f"queue of {args[0]}"}
 
     with publisher(broker_url, ledger_url, task_routes=(by_argument,)) as app:
         app.delayq.apply_async_many(app.tasks["note"].s(number) for number in range(3))
     assert stored(client).keys() == {f"queue of {number}" for number in range(3)}
-    assert in_series == []
+    assert by_template == []
 
 
 def test_routes_by_name_are_the_same_for_all(
-    broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str]
+    broker_url: str, ledger_url: str, client: redis.Redis, by_template: list[str]
 ) -> None:
     with publisher(broker_url, ledger_url, task_routes={"no*": {"queue": "mapped"}}) as app:
         app.delayq.apply_async_many(notes(app))
     assert len(stored(client)["mapped"]) == 3
-    assert len(in_series) == 2
+    assert len(by_template) == 2

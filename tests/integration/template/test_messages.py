@@ -1,4 +1,4 @@
-"""A series of `apply_async_many` makes the messages of `apply_async`."""
+"""Messages that `apply_async_many` sends with a template are those of `apply_async`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, NotAllSent
 from celery_delayq.publishing import bulk
-from celery_delayq.publishing.series import Series
+from celery_delayq.publishing.template import TaskTemplate
 from tests.integration.publishing import stored
-from tests.integration.series.conftest import NAMES, QUEUES, TOPIC, notes, nothing, taken
+from tests.integration.template.conftest import NAMES, QUEUES, TOPIC, notes, nothing, taken
 from tests.ledger import Ledger
 from tests.state import calls
 from tests.worker_app import publisher
@@ -29,7 +29,7 @@ from tests.worker_app import publisher
 #: The same in every process that collects these tests.
 LATER, LONG_AGO = datetime(2040, 1, 2, 3, 4, 5, 678901, timezone.utc), datetime(2020, 1, 1, tzinfo=timezone.utc)
 
-#: Options of all tasks of a series.
+#: Options of all tasks of a template.
 SHARED: list[dict[str, Any]] = [
     {},
     {"eta": LATER},
@@ -51,7 +51,7 @@ SHARED: list[dict[str, Any]] = [
     {"time_limit": 9, "soft_time_limit": 5},
 ]
 
-#: Options with which there is no series.
+#: Options with which there is no template.
 SINGLE: list[dict[str, Any]] = [
     {"link": Signature("note")},
     {"link_error": Signature("note")},
@@ -79,7 +79,7 @@ def without_times(messages: dict[str, list[dict[str, Any]]]) -> list[datetime]:
 
 @pytest.mark.parametrize("options", SHARED + SINGLE, ids=str)
 def test_without_results_the_messages_are_the_same(
-    app: Celery, client: redis.Redis, in_series: list[str], options: dict[str, Any]
+    app: Celery, client: redis.Redis, by_template: list[str], options: dict[str, Any]
 ) -> None:
     app.delayq.apply_async_many(notes(app, **options))
     expected = taken(client)
@@ -88,12 +88,12 @@ def test_without_results_the_messages_are_the_same(
     without_times(expected)
     without_times(found)
     assert found == expected
-    assert len(in_series) == (0 if options in SINGLE else 4)
+    assert len(by_template) == (0 if options in SINGLE else 4)
 
 
 @pytest.mark.parametrize("options", SHARED + SINGLE, ids=str)
 def test_the_messages_are_those_of_apply_async(
-    app: Celery, client: redis.Redis, in_series: list[str], options: dict[str, Any]
+    app: Celery, client: redis.Redis, by_template: list[str], options: dict[str, Any]
 ) -> None:
     expected_results = [signature.apply_async() for signature in notes(app, **options)]
     expected = taken(client)
@@ -108,7 +108,7 @@ def test_the_messages_are_those_of_apply_async(
     assert [result.id for result in results] == list(NAMES)
     assert [result.ignored for result in results] == [result.ignored for result in expected_results]
     assert [type(result) for result in results] == [type(result) for result in expected_results]
-    assert in_series == ([] if options in SINGLE else list(NAMES[1:]))
+    assert by_template == ([] if options in SINGLE else list(NAMES[1:]))
 
 
 def test_a_countdown_begins_with_each_task(app: Celery, client: redis.Redis) -> None:
@@ -126,7 +126,7 @@ def test_a_countdown_begins_with_each_task(app: Celery, client: redis.Redis) -> 
         assert before <= eta - timedelta(hours=1) <= after
 
 
-def test_each_may_be_due_at_another_time(app: Celery, client: redis.Redis, in_series: list[str]) -> None:
+def test_each_may_be_due_at_another_time(app: Celery, client: redis.Redis, by_template: list[str]) -> None:
     """Two of them are equal and an hour apart, since clocks go back."""
     night = datetime(2040, 10, 28, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
     etas = [night, night.replace(fold=1), LATER, LATER.isoformat()]
@@ -139,7 +139,7 @@ def test_each_may_be_due_at_another_time(app: Celery, client: redis.Redis, in_se
     found = [headers[result.id] for result in results]
     assert found[:4] == ["2040-10-28T02:30:00+02:00", "2040-10-28T02:30:00+01:00", *[LATER.isoformat()] * 2]
     assert found[5] is None
-    assert in_series == [result.id for result in results[1:]]
+    assert by_template == [result.id for result in results[1:]]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_each_may_be_due_at_another_time(app: Celery, client: redis.Redis, in_se
     ids=str,
 )
 def test_options_of_the_task_itself(
-    app: Celery, client: redis.Redis, in_series: list[str], attributes: dict[str, Any]
+    app: Celery, client: redis.Redis, by_template: list[str], attributes: dict[str, Any]
 ) -> None:
     task = app.task(name="of its own", shared=False, lazy=False, **attributes)(nothing)
     signatures = [task.s(name).set(task_id=name) for name in NAMES]
@@ -160,21 +160,21 @@ def test_options_of_the_task_itself(
     for one, other in zip(without_times(found), without_times(expected), strict=True):
         assert abs(one - other) < timedelta(minutes=1)
     assert found == expected
-    assert len(in_series) == (0 if "expires" in attributes else 2)
+    assert len(by_template) == (0 if "expires" in attributes else 2)
 
 
-def test_equal_queues_are_not_the_same(app: Celery, client: redis.Redis, in_series: list[str]) -> None:
+def test_equal_queues_are_not_the_same(app: Celery, client: redis.Redis, by_template: list[str]) -> None:
     queues = [Queue("bound", TOPIC, routing_key=key) for key in ("one", "one")]
     assert queues[0] == queues[1]
     app.delayq.apply_async_many(app.tasks["note"].s().set(queue=queue) for queue in queues)
-    assert in_series == []
+    assert by_template == []
 
 
-def test_what_is_missing_in_a_signature(app: Celery, client: redis.Redis, in_series: list[str]) -> None:
+def test_what_is_missing_in_a_signature(app: Celery, client: redis.Redis, by_template: list[str]) -> None:
     bare = {"task": "note", "args": None, "kwargs": None, "options": {}, "subtask_type": None, "immutable": False}
     app.delayq.apply_async_many([bare] * 3)
     assert client.llen("celery") == 3
-    assert len(in_series) == 2
+    assert len(by_template) == 2
 
 
 def test_an_app_that_runs_its_tasks_at_once(app: Celery, client: redis.Redis, ledger: Ledger) -> None:
@@ -186,7 +186,7 @@ def test_an_app_that_runs_its_tasks_at_once(app: Celery, client: redis.Redis, le
     assert client.llen("celery") == 1
 
 
-def test_tasks_and_options_may_alternate(app: Celery, client: redis.Redis, in_series: list[str]) -> None:
+def test_tasks_and_options_may_alternate(app: Celery, client: redis.Redis, by_template: list[str]) -> None:
     note, add = app.tasks["note"], app.tasks["add"]
     mixture = [
         note.s(1),
@@ -205,13 +205,13 @@ def test_tasks_and_options_may_alternate(app: Celery, client: redis.Redis, in_se
     assert [arguments[result.id] for result in results] == [
         *("(1,)", "(1, 2)", "(2,)", "(3, 4)", "(3,)", "(4,)", "(5,)", "(6,)", "(7,)"),
     ]
-    assert in_series == [results[place].id for place in (2, 3, 5, 6)]
+    assert by_template == [results[place].id for place in (2, 3, 5, 6)]
 
 
 def test_a_task_may_alternate_between_queues_and_priorities(
-    app: Celery, client: redis.Redis, in_series: list[str]
+    app: Celery, client: redis.Redis, by_template: list[str]
 ) -> None:
-    """Each has a series, messages of each go together, and keep their order."""
+    """Each has a template, messages of each go together, and keep their order."""
     note = app.tasks["note"]
     ways: list[dict[str, Any]] = [
         {"queue": "celery"},
@@ -221,7 +221,7 @@ def test_a_task_may_alternate_between_queues_and_priorities(
         {"queue": "sports", "routing_key": "sports.chess"},
     ]
     app.delayq.apply_async_many(note.s().set(eta=LATER, **way) for way in ways)
-    in_series.clear()
+    by_template.clear()
     taken(client)
     client.config_resetstat()
     results = app.delayq.apply_async_many(
@@ -229,7 +229,7 @@ def test_a_task_may_alternate_between_queues_and_priorities(
     )
     # A script is called once for each list: `other` for two ways, `sports` and `all` for one.
     assert calls(client, "evalsha") == 5
-    assert len(in_series) == 100 - len(ways)
+    assert len(by_template) == 100 - len(ways)
     ids = [result.id for result in results]
     found = {name: [message["headers"]["id"] for message in messages] for name, messages in stored(client).items()}
     assert found == {
@@ -250,7 +250,7 @@ def test_options_that_differ_for_each_task_leave_nothing_behind(
     def signatures() -> Iterator[Signature]:
         for number in range(100):
             yield app.tasks["note"].s().set(shadow=f"note {number}")
-            alive.append(sum(isinstance(found, Series) for found in gc.get_objects()))
+            alive.append(sum(isinstance(found, TaskTemplate) for found in gc.get_objects()))
 
     app.delayq.apply_async_many(signatures())
     assert max(alive) <= 10 + 1
@@ -259,7 +259,7 @@ def test_options_that_differ_for_each_task_leave_nothing_behind(
 
 @pytest.mark.parametrize("inherit", [False, True])
 def test_in_a_task_they_are_its_children(
-    broker_url: str, ledger_url: str, client: redis.Redis, in_series: list[str], inherit: bool
+    broker_url: str, ledger_url: str, client: redis.Redis, by_template: list[str], inherit: bool
 ) -> None:
     found = []
     with publisher(broker_url, ledger_url, task_inherit_parent_priority=inherit) as app:
@@ -281,7 +281,7 @@ def test_in_a_task_they_are_its_children(
                 parent.pop_request()
             found.append(taken(client))
     assert found[0] == found[1] == found[2]
-    assert in_series == list(NAMES[1:]) * 2
+    assert by_template == list(NAMES[1:]) * 2
     (messages,) = found[0].values()
     assert {message["headers"]["root_id"] for message in messages} == {"first"}
     assert {message["headers"]["parent_id"] for message in messages} == {"parent"}

@@ -1,4 +1,4 @@
-"""Known: what a planner knows about an entry. It is small, because there may be very many entries."""
+"""PlannedEntry: what a planner knows about an entry. It is small, because there may be very many entries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NEVER_SEEN = Seen()
 
 
 @dataclass(slots=True)
-class Known:
+class PlannedEntry:
     """What a planner knows about an entry.
 
     Attributes:

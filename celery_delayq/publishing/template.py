@@ -1,4 +1,4 @@
-"""A series: tasks that differ only in time, arguments and id, so Celery's work for the first one fits all others."""
+"""TaskTemplate: Celery's work for one task, which serves for others that differ only in time, arguments and id."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from celery.canvas import Signature
 from celery.result import AsyncResult
 
-from celery_delayq.publishing.onlookers import nobody_is_asked, nobody_listens
+from celery_delayq.publishing.hooks import has_no_hooks, has_no_receivers
 from celery_delayq.transport.producer import Producer
 
 #: Options that belong to a single task, and options that mean the same for each task that has them. All other options
-#: (for example `link`, `group_id` or `expires`) rule out a series.
+#: (for example `link`, `group_id` or `expires`) rule out a template.
 _OF_ONE = frozenset({"task_id", "countdown", "eta"})
 _OF_ALL = frozenset(
     {
@@ -28,7 +28,7 @@ _HEADERS = ("id", "eta", "argsrepr", "kwargsrepr")
 _TEXTS = frozenset({"argsrepr", "kwargsrepr"})
 
 
-class Series:
+class TaskTemplate:
     """Sends tasks like `apply_async()` of their signatures, after a first task that was really sent by `apply_async()`.
 
     Values that depend only on the task and its options come from the first task: route, queue and its declaration,
@@ -49,34 +49,34 @@ class Series:
         self._check_arguments = self._task.typing and getattr(self._task, "__header__", None)
 
     @classmethod
-    def after(cls, signature: Signature, task_id: str, producer: Producer) -> Series | None:
-        """Return the series of a task that was just sent with `apply_async()`, or None if there cannot be a series.
+    def after(cls, signature: Signature, task_id: str, producer: Producer) -> TaskTemplate | None:
+        """Return the template of a task that was just sent with `apply_async()`, or None if there cannot be a template.
 
-        There is none if an onlooker looks at each task as it is sent: a signal, an event, a route, or an overridden or
-        wrapped method of Celery. There is also none if the series would build a different message for this task than
+        There is none if a hook looks at each task as it is sent: a signal, an event, a route, or an overridden or
+        wrapped method of Celery. There is also none if the template would build a different message for this task than
         the published one, whatever the reason.
         """
-        if not (nobody_listens() and _may_have_followers(signature)):
+        if not (has_no_receivers() and _may_have_template(signature)):
             return None
         published: dict[str, Any] = producer.published
         headers: dict[str, Any] = published.get("headers", {})
         if headers.get("id") != task_id or headers.get("expires") or _TEXTS.intersection(published):
             return None
-        series = cls(signature, producer)
-        _, made = series._message(signature, task_id)
-        return series if _without_time(made) == _without_time(headers) else None
+        template = cls(signature, producer)
+        _, made = template._message(signature, task_id)
+        return template if _without_time(made) == _without_time(headers) else None
 
     def has(self, signature: Signature) -> bool:
-        """Return whether this task can be sent with the series."""
+        """Return whether this task can be sent with the template."""
         return (
             type(signature) is Signature
             and _task(signature) is self._task
             and _are_same(_shared(signature), self._options)
-            and nobody_listens()
+            and has_no_receivers()
         )
 
     def send(self, signature: Signature, task_id: str, with_result: bool = True) -> AsyncResult | None:
-        """Send a task of the series.
+        """Send a task with the template.
 
         Args:
             signature: signature of the task.
@@ -127,7 +127,7 @@ def _without_time(headers: dict[str, Any]) -> dict[str, Any]:
 
 
 def key_of(signature: Signature) -> Hashable:
-    """Return the key that the tasks of one series share. Other tasks may share it too; see `Series.has`."""
+    """Return the key that the tasks of one template share. Other tasks may share it too; see `TaskTemplate.has`."""
     shared = _shared(signature).items()
     return signature.task, frozenset((name, value if _is_plain(value) else id(value)) for name, value in shared)
 
@@ -141,7 +141,7 @@ def _task(signature: Signature) -> Any:
 
 
 def _shared(signature: Signature) -> dict[str, Any]:
-    """Return the options of a signature that all tasks of a series share."""
+    """Return the options of a signature that all tasks of a template share."""
     return {name: value for name, value in signature.options.items() if name not in _OF_ONE}
 
 
@@ -158,9 +158,9 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (str, int, float))
 
 
-def _may_have_followers(signature: Signature) -> bool:
-    """Return whether Celery consults no onlooker for each task."""
+def _may_have_template(signature: Signature) -> bool:
+    """Return whether no hook looks at each task."""
     task = _task(signature)
     if task is None or type(signature) is not Signature or not _OF_ALL.issuperset(_shared(signature)):
         return False
-    return nobody_is_asked(task.app, task, signature.apply_async)
+    return has_no_hooks(task.app, task, signature.apply_async)
