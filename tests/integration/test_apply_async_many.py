@@ -179,7 +179,7 @@ class TestWithoutResults:
 
     @pytest.mark.usefixtures("waiting")
     def test_memory_does_not_grow_with_the_number_of_tasks(self, app: Celery) -> None:
-        """Tasks with a template, single tasks, and what the result backend notes of them: never more than a chunk is there."""
+        """Of tasks with a template, single tasks and notes of the result backend there is never more than a chunk."""
         alive: list[int] = []
 
         def signatures() -> Iterator[Signature]:
