@@ -244,7 +244,7 @@ def test_a_task_may_alternate_between_queues_and_priorities(
 def test_options_that_differ_for_each_task_leave_nothing_behind(
     app: Celery, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "_MOST_SERIES", 10)
+    monkeypatch.setattr(bulk, "_MOST_TEMPLATES", 10)
     alive: list[int] = []
 
     def signatures() -> Iterator[Signature]:
