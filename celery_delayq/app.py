@@ -60,6 +60,8 @@ class DelayQ:
     """
 
     def __init__(self, app: Celery) -> None:
+        if not isinstance(app, Celery):
+            raise TypeError(f"DelayQ() takes a Celery app, not {app!r}")
         self.app = app
         register()
         app.steps["consumer"].update((Plan, Transfer))

@@ -114,6 +114,8 @@ def check_transport_options(given: Mapping[str, Any], others: Iterable[str] = ()
             raise ConfigurationError(f"unknown option {name!r} in broker_transport_options: did you mean {meant!r}?")
         if name.startswith(PREFIX) or name in APP_SETTINGS:
             bare = name.removeprefix(PREFIX)
+            if bare in TRANSPORT_OPTIONS:
+                raise ConfigurationError(f"unknown option {name!r} in broker_transport_options: did you mean {bare!r}?")
             raise ConfigurationError(
                 f"{name!r} does not belong in broker_transport_options: "
                 f"it is an app setting; set app.conf.{PREFIX}{misspelt(bare, APP_SETTINGS) or bare}"

@@ -57,7 +57,7 @@ class Criteria:
         """
         for name, value in (("queue", queue), ("task", task)):
             if value is not None and not isinstance(value, str):
-                raise TypeError(f"{name} must be a name, not {value!r}")
+                raise TypeError(f"{name} must be a name as a str, not {value!r}")
         return cls(
             queue,
             task,

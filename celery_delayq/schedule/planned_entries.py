@@ -41,6 +41,7 @@ class PlannedEntries:
         configured: entries in the configuration of this process.
         parse: builds a definition from a name and the data of a record; raises InvalidSchedule.
         on_read: called with the name and the `PlannedEntry` of an entry when its state was read.
+        is_back: whether this process had a planner before, which has logged the errors that are stored.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class PlannedEntries:
         configured: Configured,
         parse: Callable[[str, Mapping[str, Any]], Definition],
         on_read: Callable[[str, PlannedEntry], None],
+        *,
+        is_back: bool = False,
     ) -> None:
         self.entries: dict[str, PlannedEntry] = {}
         #: Whether the configuration of this process counted at the last complete read.
@@ -65,7 +68,9 @@ class PlannedEntries:
         self._own_changes: set[int] = set()
         #: Whether a planner with another configuration changed or removed an entry of this one.
         self._overruled = False
+        #: Name -> error, as stored, and as logged by this process.
         self._errors: dict[str, str] = {}
+        self._logged: dict[str, str] | None = None if is_back else {}
 
     def look(self) -> bool:
         """Give a sign of life. Returns whether all entries must be read again, because changes were missed.
@@ -92,6 +97,8 @@ class PlannedEntries:
         self._changes = self._store.changes()
         self._own_changes.clear()
         self._errors = self._read_errors()
+        if self._logged is None:
+            self._logged = dict(self._errors)
         self._overruled = False
         found: set[str] = set()
         for page in self._store.pages():
@@ -457,13 +464,17 @@ class PlannedEntries:
     # -- errors
 
     def note_error(self, name: str, error: str | None) -> None:
-        """Store an error for `delayq.schedule`, and log it once."""
+        """Store an error for `delayq.schedule`. Each process logs it once, also if it is stored already."""
+        logged = {} if self._logged is None else self._logged
+        if error is not None and logged.get(name) != error:
+            logger.error("Cannot plan periodic task %r: %s", name, error)
+            logged[name] = error
         if self._errors.get(name) == error:
             return
         if error is None:
             del self._errors[name]
+            logged.pop(name, None)
         else:
-            logger.error("Cannot plan periodic task %r: %s", name, error)
             self._errors[name] = error
         # If the server is out of memory, entries that are already planned must still run.
         with suppress(ResponseError):

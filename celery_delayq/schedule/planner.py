@@ -97,7 +97,7 @@ class Planner:
         self._policy = policy
         self._on_sent = on_sent
         self._attendance = Attendance(store, configured, is_back=is_back)
-        self._planned = PlannedEntries(store, self._attendance, configured, parse, self._on_read)
+        self._planned = PlannedEntries(store, self._attendance, configured, parse, self._on_read, is_back=is_back)
         #: The running read of all entries, if any.
         self._reading: Iterator[None] | None = None
         #: Entries by the time of their next step, unix time in ms.

@@ -20,15 +20,14 @@ def take_back_when_due(app: Celery, take_back: Callable[[str], object], latest_s
     On a busy machine it would come too late for some of them. Those are left alone, else it would be so for all.
     """
     start = time.time() + 6  # until all are published
-    when: dict[str, float] = {}
-    due_ms: dict[str, float] = {}
-    for number in range(TASKS):
-        task_id, due = str(uuid.uuid4()), start + number * 0.012
-        app.tasks["note"].apply_async(eta=datetime.fromtimestamp(due, timezone.utc), task_id=task_id)
-        when[task_id] = due + random.uniform(-latest_s, latest_s)
-        due_ms[task_id] = due * 1000
+    times = {str(uuid.uuid4()): start + number * 0.012 for number in range(TASKS)}
+    app.delayq.apply_async_many(
+        app.tasks["note"].s().set(eta=datetime.fromtimestamp(due, timezone.utc), task_id=task_id)
+        for task_id, due in times.items()
+    )
+    when = {task_id: due + random.uniform(-latest_s, latest_s) for task_id, due in times.items()}
     for task_id in sorted(when, key=when.__getitem__):
         time.sleep(max(0, when[task_id] - time.time()))  # what the test is about
         if time.time() < when[task_id] + 0.01:
             take_back(task_id)
-    return due_ms
+    return {task_id: due * 1000 for task_id, due in times.items()}

@@ -219,7 +219,7 @@ class TestBadInput:
             ({"cursor": "é"}, ValueError, "must be the cursor of a page"),
             ({"cursor": "WzFd"}, ValueError, "must be the cursor of a page"),
             ({"cursor": 5}, TypeError, "cursor must be"),
-            ({"queue": 5}, TypeError, "queue must be a name, not 5"),
+            ({"queue": 5}, TypeError, "queue must be a name as a str, not 5"),
             ({"task": b"note"}, TypeError, "task must be a name"),
             ({"due_after": "tomorrow"}, TypeError, "due_after must be a datetime"),
             ({"due_before": float("nan")}, ValueError, "due_before must be a datetime"),

@@ -40,7 +40,12 @@ class Stage:
         self._ids = itertools.count(1)
 
     def planner(
-        self, entries: Mapping[str, Any] | None = None, *, app: str = "shop", queues: Mapping[str, str] | None = None
+        self,
+        entries: Mapping[str, Any] | None = None,
+        *,
+        app: str = "shop",
+        queues: Mapping[str, str] | None = None,
+        is_back: bool = False,
     ) -> Planner:
         """Return a planner.
 
@@ -48,6 +53,7 @@ class Stage:
             entries: the configuration: name -> interval in seconds, or the fields of an entry.
             app: whose configuration.
             queues: task -> broker list, `celery` for others.
+            is_back: whether its process had a planner before.
         """
         routing = json.dumps(queues or {})
         definitions = {name: definition(name, given, routing) for name, given in (entries or {}).items()}
@@ -59,6 +65,7 @@ class Stage:
             build=partial(self._build, queues or {}),
             policy=lambda one: Policy.of(one, ScheduleSettings()),
             id=f"planner {next(self._ids)}",
+            is_back=is_back,
         )
 
     def _build(

@@ -47,6 +47,22 @@ class TestErrors:
         stage.client.delete(stage.queue().keys.index)
         run_until(lambda: stage.waiting() == ["a []"], "it is planned", planner)
 
+    def test_each_process_logs_an_error_once(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+        """Also an error that an earlier process has stored: whoever starts a worker should see it."""
+
+        def logged() -> int:
+            return sum("Cannot plan periodic task 'bad'" in message for message in caplog.messages)
+
+        bad = {"bad": {"schedule": 60, "task": "broken"}}
+        for count in (1, 2):
+            planner = started(stage, bad)
+            assert logged() == count
+            planner.read()
+            run(planner)
+            assert logged() == count
+        started(stage, bad, is_back=True)
+        assert logged() == 2
+
     def test_an_error_is_forgotten_once_it_can(self, stage: Stage) -> None:
         started(stage, {"bad": {"schedule": 60, "task": "broken"}})
         started(stage, {"bad": 60})

@@ -136,6 +136,10 @@ class TestTransportOptions:
         with pytest.raises(ConfigurationError, match=r"^broker_transport_options\['mirror_list'\] must be True"):
             check_transport_options({"mirror_list": "yes"})
 
+    def test_ours_have_no_prefix(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"'delayq_lease'.*did you mean 'lease'\?"):
+            check_transport_options({"delayq_lease": 1})
+
     @pytest.mark.parametrize("name", [*APP_SETTINGS, "delayq_transfer_grace"])
     def test_a_setting_of_the_app_is_sent_there(self, name: str) -> None:
         bare = name.removeprefix("delayq_")
