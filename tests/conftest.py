@@ -18,8 +18,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-#: What `make test` leaves out: these tests take long. They break things and compare with others; the rest sees each
-#: capability work. `make test-all` runs them, too.
+#: What `make test` leaves out: these tests take long. They break things and compare with others; the rest checks
+#: every feature. `make test-all` runs them, too.
 _THOROUGH = (
     *("benchmarks", "interop", "soak", "consumer/test_flaps.py", "planner/test_interleavings.py"),
     *(f"faults/test_{name}.py" for name in ("demoted_master", "nights", "nothing_lost", "planners", "poison")),
