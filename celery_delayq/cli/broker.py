@@ -80,7 +80,7 @@ def check_queue(inspector: Inspector, queue: str | None) -> None:
         return
     names = inspector.queues()
     near = difflib.get_close_matches(queue, names)
-    advice = f"did you mean {' or '.join(near)}?" if near else f"known queues are {', '.join(names)}"
+    advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known queues are {', '.join(names)}"
     raise click.ClickException(f"unknown queue {queue!r}: {advice}")
 
 
@@ -109,9 +109,18 @@ def queue_option(help: str = "Only tasks of this queue.") -> Decorator:
 def _connection(app: Any) -> Any:
     try:
         connection = app.connection_for_write()
+        connection.get_transport_cls()  # kombu looks up a scheme such as `delay+socket` only now
         connection.may_be_replica = True  # a replica is enough for reading
         return connection
     except ValueError as exc:
         raise click.ClickException(f"wrong broker URL: {exc}") from exc
     except KeyError as exc:  # kombu does not know the scheme
-        raise click.ClickException(f"{exc.args[0]}: {_ADVICE}") from exc
+        raise click.ClickException(_unknown_scheme(app, str(exc.args[0]))) from exc
+
+
+def _unknown_scheme(app: Any, error: str) -> str:
+    """Return what to do about kombu's `No such transport: NAME`, perhaps with `.  Did you mean OTHER?` after it."""
+    name = error.partition(": ")[2].partition(".  ")[0]
+    if app.conf.broker_transport:
+        return f"broker_transport is {name!r}: leave it out, and start the broker URL with delayq://"
+    return f"the broker URL starts with {name}://: write delayq:// instead"

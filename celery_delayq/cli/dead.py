@@ -40,7 +40,7 @@ _queue_argument: Decorator = click.argument("queue", shell_complete=complete_que
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the arguments that select messages; see `_chosen`."""
     function = json_option(function)
-    function = click.option("--all", "everything", is_flag=True, help="All dead messages of the queue.")(function)
+    function = click.option("--all", "everything", is_flag=True, help="All dead letters of the queue.")(function)
     function = click.argument("ids", nargs=-1, metavar="[ID]...")(function)
     return _queue_argument(function)
 
@@ -57,12 +57,16 @@ def dead() -> None:
 @click.argument("queue", default="", shell_complete=complete_queue)
 @json_option
 def list_(ctx: click.Context, queue: str, as_json: bool) -> None:
-    """Show the dead messages of QUEUE. Without QUEUE, use the app's default queue."""
+    """Show the dead letters of QUEUE. Without QUEUE, use the app's default queue."""
+    queue = queue or ctx.obj.app.conf.task_default_queue
     with inspecting(ctx.obj.app) as inspector:
-        rows = [_row(*found) for found in _letters(inspector, queue or ctx.obj.app.conf.task_default_queue)]
+        rows = [_row(*found) for found in _letters(inspector, queue)]
     if as_json:
         for row in rows:
             print_json(row)
+        return
+    if not rows:
+        say(f"No dead letters in queue {queue}.", err=True)
         return
     out = console()
     out.print(table_of(rows, out.width))
@@ -92,7 +96,7 @@ def table_of(rows: Iterable[dict[str, Any]], width: int) -> Table:
 @body_option
 @json_option
 def show(ctx: click.Context, queue: str, letter_id: str, with_body: bool, as_json: bool) -> None:
-    """Show a dead message of QUEUE in full. Nothing is unpickled."""
+    """Show a dead letter of QUEUE in full. Nothing is unpickled."""
     with inspecting(ctx.obj.app) as inspector:
         ((letters, letter),) = _chosen(inspector, queue, [letter_id])
     fields = {**_row(letters, letter), "size": len(letter.message)}
@@ -122,7 +126,7 @@ def _row(letters: DeadLetters, letter: DeadLetter) -> dict[str, Any]:
 @command("requeue")
 @_choosing
 def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Move dead messages to the end of QUEUE, by their IDs. Their delivery count starts again at zero."""
+    """Move dead letters to the end of QUEUE, by their IDs. Their delivery count starts again at zero."""
 
     def put_back(letters: DeadLetters, letter: DeadLetter) -> bool:
         if letter.reason != NOT_AN_ENTRY:
@@ -139,12 +143,12 @@ def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bo
 @_choosing
 @yes_option
 def purge(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool, yes: bool) -> None:
-    """Delete dead messages of QUEUE for good, by their IDs."""
+    """Delete dead letters of QUEUE for good, by their IDs."""
     _check_choice(ids, everything)
     with inspecting(ctx.obj.app) as inspector:
         found = _chosen(inspector, queue, ids)
         if everything and found:
-            confirm(f"Delete {plural(len(found), 'dead message')} of {queue!r} for good?", yes)
+            confirm(f"Delete {plural(len(found), 'dead letter')} of {queue!r} for good?", yes)
         _change(ctx, found, "purged", lambda letters, letter: bool(letters.purge(letter)), as_json)
 
 
@@ -161,11 +165,11 @@ def _letters(inspector: Inspector, queue: str) -> list[Found]:
 
 
 def _chosen(inspector: Inspector, queue: str, ids: tuple[str, ...] | list[str]) -> list[Found]:
-    """Return the dead messages of a queue with these ids; without ids, all of them."""
+    """Return the dead letters of a queue with these ids; without ids, all of them."""
     found = _letters(inspector, queue)
     unknown = set(ids) - {letter.id for _, letter in found}
     if unknown:
-        raise click.ClickException(f"no dead message of {queue!r} has the id {', '.join(sorted(unknown))}")
+        raise click.ClickException(f"no dead letter of {queue!r} has the id {', '.join(sorted(unknown))}")
     return [(letters, letter) for letters, letter in found if not ids or letter.id in ids]
 
 

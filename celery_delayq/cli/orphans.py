@@ -195,7 +195,7 @@ def _chosen(client: redis.Redis, keyprefix: str, queues: tuple[str, ...], force:
         found = orphaned.find(client, keyprefix)
     else:
         found = [Orphan.look(client, name) for name in queues]
-        _refuse([orphan for orphan in found if not orphan.waiting], "has no waiting entries; see `orphans list`")
+        _refuse([orphan for orphan in found if not orphan.waiting], "has no waiting entries; see `orphans list`", " ")
     if not force:
         known = registered(client, keyprefix)
         _refuse(
@@ -209,9 +209,9 @@ def _chosen(client: redis.Redis, keyprefix: str, queues: tuple[str, ...], force:
     return found
 
 
-def _refuse(found: list[Orphan], reason: str) -> None:
+def _refuse(found: list[Orphan], reason: str, separator: str = ": ") -> None:
     if found:
-        raise click.ClickException(f"{', '.join(repr(orphan.name) for orphan in found)}: {reason}")
+        raise click.ClickException(f"{', '.join(repr(orphan.name) for orphan in found)}{separator}{reason}")
 
 
 def _count(client: redis.Redis, orphan: Orphan, tasks: _Tasks) -> tuple[int, int]:

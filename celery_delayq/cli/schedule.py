@@ -11,6 +11,7 @@ from typing import Any
 import click
 import redis
 from kombu.exceptions import OperationalError
+from rich.cells import cell_len
 from rich.table import Table
 
 from celery_delayq.cli.broker import delayq_channel
@@ -33,6 +34,12 @@ from celery_delayq.schedule import redbeat
 from celery_delayq.schedule.api import Schedule
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.periodic_task import PeriodicTask
+
+#: The space beside a column, at most.
+_GAP = 2
+
+#: Columns that fold keep this width on average, even beside long names.
+_LEAST = 8
 
 
 @click.group()
@@ -81,14 +88,18 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     if not entries:
         say("There are no periodic tasks.", err=True)
     out = console()
+    width = out.width
     for start in range(0, len(entries), MAX_PAGE):
-        out.print(_table(entries[start : start + MAX_PAGE], out.width))
+        table = _table(entries[start : start + MAX_PAGE], width)
+        out.width = max(width, _least_width(table))
+        out.print(table)
 
 
 def _table(entries: Sequence[PeriodicTask], width: int) -> Table:
     narrow = width < NARROW
     table = new_table(dense=narrow)
-    add_columns(table, "name", "task", "schedule")
+    add_columns(table, "name", firm=True)
+    add_columns(table, "task", "schedule")
     add_columns(table, "next run (UTC)", firm=True)
     add_columns(table, "left", right=True, firm=True)
     if not narrow:
@@ -103,6 +114,14 @@ def _table(entries: Sequence[PeriodicTask], width: int) -> Table:
         rest = (shown(entry.next_run, short=narrow), left, *past, _status(entry))
         table.add_row(text(entry.name), task, *map(text, (_when(entry), *rest)))
     return table
+
+
+def _least_width(table: Table) -> int:
+    """Return the width at which no firm column is cut: names stay whole, so that people can copy them."""
+    return sum(
+        _GAP + (max(cell_len(str(cell)) for cell in (column.header, *column.cells)) if column.no_wrap else _LEAST)
+        for column in table.columns
+    )
 
 
 @_command("show")
@@ -210,7 +229,7 @@ def _say_unknown(entry: PeriodicTask) -> None:
 def _simple(name: str, done: str, help: str) -> None:
     """Add a command that calls one method of the schedule with one entry."""
 
-    @click.argument("entry")
+    @click.argument("entry", metavar="NAME")
     def run(ctx: click.Context, entry: str) -> None:
         with _schedule(ctx) as found:
             getattr(found, name)(entry)

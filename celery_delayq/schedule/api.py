@@ -266,7 +266,7 @@ class Schedule:
         if only_added and record.app is not None:
             raise EntryExists(
                 f"periodic task {name!r} is in the configuration of app {record.app!r}: change it there; "
-                "pause(), resume() and run_now() work here"
+                "here it can only be paused, resumed and run now"
             )
         return record
 

@@ -61,9 +61,17 @@ def test_another_transport(ledger_url: str, call: list[str]) -> None:
     failed(done, "the broker is redis://user:**@", "start the broker URL with delayq://", "DelayQ(app)")
 
 
-def test_a_scheme_that_nobody_knows(ledger_url: str) -> None:
-    done = run(make_app("nonsense://localhost", ledger_url), "status")
-    failed(done, "No such transport: nonsense", "start the broker URL with delayq://")
+@pytest.mark.parametrize("scheme", ["nonsense", "delay"])
+@pytest.mark.parametrize("more", ["", "+socket"])
+def test_a_scheme_that_nobody_knows(ledger_url: str, scheme: str, more: str) -> None:
+    done = run(make_app(f"{scheme}{more}://localhost", ledger_url), "status")
+    failed(done, f"Error: the broker URL starts with {scheme}", "write delayq", "instead")
+
+
+def test_a_broker_transport_that_nobody_knows(ledger_url: str) -> None:
+    app = make_app("delayq://localhost", ledger_url)
+    app.conf.broker_transport = "delay"
+    failed(run(app, "status"), "broker_transport is 'delay': leave it out, and start the broker URL with delayq://")
 
 
 @calls(COMMANDS)
@@ -112,7 +120,7 @@ def test_a_connection_that_is_lost(app: Celery, command: Command, monkeypatch: p
 @calls(OF_A_QUEUE)
 def test_an_unknown_queue(app: Celery, command: Command, call: list[str]) -> None:
     publish(app, queue="mailing")
-    failed(command(*call, "mialing"), "unknown queue 'mialing': did you mean mailing?")
+    failed(command(*call, "mialing"), "unknown queue 'mialing': did you mean 'mailing'?")
     failed(command(*call, "xyz"), "unknown queue 'xyz': known queues are celery, mailing")
 
 

@@ -49,6 +49,12 @@ def test_list_shows_the_messages_of_all_priorities(
     ]
 
 
+def test_an_empty_list_says_so(command: Command) -> None:
+    done = command("dead", "list")
+    assert (done.code, done.stdout, done.stderr) == (0, "", "No dead letters in queue celery.\n")
+    assert command("dead", "list", "--json").stdout == ""
+
+
 def test_list_shows_a_table(command: Command, killer: dict[str, str]) -> None:
     output = command("dead", "list", QUEUE).stdout
     assert killer["id"] in output
@@ -77,7 +83,7 @@ def test_show_has_the_message(command: Command, killer: dict[str, str], broker_c
     garbage = set_aside(broker_client, QUEUE, b"\xff\x00")
     (shown,) = command("dead", "show", QUEUE, garbage, "--json").json()
     assert (shown["message_base64"], shown["size"]) == ("/wA=", 2)
-    failed(command("dead", "show", QUEUE, "nobody"), "no dead message of 'celery' has the id nobody")
+    failed(command("dead", "show", QUEUE, "nobody"), "no dead letter of 'celery' has the id nobody")
 
 
 def test_an_invalid_task_is_shown_whatever_its_headers_are(command: Command, broker_client: redis.Redis) -> None:
@@ -132,13 +138,13 @@ def test_purge_deletes_only_what_was_named(
 
 def test_to_purge_all_wants_yes(command: Command, killer: dict[str, str]) -> None:
     done = command("dead", "purge", QUEUE, "--all")
-    is_wrong_use(done, "Delete 1 dead message of 'celery' for good?", "pass --yes")
+    is_wrong_use(done, "Delete 1 dead letter of 'celery' for good?", "pass --yes")
     assert len(command("dead", "list", "--json").json()) == 1
 
 
 @pytest.mark.parametrize("verb", ["requeue", "purge"])
 def test_a_wrong_id_changes_nothing(command: Command, killer: dict[str, str], verb: str) -> None:
-    failed(command("dead", verb, QUEUE, killer["id"], "nobody"), "no dead message of 'celery' has the id nobody")
+    failed(command("dead", verb, QUEUE, killer["id"], "nobody"), "no dead letter of 'celery' has the id nobody")
     assert len(command("dead", "list", "--json").json()) == 1
 
 

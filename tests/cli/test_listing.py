@@ -173,3 +173,13 @@ def test_json_is_ascii_and_one_line_each(app: Celery, command: Command) -> None:
     (line,) = command("list", "--json").stdout.splitlines()
     assert line.isascii()
     assert json.loads(line)["args"] == "line\nbreak\u2028é"
+
+
+@pytest.mark.parametrize("length", [30, 60, 200])
+def test_names_of_periodic_tasks_are_whole(command: Command, length: int) -> None:
+    name = "n" * length
+    command("schedule", "add", name, "a.module.of_some_length.a_task_of_some_length", "0 6 * * mon-fri")
+    listed = command("schedule", "list").stdout
+    assert name in listed
+    assert "runs" in listed
+    assert "a.m" in listed

@@ -98,4 +98,4 @@ class TestTop:
         is_wrong_use(command("top", "--once", "--interval", "0"), "--interval")
 
     def test_of_an_unknown_queue(self, command: Command) -> None:
-        failed(command("top", "--once", "--queue", "cellery"), "unknown queue 'cellery': did you mean celery?")
+        failed(command("top", "--once", "--queue", "cellery"), "unknown queue 'cellery': did you mean 'celery'?")
