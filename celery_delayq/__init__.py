@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from celery_delayq.schedule.api import Schedule
     from celery_delayq.schedule.periodic_task import PeriodicTask
     from celery_delayq.transport import register
+    from celery_delayq.transport.replicas import NotReplicated
 
 __all__ = [
     "ConfigurationError",
@@ -54,6 +55,7 @@ __all__ = [
     "InvalidSchedule",
     "LeaseLost",
     "NotAllSent",
+    "NotReplicated",
     "Page",
     "PeriodicTask",
     "Released",
@@ -74,6 +76,7 @@ _MODULES = {
     "DelayedQueue": "queue.delayed_queue",
     "Entry": "queue.entry",
     "Imported": "inspector.backup",
+    "NotReplicated": "transport.replicas",
     "Page": "inspector.pages",
     "PeriodicTask": "schedule.periodic_task",
     "Released": "inspector.backup",

@@ -67,6 +67,8 @@ TRANSPORT_OPTIONS: Mapping[str, Option] = {
     "delay_eta_tasks": Option(True),
     "lease": Option(30.0, 2.0, 3600.0),
     "delivery_limit": Option(20, 0, 1_000_000),
+    "replicas": Option(0, 0, 100),
+    "replicas_timeout": Option(1.0, 0.001, 60.0),
 }
 
 #: Largest `transfer_lead`. A worker never holds a message for its eta longer than twice this, whatever the clocks say.
@@ -106,7 +108,7 @@ def check_transport_options(given: Mapping[str, Any], others: Iterable[str] = ()
         others: names that kombu knows. They are never treated as a misspelling of ours.
 
     Raises:
-        ConfigurationError: one of our options has a wrong value, or a name is probably misspelt.
+        ConfigurationError: one of our options has a wrong value or contradicts another, or a name is probably misspelt.
     """
     for name in given.keys() - TRANSPORT_OPTIONS.keys() - set(others):
         meant = misspelt(name, TRANSPORT_OPTIONS)
@@ -120,10 +122,17 @@ def check_transport_options(given: Mapping[str, Any], others: Iterable[str] = ()
                 f"{name!r} does not belong in broker_transport_options: "
                 f"it is an app setting; set app.conf.{PREFIX}{misspelt(bare, APP_SETTINGS) or bare}"
             )
-    return {
+    checked = {
         name: option.check(f"broker_transport_options[{name!r}]", given.get(name, option.default))
         for name, option in TRANSPORT_OPTIONS.items()
     }
+    longest_s = given.get("socket_timeout")
+    if checked["replicas"] and isinstance(longest_s, (int, float)) and checked["replicas_timeout"] >= longest_s:
+        raise ConfigurationError(
+            f"broker_transport_options['replicas_timeout'] ({checked['replicas_timeout']:g} s) must be less than "
+            f"socket_timeout ({longest_s:g} s): otherwise the connection is lost while replicas are waited for"
+        )
+    return checked
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def import_(lists: BrokerLists, file: File, on_progress: OnProgress | None = Non
     def send() -> None:
         nonlocal size
         if batch:
-            for reply in load("restore").run_each(lists.client, batch):
+            for reply in load("restore").run_each(lists.channel.writer, batch):
                 if isinstance(reply, Exception):
                     raise reply
                 answers.append(bool(reply))

@@ -113,7 +113,7 @@ class Inspector:
         """Return the dead lists of a queue, one for each priority. The queue need not be known."""
         names = {found.name for found in self.lists.all(queue)}
         names.update(self.lists.channel.broker_lists(queue))
-        return [DeadLetters(self.lists.client, name) for name in sorted(names)]
+        return [DeadLetters(self.lists.client, name, writer=self.lists.channel.writer) for name in sorted(names)]
 
     def _move(self, task_ids: Sequence[str], eta: str | None) -> dict[str, bool]:
         return _answers(self._each(task_ids, lambda queue, task_id: _release(queue, task_id, eta)))

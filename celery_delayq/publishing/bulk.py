@@ -18,6 +18,7 @@ from celery_delayq.publishing.template import TaskTemplate, key_of
 from celery_delayq.transport import require_transport
 from celery_delayq.transport.batch import Batch, collecting
 from celery_delayq.transport.producer import Producer
+from celery_delayq.transport.replicas import NotReplicated
 
 #: Default number of tasks per round trip.
 CHUNK_SIZE = 1000
@@ -162,8 +163,8 @@ class _Sender:
         chunk, self._chunk = self._chunk, []
         errors: list[Exception] = []
         try:
-            outcomes = self._batch.send(self._client)
-        except (RedisError, OSError) as exc:
+            outcomes = self._batch.send(self._client, self._producer.channel.must_replicate)
+        except (RedisError, NotReplicated, OSError) as exc:
             self._uncertain += [task.identified() for task in chunk]
             errors.append(exc)
             chunk = []

@@ -85,10 +85,12 @@ class DeadLetters:
     Args:
         client: any `redis.Redis`.
         name: full name of the broker list.
+        writer: executes `requeue`; by default `client`. See `DelayedQueue`.
     """
 
-    def __init__(self, client: redis.Redis, name: str) -> None:
+    def __init__(self, client: redis.Redis, name: str, *, writer: redis.Redis | None = None) -> None:
         self.client = client
+        self.writer = client if writer is None else writer
         self.name = name
         self.keys = keys.QueueKeys.of(name)
 
@@ -126,7 +128,7 @@ class DeadLetters:
         """
         if letter.reason == NOT_AN_ENTRY:
             raise ValueError(f"cannot requeue dead letter {letter.id}: it is not a message. To delete it, use purge()")
-        return scripts.revive(self.client, self.keys, raw=letter.raw, message=message or letter.message)
+        return scripts.revive(self.writer, self.keys, raw=letter.raw, message=message or letter.message)
 
     def purge(self, letter: DeadLetter | None = None) -> int:
         """Remove one letter, or all. Returns how many were removed. Atomic."""

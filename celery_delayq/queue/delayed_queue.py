@@ -41,8 +41,8 @@ class DelayedQueue:
     `redis.RedisError` if the server is away or refuses a command.
 
     This class never retries, but your client may: `redis.Redis()` retries by default since redis-py 6. If the
-    connection breaks before the reply, it may then offer a message twice, or lose a message that it takes. If that
-    matters, pass `retry=Retry(NoBackoff(), 0)` to the client.
+    connection breaks before the reply, it may then offer a message with `delay_s` twice, or lose a message that it
+    takes. If that matters, pass `retry=Retry(NoBackoff(), 0)` to the client.
 
     Args:
         client: any `redis.Redis`; `decode_responses` does not matter.
@@ -51,12 +51,22 @@ class DelayedQueue:
             `contains`, `remove`, `poll`, iteration). Costs memory, and time that grows with the number of pending
             messages.
         keyprefix: prefix of the registry of queues, kombu's `global_keyprefix`.
+        writer: executes what a caller takes for done; by default `client`. See `celery_delayq.transport.replicas`.
     """
 
-    def __init__(self, client: redis.Redis, name: str, *, mirror_list: bool = False, keyprefix: str = "") -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        name: str,
+        *,
+        mirror_list: bool = False,
+        keyprefix: str = "",
+        writer: redis.Redis | None = None,
+    ) -> None:
         if not isinstance(name, str) or not name:
             raise TypeError(f"the name of a list must be a str, not {name!r}")
         self.client = client
+        self.writer = client if writer is None else writer
         self.name = name
         self.mirror_list = mirror_list
         self.keys = keys.QueueKeys.of(name, database_of(client))
@@ -84,7 +94,8 @@ class DelayedQueue:
             due_ms: when it is due, unix time in ms; give either `due_ms` or `delay_s`.
             delay_s: seconds until it is due, by the server's clock.
             message_id: any string; `cancel` finds the message by it. By default a random one. If the id is already in
-                use, it gets one more entry.
+                use, it gets one more entry; but if this very message waits already, with the same due time and payload,
+                nothing is added. So the call may be repeated if its reply was lost.
 
         Returns:
             The message id.
@@ -106,7 +117,7 @@ class DelayedQueue:
         begun = time.monotonic()
         just_registered = self.register()
         _, alone = scripts.offer(
-            self.client,
+            self.writer,
             self.keys,
             due_ms=due_ms,
             delay_ms=round(delay_s * 1000) if delay_s is not None else 0,
@@ -175,9 +186,9 @@ class DelayedQueue:
             The number of removed entries; 0 if the message is not waiting.
         """
         message_key = codec.message_key(message_id)
-        removed, left = scripts.cancel(self.client, self.keys, message_key=message_key)
+        removed, left = scripts.cancel(self.writer, self.keys, message_key=message_key)
         while left:
-            more, left = scripts.cancel(self.client, self.keys, message_key=message_key)
+            more, left = scripts.cancel(self.writer, self.keys, message_key=message_key)
             removed += more
         return removed
 
@@ -312,13 +323,13 @@ class DelayedQueue:
         """
         if codec.OfferId.from_bytes(entry.id) is None:
             raise ValueError("cannot amend an entry that another program offered")
-        return scripts.amend(self.client, self.keys, entry=entry.raw, due_ms=due_ms, payload=payload)
+        return scripts.amend(self.writer, self.keys, entry=entry.raw, due_ms=due_ms, payload=payload)
 
     def remove(self, entries: Sequence[Entry]) -> list[bool]:
         """Remove messages that have not changed. Returns which were removed. One atomic script per hundred."""
         return in_batches(
             [(entry.raw,) for entry in entries],
-            lambda batch: scripts.remove(self.client, self.keys, entries=[raw for (raw,) in batch]),
+            lambda batch: scripts.remove(self.writer, self.keys, entries=[raw for (raw,) in batch]),
         )
 
     def release(self, messages: Sequence[tuple[Entry, bytes]]) -> list[bool]:
@@ -333,7 +344,7 @@ class DelayedQueue:
         """
         return in_batches(
             [(entry.raw, message) for entry, message in messages],
-            lambda batch: scripts.release(self.client, self.keys, messages=batch),
+            lambda batch: scripts.release(self.writer, self.keys, messages=batch),
         )
 
     def size(self) -> int:

@@ -13,6 +13,7 @@ from redis.exceptions import ResponseError
 
 from celery_delayq.remote_control.revocation import revoke_ids, revoke_stamped
 from celery_delayq.transport import Transport
+from celery_delayq.transport.replicas import NotReplicated
 
 #: Commands that revoke tasks by id.
 BY_ID = ("revoke", "terminate")
@@ -59,6 +60,8 @@ class DelayqControl(Control):
             try:
                 conn.ensure_connection(max_retries=1)
                 revoke_waiting(self.app, conn.default_channel, command, arguments)
+            except NotReplicated:
+                raise
             except (OperationalError, *conn.connection_errors, ResponseError) as exc:
                 raise OperationalError(f"cannot revoke all waiting tasks, some may still run: {exc}") from exc
 

@@ -232,7 +232,7 @@ class Schedule:
     def _store(self) -> Iterator[ScheduleStore]:
         with self._channel() as channel:
             try:
-                yield store_of(channel)
+                yield store_of(channel, replicate=True)
             except DelayqError:
                 raise
             except ResponseError as exc:

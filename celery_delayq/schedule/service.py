@@ -76,6 +76,16 @@ def planner_loop(
     return PlannerLoop(connect)
 
 
-def store_of(channel: Any) -> ScheduleStore:
-    """Return the schedule in the database of a channel with our transport."""
-    return ScheduleStore(channel.plain_client, keyprefix=channel.global_keyprefix, mirror_list=channel.mirror_list)
+def store_of(channel: Any, *, replicate: bool = False) -> ScheduleStore:
+    """Return the schedule in the database of a channel with our transport.
+
+    Args:
+        channel: the channel.
+        replicate: wait for replicas, if the transport options want that: for changes of users. A planner does not wait.
+    """
+    return ScheduleStore(
+        channel.plain_client,
+        keyprefix=channel.global_keyprefix,
+        mirror_list=channel.mirror_list,
+        writer=channel.writer if replicate else None,
+    )

@@ -52,10 +52,19 @@ class ScheduleStore:
         client: any `redis.Redis`; `decode_responses` does not matter.
         keyprefix: kombu's `global_keyprefix`.
         mirror_list: also write Redisson's delay list; see `DelayedQueue`.
+        writer: executes changes; by default `client`. See `DelayedQueue`.
     """
 
-    def __init__(self, client: redis.Redis, *, keyprefix: str = "", mirror_list: bool = False) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        *,
+        keyprefix: str = "",
+        mirror_list: bool = False,
+        writer: redis.Redis | None = None,
+    ) -> None:
         self.client = client
+        self.writer = client if writer is None else writer
         self.keys = keys.ScheduleKeys.of(keyprefix, database_of(client))
         self._keyprefix = keyprefix
         self._mirror_list = mirror_list
@@ -109,7 +118,7 @@ class ScheduleStore:
         """
         raw = record.dump() if record else b""
         with _naming(self.keys.definitions):
-            (number,) = scripts.record(self.client, self.keys, changes=[(entry, seen, raw)])
+            (number,) = scripts.record(self.writer, self.keys, changes=[(entry, seen, raw)])
         return number
 
     def write_records(self, changes: Sequence[tuple[str, bytes, Record | None]]) -> list[int | redis.ResponseError]:
@@ -324,4 +333,4 @@ class ScheduleStore:
     def _run_each(self, name: str, calls: Sequence[Call]) -> list[Any]:
         script = load(name)
         slices = (calls[start : start + _BATCH] for start in range(0, len(calls), _BATCH))
-        return [reply for part in slices for reply in script.run_each(self.client, part)]
+        return [reply for part in slices for reply in script.run_each(self.writer, part)]

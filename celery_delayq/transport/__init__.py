@@ -41,6 +41,7 @@ from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChann
 from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.last_delivery import LastDelivery
 from celery_delayq.transport.poller import Poller
+from celery_delayq.transport.replicas import NotReplicated
 from celery_delayq.transport.urls import SentinelConnection, ensure_tls, is_sentinel, register
 
 __all__ = ["Connector", "SentinelTransport", "Transport", "register"]
@@ -65,6 +66,9 @@ class Transport(kombu_redis.Transport):
 
     #: kombu would take a replica's reply for an error of the message, and Celery's worker would end.
     connection_errors = (*kombu_redis.Transport.connection_errors, *NOT_SERVING)
+
+    #: kombu sends a message again that too few replicas have.
+    channel_errors = (*kombu_redis.Transport.channel_errors, NotReplicated)
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         self.options = check_transport_options(

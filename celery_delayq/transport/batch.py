@@ -13,6 +13,7 @@ from redis.exceptions import NoScriptError, RedisError
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.script import Call, load
+from celery_delayq.transport.replicas import NotReplicated, Replicas
 
 _SCRIPT = load("offer_many")
 
@@ -44,7 +45,7 @@ class _Command:
     def add_to(self, pipe: Any) -> None:
         getattr(pipe, self.name)(*self.args)
 
-    def outcomes(self, reply: Any) -> list[RedisError | None]:
+    def outcomes(self, reply: Any) -> list[Exception | None]:
         return [reply if isinstance(reply, RedisError) else None]
 
 
@@ -68,14 +69,14 @@ class _Call:
         # Not `execute_command`, which would prefix the keys again.
         pipe.pipeline_execute_command(*_SCRIPT.by_digest(keys, args), **{NEVER_DECODE: True})
 
-    def outcomes(self, reply: Any) -> list[RedisError | None]:
+    def outcomes(self, reply: Any) -> list[Exception | None]:
         return [self._outcome(reply)] * len(self.messages)
 
-    def _outcome(self, reply: Any) -> RedisError | None:
+    def _outcome(self, reply: Any) -> Exception | None:
         try:
             if isinstance(reply, NoScriptError):
-                reply = _SCRIPT.run(self.queue.client, *self._input())
-        except RedisError as exc:
+                reply = _SCRIPT.run(self.queue.writer, *self._input())
+        except (RedisError, NotReplicated) as exc:
             return exc
         if isinstance(reply, RedisError):
             return reply
@@ -120,7 +121,7 @@ class Batch:
         self._commands.append(_Offer(queue, due_ms, codec.message_key(message_id), payload))
         self.bytes += len(payload)
 
-    def send(self, client: Any) -> list[RedisError | None]:
+    def send(self, client: Any, replicas: Replicas | None = None) -> list[Exception | None]:
         """Send everything in one round trip, without a retry. The batch is empty afterwards, whatever happens.
 
         Messages for one delayed queue share a script call, which stores all of them or none. So a message may be stored
@@ -129,25 +130,32 @@ class Batch:
 
         Args:
             client: the client of kombu's channel, which adds the key prefix.
+            replicas: the replicas that must have the messages; None for none.
 
         Returns:
             For each command the server's error, or None.
 
         Raises:
             redis.RedisError: the connection was lost; nobody knows which commands were executed.
+            NotReplicated: the commands were executed, but too few replicas have the messages.
         """
         calls = _joined(self._commands)
-        outcomes: list[RedisError | None] = [None] * len(self._commands)
+        outcomes: list[Exception | None] = [None] * len(self._commands)
         self._commands, self.bytes = [], 0
         if not calls:
             return []
         with client.pipeline(transaction=False) as pipe:
             for call, _ in calls:
                 call.add_to(pipe)
+            if replicas is not None:
+                pipe.pipeline_execute_command(*replicas.command)
             replies = pipe.execute(raise_on_error=False)
+        waited = replies.pop() if replicas is not None else None
         for (call, places), reply in zip(calls, replies, strict=True):
             for place, outcome in zip(places, call.outcomes(reply), strict=True):
                 outcomes[place] = outcome
+        if replicas is not None:
+            replicas.check(waited)
         return outcomes
 
 

@@ -5,6 +5,7 @@ A message with an eta in the future goes to a delayed queue. Tasks are fetched s
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from logging import getLogger
 from typing import Any
@@ -29,9 +30,13 @@ from celery_delayq.transport.expiry import Expiry
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.last_delivery import on_begin
 from celery_delayq.transport.qos import FetchingQoS
+from celery_delayq.transport.replicas import Replicas, ReplicatedClient
 
 #: kombu 5.7 itself adds published messages to a batch.
 _KOMBU_HAS_NO_BATCH = kombu.VERSION < (5, 7)
+
+#: Our options in `broker_transport_options` that a channel has as attributes.
+_OPTIONS = ("mirror_list", "replicas", "replicas_timeout")
 
 logger = getLogger(__name__)
 
@@ -51,7 +56,11 @@ class DelayedChannel(kombu_redis.Channel):
     #: Whether to write Redisson's delay list too, see `DelayedQueue`.
     mirror_list: bool = bool(TRANSPORT_OPTIONS["mirror_list"].default)
 
-    from_transport_options = (*kombu_redis.Channel.from_transport_options, "mirror_list")
+    #: How many replicas must have what a caller takes for done, and how long to wait for them, in seconds.
+    replicas: int = int(TRANSPORT_OPTIONS["replicas"].default)
+    replicas_timeout: float = float(TRANSPORT_OPTIONS["replicas_timeout"].default)
+
+    from_transport_options = (*kombu_redis.Channel.from_transport_options, *_OPTIONS)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         #: Consumer tag -> queue, for consumers of tasks: with acknowledgement, and not from a fanout exchange.
@@ -82,6 +91,7 @@ class DelayedChannel(kombu_redis.Channel):
             self._put_now(queue, message, **kwargs)
             return
         message["properties"][DUE_PROPERTY] = due_ms
+        message["properties"]["delivery_tag"] = _tag_of(message, due_ms)
         priority = self._get_message_priority(message, reverse=False)
         delayed_queue = self.delayed_queue(self.broker_list(queue, priority))
         payload = dumps(message).encode()
@@ -110,6 +120,11 @@ class DelayedChannel(kombu_redis.Channel):
         if self.batch is not None and _KOMBU_HAS_NO_BATCH:
             priority = self._get_message_priority(message, reverse=False)
             self.batch.add("lpush", self._q_for_pri(queue, priority), dumps(message))
+            return
+        if self.replicas and self.batch is None and kwargs.get("_publish_batch") is None:
+            priority = self._get_message_priority(message, reverse=False)
+            self.writer.execute_command("LPUSH", self.broker_list(queue, priority), dumps(message))
+            self.expiry.used(queue)
             return
         super()._put(queue, message, **self._with_batch(kwargs))
 
@@ -146,7 +161,11 @@ class DelayedChannel(kombu_redis.Channel):
         client = self.plain_client
         if broker_list not in self._delayed_queues:
             self._delayed_queues[broker_list] = DelayedQueue(
-                client, broker_list, mirror_list=self.mirror_list, keyprefix=self.global_keyprefix
+                client,
+                broker_list,
+                mirror_list=self.mirror_list,
+                keyprefix=self.global_keyprefix,
+                writer=self.writer,
             )
         return self._delayed_queues[broker_list]
 
@@ -177,6 +196,17 @@ class DelayedChannel(kombu_redis.Channel):
             self._plain_client = redis.Redis(connection_pool=pool, credential_provider=credentials)
             self._delayed_queues.clear()
         return self._plain_client
+
+    @property
+    def must_replicate(self) -> Replicas | None:
+        """The replicas that must have each write of a caller; None for none."""
+        return Replicas(self.replicas, round(self.replicas_timeout * 1000)) if self.replicas else None
+
+    @property
+    def writer(self) -> Any:
+        """A client for what a caller takes for done: its writes wait for replicas, if the options want that."""
+        replicas = self.must_replicate
+        return self.plain_client if replicas is None else ReplicatedClient(self.plain_client, replicas)
 
     def _create_client(self, asynchronous: bool = False) -> Any:
         """Return a client for kombu's own commands, the same each time.
@@ -298,7 +328,16 @@ class DelayedChannel(kombu_redis.Channel):
         super()._after_fork()
 
 
+def _tag_of(message: dict[str, Any], due_ms: int) -> str:
+    """Return a delivery tag that is the same each time the same message is published, unlike kombu's random one.
+
+    So a publication that is repeated because its reply was lost offers the very same message, which is stored once.
+    """
+    what = f"{message['headers']['id']} {due_ms} {message['body']}"
+    return hashlib.blake2b(what.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
 class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):
     """A channel to the master that Redis Sentinel names."""
 
-    from_transport_options = (*kombu_redis.SentinelChannel.from_transport_options, "mirror_list")
+    from_transport_options = (*kombu_redis.SentinelChannel.from_transport_options, *_OPTIONS)

@@ -57,7 +57,7 @@ def test_it_waits_for_the_list_that_kombu_would_push_to(redis_server: PrivateRed
     with brokers(redis_server, **options) as (stock, ours):
         for priority in (None, 0, 1, 2, 3, 5, 6, 9):
             for to in (stock, ours):
-                to.publish(eta=LATER.isoformat(), priority=priority)
+                to.publish(((priority,), {}, {}), eta=LATER.isoformat(), priority=priority)
         expected = stock.lists()
         assert len(expected) > 1
         waiting = ours.waiting(keyprefix)
@@ -196,10 +196,37 @@ def test_an_eta_that_is_not_a_time_is_refused_and_nothing_is_stored(ours: Broker
 
 
 def test_a_delayed_message_survives_losing_every_script(ours: Broker) -> None:
-    ours.publish(eta=LATER.isoformat())
+    ours.publish(((1,), {}, {}), eta=LATER.isoformat())
     ours.client.script_flush()
-    ours.publish(eta=LATER.isoformat())
+    ours.publish(((2,), {}, {}), eta=LATER.isoformat())
     assert len(ours.waiting()["tasks"]) == 2
+
+
+def test_the_same_message_published_again_is_stored_once(ours: Broker) -> None:
+    """Each time with the same delivery tag. A caller who missed the reply may publish again."""
+    for _ in range(3):
+        ours.publish(eta=LATER.isoformat())
+    ((_, message),) = ours.waiting()["tasks"]
+    ours.transfer_all()
+    ours.publish(eta=LATER.isoformat())
+    ((_, again),) = ours.waiting()["tasks"]
+    assert again == message
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"body": ((2,), {}, {}), "eta": LATER.isoformat()},
+        {"headers": {"task": "note", "id": "another", "eta": LATER.isoformat()}},
+        {"headers": {"task": "note", "id": "the-id", "eta": (LATER + timedelta(seconds=1)).isoformat()}},
+    ],
+    ids=["body", "id", "eta"],
+)
+def test_another_message_has_another_delivery_tag(ours: Broker, other: dict[str, Any]) -> None:
+    ours.publish(eta=LATER.isoformat())
+    ours.publish(**other)
+    (_, first), (_, second) = ours.waiting()["tasks"]
+    assert first["properties"]["delivery_tag"] != second["properties"]["delivery_tag"]
 
 
 def test_a_refused_offer_is_an_error_of_the_connection_and_stores_nothing(ours: Broker) -> None:
@@ -212,8 +239,8 @@ def test_a_refused_offer_is_an_error_of_the_connection_and_stores_nothing(ours: 
 def test_it_is_offered_by_one_script_after_the_queue_is_known(ours: Broker) -> None:
     ours.publish(eta=LATER.isoformat())
     ours.client.config_resetstat()
-    for _ in range(5):
-        ours.publish(eta=LATER.isoformat())
+    for number in range(5):
+        ours.publish(((number,), {}, {}), eta=LATER.isoformat())
     stats = ours.client.info("commandstats")
     assert stats["cmdstat_evalsha"]["calls"] == 5
     assert "cmdstat_lpush" not in stats

@@ -71,11 +71,11 @@ class TestEach:
         self, queue: DelayedQueue, change: Change, number: int, mirrored: bool
     ) -> None:
         queue.mirror_list = mirrored
-        for _ in range(3):
-            offer(queue, "a")
+        for payload in (b"0", b"1", b"2"):
+            offer(queue, "a", payload=payload)
         entries = queue.find("a")
         assert change(queue, entries.pop(number))
-        assert [entry for entry in queue.find("a") if entry.payload == b"a"] == entries
+        assert [entry for entry in queue.find("a") if entry.payload != b"new"] == entries
         assert queue.client.llen(queue.keys.delay_list) == (queue.size() if mirrored else 0)
         queue.cancel("a")
         assert queue.client.exists(queue.keys.index, queue.keys.delay_list, queue.keys.timeout_set) == 0
@@ -86,14 +86,16 @@ class TestEach:
     ) -> None:
         queue.mirror_list = True
         offer(queue, "a")
-        offer(queue, "a")
+        offer(queue, "a", payload=b"again")
         (entry, _) = queue.find("a")
         wrong_type(queue, getattr(queue.keys, which), lambda: change(queue, entry))
 
     def test_goes_on_where_memory_is_used_up(self, queue: DelayedQueue, change: Change) -> None:
-        for _ in range(2):
-            offer(queue, "a")
-        for entry in queue.find("a"):
+        for payload in (b"0", b"1"):
+            offer(queue, "a", payload=payload)
+        entries = queue.find("a")
+        assert len(entries) == 2
+        for entry in entries:
             with out_of_memory(queue.client):
                 assert change(queue, entry)
 

@@ -121,8 +121,8 @@ class TestAmongOthers:
 class TestRepeatedIds:
     def test_all_are_removed(self, queue: DelayedQueue) -> None:
         queue.mirror_list = True
-        for due_ms in (FAR, FAR + 1, FAR, FAR - 1):
-            offer(queue, "a", due_ms)
+        for number, due_ms in enumerate((FAR, FAR + 1, FAR, FAR - 1)):
+            offer(queue, "a", due_ms, b"%d" % number)
         offer(queue, "b")
         assert queue.cancel("a") == 4
         assert queue.cancel("b") == 1
@@ -179,13 +179,13 @@ class TestAllOrNothing:
     def test_keys_of_another_type(self, queue: DelayedQueue, key: str) -> None:
         queue.mirror_list = True
         offer(queue, "a")
-        offer(queue, "a")
+        offer(queue, "a", payload=b"again")
         wrong_type(queue, key, lambda: queue.cancel("a"))
 
     def test_needs_no_memory(self, queue: DelayedQueue) -> None:
         """Cancelling is a way out of a full server."""
-        for _ in range(3):
-            offer(queue, "a")
+        for payload in (b"0", b"1", b"2"):
+            offer(queue, "a", payload=payload)
         with out_of_memory(queue.client):
             assert queue.cancel("a") == 3
 

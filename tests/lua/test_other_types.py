@@ -19,8 +19,8 @@ def test_tidying_an_empty_queue_deletes_nothing_of_others(queue: DelayedQueue, k
 
 
 def test_tidying_forgets_no_place_before_it_knows_the_index(queue: DelayedQueue) -> None:
-    for _ in range(2):
-        offer(queue, "a")
+    for payload in (b"0", b"1"):
+        offer(queue, "a", payload=payload)
     offer(queue, "stays")
     (place,) = queue.client.zrange(REPEATED, 0, -1)
     gone = queue.find("a")[1]

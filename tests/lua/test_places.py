@@ -28,8 +28,8 @@ def test_none_is_left_behind(queue: DelayedQueue, way: str, payload: bytes, coun
     queue.mirror_list = mirror_list
     offer(queue, "stays")
     before = state(queue.client)
-    for _ in range(count):
-        offer(queue, "a", 1, payload=payload)
+    for number in range(count):
+        offer(queue, "a", 1, payload=payload + bytes(number))
     assert WAYS[way](queue) == count
     queue.client.delete("q")
     assert state(queue.client) == before
@@ -38,8 +38,8 @@ def test_none_is_left_behind(queue: DelayedQueue, way: str, payload: bytes, coun
 def only_in_the_earlier_layout(queue: DelayedQueue) -> None:
     """Let the places of "a" be where earlier versions had those of its further entries, and nowhere else."""
     client = queue.client
-    for _ in range(3):
-        offer(queue, "a")
+    for payload in (b"0", b"1", b"2"):
+        offer(queue, "a", payload=payload)
     places = b"".join(member[codec.MESSAGE_KEY_SIZE :] for member in client.zrange(REPEATED, 0, -1))
     client.delete(REPEATED, INDEX)
     client.hset(INDEX, message_key("a") + b"+", places)

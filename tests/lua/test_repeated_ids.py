@@ -79,11 +79,12 @@ class TestFind:
         assert payloads(queue) == numbers(250, 240)
 
     def test_those_of_no_other_id(self, queue: DelayedQueue) -> None:
-        for _ in range(3):
+        for number in range(3):
             for name in "abcdefgh":
-                offer(queue, name)
+                offer(queue, name, payload=b"%d of %s" % (number, name.encode()))
         for name in "abcdefgh":
-            assert [entry.payload for entry in queue.find(name)] == [name.encode()] * 3
+            expected = [b"%d of %s" % (number, name.encode()) for number in range(3)]
+            assert [entry.payload for entry in queue.find(name)] == expected
 
 
 def transfer(queue: DelayedQueue) -> None:

@@ -95,7 +95,14 @@ class TestTransferSettings:
 
 
 #: Of the transport options.
-DEFAULTS = {"mirror_list": False, "delay_eta_tasks": True, "lease": 30.0, "delivery_limit": 20}
+DEFAULTS = {
+    "mirror_list": False,
+    "delay_eta_tasks": True,
+    "lease": 30.0,
+    "delivery_limit": 20,
+    "replicas": 0,
+    "replicas_timeout": 1.0,
+}
 
 
 class TestTransportOptions:
@@ -108,6 +115,12 @@ class TestTransportOptions:
             "mirror_list": True,
             "lease": 5.0,
         }
+
+    def test_replicas_must_answer_before_the_connection_is_lost(self) -> None:
+        with pytest.raises(ConfigurationError, match="must be less than socket_timeout"):
+            check_transport_options({"replicas": 1, "socket_timeout": 1})
+        assert check_transport_options({"replicas": 1, "socket_timeout": 1.5})["replicas"] == 1
+        assert check_transport_options({"socket_timeout": 1}) == DEFAULTS
 
     def test_those_of_kombu_pass(self) -> None:
         kombus = dict.fromkeys(SentinelChannel.from_transport_options, "anything")

@@ -1,7 +1,9 @@
 --[[
 offer: store one message in a delayed queue, and tell the transfer loops if it is the next one due.
 
-Guarantee: all or nothing. The entry itself is written last. Entries with one due time keep the order of their offers.
+Guarantee: all or nothing. The entry itself is written last. Entries with one due time keep the order of their offers. A
+message that waits already, with the same message id, due time and payload, is not stored again. So a caller who missed
+the reply may repeat the call. (Of very many messages with one id and one due time, only the newest 100 are compared.)
 
 KEYS[1] timeout set   ZSET
 KEYS[2] index         HASH, message key -> place of an entry: due (ms), offered (us), 8 bytes each, big-endian
@@ -17,17 +19,21 @@ ARGV[6] channel       of Redisson
 Returns {due, alone}: the due time in ms, and 1 if no other entry waits.
 
 Source: Redisson RedissonDelayedQueue.offerAsync. Differences: our id holds the time of the offer and the message key
-(see codec.py); the delay list is optional; now is the server's time.
+(see codec.py); the delay list is optional; now is the server's time; the same message is stored once.
 ]]
 local timeout_set, index, repeated, delay_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local due, delay, message_key, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
 
+-- include: is_waiting
 -- include: write_entry
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 if due == '' then
     due = string.format('%.0f', math.ceil(now_us / 1000 + delay))
+end
+if is_waiting(timeout_set, index, repeated, due, message_key, payload, 100) then
+    return {due, redis.call('ZCARD', timeout_set) == 1 and 1 or 0}
 end
 write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
 return {due, redis.call('ZCARD', timeout_set) == 1 and 1 or 0}

@@ -22,11 +22,9 @@ Limits: O(log N) for each entry of the message id with this due time. It examine
 ]]
 local timeout_set, index, repeated, delay_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local due, message_key, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
-local MOST = 100
 
--- include: entry_format
 -- include: adopt_places
--- include: find_entry
+-- include: is_waiting
 -- include: write_entry
 
 -- Keys of another type fail here, before anything is changed.
@@ -45,16 +43,8 @@ if message_key == '' then
     return 1
 end
 adopt_places(index, repeated, message_key)
-local due_bytes = struct.pack('>I8', tonumber(due))
-local first = '[' .. message_key .. due_bytes
-local places = redis.call('ZRANGEBYLEX', repeated, first, first .. string.rep('\255', 8), 'LIMIT', 0, MOST)
-places[#places + 1] = message_key .. (redis.call('HGET', index, message_key) or '')
-for _, each in ipairs(places) do
-    local place = string.sub(each, KEY_SIZE + 1)
-    local entry = string.sub(place, 1, 8) == due_bytes and find_entry(timeout_set, message_key, place)
-    if entry and string.sub(entry, PAYLOAD_AT) == payload then
-        return 0
-    end
+if is_waiting(timeout_set, index, repeated, due, message_key, payload, 100) then
+    return 0
 end
 local time = redis.call('TIME')
 write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, time[1] * 1000000 + time[2])
