@@ -70,9 +70,8 @@ class Script:
         """
         replies = _send(client, [self.by_digest(*call) for call in calls])
         unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-        if unknown:
-            first, *others = (calls[number] for number in unknown)
-            again = _send(client, [self.by_text(*first), *(self.by_digest(*call) for call in others)])
+        if unknown:  # all by text: somebody may flush the scripts again
+            again = _send(client, [self.by_text(*calls[number]) for number in unknown])
             for number, reply in zip(unknown, again, strict=True):
                 replies[number] = reply
         return replies

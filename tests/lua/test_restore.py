@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -136,6 +137,22 @@ class TestAPipeline:
         assert run_each(queue.client, self.calls(queue, 1, 2, 1)) == [1, 1, 0]
         assert run_each(queue.client, self.calls(queue, 1, 3)) == [0, 1]
         assert run_each(queue.client, []) == []
+
+    def test_scripts_may_be_flushed_all_the_time(self, queue: DelayedQueue) -> None:
+        calls = self.calls(queue, *range(300))
+        client, stop = queue.client, threading.Event()
+
+        def flush() -> None:
+            while not stop.is_set():
+                client.script_flush()
+
+        flushing = threading.Thread(target=flush)
+        flushing.start()
+        try:
+            assert load("restore").run_each(client, calls) == [1] * 300
+        finally:
+            stop.set()
+            flushing.join()
 
     def test_an_error_does_not_keep_the_others_from_being_stored(self, queue: DelayedQueue) -> None:
         other = DelayedQueue(queue.client, "other")
