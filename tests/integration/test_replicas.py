@@ -38,7 +38,7 @@ class Pair:
         """Suspend the replica and cut its link: otherwise it would read what is in the socket when it goes on."""
         os.kill(self.replica.pid, signal.SIGSTOP)
         with self.master.client() as client:
-            client.client_kill_filter(_type="replica")
+            client.execute_command("CLIENT", "KILL", "TYPE", "replica")
 
     def resume(self) -> None:
         """Let the replica go on."""
