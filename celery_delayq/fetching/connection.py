@@ -14,7 +14,7 @@ from redis import exceptions
 
 from celery_delayq.queue import scripts
 from celery_delayq.queue.keys import QueueKeys
-from celery_delayq.queue.script import Call, load
+from celery_delayq.queue.script import Call, load, unwrapped
 
 _FETCH = load("fetch")
 
@@ -88,10 +88,13 @@ class FetchConnection:
             redis.ResponseError: the server refused the script; the connection still works.
         """
         try:
-            found = self._read()
-        except exceptions.NoScriptError:
-            self._send(*_FETCH.by_text(*self._fetch))
-            found = self._read()
+            try:
+                found = self._read()
+            except exceptions.NoScriptError:
+                self._send(*_FETCH.by_text(*self._fetch))
+                found = self._read()
+        except exceptions.ResponseError as exc:
+            raise unwrapped(exc) from exc.__cause__
         return cast("list[bytes] | None", found)
 
     def _send(self, *command: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from logging import getLogger
 
 import redis
 from redis import exceptions
@@ -12,12 +11,12 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.lease import Leases
-from celery_delayq.fetching.native import start_native_thread
+from celery_delayq.fetching.native import logger_for, start_native_thread
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.scripts import MAX_PUT_BACK
 
-logger = getLogger(__name__)
+logger = logger_for(__name__)
 
 #: How long one call of `go_on` works, in seconds. It is short, so that the watchdog's own lease does not end meanwhile.
 _ROUND_S = 0.25

@@ -30,7 +30,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import closing
-from logging import getLogger
 from typing import Any
 
 from redis import exceptions
@@ -38,7 +37,7 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.fetching.native import has_greenlets, start_native_thread
+from celery_delayq.fetching.native import has_greenlets, logger_for, start_native_thread
 from celery_delayq.fetching.presence import Presence
 from celery_delayq.fetching.process import is_running
 from celery_delayq.fetching.recovery import Claim, Recovery
@@ -47,7 +46,7 @@ from celery_delayq.queue.clock import ServerClock
 from celery_delayq.queue.connections import CONNECTION_ERRORS, Outage
 from celery_delayq.queue.scripts import Renewed
 
-logger = getLogger(__name__)
+logger = logger_for(__name__)
 
 #: How long a consumer must be absent and silent before it is given up, in seconds, if nobody can check its process. A
 #: living consumer reconnects sooner than this.

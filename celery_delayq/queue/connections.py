@@ -8,7 +8,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from logging import ERROR, WARNING, Logger
+from logging import ERROR, WARNING, Logger, LoggerAdapter
 
 from redis import exceptions
 
@@ -35,7 +35,7 @@ class Outage:
 
     def __init__(
         self,
-        logger: Logger,
+        logger: Logger | LoggerAdapter[Logger],
         what: str,
         meanwhile: str,
         is_stopping: Callable[[], bool],

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import redis
 from redis.client import NEVER_DECODE
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 _LUA = files(__package__).joinpath("lua")
 _INCLUDE = re.compile(r"^-- include: (\w+)\n", re.MULTILINE)
@@ -55,9 +55,12 @@ class Script:
             redis.RedisError: any error of the server or the connection.
         """
         try:
-            return client.execute_command(*self.by_digest(keys, args), **{NEVER_DECODE: True})
-        except NoScriptError:
-            return client.execute_command(*self.by_text(keys, args), **{NEVER_DECODE: True})
+            try:
+                return client.execute_command(*self.by_digest(keys, args), **{NEVER_DECODE: True})
+            except NoScriptError:
+                return client.execute_command(*self.by_text(keys, args), **{NEVER_DECODE: True})
+        except ResponseError as exc:
+            raise unwrapped(exc) from exc.__cause__
 
     def run_each(self, client: redis.Redis, calls: Sequence[Call]) -> list[Any]:
         """Run the script several times in one round trip, or in two. Atomic only for each call.
@@ -74,7 +77,14 @@ class Script:
             again = _send(client, [self.by_text(*calls[number]) for number in unknown])
             for number, reply in zip(unknown, again, strict=True):
                 replies[number] = reply
-        return replies
+        return [unwrapped(reply) if isinstance(reply, ResponseError) else reply for reply in replies]
+
+
+def unwrapped(error: ResponseError) -> ResponseError:
+    """Return the error of a script as Redis 7 sends it. Redis 6.2 wraps READONLY of a command within the script."""
+    if "-READONLY" in str(error) and not isinstance(error, ReadOnlyError):
+        return ReadOnlyError(str(error))
+    return error
 
 
 def _send(client: redis.Redis, commands: Sequence[tuple[Any, ...]]) -> list[Any]:

@@ -424,7 +424,7 @@ class Planner:
             if planned is None:
                 continue
             if isinstance(done, ResponseError):
-                if isinstance(done, (ReadOnlyError, ConnectionError)) or "READONLY" in str(done):
+                if isinstance(done, (ReadOnlyError, ConnectionError)):
                     raise ReadOnlyError(str(done))
                 self._fail(name, planned, done)
             elif done.outcome == scripts.DONE:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
+import sys
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -96,3 +98,16 @@ def test_children_are_replaced_as_often_as_asked(
         assert f":{worker.pid}:" in punctual(broker_client)
         assert broker_client.pubsub_numsub("delayq:queues")[0][1] == 1
     assert ledger.verdict({result.id: 0.0 for result in results}) == ALL_WELL
+
+
+def test_what_a_native_thread_logs_does_not_stop_eventlet() -> None:
+    """The locks of logging are eventlet's then, and it cannot wake a greenlet from another thread."""
+    pytest.importorskip("eventlet")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.integration.eventlet_logs"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.stderr) == ("12000", "")

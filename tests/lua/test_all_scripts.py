@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import redis
 from redis.crc import key_slot
+from redis.exceptions import ReadOnlyError
 
 from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys, RegistryKeys, ScheduleKeys
 from celery_delayq.queue.script import Script, load, script_of
 from celery_delayq.schedule import scripts as schedule_scripts
+from examples.private_redis import PrivateRedis
 
 NAMES = sorted(
     file.name.removesuffix(".lua") for file in files("celery_delayq.queue").joinpath("lua").iterdir() if file.is_file()
@@ -188,3 +191,18 @@ def test_the_batch_limit_is_below_what_unpack_can_do() -> None:
     _, body = header_and_body("transfer")
     (slice_size,) = re.findall(r"local MAX_SLICE = (\d+)", body)
     assert int(slice_size) <= scripts.MAX_BATCH_SIZE < 8000
+
+
+def test_a_replica_is_named_by_its_error_however_the_server_wraps_it(any_redis_server: PrivateRedis) -> None:
+    """Redis 6.2 reports READONLY of a command within a script as an error of the script."""
+    with any_redis_server.client() as client:
+        client.replicaof("127.0.0.1", "1")
+        try:
+            queue = DelayedQueue(client, "q")
+            with pytest.raises(ReadOnlyError):
+                queue.offer(b"", delay_s=1.0)
+            call = scripts.offer_call(queue.keys, due_ms=1, message_key=b"1", payload=b"", mirrored=False)
+            (reply,) = load("offer").run_each(client, [call])
+            assert isinstance(reply, ReadOnlyError)
+        finally:
+            client.replicaof("NO", "ONE")
