@@ -27,7 +27,6 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from logging import getLogger
 from types import MappingProxyType
 
 import redis
@@ -40,6 +39,7 @@ from celery_delayq.fetching.departure import Departure, Departures, remove
 from celery_delayq.fetching.held import Held, Redelivery
 from celery_delayq.fetching.isolation import Isolation
 from celery_delayq.fetching.lease import Leases
+from celery_delayq.fetching.native import logger_for
 from celery_delayq.fetching.process import consumer_id
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS
@@ -47,7 +47,10 @@ from celery_delayq.queue.delayed_queue import database_of
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import MAX_FETCH, Renewed
 
-logger = getLogger(__name__)
+logger = logger_for(__name__)
+
+#: How many threads acknowledge at the same time, each on a connection. The others wait for them.
+_AT_ONCE = 4
 
 #: Shared by the whole process: a running task is known by its tag alone, even after its consumer was closed.
 _TAGS = itertools.count(1)
@@ -82,7 +85,9 @@ class Consumer:
         self.connect = connect
         self._stack = ExitStack()
         self.client = self._stack.enter_context(connect())
-        # Several threads acknowledge at the same time. kombu's limit of 10 connections would refuse some of them.
+        # A pool refuses a thread for which it has no connection left, so they take turns. kombu's limit of 10 also
+        # counts the connections that wait for messages, which the pool makes but does not keep.
+        self._turns = threading.BoundedSemaphore(_AT_ONCE)
         self.client.connection_pool.max_connections = 2**31
         self.redelivery = redelivery or Redelivery()
         self.db = database_of(self.client)
@@ -257,7 +262,9 @@ class Consumer:
                 assert self._connection is not None
                 self._connection.ack(self.leases.keys_of(held.name).in_flight(self.id), held.message, tag)
             else:
-                self._on_answered(tag, was_in_flight=self._remove(held) > 0)
+                with self._turns:
+                    was_in_flight = self._remove(held) > 0
+                self._on_answered(tag, was_in_flight=was_in_flight)
         except Exception as exc:  # also redis-py's ValueError, if a thread closes a connection that another one reads
             self._owe_acks([tag], exc)
             if self._is_fetching_thread:
@@ -288,9 +295,10 @@ class Consumer:
         held = self._held.pop(tag, None)
         if held is None:
             return False
-        left = self._departures.leave(
-            self.client, {tag: Departure(held, "back", self.redelivery.put_back(held.message))}
-        )
+        with self._turns:
+            left = self._departures.leave(
+                self.client, {tag: Departure(held, "back", self.redelivery.put_back(held.message))}
+            )
         return bool(left) or tag in self.owed
 
     def set_aside(self, tag: str, record: bytes) -> None:

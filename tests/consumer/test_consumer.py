@@ -41,6 +41,10 @@ def is_kept_waiting(client: redis.Redis) -> bool:
     return any("b" in connection["flags"] for connection in client.client_list())
 
 
+def connections(consumers: Consumers) -> int:
+    return len(consumers.client.client_list())
+
+
 class TestFetching:
     @pytest.mark.parametrize("options", CLIENTS.values(), ids=CLIENTS)
     def test_a_message_through_any_client(self, consumers: Consumers, options: dict[str, Any]) -> None:
@@ -127,8 +131,9 @@ class TestAcknowledging:
         assert consumers.in_flight(consumer) == [b"2"]
 
     def test_in_many_threads_at_once(self, consumers: Consumers) -> None:
-        """And in the one that fetches, on its own connection."""
+        """And in the one that fetches, on its own connection. They share a few others."""
         consumer = consumers.make()
+        before = connections(consumers)
         tags = consumers.take(consumer, *(b"%d" % number for number in range(300)))
         barrier = threading.Barrier(30)
 
@@ -147,6 +152,7 @@ class TestAcknowledging:
         assert consumer.held == {}
         assert consumer.owed == {}
         assert consumers.in_flight(consumer) == []
+        assert connections(consumers) <= before + 6
 
     def test_what_is_not_held(self, consumers: Consumers) -> None:
         consumer = consumers.make()
