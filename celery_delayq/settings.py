@@ -71,6 +71,12 @@ TRANSPORT_OPTIONS: Mapping[str, Option] = {
     "replicas_timeout": Option(1.0, 0.001, 60.0),
 }
 
+#: Default of kombu's `socket_timeout`, in seconds: no command of this package blocks on the server.
+SOCKET_TIMEOUT_S = 10.0
+
+#: The same for connections to Redis Sentinel, which answers at once: the next one is asked after so long.
+SENTINEL_TIMEOUT_S = 1.0
+
 #: Largest `transfer_lead`. A worker never holds a message for its eta longer than twice this, whatever the clocks say.
 LONGEST_LEAD_S = 0.1
 
@@ -126,7 +132,7 @@ def check_transport_options(given: Mapping[str, Any], others: Iterable[str] = ()
         name: option.check(f"broker_transport_options[{name!r}]", given.get(name, option.default))
         for name, option in TRANSPORT_OPTIONS.items()
     }
-    longest_s = given.get("socket_timeout")
+    longest_s = given.get("socket_timeout", SOCKET_TIMEOUT_S)
     if checked["replicas"] and isinstance(longest_s, (int, float)) and checked["replicas_timeout"] >= longest_s:
         raise ConfigurationError(
             f"broker_transport_options['replicas_timeout'] ({checked['replicas_timeout']:g} s) must be less than "

@@ -15,6 +15,9 @@ from tests.support import wait_until
 
 MASTER_NAME = "shop"
 
+#: Otherwise a replica waits for 5 s before it follows.
+_PROMPT = ("--repl-diskless-sync-delay", "0")
+
 
 @dataclass(frozen=True)
 class Replicated:
@@ -53,8 +56,8 @@ def _is_master(client: redis.Redis) -> bool:
 def replicated(folder: Path) -> Iterator[Replicated]:
     """Run the three servers; the files of Sentinel are in `folder`."""
     with (
-        PrivateRedis() as master,
-        PrivateRedis("--replicaof", "127.0.0.1", str(master.port)) as replica,
+        PrivateRedis(*_PROMPT) as master,
+        PrivateRedis(*_PROMPT, "--replicaof", "127.0.0.1", str(master.port)) as replica,
     ):
         with replica.client() as client:
             wait_until(lambda: client.role()[3] == b"connected", "the replica follows", 20)

@@ -1,6 +1,7 @@
 """Transfer: moves due messages to their broker lists, on time. It knows neither Celery nor kombu.
 
 loop     TransferLoop: transfers on one connection, together with other loops
+history  History: notices what a failover lost
 thread   LoopThread: a thread that waits on its own subscription
 """
 

@@ -46,6 +46,7 @@ from celery_delayq.queue.delayed_queue import BATCH_SIZE, DelayedQueue
 from celery_delayq.queue.registry import Registry, Retired
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.queue.tidying import tidy
+from celery_delayq.transfer.history import History
 from celery_delayq.transfer.thread import LoopThread, interrupt, socket_of
 
 logger = getLogger(__name__)
@@ -145,6 +146,7 @@ class TransferLoop(LoopThread):
         id: the loop's id in `delayq:transfer:{Q}`; readable and unique.
         may_begin: returns whether the loop may begin. The loop's thread calls it before it first connects, until it
             returns true, for at most `LONGEST_DELAY_S`.
+        history: says what a failover lost. Give each loop of a process the same one: it must outlive connections.
     """
 
     def __init__(
@@ -157,6 +159,7 @@ class TransferLoop(LoopThread):
         on_pass: Callable[[DelayedQueue, Transferred], None] | None = None,
         id: str | None = None,
         may_begin: Callable[[], bool] = lambda: True,
+        history: History | None = None,
     ) -> None:
         super().__init__("delayq-transfer", logger, "Transfer of delayed messages", "Messages wait in Redis")
         self.id = id or new_id()
@@ -167,6 +170,7 @@ class TransferLoop(LoopThread):
         self._registry_channel = keys.RegistryKeys.of(keyprefix).names
         self._on_pass = on_pass
         self._may_begin = may_begin
+        self._history = history or History(logger)
         self._clock = ServerClock()
         self._watched: dict[str, _Watched] = {}
         #: Queues by Redisson's channel, and by the channel for signs of life.
@@ -226,6 +230,7 @@ class TransferLoop(LoopThread):
 
     def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
         self._client, self._pubsub = client, pubsub
+        self._history.read(client)
         self._registry = Registry(client, self._keyprefix)
         self._looked = False
         self._looks = 0
@@ -247,6 +252,8 @@ class TransferLoop(LoopThread):
                     watched.queue.resign(self.id)
 
     def _serve(self) -> None:
+        client = self._client
+        assert client is not None
         while not self._stopping and not self._woken:
             message = self._pubsub.get_message(timeout=max(0, self._seconds_until_next() - _SLEEP_BELOW_S))
             while message is not None and not self._stopping:
@@ -266,12 +273,14 @@ class TransferLoop(LoopThread):
                 self._look()
             elif self._untidy:
                 self._tidy()
+            if time.monotonic() >= self._history.next_at:
+                self._history.read(client)
 
     def _seconds_until_next(self) -> float:
         if self._untidy:
             return 0
         wakes = [w.wake_at_ms for w in self._watched.values() if w.wake_at_ms is not None]
-        wait_s = min(self._next_look - time.monotonic(), self.settings.interval_s)
+        wait_s = min(min(self._next_look, self._history.next_at) - time.monotonic(), self.settings.interval_s)
         if wakes:
             wait_s = min(wait_s, self._clock.seconds_until(min(wakes)))
         return wait_s
@@ -447,8 +456,6 @@ class TransferLoop(LoopThread):
         except CONNECTION_ERRORS:
             raise
         except exceptions.ResponseError as exc:
-            if "READONLY" in str(exc):  # how Redis 6.2 reports it from within a script
-                raise exceptions.ReadOnlyError(str(exc)) from exc
             # A queue that the server refuses (wrong type, no permission, no memory) must not stop the others.
             if str(exc) != watched.error:
                 logger.error("Cannot transfer delayed messages of %r: %s", queue.name, exc)

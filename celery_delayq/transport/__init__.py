@@ -12,6 +12,7 @@
     refusal     sets aside messages that no consumer can take
     urls        the URL schemes, and how kombu reads them
     connector   connections for the transfer loop
+    sentinel    leaves a master that hangs when Sentinel has named another one
 
 A connection that consumes tasks is a `Consumer` with a lease, which a watchdog renews.
 
@@ -35,6 +36,7 @@ from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.settings import check_transport_options, check_urls
+from celery_delayq.transfer.history import History
 from celery_delayq.transfer.loop import TransferLoop, TransferSettings
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
@@ -42,6 +44,7 @@ from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.last_delivery import LastDelivery
 from celery_delayq.transport.poller import Poller
 from celery_delayq.transport.replicas import NotReplicated
+from celery_delayq.transport.sentinel import SentinelWatch
 from celery_delayq.transport.urls import SentinelConnection, ensure_tls, is_sentinel, register
 
 __all__ = ["Connector", "SentinelTransport", "Transport", "register"]
@@ -78,6 +81,7 @@ class Transport(kombu_redis.Transport):
         #: List -> time until an unused list expires, in ms; for queues declared with `expires` (kombu 5.7).
         self.expires_ms: dict[str, int] = {}
         self.transfer_loop: TransferLoop | None = None
+        self._sentinel_watch: SentinelWatch | None = None
         self._consumer: Consumer | None = None
         self._watchdog: Watchdog | None = None
         #: Returns the delivery tags of running tasks, which continue although the connection is closed.
@@ -143,10 +147,14 @@ class Transport(kombu_redis.Transport):
 
     # -- the transfer loop of this connection
 
-    def start_transfer(self, settings: TransferSettings | None = None) -> TransferLoop:
+    def start_transfer(self, settings: TransferSettings | None = None, history: History | None = None) -> TransferLoop:
         """Start to transfer all registered queues and all queues that this connection consumes.
 
         It replaces a loop that already runs. The loop ends with the connection.
+
+        Args:
+            settings: of the loop.
+            history: what is known of the server from earlier connections, see `TransferLoop`.
         """
         self.stop_transfer()
         keyprefix = self.client.transport_options.get("global_keyprefix", "")
@@ -156,15 +164,27 @@ class Transport(kombu_redis.Transport):
             keyprefix=keyprefix,
             settings=settings,
             may_begin=self.may_transfer,
+            history=history,
         )
         self.transfer_loop.start()
+        self._watch_sentinel()
         return self.transfer_loop
+
+    def _watch_sentinel(self) -> None:
+        for channel in list(self.channels or ()):
+            if isinstance(channel, DelayedSentinelChannel):
+                self._sentinel_watch = SentinelWatch(channel.pool.sentinel_manager, channel.master_name)
+                self._sentinel_watch.start()
+                return
 
     def stop_transfer(self) -> None:
         """Stop transferring; does nothing if no loop runs."""
         loop, self.transfer_loop = self.transfer_loop, None
         if loop is not None:
             loop.stop()
+        watch, self._sentinel_watch = self._sentinel_watch, None
+        if watch is not None:
+            watch.stop()
 
     def task_lists(self) -> set[str]:
         """Return the names of all broker lists that this connection consumes for tasks. Safe in any thread."""

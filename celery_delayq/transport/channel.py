@@ -6,7 +6,7 @@ A message with an eta in the future goes to a delayed queue. Tasks are fetched s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from logging import getLogger
 from typing import Any
 
@@ -14,6 +14,8 @@ import kombu
 import redis
 from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.messages import DUE_PROPERTY
@@ -22,7 +24,7 @@ from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import RegistryKeys
 from celery_delayq.queue.script import load
-from celery_delayq.settings import TRANSPORT_OPTIONS
+from celery_delayq.settings import SENTINEL_TIMEOUT_S, SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS
 from celery_delayq.transport.batch import Batch
 from celery_delayq.transport.capture import Captured, Caught, captured_for
 from celery_delayq.transport.eta import due_ms_of, eta_ms_of
@@ -31,6 +33,7 @@ from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.last_delivery import on_begin
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
+from celery_delayq.transport.sentinel import KnownConnection, KnownSSLConnection
 
 #: kombu 5.7 itself adds published messages to a batch.
 _KOMBU_HAS_NO_BATCH = kombu.VERSION < (5, 7)
@@ -59,6 +62,9 @@ class DelayedChannel(kombu_redis.Channel):
     #: How many replicas must have what a caller takes for done, and how long to wait for them, in seconds.
     replicas: int = int(TRANSPORT_OPTIONS["replicas"].default)
     replicas_timeout: float = float(TRANSPORT_OPTIONS["replicas_timeout"].default)
+
+    #: Longest wait for a reply, in seconds. kombu has no limit: a publisher would hang for as long as the server does.
+    socket_timeout: float | None = SOCKET_TIMEOUT_S
 
     from_transport_options = (*kombu_redis.Channel.from_transport_options, *_OPTIONS)
 
@@ -341,3 +347,23 @@ class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):
     """A channel to the master that Redis Sentinel names."""
 
     from_transport_options = (*kombu_redis.SentinelChannel.from_transport_options, *_OPTIONS)
+
+    connection_class = KnownConnection
+    connection_class_ssl = KnownSSLConnection
+
+    #: The user's `sentinel_kwargs`.
+    _sentinel_kwargs: Mapping[str, Any] | None = None
+
+    @property
+    def sentinel_kwargs(self) -> dict[str, Any]:
+        """Options of the connections to the sentinels, see kombu.
+
+        redis-py would try one that is down for 7 s, before it asks the next one. kombu asks them in the same order for
+        each connection.
+        """
+        timeout_s = min(self.socket_timeout or SENTINEL_TIMEOUT_S, SENTINEL_TIMEOUT_S)
+        return {"retry": Retry(NoBackoff(), 0), "socket_timeout": timeout_s, **(self._sentinel_kwargs or {})}
+
+    @sentinel_kwargs.setter
+    def sentinel_kwargs(self, given: Mapping[str, Any] | None) -> None:
+        self._sentinel_kwargs = given

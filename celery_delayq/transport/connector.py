@@ -8,9 +8,7 @@ from typing import Any
 
 import redis
 
-#: How long the loop waits for an answer, in seconds, if the user set no `socket_timeout`. Its commands never block on
-#: the server, so silence means a dead connection.
-REPLY_TIMEOUT_S = 10.0
+from celery_delayq.settings import SOCKET_TIMEOUT_S
 
 
 class Connector:
@@ -31,7 +29,7 @@ class Connector:
         options = self._template.transport_options = dict(self._template.transport_options)
         for name in ("socket_timeout", "socket_connect_timeout"):
             if options.get(name) is None:
-                options[name] = REPLY_TIMEOUT_S
+                options[name] = SOCKET_TIMEOUT_S
 
     @contextmanager
     def __call__(self) -> Iterator[redis.Redis]:

@@ -17,11 +17,14 @@ from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
 from celery_delayq.settings import LONGEST_LEAD_S, settings_of
+from celery_delayq.transfer.history import History
 from celery_delayq.transport import Transport
 from celery_delayq.transport.eta import seconds_until
+from celery_delayq.transport.urls import is_sentinel
 from celery_delayq.worker.failures import fail_task
 from celery_delayq.worker.handover import Handover, is_busy, is_stopping, tasks_waiting
 from celery_delayq.worker.invalid_task import defect_of, late_defect_of
+from celery_delayq.worker.reconnect import reconnect_soon
 from celery_delayq.worker.server import check_server
 
 logger = get_logger(__name__)
@@ -80,10 +83,12 @@ class Transfer(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         self.settings = settings_of(consumer.app)
         self._server_checked = False
+        self._history = History(logger)
         self._handover = Handover(
             consumer.pool, cancels_late=consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss
         )
         signals.task_received.connect(run_when_due, dispatch_uid="celery_delayq.run_when_due")
+        reconnect_soon(consumer)
         super().__init__(consumer, **kwargs)
 
     def start(self, consumer: Any) -> None:
@@ -101,7 +106,12 @@ class Transfer(bootsteps.StartStopStep):
             )
             return
         if not self._server_checked:
-            for finding in check_server(consumer.connection.default_channel.plain_client):
+            findings = check_server(
+                consumer.connection.default_channel.plain_client,
+                replicas=transport.options["replicas"],
+                has_sentinel=is_sentinel(consumer.connection),
+            )
+            for finding in findings:
                 logger.log(finding.level, finding.message)
             self._server_checked = True
         transport.running_tags = self._handover.delivery_tags
@@ -122,7 +132,7 @@ class Transfer(bootsteps.StartStopStep):
                 "that workers with kombu's own transport left behind.",
                 transport.options["lease"],
             )
-        transport.start_transfer(self.settings.transfer)
+        transport.start_transfer(self.settings.transfer, self._history)
 
     def stop(self, consumer: Any) -> None:
         """Stop the loop; other loops take over at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from logging import INFO, WARNING
 from typing import Any, NamedTuple
 
@@ -20,8 +21,13 @@ class Finding(NamedTuple):
     message: str
 
 
-def check_server(client: redis.Redis) -> list[Finding]:
+def check_server(client: redis.Redis, *, replicas: int = 0, has_sentinel: bool = False) -> list[Finding]:
     """Return findings about a server; empty if all is well.
+
+    Args:
+        client: a client of the server.
+        replicas: the transport option `replicas`.
+        has_sentinel: whether Redis Sentinel names the server.
 
     Raises:
         UnsupportedServer: the server is older than Redis 6.2.
@@ -45,7 +51,7 @@ def check_server(client: redis.Redis) -> list[Finding]:
                 "tasks. Set it to noeviction.",
             )
         )
-    if not info.get("aof_enabled") and _snapshots(client) == "":
+    if not info.get("aof_enabled") and _config(client, "save") == "":
         findings.append(
             Finding(
                 INFO,
@@ -53,13 +59,40 @@ def check_server(client: redis.Redis) -> list[Finding]:
                 "`appendonly yes` to keep them.",
             )
         )
-    return findings
+    return [*findings, *_check_failover(client, info, replicas, has_sentinel, name)]
 
 
-def _snapshots(client: redis.Redis) -> str | None:
-    """Return the server's `save` rules; None if CONFIG is not allowed."""
+def _check_failover(
+    client: redis.Redis, info: dict[str, Any], replicas: int, has_sentinel: bool, name: str
+) -> Iterator[Finding]:
+    """Yield findings about what a failover may lose."""
+    connected = int(info.get("connected_slaves", 0))
+    if connected < replicas:
+        yield Finding(
+            WARNING,
+            f"{name} has {connected} replicas, but the transport option replicas is {replicas}: each publication waits "
+            "for replicas_timeout and then raises NotReplicated.",
+        )
+    if not has_sentinel:
+        return
+    if _config(client, "min-replicas-to-write") == "0":
+        yield Finding(
+            WARNING,
+            f"{name} has min-replicas-to-write 0: a master that is cut off from its replicas goes on to take tasks, "
+            "which are lost when Sentinel makes a replica the master. Set it to 1.",
+        )
+    if _config(client, "replica-serve-stale-data") == "yes":
+        yield Finding(
+            WARNING,
+            f"{name} has replica-serve-stale-data yes: a replica that has lost its master shows old tasks to "
+            "`celery delayq`. Set it to no.",
+        )
+
+
+def _config(client: redis.Redis, name: str) -> str | None:
+    """Return a parameter of the server's configuration; None if CONFIG is not allowed."""
     try:
-        return str(client.config_get("save")["save"])
+        return str(client.config_get(name)[name])
     except (redis.ResponseError, KeyError):
         return None
 

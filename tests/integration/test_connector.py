@@ -14,7 +14,7 @@ from celery_delayq.transport import connector as module
 
 
 def test_a_silent_peer_does_not_hold_the_loop_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REPLY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(module, "SOCKET_TIMEOUT_S", 0.2)
     register()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         connect = Connector(kombu.Connection(f"delayq://127.0.0.1:{silent.getsockname()[1]}/0"))
@@ -26,7 +26,7 @@ def test_a_timeout_of_the_user_is_kept() -> None:
     register()
     given = kombu.Connection("delayq://h", transport_options={"socket_timeout": 3})
     options = Connector(given)._template.transport_options
-    assert (options["socket_timeout"], options["socket_connect_timeout"]) == (3, module.REPLY_TIMEOUT_S)
+    assert (options["socket_timeout"], options["socket_connect_timeout"]) == (3, module.SOCKET_TIMEOUT_S)
     assert given.transport_options == {"socket_timeout": 3}
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -15,63 +13,11 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, DelayqError, NotAllSent, NotReplicated
-from examples.private_redis import PrivateRedis
-from tests.support import wait_until
+from tests.pair import Pair, replicated
 from tests.worker_app import publisher
 
 HOUR = 3600
 LATER = datetime.now(timezone.utc) + timedelta(days=1)
-
-
-class Pair:
-    """A master and its replica, which can stop to follow."""
-
-    def __init__(self, master: PrivateRedis, replica: PrivateRedis) -> None:
-        self.master = master
-        self.replica = replica
-
-    @property
-    def url(self) -> str:
-        return self.master.url.replace("redis://", "delayq://")
-
-    def suspend(self) -> None:
-        """Suspend the replica and cut its link: otherwise it would read what is in the socket when it goes on."""
-        os.kill(self.replica.pid, signal.SIGSTOP)
-        with self.master.client() as client:
-            client.execute_command("CLIENT", "KILL", "TYPE", "replica")
-
-    def resume(self) -> None:
-        """Let the replica go on."""
-        os.kill(self.replica.pid, signal.SIGCONT)
-
-    def wait_until_it_follows(self) -> None:
-        with self.replica.client() as client:
-            wait_until(lambda: client.role()[3] == b"connected", "the replica follows", 20)
-
-    @contextmanager
-    def lagging(self) -> Iterator[None]:
-        """Suspend the replica while the block lasts."""
-        self.suspend()
-        try:
-            yield
-        finally:
-            self.resume()
-
-    def fail_over(self) -> None:
-        """Kill the master without warning, and promote the replica."""
-        self.master.kill()
-        self.resume()
-        with self.replica.client() as client:
-            client.replicaof("NO", "ONE")
-
-
-@contextmanager
-def replicated() -> Iterator[Pair]:
-    """A master and a replica that follows it."""
-    with PrivateRedis() as master, PrivateRedis("--replicaof", "127.0.0.1", str(master.port)) as replica:
-        pair = Pair(master, replica)
-        pair.wait_until_it_follows()
-        yield pair
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import redis
 from celery_delayq.errors import UnsupportedServer
 from celery_delayq.worker.server import Finding, check_server
 from examples.private_redis import PrivateRedis, name_and_version
+from tests.pair import replicated
 
 
 @pytest.fixture
@@ -86,3 +87,39 @@ def test_newer_servers_are_accepted(client: redis.Redis, monkeypatch: pytest.Mon
     info = client.info()
     monkeypatch.setattr(client, "info", lambda: {**info, "redis_version": version})
     assert levels(check_server(client)) == [INFO]
+
+
+class TestFailover:
+    """What a failover may lose is said at the start."""
+
+    @pytest.fixture(autouse=True)
+    def persistence(self, admin: redis.Redis) -> None:
+        admin.config_set("save", "900 1")
+
+    def test_too_few_replicas(self, admin: redis.Redis) -> None:
+        (finding,) = check_server(admin, replicas=2)
+        assert finding.level == WARNING
+        assert "has 0 replicas, but the transport option replicas is 2" in finding.message
+
+    def test_enough_replicas(self, admin: redis.Redis) -> None:
+        with replicated() as pair, pair.master.client() as client:
+            client.config_set("save", "900 1")
+            assert check_server(client, replicas=1) == []
+
+    def test_with_sentinel(self, admin: redis.Redis) -> None:
+        findings = check_server(admin, has_sentinel=True)
+        assert levels(findings) == [WARNING, WARNING]
+        assert "min-replicas-to-write 0" in findings[0].message
+        assert "replica-serve-stale-data yes" in findings[1].message
+
+    def test_with_sentinel_and_a_careful_server(self, admin: redis.Redis) -> None:
+        admin.config_set("min-replicas-to-write", 1)
+        admin.config_set("replica-serve-stale-data", "no")
+        try:
+            assert check_server(admin, has_sentinel=True) == []
+        finally:
+            admin.config_set("min-replicas-to-write", 0)
+            admin.config_set("replica-serve-stale-data", "yes")
+
+    def test_what_concerns_a_failover_does_not_bother_others(self, admin: redis.Redis) -> None:
+        assert check_server(admin) == []

@@ -1,0 +1,123 @@
+"""Sentinel: a worker leaves a master that hangs as soon as Redis Sentinel has named another one.
+
+If a master dies, its connections end. If it hangs, or its machine is cut off, they last. A worker that waits for
+messages would notice that after most of a minute. So it listens to Sentinel's `+switch-master`, and then ends its
+connections to the old master. All loops, and Celery, find the new one as after any lost connection.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import closing
+from logging import getLogger
+from typing import Any
+
+import redis
+from kombu.transport.redis import SentinelManagedSSLConnection
+from redis.sentinel import SentinelManagedConnection
+
+from celery_delayq.transfer.thread import LoopThread, interrupt
+
+logger = getLogger(__name__)
+
+_CHANNEL = "+switch-master"
+
+#: How often Sentinel is asked for the master, in seconds, in case that a message was lost.
+_ASK_S = 5.0
+
+#: The connections of this process to masters that Sentinel has named, by `id`. A plain dict: safe in all threads.
+_connections: dict[int, weakref.ref[Any]] = {}
+
+
+class _Known:
+    """Makes a connection known to `leave`; for subclasses of redis-py's connections."""
+
+    def connect_to(self, address: Any) -> Any:
+        """Connect, see redis-py."""
+        key = id(self)
+        _connections[key] = weakref.ref(self, lambda _: _connections.pop(key, None))
+        return super().connect_to(address)  # type: ignore[misc]
+
+
+class KnownConnection(_Known, SentinelManagedConnection):
+    """A connection to a master that Sentinel has named."""
+
+
+class KnownSSLConnection(_Known, SentinelManagedSSLConnection):
+    """The same with TLS."""
+
+
+def leave(host: str, port: int) -> int:
+    """End all connections to a former master; returns their number. Safe in any thread: their users get an error."""
+    ended = 0
+    for reference in list(_connections.values()):
+        connection = reference()
+        if connection is not None and (connection.host, int(connection.port)) == (host, port):
+            interrupt(getattr(connection, "_sock", None))
+            ended += 1
+    return ended
+
+
+class SentinelWatch(LoopThread):
+    """Listens to one Sentinel at a time, in a thread of its own.
+
+    Args:
+        manager: the `redis.sentinel.Sentinel` of a connection pool; its clients are used.
+        master_name: Sentinel's name of the master.
+    """
+
+    def __init__(self, manager: Any, master_name: str) -> None:
+        super().__init__("delayq-sentinel", logger, "Listening to Redis Sentinel", "A failover is noticed later")
+        # With connections of its own: kombu closes those of the manager with its channel.
+        self._pools = [
+            redis.ConnectionPool(pool.connection_class, **pool.connection_kwargs)
+            for pool in (sentinel.connection_pool for sentinel in manager.sentinels)
+        ]
+        self._master_name = master_name
+
+    def run(self) -> None:
+        """Listen until `stop()` is called. Never raises for server or network errors."""
+        while not self._stopping:
+            pool = self._pools[0]
+            try:
+                with closing(redis.Redis(connection_pool=pool).pubsub()) as self._pubsub:
+                    self._listen(redis.Redis(connection_pool=pool))
+            except Exception as exc:
+                self._pools.append(self._pools.pop(0))
+                if not self._stopping:
+                    self._outage.begins(exc)
+            finally:
+                pool.disconnect()
+
+    def _listen(self, sentinel: redis.Redis) -> None:
+        self._pubsub.subscribe(_CHANNEL)
+        known: tuple[str, int] | None = None
+        while not self._stopping:
+            message = self._pubsub.get_message(timeout=_ASK_S)
+            if message is not None and message["type"] == "message":
+                self._on_switch(message["data"])
+                continue
+            # Only what the same Sentinel said before is compared: another may call the same server by another name.
+            address: Any = sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self._master_name)
+            before, known = known, address and _address(*address)
+            if before is not None and known is not None and known != before:
+                self._leave(before, known)
+            self._outage.ends()
+
+    def _on_switch(self, data: bytes | str) -> None:
+        name, *addresses = _text(data).split(" ")
+        if name == self._master_name and len(addresses) == 4:
+            self._leave(_address(*addresses[:2]), _address(*addresses[2:]))
+
+    def _leave(self, old: tuple[str, int], new: tuple[str, int]) -> None:
+        ended = leave(*old)
+        if ended:
+            logger.info("Sentinel names %s:%d now; ended %d connections to %s:%d", *new, ended, *old)
+
+
+def _address(host: bytes | str, port: bytes | str) -> tuple[str, int]:
+    return _text(host), int(port)
+
+
+def _text(data: bytes | str) -> str:
+    return data.decode() if isinstance(data, bytes) else data

@@ -1,0 +1,83 @@
+"""Reconnect soon: a worker is back within a second after its server is, however long that was away."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from celery_delayq.transport import Transport
+
+#: Shortest and longest pause between two attempts, in seconds. Each worker has its own, so that not all come at once.
+_PAUSE_S = (0.2, 0.4)
+
+#: Celery's pauses: the first one, by how much each is longer, and the longest one, in seconds.
+_FIRST_S, _STEP_S, _LONGEST_S = 2.0, 2.0, 30.0
+
+
+def reconnect_soon(consumer: Any) -> None:
+    """Make a worker's consumer try to connect several times a second.
+
+    Celery would pause for 2 s after the first attempt, then for 4 s, and for 30 s in the end. It still logs as often as
+    that, and `broker_connection_max_retries` still counts those lines, so it lasts as long as without this.
+
+    Wraps `Consumer.ensure_connected` of one worker (Celery 5.6 and 5.7): it passes no intervals to kombu.
+    """
+    ensure_connected = consumer.ensure_connected
+
+    def ensure_soon(connection: Any) -> Any:
+        if isinstance(connection.transport, Transport):
+            connection.ensure_connection = _Soon(connection)
+        return ensure_connected(connection)
+
+    consumer.ensure_connected = ensure_soon
+
+
+class _Soon:
+    """`kombu.Connection.ensure_connection`, called as Celery's worker calls it."""
+
+    def __init__(self, connection: Any) -> None:
+        self._ensure_connection = connection.ensure_connection
+
+    def __call__(self, errback: Callable[..., None], max_retries: int | None, callback: Callable[[], None]) -> Any:
+        pause_s = random.uniform(*_PAUSE_S)
+        return self._ensure_connection(
+            _Thinned(errback, max_retries),
+            None,
+            interval_start=pause_s,
+            interval_step=0,
+            interval_max=pause_s,
+            callback=callback,
+        )
+
+
+class _Thinned:
+    """Calls an errback, see `ensure_connection`, as often as if there were Celery's pauses between the attempts.
+
+    Raises the error instead once there were more than `max_retries` of those pauses; None means no limit.
+    """
+
+    def __init__(self, errback: Callable[..., None], max_retries: int | None) -> None:
+        self._errback = errback
+        self._left = max_retries
+        self._pauses = _celerys_pauses()
+        self._next_at = time.monotonic()
+
+    def __call__(self, exc: Exception, interval: float) -> None:
+        now = time.monotonic()
+        if now < self._next_at:
+            return
+        if interval:  # otherwise kombu goes on with the next URL
+            if self._left == 0:
+                raise exc
+            self._left = None if self._left is None else self._left - 1
+            self._next_at = now + next(self._pauses)
+        self._errback(exc, interval)
+
+
+def _celerys_pauses() -> Iterator[float]:
+    pause_s = _FIRST_S
+    while True:
+        yield pause_s
+        pause_s = min(pause_s + _STEP_S, _LONGEST_S)

@@ -1,0 +1,287 @@
+"""After a failover, workers go on by themselves, with all their queues, and say what was lost."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from celery import Celery
+from dateutil.parser import isoparse
+from kombu.exceptions import OperationalError
+
+from celery_delayq import DelayedQueue
+from celery_delayq.queue.keys import QueueKeys
+from examples.private_redis import PrivateRedis
+from tests.ledger import Execution, Ledger
+from tests.pair import Pair, replicated
+from tests.sentinel import Replicated
+from tests.sentinel import replicated as with_sentinel
+from tests.support import wait_until
+from tests.worker_app import publisher
+from tests.workers import Worker
+
+QUEUES = ["celery", "second"]
+
+#: Celery's pauses between attempts to connect are 2, 4, 6 s and so on: after so long, the current one would be 6 s.
+LONG_S = 8.0
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Replicated]:
+    with with_sentinel(tmp_path) as servers:
+        yield servers
+
+
+@pytest.fixture
+def worker(servers: Replicated, ledger: Ledger) -> Iterator[Worker]:
+    with Worker(
+        "-Q", ",".join(QUEUES), pool="prefork", broker=servers.url, ledger=ledger.url, conf=servers.conf
+    ) as worker:
+        yield worker
+
+
+@pytest.fixture
+def app(servers: Replicated, ledger: Ledger) -> Iterator[Celery]:
+    with publisher(servers.url, ledger.url, **servers.conf) as app:
+        yield app
+
+
+def run_one_of_each(app: Celery, ledger: Ledger) -> None:
+    """Publish tasks to each queue, with and without a countdown; wait until they have run."""
+    note = app.tasks["note"]
+    ids = [note.apply_async(queue=queue, countdown=countdown).id for queue in QUEUES for countdown in (None, 0.1)]
+    wait_until(lambda: set(ids) <= {run.task_id for run in ledger.runs()}, "each queue is served", 30)
+
+
+def wait_for_promotion(servers: Replicated) -> None:
+    with servers.sentinel.client() as client:
+        wait_until(
+            lambda: int(client.sentinel_get_master_addr_by_name("shop")[1]) == servers.replica.port,
+            "Sentinel names the replica",
+            60,
+        )
+
+
+def calls_of_info(client: redis.Redis) -> int:
+    return int(client.info("commandstats")["cmdstat_info"]["calls"])
+
+
+def runs_of(task_id: str, ledger: Ledger) -> int:
+    return [run.task_id for run in ledger.runs()].count(task_id)
+
+
+def finished(task_id: str, ledger: Ledger) -> list[Execution]:
+    return [it for it in ledger.executions() if it.task_id == task_id and it.ended_s is not None]
+
+
+def nothing_in_flight(server: PrivateRedis, queue: str) -> bool:
+    with server.client() as client:
+        return not any(client.scan_iter(f"delayq:inflight:{{{queue}}}:*"))
+
+
+class TestSentinel:
+    def test_a_master_that_dies(self, servers: Replicated, worker: Worker, app: Celery, ledger: Ledger) -> None:
+        run_one_of_each(app, ledger)
+        servers.fail_over()
+        wait_for_promotion(servers)
+        worker.wait_for_log("Redis failed over: ")
+        run_one_of_each(app, ledger)
+        assert worker.log.count("Redis failed over: ") == 1
+        assert f"the master is 127.0.0.1:{servers.replica.port} now" in worker.log
+
+    def test_a_master_that_hangs(self, servers: Replicated, worker: Worker, app: Celery, ledger: Ledger) -> None:
+        """Its connections last: only Sentinel tells that there is another one."""
+        run_one_of_each(app, ledger)
+        os.kill(servers.master.pid, signal.SIGSTOP)
+        try:
+            wait_for_promotion(servers)
+            worker.wait_for_log("Redis failed over: ")
+            run_one_of_each(app, ledger)
+        finally:
+            os.kill(servers.master.pid, signal.SIGCONT)
+        assert "Sentinel names" in worker.log
+        assert "Traceback" not in worker.log
+
+    def test_a_sentinel_that_dies_and_comes_back(
+        self, servers: Replicated, worker: Worker, app: Celery, ledger: Ledger
+    ) -> None:
+        worker.wait_for_log("Listening to Redis Sentinel: connected")
+        servers.sentinel.kill()
+        worker.wait_for_log("Listening to Redis Sentinel interrupted")
+        servers.sentinel.start()
+        worker.wait_for_log("Listening to Redis Sentinel: connected", times=2)
+        run_one_of_each(app, ledger)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with replicated() as pair:
+        yield pair
+
+
+class TestSeveralUrls:
+    def test_the_replica_is_promoted_after_a_while(self, pair: Pair, ledger: Ledger) -> None:
+        """The worker does not sleep through it, and does not fill the log."""
+        with Worker("-Q", ",".join(QUEUES), pool="prefork", broker=pair.urls, ledger=ledger.url) as worker:
+            with publisher(pair.url, ledger.url) as app:
+                run_one_of_each(app, ledger)
+            pair.master.kill()
+            worker.wait_for_log("Trying again now")
+            lost = time.monotonic()
+            wait_until(lambda: time.monotonic() > lost + LONG_S, "it has tried again and again")
+            lines = worker.log.count("Trying again now")
+            assert lines <= LONG_S / 2
+            with pair.replica.client() as client:
+                client.replicaof("NO", "ONE")
+            worker.wait_for_log("Redis failed over: ")
+            with publisher(f"delayq://127.0.0.1:{pair.replica.port}/0", ledger.url) as app:
+                run_one_of_each(app, ledger)
+
+    def test_what_was_lost_is_said(self, pair: Pair, ledger: Ledger) -> None:
+        with (
+            Worker(pool="prefork", broker=pair.urls, ledger=ledger.url) as worker,
+            publisher(pair.url, ledger.url) as app,
+        ):
+            pair.wait_until_replicated()
+            pair.suspend()
+            with pair.master.client() as client:
+                own = itertools.count(1)
+                app.tasks["note"].apply_async(countdown=3600)
+                before = calls_of_info(client)
+                wait_until(lambda: calls_of_info(client) - before - next(own) >= 2, "the worker has asked", 20)
+            pair.fail_over()
+            worker.wait_for_log("bytes of replication are lost")
+            assert worker.log.count("bytes of replication are lost") == 1
+
+
+class TestWhatWorkersDoDoesNotWait:
+    """The last table of docs/failover.md, line by line: what is lost happens again, and no task is."""
+
+    def test_a_transfer(self, pair: Pair) -> None:
+        with pair.master.client() as client:
+            queue = DelayedQueue(client, "q")
+            queue.offer(b"message", delay_s=0)
+            pair.wait_until_replicated()
+            pair.suspend()
+            assert queue.transfer().moved == 1
+        pair.fail_over()
+        with pair.replica.client() as client:
+            assert client.llen("q") == 0
+            assert DelayedQueue(client, "q").transfer().moved == 1
+            assert client.lrange("q", 0, -1) == [b"message"]
+
+    def test_a_fetch(self, pair: Pair, ledger: Ledger) -> None:
+        """The message is in its queue again."""
+        with Worker(broker=pair.urls, ledger=ledger.url) as worker, publisher(pair.url, ledger.url) as app:
+            result = app.tasks["note"].apply_async(queue="second")
+            pair.wait_until_replicated()
+            pair.suspend()
+            wait_until(lambda: app.control.add_consumer("second", reply=True), "it consumes the queue")
+            wait_until(lambda: runs_of(result.id, ledger) == 1, "it runs")
+            pair.fail_over()
+            wait_until(lambda: runs_of(result.id, ledger) == 2, "it runs again", 30)
+            wait_until(lambda: nothing_in_flight(pair.replica, "second"), "it is acknowledged", 30)
+            assert "Redis failed over" in worker.log
+
+    def test_an_acknowledgement(self, pair: Pair, ledger: Ledger) -> None:
+        """The message is in flight again, for a consumer that is no more."""
+        conf = {"broker_transport_options": {"lease": 3.0}}
+        with (
+            Worker(broker=pair.urls, ledger=ledger.url, conf=conf) as worker,
+            publisher(pair.url, ledger.url) as app,
+        ):
+            result = app.tasks["work_late"].apply_async((2.0,))
+            wait_until(lambda: ledger.executions(), "it runs")
+            pair.wait_until_replicated()
+            pair.suspend()
+            wait_until(lambda: nothing_in_flight(pair.master, "celery"), "it is acknowledged")
+            pair.fail_over()
+            wait_until(lambda: len(finished(result.id, ledger)) == 2, "it runs again", 60)
+            wait_until(lambda: nothing_in_flight(pair.replica, "celery"), "it is acknowledged", 30)
+            assert "Redis failed over" in worker.log
+
+    def test_a_lease(self, pair: Pair, ledger: Ledger) -> None:
+        """The worker joins again, so another one does not take what it holds."""
+        pair.wait_until_replicated()
+        pair.suspend()
+        with Worker(broker=pair.urls, ledger=ledger.url), publisher(pair.url, ledger.url) as app:
+            key = QueueKeys.of("celery").consumers
+            with pair.master.client() as client:
+                wait_until(lambda: client.zcard(key) == 1, "it has a lease")
+            pair.fail_over()
+            with pair.replica.client() as client:
+                wait_until(lambda: client.zcard(key) == 1, "it has a lease again", 30)
+            with publisher(f"delayq://127.0.0.1:{pair.replica.port}/0", ledger.url) as app:
+                result = app.tasks["work_late"].apply_async((2.0,))
+                wait_until(lambda: len(finished(result.id, ledger)) == 1, "it runs", 30)
+
+    def test_a_planned_occurrence(self, pair: Pair, ledger: Ledger) -> None:
+        """It is planned again, and so are those after it; none is skipped."""
+        entry = {"task": "note_request", "schedule": 0.5}
+        conf = {"beat_scheduler": "celery_delayq.beat:Scheduler", "beat_schedule": {"often": entry}}
+        with Worker(broker=pair.urls, ledger=ledger.url, conf=conf):
+            wait_until(lambda: len(ledger.runs()) >= 2, "it runs", 30)
+            pair.wait_until_replicated()
+            pair.suspend()
+            before = len(ledger.runs())
+            wait_until(lambda: len(ledger.runs()) >= before + 4, "four occurrences are lost")
+            pair.fail_over()
+            then = len(ledger.runs())
+            wait_until(lambda: len(ledger.runs()) >= then + 8, "it goes on", 30)
+        etas = sorted({isoparse(run.note["eta"]).timestamp() for run in ledger.runs()})
+        late = [after - before for before, after in itertools.pairwise(etas)]
+        assert min(late) > 0.4
+
+
+class TestRetries:
+    def test_a_worker_gives_up_as_late_as_with_celery_alone(self, ledger: Ledger) -> None:
+        """`broker_connection_max_retries` counts Celery's pauses: 2 s and 4 s."""
+        with PrivateRedis() as server:
+            url = server.url.replace("redis://", "delayq://")
+            conf = {"broker_connection_max_retries": 1}
+            with Worker(pool="solo", broker=url, ledger=ledger.url, conf=conf) as worker:
+                server.kill()
+                lost = time.monotonic()
+                worker.wait()
+                assert time.monotonic() - lost > 1.9
+                assert worker.log.count("Trying again now") == 1
+
+    def test_a_worker_that_shall_stop_stops(self, ledger: Ledger) -> None:
+        with PrivateRedis() as server:
+            url = server.url.replace("redis://", "delayq://")
+            with Worker(pool="solo", broker=url, ledger=ledger.url) as worker:
+                server.kill()
+                worker.wait_for_log("Trying again now")
+                worker.send_signal(signal.SIGTERM)
+                worker.wait()
+
+
+class TestPublisher:
+    @pytest.mark.parametrize("countdown", [None, 60])
+    def test_a_server_that_hangs_is_an_error_after_socket_timeout(self, ledger: Ledger, countdown: int | None) -> None:
+        with PrivateRedis() as server:
+            url = server.url.replace("redis://", "delayq://")
+            with publisher(url, ledger.url, broker_transport_options={"socket_timeout": 0.5}) as app:
+                note = app.tasks["note"]
+                note.apply_async(countdown=60)
+                os.kill(server.pid, signal.SIGSTOP)
+                try:
+                    with pytest.raises(OperationalError, match=r"[Tt]imeout"):
+                        note.apply_async(countdown=countdown, retry=False)
+                finally:
+                    os.kill(server.pid, signal.SIGCONT)
+
+    def test_nobody_waits_for_ever(self) -> None:
+        """kombu has no limit by itself."""
+        with (
+            PrivateRedis() as server,
+            publisher(server.url.replace("redis", "delayq", 1), server.url) as app,
+            app.connection_for_write() as connection,
+        ):
+            assert connection.default_channel.pool.connection_kwargs["socket_timeout"] == 10

@@ -1,0 +1,212 @@
+"""What is said about the data of a server after it has died: what was lost, in bytes where Redis tells."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.transfer.history import REPLICATED_S, History, Moment, compare, moment_of
+from celery_delayq.transfer.loop import TransferLoop
+from examples.private_redis import PrivateRedis
+from tests.pair import Pair, replicated
+from tests.support import wait_until
+
+HOUR_S = 3600.0
+
+NONE = "0" * 40
+
+BEFORE = Moment("one:1", "a" * 40, 1000, NONE, -1, is_replicated=True, has_aof=False, unsaved=7)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with replicated() as pair:
+        yield pair
+
+
+@pytest.fixture
+def history(caplog: pytest.LogCaptureFixture) -> History:
+    caplog.set_level("INFO", logger="history")
+    return History(logging.getLogger("history"))
+
+
+def offer(server: PrivateRedis) -> None:
+    with server.client() as client:
+        DelayedQueue(client, "q").offer(b"message" * 100, delay_s=HOUR_S)
+
+
+def read(history: History, server: PrivateRedis) -> None:
+    with server.client() as client:
+        history.read(client)
+
+
+def offset_of(server: PrivateRedis) -> int:
+    with server.client() as client:
+        return int(client.info("replication")["master_repl_offset"])
+
+
+def wait_for_replica(pair: Pair) -> None:
+    with pair.master.client() as client:
+        client.incr("x")
+        assert client.wait(1, 10_000) == 1
+
+
+class TestFailover:
+    def test_the_lost_bytes_are_said(self, pair: Pair, history: History, caplog: pytest.LogCaptureFixture) -> None:
+        wait_for_replica(pair)
+        pair.suspend()
+        kept = offset_of(pair.master)
+        offer(pair.master)
+        lost = offset_of(pair.master) - kept
+        read(history, pair.master)
+        pair.fail_over()
+        read(history, pair.replica)
+        (record,) = caplog.records
+        assert record.levelname == "ERROR"
+        said = re.search(r"At least (\d+) bytes", record.message)
+        assert said
+        assert lost <= int(said[1]) <= lost + 100  # a ping may have been under way
+        new, old = pair.replica.port, pair.master.port
+        assert f"the master is 127.0.0.1:{new} now, and no longer 127.0.0.1:{old}" in record.message
+
+    def test_a_replica_that_has_everything(
+        self, pair: Pair, history: History, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        offer(pair.master)
+        read(history, pair.master)
+        wait_for_replica(pair)
+        pair.fail_over()
+        read(history, pair.replica)
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert "No write was lost, as far as this worker knows" in record.message
+
+    def test_it_is_said_once(self, pair: Pair, history: History, caplog: pytest.LogCaptureFixture) -> None:
+        read(history, pair.master)
+        pair.fail_over()
+        for _ in range(3):
+            read(history, pair.replica)
+        assert len(caplog.records) == 1
+
+    def test_a_replica_is_no_master(self, pair: Pair, history: History, caplog: pytest.LogCaptureFixture) -> None:
+        read(history, pair.master)
+        read(history, pair.replica)
+        read(history, pair.master)
+        assert caplog.records == []
+
+    def test_a_master_that_is_demoted_for_a_while(
+        self, pair: Pair, history: History, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        read(history, pair.master)
+        with pair.master.client() as client:
+            client.replicaof("127.0.0.1", "1")
+            client.replicaof("NO", "ONE")
+        read(history, pair.master)
+        (record,) = caplog.records
+        assert record.levelname == "INFO"
+        assert "No write was lost" in record.message
+
+
+class TestRestart:
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (("--appendonly", "yes"), "may lack the last second of writes"),
+            (("--save", "3600 1000000"), "lacked 2 changes"),
+        ],
+    )
+    def test_without_replicas(
+        self, history: History, caplog: pytest.LogCaptureFixture, options: tuple[str, ...], said: str
+    ) -> None:
+        with PrivateRedis(*options) as server:
+            with server.client() as client:
+                client.set("a", 1)
+                client.set("b", 1)
+            read(history, server)
+            server.kill()
+            server.start()
+            read(history, server)
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert said in record.message
+
+    def test_a_connection_that_was_lost_is_nothing(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
+        with PrivateRedis() as server:
+            read(history, server)
+            offer(server)
+            read(history, server)
+        assert caplog.records == []
+
+
+class TestCompare:
+    def test_a_server_that_never_followed_the_old_one(self) -> None:
+        after = BEFORE._replace(address="two:2", id="b" * 40, second_id="c" * 40, second_offset=500)
+        loss = compare(BEFORE, after, 1.0)
+        assert loss is not None
+        assert loss.level == logging.WARNING
+        assert "cannot be told" in loss.message
+
+    def test_the_offset_from_which_on_it_did_not_follow_is_the_first_that_it_lacks(self) -> None:
+        after = BEFORE._replace(address="two:2", id="b" * 40, second_id=BEFORE.id, second_offset=901)
+        loss = compare(BEFORE, after, 1.0)
+        assert loss is not None
+        assert "At least 100 bytes" in loss.message
+
+    def test_a_restored_backup(self) -> None:
+        loss = compare(BEFORE, BEFORE._replace(offset=400), 2.5)
+        assert loss is not None
+        assert loss.message.startswith("Redis at one:1 has older data than before. At least 600 bytes")
+        assert "last asked 2.5 s ago" in loss.message
+
+    def test_the_same_history_goes_on(self) -> None:
+        assert compare(BEFORE, BEFORE._replace(address="two:2", offset=1001), 1.0) is None
+
+
+def test_a_server_that_does_not_tell() -> None:
+    assert moment_of({"redis_version": "7.0.0"}) is None
+    assert moment_of({"role": "master"}) is None
+
+
+def test_it_may_be_forbidden(history: History, redis_server: PrivateRedis, caplog: pytest.LogCaptureFixture) -> None:
+    with redis_server.client() as admin:
+        admin.execute_command("ACL", "SETUSER", "worker", "on", "nopass", "+@all", "-info", "~*", "&*")
+        with redis_server.client(username="worker", password="any") as client:
+            history.read(client)
+        admin.execute_command("ACL", "DELUSER", "worker")
+    assert caplog.records == []
+
+
+class TestLoop:
+    def test_it_reads_each_second_if_there_are_replicas(self, pair: Pair) -> None:
+        """Otherwise nobody would know what the old master had."""
+        history = History(logging.getLogger("history"))
+        read(history, pair.master)
+        assert history.next_at < time.monotonic() + REPLICATED_S + 0.1
+
+    def test_and_rarely_if_there_are_none(self, redis_server: PrivateRedis) -> None:
+        history = History(logging.getLogger("history"))
+        read(history, redis_server)
+        assert history.next_at > time.monotonic() + REPLICATED_S
+
+    def test_a_loop_says_what_was_lost_although_it_was_idle(self, pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+        port = {"port": pair.master.port}
+        history = History(logging.getLogger("history"))
+        loop = TransferLoop(lambda: redis.Redis(port=port["port"]), history=history)
+        loop.start()
+        try:
+            wait_for_replica(pair)
+            pair.suspend()
+            offer(pair.master)
+            asked = history.next_at
+            wait_until(lambda: history.next_at > asked + REPLICATED_S, "the loop has asked again")
+            pair.fail_over()
+            port["port"] = pair.replica.port
+            wait_until(lambda: "bytes of replication are lost" in caplog.text, "the loop says it", 20)
+        finally:
+            loop.stop()
