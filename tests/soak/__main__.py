@@ -67,13 +67,8 @@ def main(
         if json_path:
             json_path.write_text(json.dumps([_figures(result) for result in results], indent=1))
     out.print(_table(results, "stock Celery" if stock else "celery_delayq"))
-    if not stock and not all(_is_well(result) for result in results):
+    if not stock and not all(result.is_well for result in results):
         raise SystemExit(1)
-
-
-def _is_well(result: Result) -> bool:
-    verdict = result.verdict
-    return not (verdict.lost or verdict.unexplained or verdict.early or result.complaints)
 
 
 def _figures(result: Result) -> dict[str, Any]:

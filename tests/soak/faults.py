@@ -41,6 +41,7 @@ class Fault:
         seconds: how long it runs unless somebody says how long.
         latest_s: so much later than due no task may begin, besides the time without any worker; None for no limit.
         logs_errors: whether workers log tracebacks.
+        may_lose: whether tasks may be lost, if workers say so.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Fault:
     seconds: float = 20.0
     latest_s: float | None = None
     logs_errors: bool = False
+    may_lose: bool = False
 
 
 def kill_worker(scene: Scene, number: int) -> None:
@@ -136,6 +138,11 @@ def short_silence(scene: Scene, number: int) -> None:
 
 def fail_over(scene: Scene, number: int) -> None:
     scene.fail_over()
+
+
+def fail_over_suddenly(scene: Scene, number: int) -> None:
+    """Every other time, the replica lacks the last two seconds; otherwise, what was on the way."""
+    scene.fail_over_suddenly(lagging=number % 2 == 0)
 
 
 def fill_memory(scene: Scene, number: int) -> None:
@@ -236,6 +243,21 @@ FAULTS = {
             every_s=10,
         ),
         Fault("failover", "Sentinel promotes the replica", fail_over, Setting(has_sentinel=True), every_s=20),
+        Fault(
+            "unclean-failover",
+            "Sentinel promotes a replica that lacks something; publishers wait for replicas",
+            fail_over_suddenly,
+            Setting(has_sentinel=True, replicas=1),
+            seconds=60.0,
+        ),
+        Fault(
+            "unclean-failover-0",
+            "the same, but publishers do not wait: workers say what was lost",
+            fail_over_suddenly,
+            Setting(has_sentinel=True),
+            seconds=60.0,
+            may_lose=True,
+        ),
         Fault("out-of-memory", "Redis is out of memory for 2 s", fill_memory),
         Fault("full-stop", "all workers and Redis are killed, and started again", stop_everything, _SHORT),
         Fault(

@@ -16,6 +16,8 @@ from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_delayq import NotReplicated
+
 #: Published at once, so that workers find a backlog; in seconds of the rate.
 _BURST_S = 0.1
 
@@ -122,8 +124,10 @@ class Publisher:
 
 
 def _is_refusal(exc: BaseException | None) -> bool:
-    """Return whether the server answered, with an error."""
+    """Return whether the server answered with an error, and so has stored nothing."""
     while exc is not None:
+        if isinstance(exc, (NotReplicated, exceptions.ConnectionError, exceptions.TimeoutError)):
+            return False
         if isinstance(exc, exceptions.ResponseError):
             return True
         exc = exc.__cause__ or exc.__context__

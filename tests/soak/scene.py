@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,15 @@ RATE = 150.0
 #: Stock's visibility timeout, in seconds: longer than any task is held, and small enough to see its end.
 _STOCK_TIMEOUT_S = 8
 
+#: How long a replica lacks what is written, in seconds: a worker reads each second what the master has.
+_LAG_S = 2.0
+
+#: How far a replica may be behind on a busy machine, in seconds.
+_BEHIND_S = 1.0
+
+_FAILED_OVER = "Redis failed over: "
+_BYTES_LOST = re.compile(r"At least \d+ bytes of replication are lost")
+
 #: A process of a pool that goes on begins what it had just been given, within so many seconds.
 _GIVEN_S = 0.5
 
@@ -51,6 +61,7 @@ class Setting:
         is_stock: stock Celery on kombu's own transport.
         has_proxy: the first worker reaches Redis through a proxy.
         has_sentinel: the broker has a replica and Redis Sentinel.
+        replicas: how many replicas must have what a publisher takes for done.
         rate: tasks a second.
         delivery_limit: of the consumers.
     """
@@ -60,6 +71,7 @@ class Setting:
     is_stock: bool = False
     has_proxy: bool = False
     has_sentinel: bool = False
+    replicas: int = 0
     rate: float = RATE
     delivery_limit: int = 20
 
@@ -74,6 +86,8 @@ class Scene:
         poisoned: marks of messages that have to be dead letters in the end.
         suspect: marks of further messages that may be.
         absent_s: how long there was no worker, at the longest.
+        failovers: how many times the replica was promoted.
+        losses: how many of these times it lacked something for sure.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -82,7 +96,8 @@ class Scene:
         self.poisoned: set[str] = set()
         self.suspect: set[str] = set()
         self.absent_s = 0.0
-        self._has_failed_over = False
+        self.failovers = 0
+        self.losses = 0
         self._stack = ExitStack()
 
     def __enter__(self) -> Scene:
@@ -130,6 +145,7 @@ class Scene:
         else:
             options["lease"] = self.setting.lease_s
             options["delivery_limit"] = self.setting.delivery_limit
+            options["replicas"] = self.setting.replicas
         if self._replicated is not None:
             options["master_name"] = MASTER_NAME
         return {"delayqs": int(not self.setting.is_stock), "broker_transport_options": options}
@@ -218,20 +234,62 @@ class Scene:
     def fail_over(self) -> None:
         """Let Sentinel promote the replica, which lacks nothing; the old master is started again by the next call."""
         assert self._replicated is not None
-        servers = [self._replicated.master, self._replicated.replica]
-        (other,) = [server for server in servers if server is not self.broker]
-        with self.client() as client, self._replicated.sentinel.client() as sentinel:
-            if self._has_failed_over:
-                other.start()
-            wait_until(lambda: client.role()[2], "the other one follows", 30)
+        other = self._replica()
+        with self.client() as client:
             # Nothing is written between the last word of the replica and the end of the master.
             client.client_pause(10_000, all=False)
             wait_until(lambda: _is_replicated(client), "the replica has everything")
-            self.broker.kill()
-            # Not before: an old master that is back while Sentinel still names it takes what is lost later.
-            wait_until(lambda: _master_port(sentinel) == other.port, "Sentinel names the new master", 30)
+        self._promote(other)
+
+    def fail_over_suddenly(self, *, lagging: bool) -> None:
+        """Let Sentinel promote the replica, which may lack something, and lacks something if it is `lagging`.
+
+        A task may run again if what the replica lacks is that it ran.
+        """
+        other = self._replica()
+        begin_s = time.time()
+        if lagging:
+            os.kill(other.pid, signal.SIGSTOP)
+            with self.client() as client:  # otherwise it would read what is in the socket when it goes on
+                client.execute_command("CLIENT", "KILL", "TYPE", "replica")
+            time.sleep(_LAG_S)
+        self._promote(other)
+        self.losses += lagging
+        self.harms.append(Harm(frozenset(worker.pid for worker in self.workers), begin_s - _BEHIND_S, time.time()))
+        if not self.setting.is_stock:
+            with suppress(AssertionError):  # the complaints tell
+                wait_until(lambda: all(it.log.count(_FAILED_OVER) >= self.failovers for it in self.workers), "said", 20)
+
+    def _replica(self) -> PrivateRedis:
+        """Return the server that is not the master, running and up to date."""
+        assert self._replicated is not None
+        servers = [self._replicated.master, self._replicated.replica]
+        (other,) = [server for server in servers if server is not self.broker]
+        with self.client() as client:
+            if self.failovers:
+                other.start()
+                with other.client() as replica:
+                    replica.replicaof("127.0.0.1", self.broker.port)
+            wait_until(lambda: client.role()[2], "the other one follows", 30)
+            wait_until(lambda: _is_known(self._sentinel, other.port), "Sentinel knows that", 30)
+        return other
+
+    @contextmanager
+    def _sentinel(self) -> Iterator[redis.Redis]:
+        assert self._replicated is not None
+        with self._replicated.sentinel.client() as sentinel:
+            yield sentinel
+
+    def _promote(self, other: PrivateRedis) -> None:
+        """Kill the master; returns when Sentinel names the other server."""
+        self.broker.kill()
+        with suppress(ProcessLookupError):
+            os.kill(other.pid, signal.SIGCONT)
+        # Not before: an old master that is back while Sentinel still names it takes what is lost later.
+        with self._sentinel() as sentinel:
+            wait_until(lambda: _master_port(sentinel) == other.port, "Sentinel names the new master", 60)
         self.broker = other
-        self._has_failed_over = True
+        self.failovers += 1
 
     # -- the end
 
@@ -258,26 +316,33 @@ class Scene:
                 if any(task_id.encode() in message for message in client.lrange(name, 0, -1))
             ]
 
-    def drain(self, timeout_s: float) -> None:
+    def drain(self, timeout_s: float, *, may_lose: bool = False) -> None:
         """Publish nothing more, and wait until all tasks have run, and the broker holds no message."""
         self.publisher.stop()
         with suppress(AssertionError):  # the verdict tells
-            wait_until(lambda: self._is_drained(), "all have run", timeout_s)
+            wait_until(lambda: self._is_drained(may_lose), "all have run", timeout_s)
 
-    def _is_drained(self) -> bool:
+    def _is_drained(self, may_lose: bool) -> bool:
         time.sleep(0.2)  # the ledger is long
         is_over = any(worker.has_ended for worker in self.workers)  # the complaints tell
-        return is_over or (not self.verdict().lost and self._is_settled())
+        return is_over or ((may_lose or not self.verdict().lost) and self._is_settled())
 
     def _is_settled(self) -> bool:
         with self.client() as client:
-            if client.exists("celery", "unacked") or any(client.scan_iter("delayq:inflight:*", count=1000)):
+            if client.exists("celery", "unacked", QueueKeys.of("celery").timeout_set) or any(
+                client.scan_iter("delayq:inflight:*", count=1000)
+            ):
                 return False
             return self.setting.is_stock or len(_leases(client, f"{_CONSUMERS}{{celery}}")) == len(self.workers)
 
     def complaints(self) -> list[str]:
-        """Return what is wrong besides tasks: workers that ended by themselves, and dead letters."""
+        """Return what is wrong besides tasks: workers that ended by themselves or were silent, and dead letters."""
         found = ended(self.workers)
+        if not self.setting.is_stock:
+            for worker in self.workers:
+                seen, lossy = worker.log.count(_FAILED_OVER), len(_BYTES_LOST.findall(worker.log))
+                if seen != self.failovers or lossy < self.losses:
+                    found.append(f"{self.failovers} failovers, {self.losses} lossy: a worker saw {seen} and {lossy}")
         dead = self.dead()
         for mark in sorted(self.poisoned):
             if (count := sum(mark.encode() in letter for letter in dead)) != 1:
@@ -326,6 +391,15 @@ def _master_port(sentinel: redis.Redis) -> int:
 def _leases(client: redis.Redis, key: str) -> Any:
     """Return the consumers that were not given up."""
     return client.zrangebyscore(key, 0, "+inf")
+
+
+def _is_known(open_sentinel: Callable[[], AbstractContextManager[redis.Redis]], port: int) -> bool:
+    """Return whether Sentinel takes a server for a replica that could be promoted."""
+    with open_sentinel() as sentinel:
+        return any(
+            one["port"] == port and one["flags"] == "slave" and one["master-link-status"] == "ok"
+            for one in sentinel.sentinel_slaves(MASTER_NAME)
+        )
 
 
 def _is_replicated(client: redis.Redis) -> bool:

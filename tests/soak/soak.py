@@ -28,6 +28,7 @@ class Result:
         complaints: what else is wrong, in words.
         errors: what publishers were told: the first of each kind.
         traces: of tasks that were lost, or ran twice without need: what is known of them.
+        may_lose: whether tasks may be lost.
     """
 
     name: str
@@ -36,6 +37,13 @@ class Result:
     complaints: list[str]
     errors: list[str] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)
+    may_lose: bool = False
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is wrong."""
+        lost = not self.may_lose and self.verdict.lost
+        return not (lost or self.verdict.unexplained or self.verdict.early or self.complaints)
 
 
 def run(
@@ -68,9 +76,9 @@ def run(
             strikes += 1
             next_s = max(next_s + fault.every_s, time.monotonic())
         time.sleep(max(_CALM_S, end - time.monotonic()))
-        scene.drain(_STOCK_DRAIN_S if is_stock else _DRAIN_S)
+        scene.drain(_STOCK_DRAIN_S if is_stock else _DRAIN_S, may_lose=fault.may_lose and not is_stock)
         bad = scene.verdict()
-        traces = scene.traces(bad.lost | bad.unexplained)
+        traces = scene.traces((set() if fault.may_lose else bad.lost) | bad.unexplained)
         complaints = [*scene.complaints(), *_too_late(fault, scene, bad)]
         tracebacks = scene.stop_workers()
         if not fault.logs_errors:
@@ -78,7 +86,7 @@ def run(
         complaints += [f"a key is left: {key}" for key in scene.leftovers()]
         errors = {booking.error.partition(":")[0]: booking.error for booking in scene.publisher.bookings}
         refusals = [error for error in errors.values() if error]
-        return Result(fault.name, strikes, scene.verdict(), complaints, refusals, traces)
+        return Result(fault.name, strikes, scene.verdict(), complaints, refusals, traces, fault.may_lose)
 
 
 def _too_late(fault: Fault, scene: Scene, verdict: Verdict) -> list[str]:
