@@ -19,6 +19,12 @@ NOT_SERVING = (exceptions.ReadOnlyError, exceptions.ClusterDownError)
 #: Errors after which a loop reconnects.
 CONNECTION_ERRORS = (exceptions.ConnectionError, exceptions.TimeoutError, *NOT_SERVING, OSError)
 
+
+def is_full(exc: BaseException) -> bool:
+    """Return whether an error says that the server has no connection left: its limit `maxclients` is reached."""
+    return "max number of clients reached" in str(exc)
+
+
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 

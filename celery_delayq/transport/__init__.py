@@ -29,12 +29,13 @@ from typing import Any
 
 import kombu
 from kombu.transport import redis as kombu_redis
+from redis import exceptions
 
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.watchdog import Watchdog
-from celery_delayq.queue.connections import NOT_SERVING
+from celery_delayq.queue.connections import NOT_SERVING, is_full
 from celery_delayq.settings import check_transport_options, check_urls
 from celery_delayq.transfer.history import History
 from celery_delayq.transfer.loop import TransferLoop, TransferSettings
@@ -215,7 +216,17 @@ class Transport(kombu_redis.Transport):
 
         Raises:
             redis.ReadOnlyError: the server is a replica.
+            redis.ConnectionError: the server is away, or has no connection left.
         """
+        try:
+            return self._establish_connection()
+        except exceptions.ConnectionError as exc:
+            if not is_full(exc):
+                raise
+            text = f"{exc}, as its setting maxclients says. Raise it, or see docs/limits.md"
+            raise exceptions.ConnectionError(text) from exc
+
+    def _establish_connection(self) -> Any:
         connection = super().establish_connection()
         if not getattr(self.client, "may_be_replica", False):
             channel = self._avail_channels[-1]

@@ -13,6 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from logging import getLogger
 from typing import Any, TypeVar
 
@@ -37,6 +38,9 @@ _UNLIMITED = 20
 
 #: Pause before a list that the server refused (its memory is full, for example) is tried again, in seconds.
 _REFUSED_S = 1.0
+
+#: How long to do without connections that wait, if the server has none left, in seconds.
+_SPARING_S = 30.0
 
 #: Interval between two attempts to end leases, in seconds.
 _TIDY_S = 1.0
@@ -68,7 +72,7 @@ class Fetcher:
         #: List -> when to try it again (monotonic), and the server's error.
         self._refused: dict[str, tuple[float, str]] = {}
         self._can_unblock = True
-        self._tidy_at = self._answers_at = 0.0
+        self._tidy_at = self._answers_at = self._sparing_until = 0.0
         #: Fetch nothing for a busy pool until this time (monotonic); infinite while the pool is not busy.
         self._patient_until = math.inf
         #: Whether the last fetch ended because there was no credit.
@@ -211,6 +215,26 @@ class Fetcher:
             self._arm(consumer, queue, name)
         return False
 
+    def maxclients(self) -> str:
+        """Return the server's limit of connections, as a part of a sentence; empty if it does not tell."""
+        with suppress(exceptions.RedisError):
+            limit = self._channel.plain_client.info("clients").get("maxclients")
+            return f" of {limit}" if limit else ""
+        return ""
+
+    @property
+    def is_sparing(self) -> bool:
+        """Whether it does without connections that wait."""
+        return time.monotonic() < self._sparing_until
+
+    def spare_connections(self) -> None:
+        """Do without connections that wait, for a while: the server has none left for leases and transfers."""
+        self._sparing_until = time.monotonic() + _SPARING_S
+        self._disarm(self._slots.values())
+        for slot in list(self._slots.values()):
+            if not slot.is_armed:
+                self._drop(slot)
+
     def _is_fair(self) -> bool:
         return str(self._channel.queue_order_strategy) == "round_robin"
 
@@ -229,6 +253,8 @@ class Fetcher:
         return True
 
     def _arm(self, consumer: Consumer, queue: str, name: str) -> None:
+        if self.is_sparing:
+            return
         slot = self._slots.get(name)
         if slot is None:
             in_flight = consumer.lists[name].in_flight(consumer.id)

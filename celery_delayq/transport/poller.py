@@ -7,17 +7,25 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from logging import getLogger
 from typing import Any
 
 from kombu.transport import redis as kombu_redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
+from celery_delayq.queue.connections import is_full
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.slots import Slot
 
 #: Longest single wait of a consumer without an event loop, in seconds. After that, it checks that all is well.
 _LONGEST_POLL_S = 1.0
+
+
+#: Pause until a worker for which Redis has no connection left looks for messages again, in seconds.
+_FULL_S = 1.0
+
+logger = getLogger(__name__)
 
 
 class Waker:
@@ -74,6 +82,8 @@ class Poller(kombu_redis.MultiChannelPoller):
         #: Calls a function after a delay in seconds; an event loop sets this. Without one, no wait exceeds a second.
         self.call_later: Callable[[float, Callable[[], None]], Any] = lambda delay_s, callback: None
         self._wakes_later = False
+        #: Whether the server had no connection left at the last fetch.
+        self._is_full = False
 
     # -- slots
 
@@ -150,10 +160,31 @@ class Poller(kombu_redis.MultiChannelPoller):
                 self.poller.register(self._waker.fileno(), self.eventflags)
             try:
                 found = fetcher.fill()
+                if fetcher.is_sparing:
+                    self.wake_in(_FULL_S)
+                else:
+                    self._is_full = False
             except ResponseError as exc:  # not about a list, which the fetcher handles, but a lease, for example
                 raise RedisConnectionError(str(exc)) from exc
+            except RedisConnectionError as exc:
+                if not is_full(exc):
+                    raise
+                self._on_full(fetcher)
+                continue
             if found:
                 self._waker.wake()
+
+    def _on_full(self, fetcher: Fetcher) -> None:
+        """Leave the connections that there are to the loops, and look for messages instead of waiting for them."""
+        if not self._is_full:
+            logger.error(
+                "Redis has no connection left for this worker: its limit maxclients%s is reached. The worker looks for "
+                "messages once a second. Raise maxclients, or see docs/limits.md",
+                fetcher.maxclients(),
+            )
+        self._is_full = True
+        fetcher.spare_connections()
+        self.wake_in(_FULL_S)
 
     def on_readable(self, fileno: int) -> Any:
         """Read, and deliver a message, see kombu. For our own descriptors, returns whether a message was delivered."""

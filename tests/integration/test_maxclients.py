@@ -1,0 +1,71 @@
+"""A server that has no connection left: the worker says so, and goes on with those that it has."""
+
+from __future__ import annotations
+
+import time
+
+from examples.private_redis import PrivateRedis
+from tests.ledger import Ledger
+from tests.support import wait_until
+from tests.worker_app import publisher
+from tests.workers import Worker
+
+
+def connections(server: PrivateRedis) -> int:
+    """How many there are besides the one that asks."""
+    with server.client() as client:
+        return len(client.client_list()) - 1
+
+
+def url_of(server: PrivateRedis) -> str:
+    return server.url.replace("redis://", "delayq://")
+
+
+def wanted(ledger: Ledger) -> int:
+    """How many connections a worker opens if it may."""
+    with PrivateRedis() as server, Worker(broker=url_of(server), ledger=ledger.url) as worker:
+        worker.wait_for_log("Transfer of delayed messages: connected")
+        worker.wait_for_log("Lease renewal of consumer")
+        seen = [0]
+
+        def is_steady() -> bool:
+            seen.append(connections(server))
+            time.sleep(0.2)  # it opens them one after the other
+            return seen[-1] == seen[-2]
+
+        wait_until(is_steady, "it has opened all")
+        return seen[-1]
+
+
+def test_a_worker_goes_on_with_the_connections_that_it_has(ledger: Ledger) -> None:
+    few = wanted(ledger) - 2
+    with PrivateRedis() as server, publisher(url_of(server), ledger.url) as app:
+        note = app.tasks["note"]
+        note.apply_async()
+        with server.client() as client:
+            limit = connections(server) + few
+            client.config_set("maxclients", limit)
+        with Worker(broker=url_of(server), ledger=ledger.url) as worker:
+            worker.wait_for_log(f"its limit maxclients of {limit} is reached")
+            wait_until(lambda: len(ledger.runs()) == 1, "the first has run")
+            ids = [note.apply_async(countdown=countdown).id for countdown in (None, 0.2, None, 1.0)]
+            wait_until(lambda: ledger.has(ids), "all have run")
+            assert worker.log.count("its limit maxclients") == 1
+            assert "Traceback" not in worker.log
+            assert "Connection to broker lost" not in worker.log
+
+
+def test_a_worker_that_gets_no_connection_says_why(ledger: Ledger) -> None:
+    with PrivateRedis("--maxclients", "4") as server, server.client() as client:
+        client.ping()  # this one stays connected
+        worker = Worker(broker=url_of(server), ledger=ledger.url)
+        worker.start()
+        try:
+            worker.wait_for_log("max number of clients reached, as its setting maxclients says")
+            client.config_set("maxclients", 100)
+            worker.wait_until_ready()
+            with publisher(url_of(server), ledger.url) as app:
+                result = app.tasks["note"].apply_async(countdown=0.1)
+                wait_until(lambda: ledger.has([result.id]), "it runs")
+        finally:
+            worker.__exit__()
