@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Mapping
-from logging import getLogger
 from typing import Any
 
 from celery.app.task import Context
@@ -19,7 +18,9 @@ from kombu.message import Message
 from kombu.serialization import prepare_accept_content
 from kombu.utils.json import dumps, object_hook
 
-logger = getLogger(__name__)
+from celery_delayq.fetching.native import logger_for
+
+logger = logger_for(__name__)
 
 #: Property of a delayed message: its due time, unix time in ms. It tells the worker that the message has waited
 #: already, whatever the worker's own clock says.

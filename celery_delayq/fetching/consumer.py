@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import MappingProxyType
 
 import redis
@@ -51,6 +51,9 @@ logger = logger_for(__name__)
 
 #: How many threads acknowledge at the same time, each on a connection. The others wait for them.
 _AT_ONCE = 4
+
+#: How long a thread waits for the others, in seconds: far longer than they take, unless the server hangs.
+_TURN_S = 1.0
 
 #: Shared by the whole process: a running task is known by its tag alone, even after its consumer was closed.
 _TAGS = itertools.count(1)
@@ -262,7 +265,7 @@ class Consumer:
                 assert self._connection is not None
                 self._connection.ack(self.leases.keys_of(held.name).in_flight(self.id), held.message, tag)
             else:
-                with self._turns:
+                with self._turn():
                     was_in_flight = self._remove(held) > 0
                 self._on_answered(tag, was_in_flight=was_in_flight)
         except Exception as exc:  # also redis-py's ValueError, if a thread closes a connection that another one reads
@@ -270,6 +273,20 @@ class Consumer:
             if self._is_fetching_thread:
                 self._give_up_connection(exc)
         return True
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Wait for one of the connections that threads share; not in the thread that fetches.
+
+        Raises:
+            redis.ConnectionError: the others wait for a server that does not answer. The watchdog does it later.
+        """
+        if not self._turns.acquire(timeout=_TURN_S):
+            raise exceptions.ConnectionError("Redis does not answer other threads that acknowledge")
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     def _rewrite(self, tag: str, new: bytes) -> bool:
         held = self._held[tag]
@@ -295,10 +312,15 @@ class Consumer:
         held = self._held.pop(tag, None)
         if held is None:
             return False
-        with self._turns:
-            left = self._departures.leave(
-                self.client, {tag: Departure(held, "back", self.redelivery.put_back(held.message))}
-            )
+        departures = {tag: Departure(held, "back", self.redelivery.put_back(held.message))}
+        if self._is_fetching_thread:
+            return bool(self._departures.leave(self.client, departures)) or tag in self.owed
+        try:
+            with self._turn():
+                left = self._departures.leave(self.client, departures)
+        except exceptions.ConnectionError as exc:
+            self._departures.owe(departures, exc)
+            return True
         return bool(left) or tag in self.owed
 
     def set_aside(self, tag: str, record: bytes) -> None:

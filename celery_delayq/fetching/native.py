@@ -20,6 +20,12 @@ else:  # Python 3.10 has no generic one
 #: How long a line in the log of a native thread waits for a greenlet to write it, in seconds; with eventlet.
 _SAY_S = 0.1
 
+#: How long there are no native threads until the greenlet ends, in seconds. A new one takes less to begin.
+_QUIET_S = 5.0
+
+#: Not empty while the greenlet runs.
+_speaking: list[bool] = []
+
 #: What native threads have logged and no greenlet has written yet; with eventlet.
 _unsaid: deque[Callable[[], None]] = deque()
 
@@ -53,7 +59,6 @@ def start_native_thread(target: Callable[[], None]) -> None:
     if not _has_eventlet():
         _original("start_new_thread")(target, ())
         return
-    ended: list[bool] = []
 
     def run() -> None:
         ident = _original("get_ident")()
@@ -62,16 +67,23 @@ def start_native_thread(target: Callable[[], None]) -> None:
             target()
         finally:
             _mute.discard(ident)
-            ended.append(True)
 
-    def say() -> None:
-        while not ended or _unsaid:
-            while _unsaid:
-                _unsaid.popleft()()
-            time.sleep(_SAY_S)
-
-    threading.Thread(target=say, daemon=True).start()  # a greenlet
+    # A greenlet belongs to the thread that starts it. One that a mute thread starts would be as mute.
+    if _original("get_ident")() not in _mute and not _speaking:
+        _speaking.append(True)
+        threading.Thread(target=_speak, daemon=True).start()
     _original("start_new_thread")(run, ())
+
+
+def _speak() -> None:
+    """Write what native threads log, until there are none any more; with eventlet, in a greenlet."""
+    idle_s = 0.0
+    while idle_s < _QUIET_S:
+        idle_s = 0.0 if _mute or _unsaid else idle_s + _SAY_S
+        while _unsaid:
+            _unsaid.popleft()()
+        time.sleep(_SAY_S)
+    _speaking.clear()
 
 
 def logger_for(name: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from logging import ERROR, INFO, WARNING, Logger
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ from redis import exceptions
 REPLICATED_S, ALONE_S = 1.0, 15.0
 
 
-class Moment(NamedTuple):
+@dataclass(frozen=True)
+class Moment:
     """What a master said about its data at a moment.
 
     Attributes:
@@ -29,6 +31,7 @@ class Moment(NamedTuple):
         second_id: the replication id of the master that it followed before; zeros if there was none.
         second_offset: the offset from which on it no longer followed that master; -1 if there was none.
         is_replicated: whether it keeps what it writes for replicas, as it does within an hour after the last one left.
+        run: the id of the server's process.
         has_aof: whether it writes an append-only file.
         unsaved: how many changes its last snapshot lacks.
     """
@@ -39,6 +42,7 @@ class Moment(NamedTuple):
     second_id: str
     second_offset: int
     is_replicated: bool
+    run: str
     has_aof: bool
     unsaved: int
 
@@ -61,6 +65,7 @@ def moment_of(info: Mapping[str, Any], address: str = "") -> Moment | None:
         str(info.get("master_replid2", "")),
         int(info.get("second_repl_offset", -1)),
         bool(info.get("repl_backlog_active", 0)),
+        str(info.get("run_id", "")),
         bool(info.get("aof_enabled", 0)),
         int(info.get("rdb_changes_since_last_save", 0)),
     )
@@ -79,6 +84,8 @@ def compare(before: Moment, after: Moment, age_s: float) -> Loss | None:
         if after.offset >= before.offset:
             return None
         what, followed = f"Redis at {after.address} has older data than before", after.offset
+    elif stays and after.run == before.run and set(after.second_id) <= {"0"}:
+        return None  # its first replica came, or the first one after an hour without any: it begins to count
     else:
         what = (
             f"Redis at {after.address} was restarted, or failed over"
@@ -86,7 +93,7 @@ def compare(before: Moment, after: Moment, age_s: float) -> Loss | None:
             else f"Redis failed over: the master is {after.address} now, and no longer {before.address}"
         )
         if after.second_id != before.id:
-            return Loss(WARNING, f"{what}. {_untold(before) if stays else _UNTOLD}")
+            return Loss(WARNING, f"{what}. {_untold(before, age_s) if stays else _UNTOLD}")
         followed = after.second_offset - 1
     known = f"as far as this worker knows, which last asked {age_s:.1f} s ago"
     lost = before.offset - followed
@@ -102,11 +109,12 @@ def compare(before: Moment, after: Moment, age_s: float) -> Loss | None:
 _UNTOLD = "How much was lost cannot be told: the new master does not say up to where it followed the old one."
 
 
-def _untold(before: Moment) -> str:
+def _untold(before: Moment, age_s: float) -> str:
     """Return what may be lost if a server has loaded what it had on disk."""
     if before.has_aof:
-        return "Its append-only file may lack the last second of writes, unless appendfsync is always."
-    return f"Its last snapshot lacked {before.unsaved} changes: they are lost, unless a shutdown saved them."
+        return "Its append-only file may lack the last writes: with appendfsync everysec, those of a second."
+    lacked = f"Its last snapshot lacked {before.unsaved} changes, {age_s:.1f} s ago"
+    return f"{lacked}: they are lost unless a shutdown saved them."
 
 
 def address_of(client: redis.Redis) -> str:
@@ -132,19 +140,29 @@ class History:
         self._last: Moment | None = None
         #: When that was read (monotonic).
         self._read_at = 0.0
+        #: When to read everything again (monotonic).
+        self._full_at = 0.0
         #: When to read again (monotonic).
         self.next_at = 0.0
 
-    def read(self, client: redis.Redis) -> None:
+    def read(self, client: redis.Redis, *, is_new: bool = False) -> None:
         """Read the history of the server, and say what happened since the last time.
+
+        Args:
+            client: a client of the server.
+            is_new: whether it has just connected; otherwise the little that changes all the time is read in between.
 
         Raises:
             redis.ConnectionError: the connection is lost.
         """
         asked = self._clock()
         self.next_at = asked + ALONE_S
+        before = self._last
         try:
-            now = moment_of(client.info(), address_of(client))
+            now = self._read_offset(client, asked) if before and not is_new else None
+            if now is None:
+                now = moment_of(client.info(), address_of(client))
+                self._full_at = asked + ALONE_S
         except exceptions.ResponseError as exc:
             self._logger.debug("Cannot read the replication id of Redis: %s", exc)
             return
@@ -152,8 +170,17 @@ class History:
             return
         if now.is_replicated:  # also while its replicas are away: then it has the most to lose
             self.next_at = asked + REPLICATED_S
-        before, self._last = self._last, now
-        age_s, self._read_at = asked - self._read_at, asked
+        age_s, self._last, self._read_at = asked - self._read_at, now, asked
         loss = before and compare(before, now, age_s)
         if loss:
             self._logger.log(loss.level, "%s", loss.message)
+
+    def _read_offset(self, client: redis.Redis, asked: float) -> Moment | None:
+        """Return the last moment with a new offset; None if all has to be read."""
+        assert self._last is not None
+        if asked >= self._full_at:
+            return None
+        info = client.info("replication")
+        if info.get("role") != "master" or str(info.get("master_replid")) != self._last.id:
+            return None
+        return replace(self._last, offset=int(info["master_repl_offset"]))

@@ -230,7 +230,7 @@ class TransferLoop(LoopThread):
 
     def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
         self._client, self._pubsub = client, pubsub
-        self._history.read(client)
+        self._history.read(client, is_new=True)
         self._registry = Registry(client, self._keyprefix)
         self._looked = False
         self._looks = 0

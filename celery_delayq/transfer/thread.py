@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket
 import os
 import socket
 import threading
@@ -65,6 +66,11 @@ def socket_of(pubsub: Any) -> Any:
 def interrupt(sock: Any) -> None:
     """Wake the reader of a socket; this ends the connection. Safe in any thread and signal handler."""
     # A shut-down socket wakes its reader in every kind of worker. The loop then subscribes again.
-    if sock is not None:
-        with suppress(OSError):
+    if sock is None:
+        return
+    with suppress(OSError):
+        if isinstance(sock, _socket.socket):
+            # Not the method of `SSLSocket`: it first turns off TLS, and another thread might send just then.
+            _socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        else:
             sock.shutdown(socket.SHUT_RDWR)

@@ -362,7 +362,15 @@ class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):
         each connection.
         """
         timeout_s = min(self.socket_timeout or SENTINEL_TIMEOUT_S, SENTINEL_TIMEOUT_S)
-        return {"retry": Retry(NoBackoff(), 0), "socket_timeout": timeout_s, **(self._sentinel_kwargs or {})}
+        connect_s = min(self.socket_connect_timeout or SENTINEL_TIMEOUT_S, SENTINEL_TIMEOUT_S)
+        return {
+            "retry": Retry(NoBackoff(), 0),
+            "socket_timeout": timeout_s,
+            "socket_connect_timeout": connect_s,
+            "socket_keepalive": self.socket_keepalive,
+            "socket_keepalive_options": self.socket_keepalive_options,
+            **(self._sentinel_kwargs or {}),
+        }
 
     @sentinel_kwargs.setter
     def sentinel_kwargs(self, given: Mapping[str, Any] | None) -> None:

@@ -52,9 +52,11 @@ def leave(host: str, port: int) -> int:
     ended = 0
     for reference in list(_connections.values()):
         connection = reference()
-        if connection is not None and (connection.host, int(connection.port)) == (host, port):
-            interrupt(getattr(connection, "_sock", None))
-            ended += 1
+        if connection is None or (connection.host, int(connection.port or 0)) != (host, port):
+            continue
+        sock = getattr(connection, "_sock", None)
+        interrupt(sock)
+        ended += sock is not None
     return ended
 
 
@@ -91,25 +93,31 @@ class SentinelWatch(LoopThread):
 
     def _listen(self, sentinel: redis.Redis) -> None:
         self._pubsub.subscribe(_CHANNEL)
-        known: tuple[str, int] | None = None
+        # What this sentinel said while nobody listened. Only its own names of servers are compared: another sentinel
+        # may call the same server by another name.
+        known = self._ask(sentinel)
+        for replica in sentinel.sentinel_slaves(self._master_name):
+            self._leave((replica["ip"], int(replica["port"])), known)
         while not self._stopping:
             message = self._pubsub.get_message(timeout=_ASK_S)
             if message is not None and message["type"] == "message":
-                self._on_switch(message["data"])
-                continue
-            # Only what the same Sentinel said before is compared: another may call the same server by another name.
-            address: Any = sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self._master_name)
-            before, known = known, address and _address(*address)
-            if before is not None and known is not None and known != before:
+                name, *old = _text(message["data"]).split(" ")[:3]
+                if name == self._master_name:
+                    self._leave(_address(*old), self._ask(sentinel))
+            elif message is None:
+                before, known = known, self._ask(sentinel)
                 self._leave(before, known)
             self._outage.ends()
 
-    def _on_switch(self, data: bytes | str) -> None:
-        name, *addresses = _text(data).split(" ")
-        if name == self._master_name and len(addresses) == 4:
-            self._leave(_address(*addresses[:2]), _address(*addresses[2:]))
+    def _ask(self, sentinel: redis.Redis) -> tuple[str, int] | None:
+        """Return the address of the master; None if this sentinel does not know it."""
+        address: Any = sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self._master_name)
+        return _address(*address) if address else None
 
-    def _leave(self, old: tuple[str, int], new: tuple[str, int]) -> None:
+    def _leave(self, old: tuple[str, int] | None, new: tuple[str, int] | None) -> None:
+        """End the connections to a former master, unless it is the master again."""
+        if old is None or new is None or old == new:
+            return
         ended = leave(*old)
         if ended:
             logger.info("Sentinel names %s:%d now; ended %d connections to %s:%d", *new, ended, *old)

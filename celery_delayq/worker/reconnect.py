@@ -27,9 +27,13 @@ def reconnect_soon(consumer: Any) -> None:
     ensure_connected = consumer.ensure_connected
 
     def ensure_soon(connection: Any) -> Any:
-        if isinstance(connection.transport, Transport):
-            connection.ensure_connection = _Soon(connection)
-        return ensure_connected(connection)
+        if not isinstance(connection.transport, Transport):
+            return ensure_connected(connection)
+        connection.ensure_connection = _Soon(connection)
+        try:
+            return ensure_connected(connection)
+        finally:
+            del connection.ensure_connection  # the method of the class is back
 
     consumer.ensure_connected = ensure_soon
 
@@ -55,7 +59,8 @@ class _Soon:
 class _Thinned:
     """Calls an errback, see `ensure_connection`, as often as if there were Celery's pauses between the attempts.
 
-    Raises the error instead once there were more than `max_retries` of those pauses; None means no limit.
+    With several URLs, there is one pause after all of them were tried. Raises the error instead once the errback was
+    called `max_retries` times; None means no limit.
     """
 
     def __init__(self, errback: Callable[..., None], max_retries: int | None) -> None:
@@ -63,17 +68,22 @@ class _Thinned:
         self._left = max_retries
         self._pauses = _celerys_pauses()
         self._next_at = time.monotonic()
+        #: Whether the errback is called until all URLs were tried.
+        self._is_loud = False
 
     def __call__(self, exc: Exception, interval: float) -> None:
         now = time.monotonic()
-        if now < self._next_at:
+        if not self._is_loud and now < self._next_at:
             return
-        if interval:  # otherwise kombu goes on with the next URL
-            if self._left == 0:
-                raise exc
-            self._left = None if self._left is None else self._left - 1
-            self._next_at = now + next(self._pauses)
+        self._is_loud = True
+        if self._left == 0:
+            raise exc
+        if self._left is not None:
+            self._left -= 1
         self._errback(exc, interval)
+        if interval:  # otherwise kombu goes on with the next URL
+            self._is_loud = False
+            self._next_at = now + next(self._pauses)
 
 
 def _celerys_pauses() -> Iterator[float]:

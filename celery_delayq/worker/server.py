@@ -79,7 +79,7 @@ def _check_failover(
         yield Finding(
             WARNING,
             f"{name} has min-replicas-to-write 0: a master that is cut off from its replicas goes on to take tasks, "
-            "which are lost when Sentinel makes a replica the master. Set it to 1.",
+            f"which are lost when Sentinel makes a replica the master. {_advice(connected)}",
         )
     if _config(client, "replica-serve-stale-data") == "yes":
         yield Finding(
@@ -87,6 +87,11 @@ def _check_failover(
             f"{name} has replica-serve-stale-data yes: a replica that has lost its master shows old tasks to "
             "`celery delayq`. Set it to no.",
         )
+
+
+def _advice(replicas: int) -> str:
+    # With one replica, nobody could write after a failover until the old master is back.
+    return "Set it to 1." if replicas > 1 else "Add a second replica, then set it to 1."
 
 
 def _config(client: redis.Redis, name: str) -> str | None:

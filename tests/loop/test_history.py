@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import redis
@@ -21,7 +22,7 @@ HOUR_S = 3600.0
 
 NONE = "0" * 40
 
-BEFORE = Moment("one:1", "a" * 40, 1000, NONE, -1, is_replicated=True, has_aof=False, unsaved=7)
+BEFORE = Moment("one:1", "a" * 40, 1000, NONE, -1, is_replicated=True, run="r", has_aof=False, unsaved=7)
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def offer(server: PrivateRedis) -> None:
 
 def read(history: History, server: PrivateRedis) -> None:
     with server.client() as client:
-        history.read(client)
+        history.read(client, is_new=True)
 
 
 def offset_of(server: PrivateRedis) -> int:
@@ -117,7 +118,7 @@ class TestRestart:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            (("--appendonly", "yes"), "may lack the last second of writes"),
+            (("--appendonly", "yes"), "may lack the last writes"),
             (("--save", "3600 1000000"), "lacked 2 changes"),
         ],
     )
@@ -143,29 +144,40 @@ class TestRestart:
             read(history, server)
         assert caplog.records == []
 
+    def test_the_first_replica_is_no_restart(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
+        """Redis takes a new replication id then; the same after an hour without replicas."""
+        with PrivateRedis() as server:
+            read(history, server)
+            with PrivateRedis("--replicaof", "127.0.0.1", str(server.port)) as replica, replica.client() as client:
+                wait_until(lambda: client.role()[3] == b"connected", "the replica follows", 20)
+                read(history, server)
+                with server.client() as same:
+                    history.read(same)
+        assert caplog.records == []
+
 
 class TestCompare:
     def test_a_server_that_never_followed_the_old_one(self) -> None:
-        after = BEFORE._replace(address="two:2", id="b" * 40, second_id="c" * 40, second_offset=500)
+        after = replace(BEFORE, address="two:2", id="b" * 40, second_id="c" * 40, second_offset=500)
         loss = compare(BEFORE, after, 1.0)
         assert loss is not None
         assert loss.level == logging.WARNING
         assert "cannot be told" in loss.message
 
     def test_the_offset_from_which_on_it_did_not_follow_is_the_first_that_it_lacks(self) -> None:
-        after = BEFORE._replace(address="two:2", id="b" * 40, second_id=BEFORE.id, second_offset=901)
+        after = replace(BEFORE, address="two:2", id="b" * 40, second_id=BEFORE.id, second_offset=901)
         loss = compare(BEFORE, after, 1.0)
         assert loss is not None
         assert "At least 100 bytes" in loss.message
 
     def test_a_restored_backup(self) -> None:
-        loss = compare(BEFORE, BEFORE._replace(offset=400), 2.5)
+        loss = compare(BEFORE, replace(BEFORE, offset=400), 2.5)
         assert loss is not None
         assert loss.message.startswith("Redis at one:1 has older data than before. At least 600 bytes")
         assert "last asked 2.5 s ago" in loss.message
 
     def test_the_same_history_goes_on(self) -> None:
-        assert compare(BEFORE, BEFORE._replace(address="two:2", offset=1001), 1.0) is None
+        assert compare(BEFORE, replace(BEFORE, address="two:2", offset=1001), 1.0) is None
 
 
 def test_a_server_that_does_not_tell() -> None:
