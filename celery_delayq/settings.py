@@ -75,7 +75,7 @@ TRANSPORT_OPTIONS: Mapping[str, Option] = {
 SOCKET_TIMEOUT_S = 10.0
 
 #: The same for connections to Redis Sentinel, which answers at once: the next one is asked after so long.
-SENTINEL_TIMEOUT_S = 1.0
+SENTINEL_TIMEOUT_S = 0.5
 
 #: Largest `transfer_lead`. A worker never holds a message for its eta longer than twice this, whatever the clocks say.
 LONGEST_LEAD_S = 0.1

@@ -1,9 +1,9 @@
-"""A master, its replica, and a Redis Sentinel that watches them."""
+"""A master, its replica, and Redis Sentinels that watch them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,21 @@ _PROMPT = ("--repl-diskless-sync-delay", "0")
 
 @dataclass(frozen=True)
 class Replicated:
-    """The three servers, all running at first."""
+    """The servers, all running at first."""
 
     master: PrivateRedis
     replica: PrivateRedis
-    sentinel: PrivateRedis
+    sentinels: tuple[PrivateRedis, ...]
+
+    @property
+    def sentinel(self) -> PrivateRedis:
+        """The first sentinel."""
+        return self.sentinels[0]
 
     @property
     def url(self) -> str:
         """The broker URL, for our transport."""
-        return f"delayq+sentinel://127.0.0.1:{self.sentinel.port}/0"
+        return ";".join(f"delayq+sentinel://127.0.0.1:{one.port}/0" for one in self.sentinels)
 
     @property
     def conf(self) -> dict[str, Any]:
@@ -53,25 +58,32 @@ def _is_master(client: redis.Redis) -> bool:
 
 
 @contextmanager
-def replicated(folder: Path) -> Iterator[Replicated]:
-    """Run the three servers; the files of Sentinel are in `folder`."""
-    with (
-        PrivateRedis(*_PROMPT) as master,
-        PrivateRedis(*_PROMPT, "--replicaof", "127.0.0.1", str(master.port)) as replica,
-    ):
+def replicated(folder: Path, sentinels: int = 1) -> Iterator[Replicated]:
+    """Run the servers, with one or three sentinels, whose files are in `folder`."""
+    with ExitStack() as stack:
+        master = stack.enter_context(PrivateRedis(*_PROMPT))
+        replica = stack.enter_context(PrivateRedis(*_PROMPT, "--replicaof", "127.0.0.1", str(master.port)))
         with replica.client() as client:
             wait_until(lambda: client.role()[3] == b"connected", "the replica follows", 20)
-        with PrivateRedis(server=_sentinel(folder, master.port)) as sentinel:
-            with sentinel.client() as client:
-                wait_until(lambda: client.sentinel_slaves(MASTER_NAME), "Sentinel knows the replica", 20)
-            yield Replicated(master, replica, sentinel)
+        quorum = sentinels // 2 + 1
+        running = tuple(
+            stack.enter_context(PrivateRedis(server=_sentinel(folder / str(number), master.port, quorum)))
+            for number in range(sentinels)
+        )
+        for one in running:
+            with one.client() as client:
+                wait_until(lambda: client.sentinel_slaves(MASTER_NAME), "it knows the replica", 20)
+                others = sentinels - 1
+                wait_until(lambda: len(client.sentinel_sentinels(MASTER_NAME)) == others, "and the others", 20)  # noqa: B023
+        yield Replicated(master, replica, running)
 
 
-def _sentinel(folder: Path, master_port: int) -> Path:
+def _sentinel(folder: Path, master_port: int, quorum: int) -> Path:
     """Return a command that is redis-server as Sentinel: it wants a file that it may write to."""
+    folder.mkdir()
     config = folder / "sentinel.conf"
     config.write_text(
-        f"sentinel monitor {MASTER_NAME} 127.0.0.1 {master_port} 1\n"
+        f"sentinel monitor {MASTER_NAME} 127.0.0.1 {master_port} {quorum}\n"
         f"sentinel down-after-milliseconds {MASTER_NAME} 500\n"
         f"sentinel failover-timeout {MASTER_NAME} 2000\n"
     )

@@ -23,7 +23,7 @@ logger = getLogger(__name__)
 _CHANNEL = "+switch-master"
 
 #: How often Sentinel is asked for the master, in seconds, in case that a message was lost.
-_ASK_S = 5.0
+_ASK_S = 1.0
 
 #: The connections of this process to masters that Sentinel has named, by `id`. A plain dict: safe in all threads.
 _connections: dict[int, weakref.ref[Any]] = {}

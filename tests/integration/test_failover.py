@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,27 @@ class TestSentinel:
         finally:
             os.kill(servers.master.pid, signal.SIGCONT)
         assert "Sentinel names" in worker.log
+
+    def test_a_machine_with_the_master_and_a_sentinel_that_hangs(self, tmp_path: Path, ledger: Ledger) -> None:
+        """Even if it is the sentinel that the worker listens to, and that is asked first."""
+        with (
+            with_sentinel(tmp_path, sentinels=3) as servers,
+            ExitStack() as stack,
+            Worker(
+                "-Q", ",".join(QUEUES), pool="prefork", broker=servers.url, ledger=ledger.url, conf=servers.conf
+            ) as worker,
+        ):
+            with publisher(servers.url, ledger.url, **servers.conf) as app:
+                run_one_of_each(app, ledger)
+            worker.wait_for_log("Listening to Redis Sentinel: connected")
+            for one in (servers.master, servers.sentinel):
+                os.kill(one.pid, signal.SIGSTOP)
+                stack.callback(os.kill, one.pid, signal.SIGCONT)
+            worker.wait_for_log("Redis failed over: ", timeout=40)
+            with publisher(servers.url, ledger.url, **servers.conf) as app:
+                run_one_of_each(app, ledger)
+            assert "ended" in worker.log
+            assert f"the master is 127.0.0.1:{servers.replica.port} now" in worker.log
 
     def test_a_sentinel_that_dies_and_comes_back(
         self, servers: Replicated, worker: Worker, app: Celery, ledger: Ledger
