@@ -62,6 +62,16 @@ def offer(queue: DelayedQueue, message_id: str, due_ms: int | None = FAR, payloa
     )
 
 
+def offer_many(queue: DelayedQueue, messages: list[tuple[int, str, bytes]]) -> bool:
+    """Run the script for many messages; each is its due time, its id and its payload."""
+    return scripts.offer_many(
+        queue.client,
+        queue.keys,
+        messages=[(due_ms, codec.message_key(message_id), payload) for due_ms, message_id, payload in messages],
+        mirrored=queue.mirror_list,
+    )
+
+
 def seed(queue: DelayedQueue, entries: dict[bytes, float]) -> None:
     """Put entries as they are into the timeout set."""
     queue.client.zadd(queue.keys.timeout_set, entries)

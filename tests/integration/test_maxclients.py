@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.support import wait_until
@@ -25,16 +23,10 @@ def wanted(ledger: Ledger) -> int:
     """How many connections a worker opens if it may."""
     with PrivateRedis() as server, Worker(broker=url_of(server), ledger=ledger.url) as worker:
         worker.wait_for_log("Transfer of delayed messages: connected")
-        worker.wait_for_log("Lease renewal of consumer")
-        seen = [0]
-
-        def is_steady() -> bool:
-            seen.append(connections(server))
-            time.sleep(0.2)  # it opens them one after the other
-            return seen[-1] == seen[-2]
-
-        wait_until(is_steady, "it has opened all")
-        return seen[-1]
+        worker.wait_for_log("Lease renewal of consumer")  # that it is connected
+        with server.client() as client:
+            wait_until(lambda: client.info("clients")["blocked_clients"] == 4, "it waits on each list of its queue")
+        return connections(server)
 
 
 def test_a_worker_goes_on_with_the_connections_that_it_has(ledger: Ledger) -> None:
