@@ -8,7 +8,7 @@ that is lost. So somebody has to know what the old master had: the history is re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from logging import ERROR, INFO, WARNING, Logger
 from typing import Any, NamedTuple
@@ -134,9 +134,8 @@ class History:
         logger: where to say what happened.
     """
 
-    def __init__(self, logger: Logger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, logger: Logger) -> None:
         self._logger = logger
-        self._clock = clock
         self._last: Moment | None = None
         #: When that was read (monotonic).
         self._read_at = 0.0
@@ -155,7 +154,7 @@ class History:
         Raises:
             redis.ConnectionError: the connection is lost.
         """
-        asked = self._clock()
+        asked = time.monotonic()
         self.next_at = asked + ALONE_S
         before = self._last
         try:
