@@ -81,6 +81,8 @@ class Transport(kombu_redis.Transport):
         )
         #: List -> time until an unused list expires, in ms; for queues declared with `expires` (kombu 5.7).
         self.expires_ms: dict[str, int] = {}
+        #: The pool that all channels share, see `DelayedChannel.pool`.
+        self.pool: Any = None
         self.transfer_loop: TransferLoop | None = None
         self._sentinel_watch: SentinelWatch | None = None
         self._consumer: Consumer | None = None
@@ -260,6 +262,13 @@ class Transport(kombu_redis.Transport):
             super().close_connection(connection)  # it raises where the server is away
         finally:
             self._close_consumer()
+            self.disconnect_pool()
+
+    def disconnect_pool(self) -> None:
+        """Close the connections that all channels share."""
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            pool.disconnect()
 
 
 def _call_soon(loop: Any, cycle: Poller, callback: Any, *args: Any) -> Any:

@@ -68,7 +68,8 @@ class DelayedChannel(kombu_redis.Channel):
 
     from_transport_options = (*kombu_redis.Channel.from_transport_options, *_OPTIONS)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, connection: Any, **kwargs: Any) -> None:
+        self._transport = connection
         #: Consumer tag -> queue, for consumers of tasks: with acknowledgement, and not from a fanout exchange.
         self.task_queues: dict[str, str] = {}
         self._plain_client: redis.Redis | None = None
@@ -78,7 +79,9 @@ class DelayedChannel(kombu_redis.Channel):
         #: Collects published messages instead of sending them, see `collecting`; None if nobody collects.
         self.batch: Batch | None = None
         self.expiry = Expiry(self)
-        super().__init__(*args, **kwargs)
+        super().__init__(connection, **kwargs)
+        # kombu has sent a PING on a connection of its pool for consuming. Most channels never need that again.
+        self.async_pool.disconnect()
         self.fetcher = Fetcher(self, self._get_consumer)
 
     def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
@@ -187,6 +190,14 @@ class DelayedChannel(kombu_redis.Channel):
             raise
         except redis.ResponseError as exc:  # no permission, for example
             logger.debug("Cannot check whether Redis accepts writes: %s", exc)
+
+    @property
+    def pool(self) -> Any:
+        """The pool for commands, see kombu. All channels of a connection share it: they belong to one thread."""
+        transport = self._transport
+        if transport.pool is None:
+            transport.pool = self._get_pool()
+        return transport.pool
 
     @property
     def batch_client(self) -> Any:
@@ -331,6 +342,7 @@ class DelayedChannel(kombu_redis.Channel):
 
     def _after_fork(self) -> None:
         self.fetcher.after_fork()
+        self._transport.disconnect_pool()
         super()._after_fork()
 
 

@@ -50,6 +50,4 @@ class Connector:
                 if self._failover:
                     self._template.maybe_switch_next()
                 raise
-            # Close the connections that kombu made for consuming.
-            channel.client.connection_pool.disconnect()
             yield channel
