@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from redis import exceptions
@@ -57,6 +57,8 @@ class FetchConnection:
         #: Tags of the acknowledgements whose replies have not been read yet.
         self.unanswered: deque[str] = deque()
         self._fetch: Call = (), ()
+        #: The connection that the server tells when keys change that this one has read.
+        self._told: Identity | None = None
 
     def ack(self, in_flight: str, message: bytes, tag: str) -> None:
         """Remove a message from an in-flight list; `answers` gives the result."""
@@ -96,6 +98,22 @@ class FetchConnection:
         except exceptions.ResponseError as exc:
             raise unwrapped(exc) from exc.__cause__
         return cast("list[bytes] | None", found)
+
+    def are_empty(self, names: Sequence[str], *, told: Identity) -> bool:
+        """Return whether lists are empty, and let the server tell a connection when one of them changes. Reads replies.
+
+        Call it only if there are no unanswered acknowledgements.
+
+        Raises:
+            redis.ResponseError: the server does not allow CLIENT TRACKING.
+        """
+        if self._told != told:
+            # NOLOOP: what this connection itself does to the lists need not be told.
+            self._send("CLIENT", "TRACKING", "ON", "REDIRECT", told.client_id, "NOLOOP")
+            self._read()
+            self._told = told
+        self._send("EXISTS", *names)
+        return not self._read()
 
     def _send(self, *command: Any) -> None:
         if getattr(self._connection, "_sock", None) is None:  # redis-py would reconnect, and replies would be lost

@@ -183,6 +183,31 @@ class Consumer:
             self.leases.lose()
         return found
 
+    @property
+    def reader(self) -> Identity | None:
+        """The connection that fetches; None if there is none, or its identity is unknown."""
+        return None if self._connection is None else self._connection.identity
+
+    def are_empty(self, names: Sequence[str], *, told: Identity) -> bool:
+        """Return whether lists are empty, and let the server tell a connection when one of them is written to.
+
+        It is told once, and only if all are empty. Call it after `fetch`, in the same thread.
+
+        Raises:
+            redis.ResponseError: the server does not allow CLIENT TRACKING.
+        """
+        connection = self._connection
+        if connection is None:
+            return False
+        try:
+            self._take_answers(connection)
+            return connection.are_empty(names, told=told)
+        except exceptions.ResponseError:
+            raise
+        except BaseException as exc:
+            self._give_up_connection(exc)
+            raise
+
     def read_answers(self) -> None:
         """Make sure that all acknowledgements have arrived. Never raises; the watchdog repeats those that have not."""
         if not self._is_fetching_thread:

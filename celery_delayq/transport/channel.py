@@ -51,7 +51,7 @@ class DelayedChannel(kombu_redis.Channel):
     acknowledgement, and messages from a fanout exchange. Like any channel, it is for one thread at a time.
 
     Overrides these hooks of kombu (5.6 and 5.7): `_new_queue`, `_put`, `_put_fanout`, `queue_purge`,
-    `_create_client`, `basic_consume`, `_basic_cancel`, `basic_get`, `active_queues`, `close`, `_after_fork`.
+    `_create_client`, `pool`, `basic_consume`, `_basic_cancel`, `basic_get`, `active_queues`, `close`, `_after_fork`.
     """
 
     QoS = FetchingQoS

@@ -16,6 +16,7 @@ from redis.exceptions import ResponseError
 
 from celery_delayq.queue.connections import is_full
 from celery_delayq.transport.fetcher import Fetcher
+from celery_delayq.transport.listener import Listener
 from celery_delayq.transport.slots import Slot
 
 #: Longest single wait of a consumer without an event loop, in seconds. After that, it checks that all is well.
@@ -75,7 +76,7 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     def __init__(self) -> None:
         super().__init__()
-        self._slots: dict[int, tuple[Slot, Fetcher]] = {}
+        self._slots: dict[int, tuple[Slot | Listener, Fetcher]] = {}
         self._waker: Waker | None = None
         #: Stops polling a file descriptor; an event loop replaces this.
         self.unregister: Callable[[int], Any] = lambda fd: self.poller.unregister(fd)
@@ -87,13 +88,13 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     # -- slots
 
-    def add_slot(self, slot: Slot, fetcher: Fetcher) -> None:
+    def add_slot(self, slot: Slot | Listener, fetcher: Fetcher) -> None:
         """Poll the connection of a slot."""
         fd = slot.fileno()
         self._slots[fd] = (slot, fetcher)
         self.poller.register(fd, self.eventflags)
 
-    def remove_slot(self, slot: Slot) -> None:
+    def remove_slot(self, slot: Slot | Listener) -> None:
         """Stop polling a slot. Call this before it disconnects: later, its descriptor may belong to another file."""
         fd = slot.fileno()
         if fd in self._slots and self._slots[fd][0] is slot:

@@ -203,6 +203,7 @@ OVERRIDDEN: dict[tuple[type, type], dict[str, str]] = {
         "_put_fanout": "(self, exchange, message, routing_key, **kwargs)",
         "queue_purge": "(self, queue, **kwargs)",
         "_create_client": "(self, asynchronous=False)",
+        "pool": "property",
         "basic_consume": "(self, queue, *args, **kwargs)",
         "_basic_cancel": "(self, consumer_tag)",
         "basic_get": "(self, queue, no_ack=False, **kwargs)",

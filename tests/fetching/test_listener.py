@@ -1,0 +1,133 @@
+"""One connection hears of messages in all lists that are rarely used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from celery_delayq.transport import listener as module
+from celery_delayq.transport.listener import Listener
+from examples.private_redis import PrivateRedis
+from tests.fetching.reading import Reader, publish
+from tests.fetching.reading import reader as consuming
+from tests.integration.publishing import Broker, broker
+from tests.support import wait_until
+
+PRIORITIES = (0, 3, 6, 9)
+
+
+@pytest.fixture
+def server() -> Iterator[PrivateRedis]:
+    with PrivateRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def ours(server: PrivateRedis) -> Iterator[Broker]:
+    with broker(server, "delayq", 0) as ours:
+        yield ours
+
+
+def listener_of(reader: Reader) -> Listener:
+    found = reader.channel.fetcher._listener
+    assert isinstance(found, Listener)
+    return found
+
+
+def waiting(client: redis.Redis) -> int:
+    """How many connections wait with BLMOVE."""
+    return int(client.info("clients")["blocked_clients"])
+
+
+@pytest.mark.parametrize("priority", PRIORITIES)
+def test_a_message_of_each_priority_arrives(ours: Broker, priority: int) -> None:
+    with consuming(ours, "q") as reader:
+        reader.wait(0.2)
+        for number in range(3):
+            publish(ours, "q", number, priority=priority)
+            assert reader.drain(number + 1)[-1] == number
+
+
+def test_a_queue_takes_one_connection_that_waits_and_one_that_listens(ours: Broker, server: PrivateRedis) -> None:
+    with consuming(ours, "q1", "q2", "q3") as reader, server.client() as client:
+        reader.wait(0.2)
+        assert waiting(client) == 3
+        assert len(client.client_list(_type="pubsub")) == 3  # the watchdog's, the transfer loop's, and this one
+        listener, consumer = listener_of(reader), reader.channel.fetcher._consumer
+        assert all(listener.is_awaited(consumer, f"{name}\x06\x163") for name in ("q1", "q3"))
+
+
+def test_messages_that_came_before_it_listens_arrive(ours: Broker) -> None:
+    for priority in PRIORITIES:
+        publish(ours, "q", priority, priority=priority)
+    with consuming(ours, "q") as reader:
+        assert sorted(reader.drain(4)) == [0, 3, 6, 9]
+
+
+def test_a_list_that_is_busy_gets_a_connection_of_its_own(ours: Broker, server: PrivateRedis) -> None:
+    with consuming(ours, "q") as reader, server.client() as client:
+        reader.wait(0.2)
+        assert waiting(client) == 1
+        for number in range(30):
+            publish(ours, "q", number, priority=6)
+            reader.drain(number + 1)
+        reader.wait(0.2)
+        assert waiting(client) == 2
+
+
+def test_a_fetching_connection_that_is_lost_unnoticed(
+    ours: Broker, server: PrivateRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server no longer tells. The lists are looked at again after a while."""
+    monkeypatch.setattr(module, "TRUST_S", 0.5)
+    with consuming(ours, "q") as reader, server.client() as client:
+        reader.wait(0.2)
+        identity = reader.channel.fetcher._consumer.reader
+        client.client_kill_filter(_id=identity.client_id)
+        publish(ours, "q", "lost?", priority=6)
+        deadline = time.monotonic() + 10
+
+        def arrives() -> Any:
+            try:
+                return reader.wait(0.2) == ["lost?"]
+            except redis.ConnectionError:
+                return True  # a worker connects again, and finds it
+
+        wait_until(arrives, "the message, or the error", deadline - time.monotonic())
+
+
+def test_a_listening_connection_that_is_lost_is_an_error(ours: Broker, server: PrivateRedis) -> None:
+    with consuming(ours, "q") as reader, server.client() as client:
+        reader.wait(0.2)
+        client.client_kill_filter(_id=listener_of(reader).identity.client_id)
+        with pytest.raises(redis.ConnectionError):
+            reader.wait(1)
+
+
+@pytest.mark.parametrize("forbidden", ["-client|tracking", "-exists", "-client|info"])
+def test_a_user_who_may_not(server: PrivateRedis, forbidden: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Each list takes a connection then."""
+    caplog.set_level("INFO", logger="celery_delayq")
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "default", forbidden)
+        with broker(server, "delayq", 0) as ours, consuming(ours, "q") as reader:
+            reader.wait(0.2)
+            for priority in PRIORITIES:
+                publish(ours, "q", priority, priority=priority)
+            assert sorted(reader.drain(4)) == [0, 3, 6, 9]
+            reader.wait(0.2)
+            assert waiting(client) == 4
+    assert caplog.text.count("Redis does not tell of messages in rarely used lists") == 1
+
+
+def test_flushall_forgets_nothing(ours: Broker, server: PrivateRedis) -> None:
+    with consuming(ours, "q") as reader, server.client() as client:
+        reader.wait(0.2)
+        client.set("any", 1)
+        client.flushdb()
+        with pytest.raises(redis.RedisError):  # its lease is gone, too
+            reader.wait(3)
