@@ -38,11 +38,19 @@ def identify(connection: Any) -> Identity | None:
     return Identity(fields["id"], fields["addr"])
 
 
+def connection_of(pool: Any) -> Any:
+    """Return a new connection, not yet connected, with the class and the parameters of a pool.
+
+    The pool does not know it, so it does not count towards the pool's `max_connections`.
+    """
+    return pool.connection_class(**pool.connection_kwargs)
+
+
 class FetchConnection:
     """One connection, for one thread at a time.
 
     Args:
-        pool: gives the class and the parameters of the connection. The connection does not belong to the pool.
+        pool: see `connection_of`.
 
     Every method raises `redis.ConnectionError` if the connection is lost. The connection is useless then, and the
     server may or may not have received the acknowledgements in `unanswered`.
@@ -51,7 +59,7 @@ class FetchConnection:
     def __init__(self, pool: Any) -> None:
         #: The thread that owns this connection.
         self.thread = threading.get_ident()
-        self._connection = pool.make_connection()
+        self._connection = connection_of(pool)
         self._connection.connect()
         self.identity = identify(self._connection)
         #: Tags of the acknowledgements whose replies have not been read yet.

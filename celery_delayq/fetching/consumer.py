@@ -67,6 +67,7 @@ class Consumer:
 
     Args:
         connect: returns a context manager that gives a client with a pool of its own, and closes it at the end.
+        client: for the thread of the consumer, and for those that acknowledge. By default, it makes one.
         lease_s: how long the consumer may be silent before others take its messages, in seconds.
         redelivery: see `Redelivery`.
         expires_ms: list -> time until an unused list expires, in ms. Only lists that expire are in it. It may change.
@@ -78,6 +79,7 @@ class Consumer:
     def __init__(
         self,
         connect: Callable[[], AbstractContextManager[redis.Redis]],
+        client: redis.Redis | None = None,
         *,
         lease_s: float = 30.0,
         redelivery: Redelivery | None = None,
@@ -87,11 +89,10 @@ class Consumer:
         self.id = id or consumer_id()
         self.connect = connect
         self._stack = ExitStack()
-        self.client = self._stack.enter_context(connect())
-        # A pool refuses a thread for which it has no connection left, so they take turns. kombu's limit of 10 also
-        # counts the connections that wait for messages, which the pool makes but does not keep.
-        self._turns = threading.BoundedSemaphore(_AT_ONCE)
-        self.client.connection_pool.max_connections = 2**31
+        self.client = client or self._stack.enter_context(connect())
+        # A pool refuses a thread for which it has no connection left, so they take turns. One is for its own thread.
+        spare = self.client.connection_pool.max_connections - 1
+        self._turns = threading.BoundedSemaphore(min(_AT_ONCE, max(1, spare)))
         self.redelivery = redelivery or Redelivery()
         self.db = database_of(self.client)
         self.leases = Leases(self.id, lease_s, self.db, self._on_lost)

@@ -29,6 +29,7 @@ from functools import partial
 from typing import Any
 
 import kombu
+import redis
 from kombu.transport import redis as kombu_redis
 from redis import exceptions
 
@@ -120,12 +121,16 @@ class Transport(kombu_redis.Transport):
 
     # -- the consumer of this connection
 
-    @property
-    def consumer(self) -> Consumer:
-        """The consumer that all channels of this connection share; created on first use."""
+    def consumer_of(self, client: redis.Redis) -> Consumer:
+        """Return the consumer that all channels of this connection share; created on first use.
+
+        Args:
+            client: on the pool that all channels share.
+        """
         if self._consumer is None:
             self._consumer = Consumer(
                 Connector(self.client),
+                client,
                 lease_s=self.options["lease"],
                 redelivery=Redelivery(
                     redelivery.put_back,

@@ -295,8 +295,14 @@ class DelayedChannel(kombu_redis.Channel):
 
     def _get_consumer(self) -> Consumer:
         if self._consumer is None:
-            self._consumer = self.connection.consumer
+            self._consumer = self.connection.consumer_of(self.plain_client)
         return self._consumer
+
+    def close_idle(self) -> None:
+        """Close the connection for BRPOP if kombu no longer reads with it: a worker does so only while it starts."""
+        client = vars(self).get("client")  # made on first use
+        if client is not None and not self._in_poll and not self.active_queues and client.connection is not None:
+            client.connection.disconnect()
 
     # -- for FetchingQoS; also used after the channel was closed, by tasks that were running then
 

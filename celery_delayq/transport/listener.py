@@ -32,7 +32,7 @@ class Listener:
     """One connection, for the thread that fetches.
 
     Args:
-        pool: gives the class and the parameters of the connection. The connection does not belong to the pool.
+        pool: gives the class and the parameters of the connection, see `connection_of`.
 
     Raises:
         redis.ConnectionError: the server is away.

@@ -155,6 +155,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         for channel in list(self._channels):
             channel.fetcher.tidy()
             channel.expiry.keep()
+            channel.close_idle()
         for fetcher in self._fetchers():
             if self._waker is None:
                 self._waker = Waker()

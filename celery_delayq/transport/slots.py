@@ -10,7 +10,7 @@ import redis
 from redis import exceptions
 
 from celery_delayq.fetching.abandoned import BLOCK_S
-from celery_delayq.fetching.connection import identify
+from celery_delayq.fetching.connection import connection_of, identify
 from celery_delayq.queue.connections import NOT_SERVING
 
 #: A reply is overdue this long after the command should have stopped blocking, in seconds: the connection is half open.
@@ -24,7 +24,7 @@ class Slot:
     """Waits with BLMOVE, which moves a message to the consumer's in-flight list as soon as it arrives.
 
     Args:
-        pool: gives the class and the parameters of the connection. The connection does not belong to the pool.
+        pool: see `connection_of`.
         queue: kombu's name of the queue.
         name: full name of the broker list.
         in_flight: the consumer's in-flight list.
@@ -39,7 +39,7 @@ class Slot:
         #: Whether the command was sent and its reply not yet read.
         self.is_armed = False
         self._armed_at = 0.0
-        self.connection = pool.make_connection()
+        self.connection = connection_of(pool)
         self.connection.connect()
         self.identity = identify(self.connection)
 

@@ -12,7 +12,7 @@ import redis
 
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching import abandoned
-from celery_delayq.fetching.connection import Identity, identify
+from celery_delayq.fetching.connection import Identity, connection_of, identify
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue import keys, scripts
 from tests.consumer.conftest import Consumers, in_another_thread
@@ -52,7 +52,7 @@ def blmove(consumers: Consumers) -> Iterator[Blmove]:
     connections = []
 
     def send(consumer: Consumer) -> Identity | None:
-        connection = consumer.client.connection_pool.make_connection()
+        connection = connection_of(consumer.client.connection_pool)
         connections.append(connection)
         connection.connect()
         identity = identify(connection)

@@ -17,6 +17,7 @@ from kombu.transport.redis import Transport as StockTransport
 from kombu.utils import scheduling
 
 from celery_delayq import NotReplicated
+from celery_delayq.fetching.connection import connection_of
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.transport import SentinelTransport, Transport
 from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
@@ -306,6 +307,6 @@ def test_kombu_has_the_attributes_that_we_rely_on(ours: Broker) -> None:
         assert channel.unacked_restore_limit is None
         assert channel.qos._delivered == {}
         assert hasattr(channel.qos._on_collect, "cancel")
-        slot_connection = channel.pool.make_connection()
+        slot_connection = connection_of(channel.pool)
         assert all(hasattr(slot_connection, name) for name in ("connect", "send_command", "read_response"))
     assert kombu_redis.SentinelTransport.default_port == 26379

@@ -25,7 +25,8 @@ def wanted(ledger: Ledger) -> int:
         worker.wait_for_log("Transfer of delayed messages: connected")
         worker.wait_for_log("Lease renewal of consumer")  # that it is connected
         with server.client() as client:
-            wait_until(lambda: client.info("clients")["blocked_clients"] == 4, "it waits on each list of its queue")
+            wait_until(lambda: client.info("clients")["blocked_clients"] == 1, "it waits on the list of its queue")
+            wait_until(lambda: client.info("clients")["tracking_clients"] == 1, "it listens for the other lists")
         return connections(server)
 
 
