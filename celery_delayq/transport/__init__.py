@@ -5,7 +5,8 @@
     eta_tasks   sends tasks that are fetched long before their eta back to Redis
     fetcher     fetches messages, as many as the prefetch limit allows
     slots       connections that wait for messages
-    listener    one connection that hears of messages in rarely used lists
+    rare_lists  lists that are rarely used, which share one connection
+    listener    that connection
     poller      kombu's poller, with those connections
     qos         acknowledges messages
     redelivery  rewrites messages that are delivered again

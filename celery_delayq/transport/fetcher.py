@@ -1,8 +1,8 @@
 """Fetcher: fetches the messages of a channel's queues, as many as its prefetch limit allows.
 
 If there is a backlog, one script call fetches several messages, but not before the pool needs them. If there is none,
-one connection per queue waits on the server, and one listens for all lists that are rarely used (`listener`). So an
-idle worker neither polls nor delays a message.
+one connection per queue waits on the server, and one hears of all other lists (`rare_lists`). So an idle worker neither
+polls nor delays a message.
 
 A wait is no longer wanted if the prefetch limit is reached or the consumer was cancelled. The server is then told to
 end it. A message that arrives all the same goes back at once, so that other workers can take it.
@@ -27,7 +27,8 @@ from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.transport.eta_tasks import EtaTasks
 from celery_delayq.transport.last_delivery import LastDelivery, Turn, isolate
-from celery_delayq.transport.listener import TRUST_S, Listener
+from celery_delayq.transport.listener import Listener
+from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.refusal import Refusal
 from celery_delayq.transport.slots import Slot
 
@@ -73,10 +74,8 @@ class Fetcher:
         self._fetched: deque[tuple[str, str, bytes]] = deque()
         #: List -> when to try it again (monotonic), and the server's error.
         self._refused: dict[str, tuple[float, str]] = {}
-        #: Hears of messages in rarely used lists; None until there is such a list.
-        self._listener: Listener | None = None
-        self._can_unblock = self._can_listen = True
-        self._will_check = False
+        self._rare = RareLists(channel, self)
+        self._can_unblock = True
         self._tidy_at = self._answers_at = self._sparing_until = 0.0
         #: Fetch nothing for a busy pool until this time (monotonic); infinite while the pool is not busy.
         self._patient_until = math.inf
@@ -195,11 +194,10 @@ class Fetcher:
         lists = [(queue, name) for queue, name in self._lists(queues) if not self._is_refused(name)]
         # Join all lists, even if the first has messages: a consumer sees gone ones only on lists that it has joined.
         lists = [(queue, name) for queue, name in lists if self._ask(name, self._join, consumer, name)]
-        if self._listener is not None and consumer.reader is not None:  # one command for all that are rarely used
-            self._await([name for queue, name in lists if self._is_rare(queue, name)])
+        self._rare.look(consumer, [name for queue, name in lists if self._is_rare(queue, name)])
         idle = []
         for queue, name in lists:
-            if self._listener is not None and self._listener.is_awaited(consumer, name):
+            if self._rare.is_empty(consumer, name):
                 continue  # the server would have told
             slot = self._slots.get(name)
             if slot is not None and slot.is_armed:
@@ -230,63 +228,13 @@ class Fetcher:
         for queue, name in idle:
             if name not in rare:
                 self._arm(consumer, queue, name)
-        if rare and self._listener is None:
-            self._listen(consumer)
-        if rare and not self._await(rare):
+        if rare and not self._rare.wait(consumer, rare):
             self._channel.connection.cycle.wake()  # there is a message by now, or each takes a connection
-
-    def _listen(self, consumer: Consumer) -> None:
-        try:
-            self._listener = Listener(consumer.client.connection_pool)
-        except NOT_SERVING:
-            raise
-        except exceptions.ResponseError as exc:
-            self._on_cannot_listen(exc)
-        else:
-            self._channel.connection.cycle.add_slot(self._listener, self)
-
-    def _await(self, names: list[str]) -> bool:
-        """Make the server tell of messages in rarely used lists; returns False if it does not, or if there is one."""
-        listener, consumer = self._listener, self._consumer
-        if listener is None or consumer is None:
-            return False
-        unknown = [name for name in names if not listener.is_awaited(consumer, name)]
-        if not unknown:
-            return True
-        try:
-            are_empty = listener.await_all(consumer, unknown)
-        except NOT_SERVING:
-            raise
-        except exceptions.ResponseError as exc:
-            self._on_cannot_listen(exc)
-            return False
-        if are_empty and not self._will_check:
-            self._will_check = True
-            self._channel.connection.cycle.call_later(TRUST_S, self._check)
-        return are_empty
-
-    def _check(self) -> None:
-        """Make sure from time to time that the server still tells."""
-        self._will_check = False
-        if self._channel.connection is not None:
-            self._channel.connection.cycle.wake()
-
-    def _on_cannot_listen(self, exc: exceptions.ResponseError) -> None:
-        logger.info(
-            "Redis does not tell of messages in rarely used lists, so each list takes a connection: %s. Allow CLIENT "
-            "TRACKING, CLIENT INFO and EXISTS",
-            exc,
-        )
-        self._can_listen = False
-        self._drop_listener()
 
     def _is_rare(self, queue: str, name: str) -> bool:
         """Return whether a list takes no connection of its own: it is not the first of its queue, nor is it busy."""
-        if not self._can_listen or name in self._slots:
-            return False
-        if name == self._channel.broker_list(queue, self._channel.priority_steps[0]):
-            return False
-        return self._listener is None or not self._listener.is_busy(name)
+        is_first = name == self._channel.broker_list(queue, self._channel.priority_steps[0])
+        return not is_first and name not in self._slots and self._rare.may_have(name)
 
     def maxclients(self) -> str:
         """Return the server's limit of connections, as a part of a sentence; empty if it does not tell."""
@@ -538,9 +486,7 @@ class Fetcher:
         for slot in self._slots.values():
             slot.disconnect()
         self._slots.clear()
-        if self._listener is not None:
-            self._listener.disconnect()
-            self._listener = None
+        self._rare.after_fork()
         self._fetched.clear()
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
@@ -550,16 +496,8 @@ class Fetcher:
         """Close all connections."""
         for slot in list(self._slots.values()):
             self._drop(slot)
-        self._drop_listener()
+        self._rare.disconnect()
         self._fetched.clear()
-
-    def _drop_listener(self) -> None:
-        listener, self._listener = self._listener, None
-        if listener is None:
-            return
-        if self._channel.connection is not None:
-            self._channel.connection.cycle.remove_slot(listener)
-        listener.disconnect()
 
     def _drop(self, slot: Slot) -> None:
         del self._slots[slot.name]

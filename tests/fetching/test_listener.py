@@ -33,7 +33,7 @@ def ours(server: PrivateRedis) -> Iterator[Broker]:
 
 
 def listener_of(reader: Reader) -> Listener:
-    found = reader.channel.fetcher._listener
+    found = reader.channel.fetcher._rare._listener
     assert isinstance(found, Listener)
     return found
 

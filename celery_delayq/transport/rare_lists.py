@@ -1,0 +1,100 @@
+"""RareLists: the lists of a channel that are rarely used. They share one connection, which hears of messages in them.
+
+Most priorities of most queues are never used. A list that is used often is not rare, and takes a connection of its own.
+"""
+
+from __future__ import annotations
+
+from logging import getLogger
+from typing import Any
+
+from redis import exceptions
+
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.queue.connections import NOT_SERVING
+from celery_delayq.transport.listener import TRUST_S, Listener
+
+logger = getLogger(__name__)
+
+
+class RareLists:
+    """It belongs to the thread that fetches.
+
+    Args:
+        channel: a `DelayedChannel`.
+        fetcher: of this channel; the poller tells it when there is something to read.
+    """
+
+    def __init__(self, channel: Any, fetcher: Any) -> None:
+        self._channel = channel
+        self._fetcher = fetcher
+        #: None until there is such a list.
+        self._listener: Listener | None = None
+        self._is_allowed = True
+        self._will_check = False
+
+    def may_have(self, name: str) -> bool:
+        """Return whether a list may be one of them: the server allows it, and the list is not used often."""
+        return self._is_allowed and (self._listener is None or not self._listener.is_busy(name))
+
+    def is_empty(self, consumer: Consumer, name: str) -> bool:
+        """Return whether a list was empty, and the server would have told that it no longer is."""
+        return self._listener is not None and self._listener.is_awaited(consumer, name)
+
+    def look(self, consumer: Consumer, names: list[str]) -> None:
+        """Ask the server about those that it may have told of, in one command. Raises what `wait` raises."""
+        if self._listener is not None and consumer.reader is not None:
+            self.wait(consumer, names)
+
+    def wait(self, consumer: Consumer, names: list[str]) -> bool:
+        """Make the server tell of messages in these lists; returns False if it does not, or if there is one already.
+
+        Raises:
+            redis.ConnectionError: the server is away, or has no connection left.
+        """
+        try:
+            if self._listener is None:
+                self._listener = Listener(consumer.client.connection_pool)
+                self._channel.connection.cycle.add_slot(self._listener, self._fetcher)
+            listener = self._listener
+            unknown = [name for name in names if not listener.is_awaited(consumer, name)]
+            are_empty = not unknown or listener.await_all(consumer, unknown)
+        except NOT_SERVING:
+            raise
+        except exceptions.ResponseError as exc:
+            self._on_refused(exc)
+            return False
+        if are_empty and not self._will_check:
+            self._will_check = True
+            self._channel.connection.cycle.call_later(TRUST_S, self._check)
+        return are_empty
+
+    def _check(self) -> None:
+        """Make sure from time to time that the server still tells."""
+        self._will_check = False
+        if self._channel.connection is not None:
+            self._channel.connection.cycle.wake()
+
+    def _on_refused(self, exc: exceptions.ResponseError) -> None:
+        logger.info(
+            "Redis does not tell of messages in rarely used lists, so each list takes a connection: %s. Allow CLIENT "
+            "TRACKING, CLIENT INFO and EXISTS",
+            exc,
+        )
+        self._is_allowed = False
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Close the connection."""
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        if self._channel.connection is not None:
+            self._channel.connection.cycle.remove_slot(listener)
+        listener.disconnect()
+
+    def after_fork(self) -> None:
+        """Close what the child inherited, but send nothing."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.disconnect()
