@@ -22,7 +22,7 @@ from celery_delayq.fetching.consumer import Consumer
 _CHANNEL = "__redis__:invalidate"
 
 #: How long the server is believed to tell, in seconds. It would not if the fetching connection was lost unnoticed.
-TRUST_S = 10.0
+TRUST_S = 30.0
 
 #: A list is busy if it was written to so many times within so many seconds. Each time wakes all workers.
 _BUSY_TIMES, _BUSY_S = 10, 2.0
