@@ -54,6 +54,9 @@ PATIENCE_S = 0.1
 #: Interval at which replies to acknowledgements are read while nothing is fetched, in seconds.
 _ANSWERS_S = 1.0
 
+#: How long all lists count as waited for, if nothing happens, in seconds.
+_SETTLED_S = 1.0
+
 
 class Fetcher:
     """Fetches for one channel. It belongs to the consuming thread.
@@ -77,6 +80,8 @@ class Fetcher:
         self._rare = RareLists(channel, self)
         self._can_unblock = True
         self._tidy_at = self._answers_at = self._sparing_until = 0.0
+        #: All lists are waited for until this time (monotonic), so there is nothing to fetch.
+        self._settled_until = 0.0
         #: Fetch nothing for a busy pool until this time (monotonic); infinite while the pool is not busy.
         self._patient_until = math.inf
         #: Whether the last fetch ended because there was no credit.
@@ -88,6 +93,7 @@ class Fetcher:
 
     def on_queues_changed(self) -> None:
         """Follow a change of `channel.task_queues`: hand back the messages of queues that are no longer consumed."""
+        self._settled_until = 0.0
         queues = list(dict.fromkeys(self._channel.task_queues.values()))
         self._cycle.update(queues)
         gone = [slot for slot in self._slots.values() if slot.queue not in queues]
@@ -187,6 +193,9 @@ class Fetcher:
             self._disarm(self._slots.values())
             self._read_answers()
             return False
+        if time.monotonic() < self._settled_until:
+            self._read_answers()
+            return False
         consumer = self._consumer = self._consumer or self._consumer_of()
         queues = self._cycle.consume(len(set(self._channel.task_queues.values())))
         # Each queue gets a share, so that the order strategy still works if several messages are fetched at once.
@@ -218,18 +227,20 @@ class Fetcher:
                 return True
             idle.append((queue, name))
         consumer.read_answers()
-        if not self.is_sparing:
-            self._wait(consumer, idle)
+        if not self.is_sparing and self._wait(consumer, idle) and not self._refused:
+            self._settled_until = time.monotonic() + _SETTLED_S
         return False
 
-    def _wait(self, consumer: Consumer, idle: list[tuple[str, str]]) -> None:
-        """Make the server say when there is a message in one of these lists, which were empty."""
+    def _wait(self, consumer: Consumer, idle: list[tuple[str, str]]) -> bool:
+        """Make the server say when there is a message in one of these lists; returns False if it may not say so."""
         rare = [name for queue, name in idle if self._is_rare(queue, name)]
         for queue, name in idle:
             if name not in rare:
                 self._arm(consumer, queue, name)
         if rare and not self._rare.wait(consumer, rare):
             self._channel.connection.cycle.wake()  # there is a message by now, or each takes a connection
+            return False
+        return True
 
     def _is_rare(self, queue: str, name: str) -> bool:
         """Return whether a list takes no connection of its own: it is not the first of its queue, nor is it busy."""
@@ -289,6 +300,7 @@ class Fetcher:
         Raises:
             redis.ConnectionError: the connection is lost.
         """
+        self._settled_until = 0.0
         if isinstance(slot, Listener):
             slot.read()
             self._channel.connection.cycle.wake()  # the next fetch takes the messages
@@ -339,6 +351,7 @@ class Fetcher:
         armed = [slot for slot in slots if slot.is_armed]
         if not armed or self._consumer is None or not self._can_unblock:
             return
+        self._settled_until = 0.0
         try:
             for slot in armed:
                 slot.unblock(self._consumer.client)
@@ -494,12 +507,14 @@ class Fetcher:
 
     def disconnect(self) -> None:
         """Close all connections."""
+        self._settled_until = 0.0
         for slot in list(self._slots.values()):
             self._drop(slot)
         self._rare.disconnect()
         self._fetched.clear()
 
     def _drop(self, slot: Slot) -> None:
+        self._settled_until = 0.0
         del self._slots[slot.name]
         if self._channel.connection is not None:
             self._channel.connection.cycle.remove_slot(slot)
