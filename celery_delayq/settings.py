@@ -15,6 +15,7 @@ from typing import Any
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.queue.delayed_queue import BATCH_SIZE
 from celery_delayq.queue.scripts import MAX_BATCH_SIZE
+from celery_delayq.transfer.lead import LONGEST_LEAD_S
 from celery_delayq.transfer.loop import TransferSettings
 
 #: Prefix of the app's settings.
@@ -76,9 +77,6 @@ SOCKET_TIMEOUT_S = 10.0
 
 #: The same for connections to Redis Sentinel, which answers at once: the next one is asked after so long.
 SENTINEL_TIMEOUT_S = 0.5
-
-#: Largest `transfer_lead`. A worker never holds a message for its eta longer than twice this, whatever the clocks say.
-LONGEST_LEAD_S = 0.1
 
 #: What to do with missed runs of a periodic task.
 MISSED_POLICIES = ("skip", "once", "all")

@@ -27,6 +27,7 @@ States of the connection
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -47,6 +48,7 @@ from celery_delayq.queue.registry import Registry, Retired
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.queue.tidying import tidy
 from celery_delayq.transfer.history import History
+from celery_delayq.transfer.lead import WAKE_AT, Lead
 from celery_delayq.transfer.thread import LoopThread, interrupt, socket_of
 
 logger = getLogger(__name__)
@@ -77,8 +79,8 @@ class TransferSettings:
         batch_size: maximum number of messages that one script call moves.
         idle_s: how long a queue must be empty before its name leaves the registry, and how long it is served after
             that, in seconds. Must be greater than `registry.REGISTERED_FOR_S`.
-        lead_s: how long before they are due messages move to the queues that this process consumes, in seconds. It
-            makes up for the way from the broker list to the consumer, who has to wait for the rest itself.
+        lead_s: how long before they are due messages move to the queues that this process consumes, in seconds, at
+            least; see `Lead`. The consumer has to wait for the rest itself.
     """
 
     grace_s: float = 0.25
@@ -92,21 +94,18 @@ class TransferSettings:
         """The grace period in ms."""
         return round(self.grace_s * 1000)
 
-    @property
-    def lead_ms(self) -> int:
-        """The lead in ms."""
-        return round(self.lead_s * 1000)
-
 
 @dataclass
 class _Watched:
     """What this loop knows about one delayed queue."""
 
     queue: DelayedQueue
-    #: How long before they are due messages move, in ms.
-    lead_ms: int = 0
+    #: Whether this process consumes it, so that messages move before they are due.
+    has_lead: bool = False
     #: When to look again, in ms of the server's clock; None to wait for a notification.
     wake_at_ms: float | None = None
+    #: When that was decided, by the monotonic clock.
+    armed_at: float = 0.0
     #: Due time of the head, unix time in ms.
     head_due_ms: int | None = None
     #: Id of the punctual loop; empty if there is none.
@@ -171,6 +170,8 @@ class TransferLoop(LoopThread):
         self._on_pass = on_pass
         self._may_begin = may_begin
         self._history = history or History(logger)
+        #: How long before they are due messages move; whoever receives them tells it when they came.
+        self.lead = Lead(self.settings.lead_s)
         self._clock = ServerClock()
         self._watched: dict[str, _Watched] = {}
         #: Queues by Redisson's channel, and by the channel for signs of life.
@@ -344,7 +345,7 @@ class TransferLoop(LoopThread):
         self._unwatch(self._watched.keys() - names)
         self._watch(names - self._watched.keys())
         for name, watched in self._watched.items():
-            watched.lead_ms = self.settings.lead_ms if name in consumed else 0
+            watched.has_lead = name in consumed
         # A queue that the server refuses has no known head either, but is tried on its own.
         empty = [w for w in self._watched.values() if w.head_due_ms is None and not w.error]
         # One command checks all queues that seem empty, however many there are.
@@ -445,13 +446,15 @@ class TransferLoop(LoopThread):
 
     def _transfer(self, watched: _Watched) -> None:
         queue = watched.queue
+        lead_ms = self._lead_ms(watched)
         sent = time.monotonic()
+        planned_at = self._planned_at(watched, sent)
         try:
             done = queue.transfer(
                 self.settings.batch_size,
                 transferrer=self.id,
                 grace_ms=self.settings.grace_ms,
-                lead_ms=watched.lead_ms,
+                lead_ms=lead_ms,
             )
         except CONNECTION_ERRORS:
             raise
@@ -463,6 +466,9 @@ class TransferLoop(LoopThread):
             watched.head_due_ms = watched.wake_at_ms = None
             return
         self._clock.observe(done.now_us, sent, time.monotonic())
+        if done.moved and watched.has_lead:
+            first_ms = -math.inf if watched.head_due_ms is None else watched.head_due_ms
+            self.lead.moved(first_ms, done.now_us / 1000 + lead_ms, planned_at)
         watched.error = ""
         watched.head_due_ms = done.head_due_ms
         if done.moved or done.dead or done.head_due_ms is not None:
@@ -483,11 +489,21 @@ class TransferLoop(LoopThread):
         if self._on_pass is not None:
             self._on_pass(queue, done)
 
+    def _lead_ms(self, watched: _Watched) -> int:
+        return round(self.lead.seconds * 1000) if watched.has_lead else 0
+
+    def _planned_at(self, watched: _Watched, now: float) -> float:
+        """Return when this transfer should have begun, on the monotonic clock."""
+        if watched.wake_at_ms is None or watched.is_to_be_looked_at:
+            return now
+        return max(watched.armed_at, now + min(0.0, self._clock.seconds_until(watched.wake_at_ms)))
+
     def _arm(self, watched: _Watched, last_sign_ms: int) -> None:
         """Set the time of the next transfer: when the head is due, or later if another loop is punctual."""
         due_ms = watched.head_due_ms
+        watched.armed_at = time.monotonic()
         if due_ms is None or watched.punctual in ("", self.id):
-            watched.wake_at_ms = None if due_ms is None else due_ms - watched.lead_ms
+            watched.wake_at_ms = None if due_ms is None else due_ms - self._lead_ms(watched) * WAKE_AT
             return
         grace_ms = self.settings.grace_ms * random.uniform(1, 1.5)
         watched.wake_at_ms = max(due_ms, last_sign_ms) + grace_ms

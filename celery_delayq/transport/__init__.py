@@ -2,6 +2,7 @@
 
     channel     publishes messages, and fetches them through its fetcher
     eta         reads when a message is due
+    ahead       messages that came before they are due, by the lead of the transfer
     eta_tasks   sends tasks that are fetched long before their eta back to Redis
     fetcher     fetches messages, as many as the prefetch limit allows
     slots       connections that wait for messages
@@ -43,6 +44,7 @@ from celery_delayq.settings import check_transport_options, check_urls
 from celery_delayq.transfer.history import History
 from celery_delayq.transfer.loop import TransferLoop, TransferSettings
 from celery_delayq.transport import redelivery
+from celery_delayq.transport.ahead import Ahead
 from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
 from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.last_delivery import LastDelivery
@@ -107,6 +109,9 @@ class Transport(kombu_redis.Transport):
         self.forget: Callable[[str], bool] = lambda delivery_tag: True
         #: Called for each message that is set aside, with the name of its list; in a thread of its own.
         self.on_dead_letter: Callable[[str, bytes], None] = lambda name, message: None
+        #: The messages that are not due yet, and returns how many there may be (0: any number).
+        self.ahead = Ahead()
+        self.most_ahead: Callable[[], int] = int
         #: Returns whether the transfer loop may start, see `TransferLoop`.
         self.may_transfer: Callable[[], bool] = lambda: True
         ensure_tls(client)

@@ -311,7 +311,7 @@ class DelayedChannel(kombu_redis.Channel):
         if self._consumer is not None:
             self._consumer.ack(delivery_tag)
         if self.connection is not None:
-            self.connection.cycle.on_acknowledged()
+            self.connection.cycle.on_credit()
 
     def is_held(self, delivery_tag: str) -> bool:
         """Return whether the consumer still holds a fetched message, see `Consumer.is_held`."""

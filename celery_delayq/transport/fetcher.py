@@ -45,9 +45,6 @@ _REFUSED_S = 1.0
 #: How long to do without connections that wait, if the server has none left, in seconds.
 _SPARING_S = 30.0
 
-#: Interval between two attempts to end leases, in seconds.
-_TIDY_S = 1.0
-
 #: How long to fetch nothing for a busy pool, in seconds.
 PATIENCE_S = 0.1
 
@@ -72,6 +69,8 @@ class Fetcher:
         self._consumer: Consumer | None = None
         self._eta_tasks = EtaTasks(channel)
         self._cycle = cycle_by_name(channel.queue_order_strategy)()
+        #: Queue -> its lists, one per priority.
+        self._names: dict[str, list[str]] = {}
         self._slots: dict[str, Slot] = {}
         #: Fetched but undelivered messages: kombu's name of the queue, name of the list, message.
         self._fetched: deque[tuple[str, str, bytes]] = deque()
@@ -79,7 +78,7 @@ class Fetcher:
         self._refused: dict[str, tuple[float, str]] = {}
         self._rare = RareLists(channel, self)
         self._can_unblock = True
-        self._tidy_at = self._answers_at = self._sparing_until = 0.0
+        self._answers_at = self._sparing_until = 0.0
         #: All lists are waited for until this time (monotonic), so there is nothing to fetch.
         self._settled_until = 0.0
         #: Fetch nothing for a busy pool until this time (monotonic); infinite while the pool is not busy.
@@ -109,16 +108,20 @@ class Fetcher:
     def tidy(self) -> None:
         """End the leases on lists that are no longer fetched from, once none of their messages is held."""
         consumer = self._consumer
-        if consumer is None or consumer.lists.keys() == consumer.names or time.monotonic() < self._tidy_at:
-            return
-        self._tidy_at = time.monotonic() + _TIDY_S
-        consumer.end_leases()
+        if consumer is not None and consumer.lists.keys() != consumer.names:
+            consumer.end_leases()
 
     def _lists(self, queues: list[str]) -> Iterator[tuple[str, str]]:
         """Yield queues with their lists, in the order in which kombu reads them."""
-        for priority in self._channel.priority_steps:
-            for queue in queues:
-                yield queue, self._channel.broker_list(queue, priority)
+        names = [self._names_of(queue) for queue in queues]
+        for at_priority in zip(*names, strict=True):
+            yield from zip(queues, at_priority, strict=True)
+
+    def _names_of(self, queue: str) -> list[str]:
+        names = self._names.get(queue)
+        if names is None:
+            names = self._names[queue] = self._channel.broker_lists(queue)
+        return names
 
     @property
     def has_queues(self) -> bool:
@@ -137,10 +140,12 @@ class Fetcher:
         qos = self._channel.qos
         if not qos.can_consume() or self._is_isolated:
             return 0
+        connection = self._channel.connection
+        room = connection.ahead.room(connection.most_ahead())
         if "can_consume" in vars(qos):  # Celery's worker_disable_prefetch: one by one
-            return 1
+            return int(min(1, room))
         limit = qos.can_consume_max_estimate()
-        return _UNLIMITED if limit is None else max(limit, 1)
+        return int(min(_UNLIMITED if limit is None else max(limit, 1), room))
 
     @property
     def _is_isolated(self) -> bool:
@@ -244,8 +249,7 @@ class Fetcher:
 
     def _is_rare(self, queue: str, name: str) -> bool:
         """Return whether a list takes no connection of its own: it is not the first of its queue, nor is it busy."""
-        is_first = name == self._channel.broker_list(queue, self._channel.priority_steps[0])
-        return not is_first and name not in self._slots and self._rare.may_have(name)
+        return name != self._names_of(queue)[0] and name not in self._slots and self._rare.may_have(name)
 
     def maxclients(self) -> str:
         """Return the server's limit of connections, as a part of a sentence; empty if it does not tell."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +23,9 @@ from celery_delayq.transport.slots import Slot
 #: Longest single wait of a consumer without an event loop, in seconds. After that, it checks that all is well.
 _LONGEST_POLL_S = 1.0
 
+
+#: Interval at which what is no longer needed is ended: leases, and connections, in seconds.
+_TIDY_S = 1.0
 
 #: Pause until a worker for which Redis has no connection left looks for messages again, in seconds.
 _FULL_S = 1.0
@@ -83,6 +87,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         #: Calls a function after a delay in seconds; an event loop sets this. Without one, no wait exceeds a second.
         self.call_later: Callable[[float, Callable[[], None]], Any] = lambda delay_s, callback: None
         self._wakes_later = False
+        self._tidy_at = 0.0
         #: Whether the server had no connection left at the last fetch.
         self._is_full = False
 
@@ -129,8 +134,8 @@ class Poller(kombu_redis.MultiChannelPoller):
         self._wakes_later = False
         self.wake()
 
-    def on_acknowledged(self) -> None:
-        """Record that a message was acknowledged: the fetching thread may be waiting for that."""
+    def on_credit(self) -> None:
+        """Record that more messages may be fetched: one was acknowledged, or has waited until it was due."""
         waker = self._waker
         from_another_thread = waker is not None and waker.thread != threading.get_ident()
         if from_another_thread and any(fetcher.is_starved for fetcher in self._fetchers()):
@@ -152,10 +157,14 @@ class Poller(kombu_redis.MultiChannelPoller):
         super().on_poll_start()
 
     def _fill(self) -> None:
+        is_time_to_tidy = time.monotonic() >= self._tidy_at
+        if is_time_to_tidy:
+            self._tidy_at = time.monotonic() + _TIDY_S
         for channel in list(self._channels):
-            channel.fetcher.tidy()
             channel.expiry.keep()
-            channel.close_idle()
+            if is_time_to_tidy:
+                channel.fetcher.tidy()
+                channel.close_idle()
         for fetcher in self._fetchers():
             if self._waker is None:
                 self._waker = Waker()

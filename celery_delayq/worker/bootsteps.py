@@ -16,9 +16,11 @@ from celery_delayq.beat import is_ours
 from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
-from celery_delayq.settings import LONGEST_LEAD_S, settings_of
+from celery_delayq.settings import settings_of
 from celery_delayq.transfer.history import History
+from celery_delayq.transfer.lead import LONGEST_LEAD_S
 from celery_delayq.transport import Transport
+from celery_delayq.transport.ahead import LAST_PART_S
 from celery_delayq.transport.eta import seconds_until
 from celery_delayq.transport.urls import is_sentinel
 from celery_delayq.worker.failures import fail_task
@@ -116,6 +118,7 @@ class Transfer(bootsteps.StartStopStep):
             self._server_checked = True
         transport.running_tags = self._handover.delivery_tags
         transport.is_busy = is_busy
+        transport.most_ahead = lambda: consumer.initial_prefetch_count or 0
         transport.tasks_waiting = partial(tasks_waiting, consumer.controller)
         if transport.options["delay_eta_tasks"]:
             # Celery drops a revoked task at delivery. At its eta, the worker may have forgotten the revocation.
@@ -146,22 +149,28 @@ class Transfer(bootsteps.StartStopStep):
 def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     """Make a worker run a message from a delayed queue when it is due by the server's clock, not by its own.
 
-    A message comes before its eta by the transfer's lead at most. The worker waits for the rest, some milliseconds at
-    most. A worker with a wrong clock neither runs it early nor holds it. The task still finds its eta in
-    `self.request.eta`.
+    A message comes before its eta by the transfer's lead at most. The worker waits for the rest: a timer for most of
+    it, and `Ahead` for the last part. A worker with a wrong clock neither runs it early nor holds it. The task still
+    finds its eta in `self.request.eta`. The loop learns how early or late the message came.
 
     Uses a private attribute of Celery (5.6 and 5.7): `Request._eta`, because the worker's strategy decides by the
     read-only property `eta`. `task_received` is sent just before that.
     """
     if DUE_PROPERTY not in (request.message.properties or {}) or request.eta is None:
         return
-    loop = getattr(sender.connection.transport, "transfer_loop", None)
-    early_s = seconds_until(request.eta.timestamp() * 1000, loop)
+    transport = sender.connection.transport
+    loop, ahead = getattr(transport, "transfer_loop", None), getattr(transport, "ahead", None)
+    due_ms = request.eta.timestamp() * 1000
+    early_s = seconds_until(due_ms, loop)
+    if loop is not None:
+        loop.lead.arrived(due_ms, early_s)
+    request._eta = None
     if 0 < early_s <= 2 * LONGEST_LEAD_S:
-        refresh_timers()
-        request._eta = datetime.now(timezone.utc) + timedelta(seconds=early_s)
-    else:
-        request._eta = None
+        if ahead is not None:
+            ahead.hold(request.message, early_s)
+        if early_s > LAST_PART_S:
+            refresh_timers()
+            request._eta = datetime.now(timezone.utc) + timedelta(seconds=early_s - LAST_PART_S)
 
 
 def refresh_timers() -> None:

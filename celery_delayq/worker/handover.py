@@ -72,6 +72,7 @@ class Handover:
         if message is not None:
             if not _is_held(message):
                 return None
+            _wait_until_due(message)
             self._on_begin(message)
             self._messages.add(message)
             if not isinstance(self._pool, PreforkPool):
@@ -227,6 +228,13 @@ class _Failing:
         except Exception:
             self._on_failure(ExceptionInfo())
             raise
+
+
+def _wait_until_due(message: Any) -> None:
+    """Wait for the last part of the lead, see `Ahead`."""
+    connection = message.channel.connection
+    if isinstance(message.channel, DelayedChannel) and connection is not None and connection.ahead.wait(message):
+        connection.cycle.on_credit()
 
 
 def _is_held(message: Any) -> bool:

@@ -15,11 +15,19 @@ from celery import Celery
 from celery.worker.request import Request
 
 from celery_delayq.messages import DUE_PROPERTY
+from celery_delayq.transfer.lead import Lead
+from celery_delayq.transport.ahead import LAST_PART_S, Ahead
 from celery_delayq.worker.bootsteps import run_when_due
 from tests.clocks import clock_from, has_faketime
 from tests.ledger import ALL_WELL, Ledger
 from tests.support import wait_until
 from tests.workers import Worker
+
+
+class Message(SimpleNamespace):
+    """A kombu message can be a key, and be referred to weakly."""
+
+    __hash__ = object.__hash__
 
 
 def wrong_clock(seconds: int) -> dict[str, str]:
@@ -61,7 +69,7 @@ def test_a_worker_holds_a_transferred_message_for_the_rest_of_the_lead_at_most(
     app: Celery, due_in_s: float | None, transferred: bool, held_s: float
 ) -> None:
     eta = datetime.now(timezone.utc) + timedelta(seconds=30)
-    message = SimpleNamespace(
+    message = Message(
         headers={"id": "i", "task": "note", "eta": eta.isoformat()},
         body=b"[[], {}, {}]",
         payload=[[], {}, {}],
@@ -76,28 +84,49 @@ def test_a_worker_holds_a_transferred_message_for_the_rest_of_the_lead_at_most(
         asked.append(server_ms)
         return due_in_s
 
-    loop = SimpleNamespace(seconds_until_past=seconds_until_past) if due_in_s is not None else None
-    consumer = SimpleNamespace(connection=SimpleNamespace(transport=SimpleNamespace(transfer_loop=loop)))
+    loop = SimpleNamespace(seconds_until_past=seconds_until_past, lead=Lead(0.01)) if due_in_s is not None else None
+    transport = SimpleNamespace(transfer_loop=loop, ahead=Ahead())
+    consumer = SimpleNamespace(connection=SimpleNamespace(transport=transport))
     request = Request(message, app=app, hostname=os.uname().nodename)
     before = datetime.now(timezone.utc)
+    began = time.monotonic()
     run_when_due(consumer, request)
     assert request.request_dict["eta"] == eta.isoformat()
-    if held_s:
-        assert before <= request.eta - timedelta(seconds=held_s) <= datetime.now(timezone.utc) or not transferred
-        assert transferred or request.eta == eta
+    if not transferred:
+        assert request.eta == eta
+    elif held_s:
+        timer = timedelta(seconds=held_s - LAST_PART_S)
+        assert before <= request.eta - timer <= datetime.now(timezone.utc), "all but the last part: a timer"
+        time.sleep(timer.total_seconds())
+        assert transport.ahead.wait(message)
+        assert time.monotonic() - began >= held_s, "the last part: a sleep"
     else:
         assert request.eta is None
+        assert not transport.ahead.wait(message)
     assert all(ms == eta.timestamp() * 1000 for ms in asked)
 
 
 def test_a_worker_that_does_not_know_the_servers_time_yet_waits_for_the_lead_by_its_own(app: Celery) -> None:
     """As when it has just connected, while another worker moves messages ahead."""
     eta = datetime.now(timezone.utc) + timedelta(seconds=0.09)
-    request = SimpleNamespace(message=SimpleNamespace(properties={DUE_PROPERTY: 1}), eta=eta, _eta=eta)
+    request = SimpleNamespace(message=Message(properties={DUE_PROPERTY: 1}), eta=eta, _eta=eta)
     consumer = SimpleNamespace(connection=SimpleNamespace(transport=SimpleNamespace(transfer_loop=None)))
     run_when_due(consumer, request)
     assert request._eta is not None
     assert abs(request._eta - eta) < timedelta(seconds=0.05)
+
+
+def test_what_is_due_at_once_takes_no_timer(app: Celery) -> None:
+    loop = SimpleNamespace(seconds_until_past=lambda server_ms: LAST_PART_S / 2, lead=Lead(0.01))
+    transport = SimpleNamespace(transfer_loop=loop, ahead=Ahead())
+    message = Message(properties={DUE_PROPERTY: 1})
+    eta = datetime.now(timezone.utc)
+    request = SimpleNamespace(message=message, eta=eta, _eta=eta)
+    began = time.monotonic()
+    run_when_due(SimpleNamespace(connection=SimpleNamespace(transport=transport)), request)
+    assert request._eta is None
+    assert transport.ahead.wait(message)
+    assert time.monotonic() - began >= LAST_PART_S / 2
 
 
 def test_a_busy_greenlet_does_not_make_timers_end_early() -> None:

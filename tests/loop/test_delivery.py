@@ -94,6 +94,19 @@ class TestOneLoop:
         wait_for_delivery(other, b"now")
         assert other.size() == 1
 
+    def test_goes_ahead_further_after_a_message_came_too_late(self, loops: Loops, queue: DelayedQueue) -> None:
+        loop = loops.start(queues=lambda: ["q"], lead_s=0.01)
+        due_ms = now_ms(queue.client) + 300
+        queue.offer(b"late", due_ms=due_ms)
+        wait_for_delivery(queue, b"late")
+        wait_until(lambda: now_ms(queue.client) >= due_ms + 60, "somebody receives it late")
+        loop.lead.arrived(due_ms, -0.06)
+        due_ms = now_ms(queue.client) + 300
+        queue.offer(b"next", due_ms=due_ms)
+        wait_until(lambda: delivered(queue) == [b"late", b"next"], "the next one is there")
+        done = loops.passes[-1].done
+        assert due_ms - done.now_us / 1000 > 30
+
     def test_follows_a_head_that_is_cancelled(self, loops: Loops, queue: DelayedQueue) -> None:
         queue.register()
         loops.start()

@@ -61,13 +61,12 @@ class TestTransferSettings:
     def test_are_those_of_the_loop_by_default_and_a_lead(self) -> None:
         """A worker waits for the rest itself; a loop by itself, as a rule, is not followed by one."""
         assert app_settings({}).transfer == TransferSettings(lead_s=0.01)
-        assert TransferSettings().lead_ms == 0
+        assert TransferSettings().lead_s == 0.0
 
     def test_all_are_handed_on(self) -> None:
         given = {"transfer_grace": 1, "transfer_interval": 2.5, "transfer_batch_size": 7, "transfer_lead": 0.05}
         settings = app_settings(given).transfer
         assert settings == TransferSettings(grace_s=1.0, interval_s=2.5, batch_size=7, lead_s=0.05)
-        assert settings.lead_ms == 50
         assert settings.grace_ms == 1000
 
     @pytest.mark.parametrize(
