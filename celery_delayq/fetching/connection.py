@@ -41,9 +41,12 @@ def identify(connection: Any) -> Identity | None:
 def connection_of(pool: Any) -> Any:
     """Return a new connection, not yet connected, with the class and the parameters of a pool.
 
-    The pool does not know it, so it does not count towards the pool's `max_connections`.
+    The pool does not know it, so it does not count towards the pool's `max_connections`. It speaks the second protocol,
+    in which the server tells of changed keys as Pub/Sub does; and if one connection is told of what another one has
+    read, the server wants both to speak the same. redis-py 8 has options that want the third one.
     """
-    return pool.connection_class(**pool.connection_kwargs)
+    kwargs = {name: value for name, value in pool.connection_kwargs.items() if "maint_notifications" not in name}
+    return pool.connection_class(**{**kwargs, "protocol": 2})
 
 
 class FetchConnection:
@@ -116,18 +119,24 @@ class FetchConnection:
             redis.ResponseError: the server does not allow CLIENT TRACKING.
         """
         if self._told != told:
-            # NOLOOP: what this connection itself does to the lists need not be told.
-            self._send("CLIENT", "TRACKING", "ON", "REDIRECT", told.client_id, "NOLOOP")
+            # NOLOOP: what this connection itself does to the lists need not be told. OPTIN: nor what else it reads.
+            self._send("CLIENT", "TRACKING", "ON", "REDIRECT", told.client_id, "NOLOOP", "OPTIN")
             self._read()
             self._told = told
-        self._send("EXISTS", *names)
+        self._send("CLIENT", "CACHING", "YES")
+        self._send("EXISTS", *names, is_first=False)
+        try:
+            self._read()
+        except exceptions.ResponseError:
+            self._read()
+            raise
         return not self._read()
 
-    def _send(self, *command: Any) -> None:
+    def _send(self, *command: Any, is_first: bool = True) -> None:
         if getattr(self._connection, "_sock", None) is None:  # redis-py would reconnect, and replies would be lost
             raise exceptions.ConnectionError("the connection on which messages are fetched was lost")
         # redis-py's health check would mistake an unread reply for the reply to its PING.
-        self._connection.send_command(*command, check_health=not self.unanswered)
+        self._connection.send_command(*command, check_health=is_first and not self.unanswered)
 
     def _read(self) -> Any:
         return self._connection.read_response(disable_decoding=True)

@@ -90,8 +90,8 @@ class Consumer:
         self.connect = connect
         self._stack = ExitStack()
         self.client = client or self._stack.enter_context(connect())
-        # A pool refuses a thread for which it has no connection left, so they take turns. One is for its own thread.
-        spare = self.client.connection_pool.max_connections - 1
+        # A pool refuses a thread for which it has no connection left, so they take turns. Two are for its own thread.
+        spare = self.client.connection_pool.max_connections - 2
         self._turns = threading.BoundedSemaphore(min(_AT_ONCE, max(1, spare)))
         self.redelivery = redelivery or Redelivery()
         self.db = database_of(self.client)

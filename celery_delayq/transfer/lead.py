@@ -40,7 +40,8 @@ class Lead:
 
     def __init__(self, least_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._least_s = least_s
-        self._most_s = max(least_s, LONGEST_LEAD_S) if least_s else 0.0
+        #: What it rises to at most, in seconds.
+        self.most_s = max(least_s, LONGEST_LEAD_S) if least_s else 0.0
         self._monotonic = monotonic
         #: How much longer than the least one it was when it last rose, and when that was.
         self._extra_s = self._rose_at = 0.0
@@ -58,7 +59,7 @@ class Lead:
         """Record that messages were moved; for the thread that moves them.
 
         Args:
-            first_ms: when the first of them is due, in ms; minus infinity if unknown.
+            first_ms: when the first of them is due, in ms.
             last_ms: when the last of them is due at the latest, in ms.
             planned_at: when they should have been moved, on the monotonic clock.
         """
@@ -80,6 +81,6 @@ class Lead:
                 return
 
     def _rise(self, wanted_s: float, now: float) -> None:
-        wanted_s = min(wanted_s, self._most_s)
+        wanted_s = min(wanted_s, self.most_s)
         if wanted_s > self.seconds:
             self._extra_s, self._rose_at = wanted_s - self._least_s, now

@@ -27,7 +27,6 @@ States of the connection
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import time
@@ -204,9 +203,9 @@ class TransferLoop(LoopThread):
         """Return the time until the server's clock certainly shows a transferred message's due time, in seconds.
 
         Negative if it already does; minus infinity if the server's clock was never seen. A transferred message is early
-        by the lead at most.
+        by the longest lead at most.
         """
-        return self._clock.seconds_until_past(server_ms, self.settings.lead_s)
+        return self._clock.seconds_until_past(server_ms, self.lead.most_s)
 
     # -- the loop's own thread
 
@@ -466,9 +465,8 @@ class TransferLoop(LoopThread):
             watched.head_due_ms = watched.wake_at_ms = None
             return
         self._clock.observe(done.now_us, sent, time.monotonic())
-        if done.moved and watched.has_lead:
-            first_ms = -math.inf if watched.head_due_ms is None else watched.head_due_ms
-            self.lead.moved(first_ms, done.now_us / 1000 + lead_ms, planned_at)
+        if done.moved and watched.has_lead and watched.head_due_ms is not None:
+            self.lead.moved(watched.head_due_ms, done.now_us / 1000 + lead_ms, planned_at)
         watched.error = ""
         watched.head_due_ms = done.head_due_ms
         if done.moved or done.dead or done.head_due_ms is not None:

@@ -49,6 +49,7 @@ from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChann
 from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.last_delivery import LastDelivery
 from celery_delayq.transport.poller import Poller
+from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.replicas import NotReplicated
 from celery_delayq.transport.sentinel import SentinelWatch
 from celery_delayq.transport.urls import SentinelConnection, ensure_tls, is_sentinel, register
@@ -121,6 +122,7 @@ class Transport(kombu_redis.Transport):
             self.default_port = kombu_redis.SentinelTransport.default_port
         super().__init__(client, **kwargs)
         self.cycle = Poller()
+        self.rare_lists = RareLists(self.cycle)
         self.last_delivery = LastDelivery(
             self.options["delivery_limit"], lambda: self.is_busy(), lambda delay_s: self.cycle.wake_in(delay_s)
         )
@@ -249,6 +251,7 @@ class Transport(kombu_redis.Transport):
             except Exception:
                 self._avail_channels.remove(channel)
                 channel.close()
+                self.disconnect_pool()
                 raise
         return connection
 
@@ -273,6 +276,7 @@ class Transport(kombu_redis.Transport):
         try:
             super().close_connection(connection)  # it raises where the server is away
         finally:
+            self.rare_lists.disconnect()
             self._close_consumer()
             self.disconnect_pool()
 

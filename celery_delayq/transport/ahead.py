@@ -50,11 +50,11 @@ class Ahead:
         Args:
             most: how many may be held in all; 0 stands for any number.
         """
-        if not most:
-            return math.inf
         now = time.monotonic()
         while self._times and self._times[0] <= now:
             heapq.heappop(self._times)
+        if not most:
+            return math.inf
         held = len(self._times)
         self._is_full = held >= most or (self._is_full and held > most // 2)
         return 0 if self._is_full else most - held

@@ -38,6 +38,12 @@ from celery_delayq.transport.sentinel import KnownConnection, KnownSSLConnection
 #: kombu 5.7 itself adds published messages to a batch.
 _KOMBU_HAS_NO_BATCH = kombu.VERSION < (5, 7)
 
+#: How many connections a pool needs at least: for a transaction and what it reads, and for threads that acknowledge.
+_LEAST_CONNECTIONS = 4
+
+#: With kombu 5.6, a worker would not fetch any more once such a connection was closed.
+_KEEPS_BRPOP = kombu.VERSION < (5, 7)
+
 #: Our options in `broker_transport_options` that a channel has as attributes.
 _OPTIONS = ("mirror_list", "replicas", "replicas_timeout")
 
@@ -80,8 +86,11 @@ class DelayedChannel(kombu_redis.Channel):
         self.batch: Batch | None = None
         self.expiry = Expiry(self)
         super().__init__(connection, **kwargs)
-        # kombu has sent a PING on a connection of its pool for consuming. Most channels never need that again.
+        # kombu has sent a PING on a connection for consuming. Most channels never need that again. If kombu 5.6 heard
+        # of its end, it would no longer poll.
+        self._registered = False
         self.async_pool.disconnect()
+        self._registered = True
         self.fetcher = Fetcher(self, self._get_consumer)
 
     def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
@@ -196,7 +205,8 @@ class DelayedChannel(kombu_redis.Channel):
         """The pool for commands, see kombu. All channels of a connection share it: they belong to one thread."""
         transport = self._transport
         if transport.pool is None:
-            transport.pool = self._get_pool()
+            transport.pool = pool = self._get_pool()
+            pool.max_connections = max(pool.max_connections, _LEAST_CONNECTIONS)
         return transport.pool
 
     @property
@@ -301,8 +311,11 @@ class DelayedChannel(kombu_redis.Channel):
     def close_idle(self) -> None:
         """Close the connection for BRPOP if kombu no longer reads with it: a worker does so only while it starts."""
         client = vars(self).get("client")  # made on first use
-        if client is not None and not self._in_poll and not self.active_queues and client.connection is not None:
-            client.connection.disconnect()
+        connection = None if client is None else client.connection
+        if _KEEPS_BRPOP or connection is None or connection._sock is None or self._in_poll or self.active_queues:
+            return
+        self._transport.cycle.stop_polling(connection._sock.fileno())  # only with an event loop, kombu does so itself
+        connection.disconnect()
 
     # -- for FetchingQoS; also used after the channel was closed, by tasks that were running then
 
@@ -348,6 +361,7 @@ class DelayedChannel(kombu_redis.Channel):
 
     def _after_fork(self) -> None:
         self.fetcher.after_fork()
+        self._transport.rare_lists.after_fork()
         self._transport.disconnect_pool()
         super()._after_fork()
 

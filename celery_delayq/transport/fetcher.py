@@ -25,9 +25,9 @@ from celery_delayq import messages
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import NOT_SERVING
+from celery_delayq.transfer.lead import LONGEST_LEAD_S
 from celery_delayq.transport.eta_tasks import EtaTasks
 from celery_delayq.transport.last_delivery import LastDelivery, Turn, isolate
-from celery_delayq.transport.listener import Listener
 from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.refusal import Refusal
 from celery_delayq.transport.slots import Slot
@@ -76,7 +76,7 @@ class Fetcher:
         self._fetched: deque[tuple[str, str, bytes]] = deque()
         #: List -> when to try it again (monotonic), and the server's error.
         self._refused: dict[str, tuple[float, str]] = {}
-        self._rare = RareLists(channel, self)
+        self._rare: RareLists = channel.connection.rare_lists
         self._can_unblock = True
         self._answers_at = self._sparing_until = 0.0
         #: All lists are waited for until this time (monotonic), so there is nothing to fetch.
@@ -142,6 +142,8 @@ class Fetcher:
             return 0
         connection = self._channel.connection
         room = connection.ahead.room(connection.most_ahead())
+        if not room:
+            connection.cycle.wake_in(LONGEST_LEAD_S)  # a task that is due need not begin: it may be rate-limited
         if "can_consume" in vars(qos):  # Celery's worker_disable_prefetch: one by one
             return int(min(1, room))
         limit = qos.can_consume_max_estimate()
@@ -232,7 +234,7 @@ class Fetcher:
                 return True
             idle.append((queue, name))
         consumer.read_answers()
-        if not self.is_sparing and self._wait(consumer, idle) and not self._refused:
+        if not self.is_sparing and self._wait(consumer, idle) and not any(map(self._is_refused, self._refused)):
             self._settled_until = time.monotonic() + _SETTLED_S
         return False
 
@@ -298,17 +300,17 @@ class Fetcher:
             self._channel.connection.cycle.add_slot(slot, self)
         slot.arm()
 
-    def on_readable(self, slot: Slot | Listener) -> None:
-        """Take the message that a slot has waited for, or hear which lists are no longer empty.
+    def unsettle(self) -> None:
+        """Look at all lists again at the next fetch."""
+        self._settled_until = 0.0
+
+    def on_readable(self, slot: Slot) -> None:
+        """Take the message that a slot has waited for.
 
         Raises:
             redis.ConnectionError: the connection is lost.
         """
         self._settled_until = 0.0
-        if isinstance(slot, Listener):
-            slot.read()
-            self._channel.connection.cycle.wake()  # the next fetch takes the messages
-            return
         try:
             if not slot.has_reply():
                 return
@@ -503,7 +505,6 @@ class Fetcher:
         for slot in self._slots.values():
             slot.disconnect()
         self._slots.clear()
-        self._rare.after_fork()
         self._fetched.clear()
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
@@ -514,7 +515,6 @@ class Fetcher:
         self._settled_until = 0.0
         for slot in list(self._slots.values()):
             self._drop(slot)
-        self._rare.disconnect()
         self._fetched.clear()
 
     def _drop(self, slot: Slot) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.fetching.connection import Identity, identify
+from celery_delayq.fetching.connection import Identity, connection_of, identify
 from celery_delayq.fetching.consumer import Consumer
 
 _CHANNEL = "__redis__:invalidate"
@@ -40,9 +40,7 @@ class Listener:
     """
 
     def __init__(self, pool: Any) -> None:
-        # The second protocol tells as Pub/Sub does. redis-py 8 has options that want the third one.
-        kwargs = {name: value for name, value in pool.connection_kwargs.items() if "maint_notifications" not in name}
-        self._connection: Any = pool.connection_class(**{**kwargs, "protocol": 2})
+        self._connection: Any = connection_of(pool)
         self._connection.connect()
         identity = identify(self._connection)
         if identity is None:
@@ -102,11 +100,13 @@ class Listener:
         while self._connection.can_read(timeout=0):
             reply: Any = self._connection.read_response(disable_decoding=True)
             keys = reply[2]
-            if keys is None:  # FLUSHALL
+            if keys is None:  # FLUSHALL, or FLUSHDB of any database
                 self._awaited.clear()
                 continue
             for key in keys:
                 name = key.decode("utf-8", "surrogateescape")
+                if name not in self._awaited:
+                    continue  # it was already told, and is not read yet
                 self._awaited.discard(name)
                 self._times.setdefault(name, deque(maxlen=_BUSY_TIMES)).append(time.monotonic())
 

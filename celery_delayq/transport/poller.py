@@ -18,11 +18,11 @@ from redis.exceptions import ResponseError
 from celery_delayq.queue.connections import is_full
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.listener import Listener
+from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.slots import Slot
 
 #: Longest single wait of a consumer without an event loop, in seconds. After that, it checks that all is well.
 _LONGEST_POLL_S = 1.0
-
 
 #: Interval at which what is no longer needed is ended: leases, and connections, in seconds.
 _TIDY_S = 1.0
@@ -80,38 +80,43 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     def __init__(self) -> None:
         super().__init__()
-        self._slots: dict[int, tuple[Slot | Listener, Fetcher]] = {}
+        self._slots: dict[int, tuple[Any, Fetcher | RareLists]] = {}
         self._waker: Waker | None = None
         #: Stops polling a file descriptor; an event loop replaces this.
         self.unregister: Callable[[int], Any] = lambda fd: self.poller.unregister(fd)
         #: Calls a function after a delay in seconds; an event loop sets this. Without one, no wait exceeds a second.
         self.call_later: Callable[[float, Callable[[], None]], Any] = lambda delay_s, callback: None
-        self._wakes_later = False
+        #: When it wakes next by itself (monotonic).
+        self._wakes_at = 0.0
         self._tidy_at = 0.0
         #: Whether the server had no connection left at the last fetch.
         self._is_full = False
 
     # -- slots
 
-    def add_slot(self, slot: Slot | Listener, fetcher: Fetcher) -> None:
-        """Poll the connection of a slot."""
+    def add_slot(self, slot: Slot | Listener, owner: Fetcher | RareLists) -> None:
+        """Poll the connection of a slot or listener; its owner reads from it."""
         fd = slot.fileno()
-        self._slots[fd] = (slot, fetcher)
+        self._slots[fd] = (slot, owner)
         self.poller.register(fd, self.eventflags)
 
     def remove_slot(self, slot: Slot | Listener) -> None:
         """Stop polling a slot. Call this before it disconnects: later, its descriptor may belong to another file."""
-        fd = slot.fileno()
-        if fd in self._slots and self._slots[fd][0] is slot:
-            self._stop_polling(fd)
-        self._slots = {fd: entry for fd, entry in self._slots.items() if entry[0] is not slot}
+        for fd, (polled, _) in list(self._slots.items()):
+            if polled is slot:  # if its connection is lost, it does not know its descriptor any more
+                self.stop_polling(fd)
+                del self._slots[fd]
 
-    def _stop_polling(self, fd: int) -> None:
+    def stop_polling(self, fd: int) -> None:
+        """Stop polling a file descriptor."""
         with suppress(KeyError, ValueError, OSError):
             self.unregister(fd)
 
     def _fetchers(self) -> list[Fetcher]:
-        return [channel.fetcher for channel in list(self._channels) if channel.fetcher.has_queues]
+        fetchers = [
+            vars(channel).get("fetcher") for channel in list(self._channels)
+        ]  # none while kombu makes a channel
+        return [fetcher for fetcher in fetchers if fetcher is not None and fetcher.has_queues]
 
     @property
     def is_consuming(self) -> bool:
@@ -125,14 +130,12 @@ class Poller(kombu_redis.MultiChannelPoller):
             waker.wake()
 
     def wake_in(self, delay_s: float) -> None:
-        """Make the poller fetch after a delay in seconds. Calls in between do nothing. For the polling thread."""
-        if not self._wakes_later:
-            self._wakes_later = True
-            self.call_later(delay_s, self._wake_now)
-
-    def _wake_now(self) -> None:
-        self._wakes_later = False
-        self.wake()
+        """Make the poller fetch after a delay in seconds, or earlier. For the polling thread."""
+        now = time.monotonic()
+        if not now < self._wakes_at <= now + delay_s:
+            self._wakes_at = now + delay_s
+            self.call_later(delay_s, self.wake)
+            self.wake()  # the event loop has already chosen how long it polls in this turn
 
     def on_credit(self) -> None:
         """Record that more messages may be fetched: one was acknowledged, or has waited until it was due."""
@@ -140,6 +143,12 @@ class Poller(kombu_redis.MultiChannelPoller):
         from_another_thread = waker is not None and waker.thread != threading.get_ident()
         if from_another_thread and any(fetcher.is_starved for fetcher in self._fetchers()):
             self.wake()
+
+    def on_told(self) -> None:
+        """Record that the server told of messages in rarely used lists: all channels look at theirs."""
+        for fetcher in self._fetchers():
+            fetcher.unsettle()
+        self.wake()
 
     # -- kombu's hooks
 
@@ -203,8 +212,8 @@ class Poller(kombu_redis.MultiChannelPoller):
             self._waker.drain()
             return self._deliver()
         if fileno in self._slots:
-            slot, fetcher = self._slots[fileno]
-            fetcher.on_readable(slot)
+            slot, owner = self._slots[fileno]
+            owner.on_readable(slot)
             return self._deliver()
         return super().on_readable(fileno)
 
@@ -241,9 +250,9 @@ class Poller(kombu_redis.MultiChannelPoller):
     def close(self) -> None:
         """Stop polling all slots and the waker, and close, see kombu."""
         for fd in list(self._slots):
-            self._stop_polling(fd)
+            self.stop_polling(fd)
         self._slots.clear()
         waker, self._waker = self._waker, None
         if waker is not None:
-            self._stop_polling(waker.fileno())
+            self.stop_polling(waker.fileno())
         super().close()

@@ -1,4 +1,4 @@
-"""RareLists: the lists of a channel that are rarely used. They share one connection, which hears of messages in them.
+"""RareLists: lists that are rarely used. They share one connection, which hears of messages in them.
 
 Most priorities of most queues are never used. A list that is used often is not rare, and takes a connection of its own.
 """
@@ -18,16 +18,14 @@ logger = getLogger(__name__)
 
 
 class RareLists:
-    """It belongs to the thread that fetches.
+    """Those of one connection. They belong to the thread that fetches.
 
     Args:
-        channel: a `DelayedChannel`.
-        fetcher: of this channel; the poller tells it when there is something to read.
+        cycle: the `Poller` of the connection.
     """
 
-    def __init__(self, channel: Any, fetcher: Any) -> None:
-        self._channel = channel
-        self._fetcher = fetcher
+    def __init__(self, cycle: Any) -> None:
+        self._cycle = cycle
         #: None until there is such a list.
         self._listener: Listener | None = None
         self._is_allowed = True
@@ -55,7 +53,7 @@ class RareLists:
         try:
             if self._listener is None:
                 self._listener = Listener(consumer.client.connection_pool)
-                self._channel.connection.cycle.add_slot(self._listener, self._fetcher)
+                self._cycle.add_slot(self._listener, self)
             listener = self._listener
             unknown = [name for name in names if not listener.is_awaited(consumer, name)]
             are_empty = not unknown or listener.await_all(consumer, unknown)
@@ -66,19 +64,31 @@ class RareLists:
             return False
         if are_empty and not self._will_check:
             self._will_check = True
-            self._channel.connection.cycle.call_later(TRUST_S, self._check)
+            self._cycle.call_later(TRUST_S, self._check)
         return are_empty
+
+    def on_readable(self, listener: Listener) -> None:
+        """Hear which lists are no longer empty. The next fetch takes the messages.
+
+        Raises:
+            redis.ConnectionError: the connection is lost.
+        """
+        try:
+            listener.read()
+        except Exception:
+            self.disconnect()
+            raise
+        self._cycle.on_told()
 
     def _check(self) -> None:
         """Make sure from time to time that the server still tells."""
         self._will_check = False
-        if self._channel.connection is not None:
-            self._channel.connection.cycle.wake()
+        self._cycle.wake()
 
     def _on_refused(self, exc: exceptions.ResponseError) -> None:
         logger.info(
             "Redis does not tell of messages in rarely used lists, so each list takes a connection: %s. Allow CLIENT "
-            "TRACKING, CLIENT INFO and EXISTS",
+            "TRACKING, CLIENT CACHING, CLIENT INFO and EXISTS",
             exc,
         )
         self._is_allowed = False
@@ -87,11 +97,9 @@ class RareLists:
     def disconnect(self) -> None:
         """Close the connection."""
         listener, self._listener = self._listener, None
-        if listener is None:
-            return
-        if self._channel.connection is not None:
-            self._channel.connection.cycle.remove_slot(listener)
-        listener.disconnect()
+        if listener is not None:
+            self._cycle.remove_slot(listener)
+            listener.disconnect()
 
     def after_fork(self) -> None:
         """Close what the child inherited, but send nothing."""

@@ -158,19 +158,21 @@ def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     """
     if DUE_PROPERTY not in (request.message.properties or {}) or request.eta is None:
         return
+    due_ms = request.eta.timestamp() * 1000
+    request._eta = None
     transport = sender.connection.transport
     loop, ahead = getattr(transport, "transfer_loop", None), getattr(transport, "ahead", None)
-    due_ms = request.eta.timestamp() * 1000
     early_s = seconds_until(due_ms, loop)
     if loop is not None:
         loop.lead.arrived(due_ms, early_s)
-    request._eta = None
-    if 0 < early_s <= 2 * LONGEST_LEAD_S:
-        if ahead is not None:
-            ahead.hold(request.message, early_s)
-        if early_s > LAST_PART_S:
-            refresh_timers()
-            request._eta = datetime.now(timezone.utc) + timedelta(seconds=early_s - LAST_PART_S)
+    if not 0 < early_s <= 2 * LONGEST_LEAD_S:
+        return
+    if ahead is not None:
+        ahead.hold(request.message, early_s)
+        early_s -= LAST_PART_S
+    if early_s > 0:
+        refresh_timers()
+        request._eta = datetime.now(timezone.utc) + timedelta(seconds=early_s)
 
 
 def refresh_timers() -> None:

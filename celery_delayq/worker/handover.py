@@ -232,8 +232,10 @@ class _Failing:
 
 def _wait_until_due(message: Any) -> None:
     """Wait for the last part of the lead, see `Ahead`."""
+    if not isinstance(message.channel, DelayedChannel):
+        return
     connection = message.channel.connection
-    if isinstance(message.channel, DelayedChannel) and connection is not None and connection.ahead.wait(message):
+    if connection is not None and connection.ahead.wait(message):
         connection.cycle.on_credit()
 
 

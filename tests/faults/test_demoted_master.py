@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 import redis
 from celery import Celery
+from kombu import Connection
 
 from examples.private_redis import PrivateRedis
 from tests.integration.commands import delayq, rows
@@ -43,6 +44,15 @@ def demoted(client: redis.Redis, seconds: float = 0.5, *, stale: str = "yes") ->
         wait_until(lambda: time.monotonic() >= until, "it was demoted for so long", seconds + 1)
     finally:
         client.replicaof("NO", "ONE")
+
+
+def test_who_connects_to_it_is_refused_and_leaves_no_connection(broker_url: str, client: redis.Redis) -> None:
+    with demoted(client, 0), Connection(broker_url) as connection:
+        before = len(client.client_list())
+        for _ in range(3):
+            with pytest.raises(redis.ReadOnlyError):
+                connection.transport.establish_connection()
+        wait_until(lambda: len(client.client_list()) == before, "all are closed")
 
 
 def is_alive(worker: Worker) -> bool:

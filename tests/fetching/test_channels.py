@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
+import math
+from types import SimpleNamespace
 
-from tests.fetching.reading import Reader, bodies_on, publish, queue, reader, redelivered
+import kombu
+import pytest
+from kombu import Consumer, Exchange, Queue
+from kombu.asynchronous import Hub
+from kombu.utils import eventio
+
+from celery_delayq.transfer.lead import LONGEST_LEAD_S
+from tests.fetching.reading import DB, Reader, bodies_on, publish, queue, reader, redelivered
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker
 from tests.support import wait_until
+
+
+class Held(SimpleNamespace):
+    """What can be a key, and be referred to weakly."""
+
+    __hash__ = object.__hash__
+
 
 # -- channels and connections
 
@@ -43,6 +58,64 @@ def test_many_connections_share_a_backlog(ours: Broker) -> None:
         wait_until(lambda: len(one.wait(0.05)) + len(other.wait(0.05)) >= 100, "all are delivered")
         assert sorted(one.bodies + other.bodies) == list(range(100))
     assert in_flight(ours.client) == 0
+
+
+def test_an_event_loop_goes_on_when_another_channel_is_opened(ours: Broker) -> None:
+    """kombu 5.6 stops to poll when a connection that consumes is closed."""
+    hub = Hub()
+    try:
+        with ours.connection.clone() as connection:
+            reader = Reader(connection.default_channel, "q")
+            connection.register_with_event_loop(hub)
+            turns = hub.create_loop()
+            connection.channel()
+            publish(ours, "q", 1)
+            wait_until(lambda: not next(turns) and reader.bodies == [1], "the message")
+    finally:
+        hub.close()
+
+
+def test_what_is_held_ahead_does_not_stop_fetching_for_good(ours: Broker) -> None:
+    """A task that is due need not begin: its rate may be limited."""
+    hub, held = Hub(), Held()
+    try:
+        with ours.connection.clone() as connection:
+            reader = Reader(connection.default_channel, "q")
+            transport = connection.transport
+            transport.most_ahead = lambda: 1
+            transport.ahead.hold(held, 0.05)
+            connection.register_with_event_loop(hub)
+            publish(ours, "q", 1)
+            timeouts, poll = [], hub.poller.poll
+            hub.poller.poll = lambda timeout: timeouts.append(timeout) or poll(timeout)
+            turns = hub.create_loop()
+            wait_until(lambda: not next(turns) and reader.bodies == [1], "the message")
+            assert any(timeout <= LONGEST_LEAD_S for timeout in timeouts), "a timer has woken it"
+    finally:
+        hub.close()
+
+
+@pytest.mark.skipif(kombu.VERSION < (5, 7), reason="kombu 5.6 keeps the connection")
+def test_a_connection_for_replies_is_closed_and_opened_again(ours: Broker) -> None:
+    """A worker has one while it starts. gevent has this poller, which would poll whatever has that descriptor later."""
+    with ours.connection.clone() as connection:
+        connection.transport.cycle.poller = poller = eventio._select()
+        for number in range(2):
+            replies = Reader(connection.default_channel, "replies", no_ack=True)
+            publish(ours, "replies", number)
+            assert replies.drain(1) == [number]
+            brpop = replies.channel.client.connection
+            fd = brpop._sock.fileno()
+            replies.consumer.cancel()
+            tasks = Reader(connection.default_channel, "q")
+            connection.transport.cycle._tidy_at = math.inf
+            wait_until(lambda tasks=tasks: not tasks.wait(0.1) and not tasks.channel._in_poll, "BRPOP has ended")
+            replies.channel.close_idle()
+            assert brpop._sock is None
+            assert fd not in poller._rfd
+            publish(ours, "q", number)
+            assert tasks.drain(1) == [number]
+            tasks.consumer.cancel()
 
 
 def test_messages_are_put_back_although_a_connection_was_reset(ours: Broker) -> None:
@@ -154,3 +227,22 @@ def test_simple_queue_gets_without_waiting_after_it_has_waited(ours: Broker) -> 
             simple.put(number)
         received = [simple.get(timeout=5), simple.get_nowait(), simple.get_nowait()]
         assert [message.payload for message in received] == [0, 1, 2]
+
+
+# -- what kombu does with a channel's connection for consuming
+
+
+def test_each_channel_broadcasts_to_the_same_topic(ours: Broker) -> None:
+    with ours.connection.clone() as connection:
+        topics = {connection.channel()._get_publish_topic("events", "") for _ in range(3)}
+        assert topics == {f"/{DB}.events"}
+
+
+def test_the_bindings_of_a_broadcast_queue_go_with_its_channel(ours: Broker) -> None:
+    exchange = Exchange("news", "fanout")
+    with ours.connection.clone() as connection:
+        channel = connection.channel()
+        Consumer(channel, [Queue("mine", exchange, auto_delete=True)], no_ack=True).consume()
+        assert ours.client.exists("_kombu.binding.news")
+        channel.close()
+        assert not ours.client.exists("_kombu.binding.news")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 import redis
 
 from celery_delayq.transport import listener as module
-from celery_delayq.transport.listener import Listener
+from celery_delayq.transport.listener import TRUST_S, Listener
 from examples.private_redis import PrivateRedis
 from tests.fetching.reading import Reader, publish
 from tests.fetching.reading import reader as consuming
@@ -33,7 +35,7 @@ def ours(server: PrivateRedis) -> Iterator[Broker]:
 
 
 def listener_of(reader: Reader) -> Listener:
-    found = reader.channel.fetcher._rare._listener
+    found = reader.channel.connection.rare_lists._listener
     assert isinstance(found, Listener)
     return found
 
@@ -79,6 +81,31 @@ def test_a_list_that_is_busy_gets_a_connection_of_its_own(ours: Broker, server: 
         assert waiting(client) == 2
 
 
+def test_channels_share_it(ours: Broker, server: PrivateRedis) -> None:
+    """The server tells one connection only."""
+    with ours.connection.clone() as connection, server.client() as client:
+        one, other = Reader(connection.channel(), "a"), Reader(connection.channel(), "b")
+        other.wait(0.2)
+        assert listener_of(one) is listener_of(other)
+        assert client.info("clients")["tracking_clients"] == 1
+        for number in range(3):
+            for reader, name in ((one, "a"), (other, "b")):
+                publish(ours, name, number, priority=6)
+                began = time.monotonic()
+                assert reader.drain(number + 1)[-1] == number
+                assert time.monotonic() - began < 10 < TRUST_S, "it was told"
+
+
+def test_it_is_told_of_nothing_else_that_the_worker_reads(ours: Broker, server: PrivateRedis) -> None:
+    with consuming(ours, "q") as reader, server.client() as client:
+        reader.wait(0.2)
+        told = client.info("stats")["tracking_total_keys"]
+        for number in range(20):
+            publish(ours, "q", number)
+        reader.drain(20)
+        assert client.info("stats")["tracking_total_keys"] == told == 3
+
+
 def test_a_fetching_connection_that_is_lost_unnoticed(
     ours: Broker, server: PrivateRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,15 +127,33 @@ def test_a_fetching_connection_that_is_lost_unnoticed(
         wait_until(arrives, "the message, or the error", deadline - time.monotonic())
 
 
+def test_a_server_that_hangs_is_an_error_that_workers_know(
+    server: PrivateRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TRUST_S", 0.0)
+    with broker(server, "delayq", 0, socket_timeout=0.2) as ours, consuming(ours, "q") as reader:
+        reader.wait(0.2)
+        consumer = reader.channel.fetcher._consumer
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises((redis.TimeoutError, redis.ConnectionError)):
+                consumer.are_empty(["q"], told=listener_of(reader).identity)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+
 def test_a_listening_connection_that_is_lost_is_an_error(ours: Broker, server: PrivateRedis) -> None:
     with consuming(ours, "q") as reader, server.client() as client:
         reader.wait(0.2)
         client.client_kill_filter(_id=listener_of(reader).identity.client_id)
+        listener, cycle = listener_of(reader), reader.channel.connection.cycle
         with pytest.raises(redis.ConnectionError):
             reader.wait(1)
+        assert reader.channel.connection.rare_lists._listener is None
+        assert not [fd for fd, (polled, _) in cycle._slots.items() if polled is listener]
 
 
-@pytest.mark.parametrize("forbidden", ["-client|tracking", "-exists", "-client|info"])
+@pytest.mark.parametrize("forbidden", ["-client|tracking", "-client|caching", "-exists", "-client|info"])
 def test_a_user_who_may_not(server: PrivateRedis, forbidden: str, caplog: pytest.LogCaptureFixture) -> None:
     """Each list takes a connection then."""
     caplog.set_level("INFO", logger="celery_delayq")
@@ -124,10 +169,15 @@ def test_a_user_who_may_not(server: PrivateRedis, forbidden: str, caplog: pytest
     assert caplog.text.count("Redis does not tell of messages in rarely used lists") == 1
 
 
-def test_flushall_forgets_nothing(ours: Broker, server: PrivateRedis) -> None:
-    with consuming(ours, "q") as reader, server.client() as client:
+def test_a_flushed_database_forgets_nothing(ours: Broker, server: PrivateRedis) -> None:
+    """The server tells all who track keys, whatever the database."""
+    with consuming(ours, "q") as reader, server.client(db=9) as client:
         reader.wait(0.2)
-        client.set("any", 1)
-        client.flushdb()
-        with pytest.raises(redis.RedisError):  # its lease is gone, too
-            reader.wait(3)
+        told = listener_of(reader)
+        for number in range(2):
+            client.set("any", 1)
+            client.flushdb()
+            reader.wait(0.2)
+            publish(ours, "q", number, priority=6)
+            assert reader.drain(number + 1)[-1] == number
+        assert listener_of(reader) is told, "there was no need to connect again"

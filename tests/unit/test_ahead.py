@@ -59,8 +59,10 @@ def test_once_it_is_full_half_of_them_must_go(ahead: Ahead) -> None:
 
 
 def test_there_may_be_no_limit(ahead: Ahead) -> None:
-    hold(ahead, 60, 100)
+    messages = hold(ahead, 60, 100) + hold(ahead, 0, 1000)
     assert ahead.room(0) == math.inf
+    assert len(ahead._times) == 100, "and the memory is not used up"
+    assert len(messages) == 1100
 
 
 def test_what_is_due_or_forgotten_takes_no_room_for_ever(ahead: Ahead) -> None:
