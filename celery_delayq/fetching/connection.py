@@ -119,8 +119,8 @@ class FetchConnection:
             redis.ResponseError: the server does not allow CLIENT TRACKING.
         """
         if self._told != told:
-            # NOLOOP: what this connection itself does to the lists need not be told. OPTIN: nor what else it reads.
-            self._send("CLIENT", "TRACKING", "ON", "REDIRECT", told.client_id, "NOLOOP", "OPTIN")
+            # OPTIN: only of what is read after CACHING. Not NOLOOP: with that, Redis may forget a key and not tell.
+            self._send("CLIENT", "TRACKING", "ON", "REDIRECT", told.client_id, "OPTIN")
             self._read()
             self._told = told
         self._send("CLIENT", "CACHING", "YES")
@@ -131,6 +131,11 @@ class FetchConnection:
             self._read()
             raise
         return not self._read()
+
+    def check(self) -> None:
+        """Notice that the connection is lost. Call it only if no reply is awaited."""
+        if getattr(self._connection, "_sock", None) is None or self._connection.can_read(timeout=0):
+            raise exceptions.ConnectionError("the connection on which messages are fetched was lost")
 
     def _send(self, *command: Any, is_first: bool = True) -> None:
         if getattr(self._connection, "_sock", None) is None:  # redis-py would reconnect, and replies would be lost

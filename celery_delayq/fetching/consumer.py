@@ -210,12 +210,16 @@ class Consumer:
             raise
 
     def read_answers(self) -> None:
-        """Make sure that all acknowledgements have arrived. Never raises; the watchdog repeats those that have not."""
+        """Make sure that all acknowledgements have arrived, and that the connection that fetches is not lost.
+
+        Never raises; the watchdog repeats those that have not arrived.
+        """
         if not self._is_fetching_thread:
             return
         assert self._connection is not None
         try:
             self._take_answers(self._connection)
+            self._connection.check()
         except Exception as exc:
             self._give_up_connection(exc)
 

@@ -60,6 +60,9 @@ class RareLists:
         except NOT_SERVING:
             raise
         except exceptions.ResponseError as exc:
+            if "redirect to does not exist" in str(exc):
+                self.disconnect()
+                raise exceptions.ConnectionError("the connection that listens for messages was lost") from exc
             self._on_refused(exc)
             return False
         if are_empty and not self._will_check:

@@ -48,7 +48,7 @@ def mortal_pair() -> Iterator[Pair]:
 @contextmanager
 def shop(pair: Pair, ledger_url: str, **options: Any) -> Iterator[Celery]:
     """An app that waits for one replica."""
-    options = {"replicas": 1, "replicas_timeout": 0.2, "socket_timeout": 10, **options}
+    options = {"replicas": 1, "replicas_timeout": 1.0, "socket_timeout": 10, **options}
     with publisher(pair.url, ledger_url, broker_transport_options=options) as app:
         yield app
 
