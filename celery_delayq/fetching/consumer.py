@@ -107,6 +107,7 @@ class Consumer:
         #: Whether a fetch reply was lost, so that the server may have moved messages; see `recover_lost`.
         self.has_lost_reply = False
         self.is_closed = False
+        self._is_retired = False
         self._abandoned = AbandonedConnections()
         self._connection: FetchConnection | None = None
 
@@ -290,6 +291,9 @@ class Consumer:
         if held is None:
             return False
         self.isolation.forget(tag)
+        if self._is_retired:
+            self.owed[tag] = Departure(held, "nowhere")
+            return True
         try:
             if self._is_fetching_thread:
                 assert self._connection is not None
@@ -344,20 +348,26 @@ class Consumer:
             return False
         departures = {tag: Departure(held, "back", self.redelivery.put_back(held.message))}
         if self._is_fetching_thread:
-            return bool(self._departures.leave(self.client, departures)) or tag in self.owed
+            return bool(self._leave(departures)) or tag in self.owed
         try:
             with self._turn():
-                left = self._departures.leave(self.client, departures)
+                left = self._leave(departures)
         except exceptions.ConnectionError as exc:
             self._departures.owe(departures, exc)
             return True
         return bool(left) or tag in self.owed
 
+    def _leave(self, departures: Mapping[str, Departure]) -> int:
+        if self._is_retired:
+            self.owed.update(departures)
+            return 0
+        return self._departures.leave(self.client, departures)
+
     def set_aside(self, tag: str, record: bytes) -> None:
         """Move a message to the dead list, as `record`. Never raises, see `requeue`."""
         held = self._held.pop(tag, None)
         if held is not None:
-            self._departures.leave(self.client, {tag: Departure(held, "dead", record)})
+            self._leave({tag: Departure(held, "dead", record)})
 
     def give_back(self, name: str, messages: Sequence[bytes]) -> int:
         """Put fetched but undelivered messages back to the front of the list, unchanged. The oldest comes first.
@@ -365,7 +375,7 @@ class Consumer:
         Never raises, see `requeue`. Returns how many were put back at once.
         """
         back = [Departure(Held(name, message), "front", message) for message in reversed(messages)]
-        return self._departures.leave(self.client, {str(next(_TAGS)): departure for departure in back})
+        return self._leave({str(next(_TAGS)): departure for departure in back})
 
     def put_back(self, tags: Sequence[str]) -> None:
         """Put held messages back to the front of their lists, marked as redelivered. The oldest comes first.
@@ -381,7 +391,7 @@ class Consumer:
             held = self._held.pop(tag, None) if tag not in self.owed else None
             if held is not None:
                 back[tag] = Departure(held, "front", self.redelivery.put_back(held.message))
-        self._departures.leave(self.client, dict(sorted(back.items(), key=lambda item: item[1].held.name)))
+        self._leave(dict(sorted(back.items(), key=lambda item: item[1].held.name)))
 
     def reconcile(self, client: redis.Redis | None = None) -> bool:
         """Put back every message that is in flight but not held.
@@ -424,15 +434,27 @@ class Consumer:
         self._close_connection()  # nobody would read the replies to later acknowledgements
         self.is_closed = True
         self.names.clear()
-        kept = {*keep, *self.owed}
-        for tag in list(self._held):
-            if tag not in kept:
-                del self._held[tag]
+        self.keep_only(keep)
         try:
             return self.finish()
         except Exception as exc:
             logger.debug("Consumer %s cannot finish closing yet: %s", self.id, exc)
             return False
+
+    def retire(self) -> None:
+        """Stop consuming without a command to the server, which may hang or be gone. It keeps all messages it holds.
+
+        They can still be acknowledged. From now on the watchdog tells the server; `close` drops what does not run.
+        """
+        if self._connection is not None:
+            self._give_up_connection(exceptions.ConnectionError("its connection was given up"))
+        self.is_closed = self._is_retired = True
+        self.names.clear()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a closed consumer holds and owes nothing any more."""
+        return self.is_closed and not self._held and not self.owed
 
     def finish(self, client: redis.Redis | None = None) -> bool:
         """Finish closing: do what could not be done before. Returns whether everything is done now."""
@@ -442,9 +464,12 @@ class Consumer:
         may_get_more = self._abandoned.may_move_messages(client or self.client)  # first: `reconcile` puts it back
         return self.reconcile(client) and not may_get_more and self.end_leases(client)
 
-    def drop_held(self) -> None:
-        """Hold nothing any more: no task is left that could acknowledge a message. `finish` puts them back."""
-        self._held.clear()
+    def keep_only(self, keep: Collection[str] = ()) -> None:
+        """Hold only these tags any more: no task is left that could acknowledge the rest. `finish` puts that back."""
+        kept = {*keep, *self.owed}
+        for tag in list(self._held):
+            if tag not in kept:
+                del self._held[tag]
 
     def after_fork(self) -> None:
         """Close what a forked child inherited, but send nothing: copies would keep the parent's connections alive."""

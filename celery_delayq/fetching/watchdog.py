@@ -145,7 +145,7 @@ class Watchdog:
             return
         self.stop()
         consumer = self.consumer
-        consumer.drop_held()
+        consumer.keep_only()
         try:
             with consumer.connect() as client:
                 consumer.finish(client)

@@ -8,6 +8,7 @@
     slots       connections that wait for messages
     rare_lists  lists that are rarely used, which share one connection
     listener    that connection
+    station     what a connection needs at one server: a consumer, its watchdog, and such a connection
     poller      kombu's poller, with those connections
     qos         acknowledges messages
     redelivery  rewrites messages that are delivered again
@@ -27,6 +28,7 @@ delivers the first message.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -37,21 +39,18 @@ from redis import exceptions
 
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.fetching.held import Redelivery
-from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue.connections import NOT_SERVING, is_full
 from celery_delayq.settings import check_transport_options, check_urls
 from celery_delayq.transfer.history import History
 from celery_delayq.transfer.loop import TransferLoop, TransferSettings
-from celery_delayq.transport import redelivery
 from celery_delayq.transport.ahead import Ahead
 from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
 from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.last_delivery import LastDelivery
 from celery_delayq.transport.poller import Poller
-from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.replicas import NotReplicated
 from celery_delayq.transport.sentinel import SentinelWatch
+from celery_delayq.transport.station import Station
 from celery_delayq.transport.urls import SentinelConnection, ensure_tls, is_sentinel, register
 
 __all__ = ["Connector", "SentinelTransport", "Transport", "register"]
@@ -91,8 +90,10 @@ class Transport(kombu_redis.Transport):
         self.pool: Any = None
         self.transfer_loop: TransferLoop | None = None
         self._sentinel_watch: SentinelWatch | None = None
-        self._consumer: Consumer | None = None
-        self._watchdog: Watchdog | None = None
+        #: Server -> station; "" is the name of a single server.
+        self._stations: dict[str, Station] = {}
+        #: Stations that are closed or retired: tasks from there may still run.
+        self._former: list[Station] = []
         #: Returns the delivery tags of running tasks, which continue although the connection is closed.
         self.running_tags: Callable[[], set[str]] = set
         #: Returns how many delivered tasks wait for a process of the pool because all processes are busy.
@@ -101,7 +102,7 @@ class Transport(kombu_redis.Transport):
         #: its delayed queue. Only a worker would hold such a task; other consumers take every message.
         self.may_wait: Callable[[dict[str, Any]], bool] = lambda headers: False
         #: Returns whether tasks run or are about to run, including acknowledged ones.
-        self.is_busy: Callable[[], bool] = lambda: bool(self._consumer and self._consumer.held)
+        self.is_busy: Callable[[], bool] = lambda: any(consumer.held for consumer in self.consumers)
         #: Returns what is wrong with a message that raised in its consumer's callback; None if nothing is wrong.
         self.defect_of: Callable[[dict[str, Any]], str | None] = lambda message: None
         #: The same for defects that would show too late, after the message was handed on; called before each delivery.
@@ -122,45 +123,59 @@ class Transport(kombu_redis.Transport):
             self.default_port = kombu_redis.SentinelTransport.default_port
         super().__init__(client, **kwargs)
         self.cycle = Poller()
-        self.rare_lists = RareLists(self.cycle)
         self.last_delivery = LastDelivery(
             self.options["delivery_limit"], lambda: self.is_busy(), lambda delay_s: self.cycle.wake_in(delay_s)
         )
 
-    # -- the consumer of this connection
+    # -- the stations of this connection
 
-    def consumer_of(self, client: redis.Redis) -> Consumer:
-        """Return the consumer that all channels of this connection share; created on first use.
+    def station(
+        self, server: str, connect: Callable[[], AbstractContextManager[redis.Redis]], client: redis.Redis
+    ) -> Station:
+        """Return the station at a server, which all channels of this connection share; made on first use.
 
         Args:
+            server: its name.
+            connect: see `Consumer`.
             client: on the pool that all channels share.
         """
-        if self._consumer is None:
-            self._consumer = Consumer(
-                Connector(self.client),
-                client,
-                lease_s=self.options["lease"],
-                redelivery=Redelivery(
-                    redelivery.put_back,
-                    partial(redelivery.recover, delivery_limit=self.options["delivery_limit"]),
-                    lambda name, message: self.on_dead_letter(name, message),
-                ),
-                expires_ms=self.expires_ms,
-            )
-            self._watchdog = Watchdog(self._consumer, on_lost=self.cycle.wake)
-            self._watchdog.start()
-        return self._consumer
+        if server not in self._stations:
+            self._stations[server] = Station(self, connect, client)
+        return self._stations[server]
 
-    def _close_consumer(self) -> None:
-        consumer, watchdog = self._consumer, self._watchdog
-        self._consumer = self._watchdog = None
-        if consumer is None or watchdog is None:
-            return
-        if consumer.close(keep=self.running_tags()):
-            watchdog.stop()
-        else:
-            watchdog.finish_at_exit()
-        consumer.disconnect()
+    def retire_station(self, server: str) -> None:
+        """Fetch nothing from a server any more, see `Station.retire`. Does nothing if there is no station."""
+        station = self._stations.pop(server, None)
+        if station is not None:
+            station.retire()
+            self._leave([station])
+
+    def _leave(self, stations: list[Station]) -> None:
+        self._former = [station for station in (*self._former, *stations) if not station.consumer.is_done]
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        """The consumers of this connection, and former ones whose messages tasks may still work on. For any thread."""
+        return [station.consumer for station in (*tuple(self._stations.values()), *self._former)]
+
+    def holder(self, delivery_tag: str) -> Consumer | None:
+        """Return the consumer that holds a message; None if none does. Safe in any thread."""
+        return next((consumer for consumer in self.consumers if delivery_tag in consumer.held), None)
+
+    def _close_stations(self) -> None:
+        stations, self._stations = list(self._stations.values()), {}
+        if stations or self._former:
+            keep = self.running_tags()
+            for station in (*stations, *self._former):
+                station.close(keep)
+            self._leave(stations)
+
+    def after_fork(self) -> None:
+        """Close what a forked child inherited, but send nothing."""
+        for station in (*self._stations.values(), *self._former):
+            station.after_fork()
+        self._stations, self._former = {}, []
+        self.disconnect_pool()
 
     # -- the transfer loop of this connection
 
@@ -276,8 +291,7 @@ class Transport(kombu_redis.Transport):
         try:
             super().close_connection(connection)  # it raises where the server is away
         finally:
-            self.rare_lists.disconnect()
-            self._close_consumer()
+            self._close_stations()
             self.disconnect_pool()
 
     def disconnect_pool(self) -> None:

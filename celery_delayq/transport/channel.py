@@ -17,7 +17,6 @@ from kombu.utils.json import dumps
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.connections import NOT_SERVING
@@ -27,6 +26,7 @@ from celery_delayq.queue.script import load
 from celery_delayq.settings import SENTINEL_TIMEOUT_S, SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS
 from celery_delayq.transport.batch import Batch
 from celery_delayq.transport.capture import Captured, Caught, captured_for
+from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.eta import due_ms_of, eta_ms_of
 from celery_delayq.transport.expiry import Expiry
 from celery_delayq.transport.fetcher import Fetcher
@@ -34,6 +34,7 @@ from celery_delayq.transport.last_delivery import on_begin
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
 from celery_delayq.transport.sentinel import KnownConnection, KnownSSLConnection
+from celery_delayq.transport.station import Station
 
 #: kombu 5.7 itself adds published messages to a batch.
 _KOMBU_HAS_NO_BATCH = kombu.VERSION < (5, 7)
@@ -81,7 +82,6 @@ class DelayedChannel(kombu_redis.Channel):
         self._plain_client: redis.Redis | None = None
         self._kombu_client: redis.Redis | None = None
         self._delayed_queues: dict[str, DelayedQueue] = {}
-        self._consumer: Consumer | None = None
         #: Collects published messages instead of sending them, see `collecting`; None if nobody collects.
         self.batch: Batch | None = None
         self.expiry = Expiry(self)
@@ -91,7 +91,7 @@ class DelayedChannel(kombu_redis.Channel):
         self._registered = False
         self.async_pool.disconnect()
         self._registered = True
-        self.fetcher = Fetcher(self, self._get_consumer)
+        self.fetcher = self._make_fetcher()
 
     def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
         super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
@@ -303,10 +303,12 @@ class DelayedChannel(kombu_redis.Channel):
             )
         return purged
 
-    def _get_consumer(self) -> Consumer:
-        if self._consumer is None:
-            self._consumer = self.connection.consumer_of(self.plain_client)
-        return self._consumer
+    def _make_fetcher(self) -> Any:
+        return Fetcher(self, self._station)
+
+    def _station(self) -> Station:
+        station: Station = self._transport.station("", Connector(self._transport.client), self.plain_client)
+        return station
 
     def close_idle(self) -> None:
         """Close the connection for BRPOP if kombu no longer reads with it: a worker does so only while it starts."""
@@ -321,30 +323,35 @@ class DelayedChannel(kombu_redis.Channel):
 
     def ack(self, delivery_tag: str) -> None:
         """Acknowledge a fetched message; does nothing for other messages."""
-        if self._consumer is not None:
-            self._consumer.ack(delivery_tag)
+        holder = self._transport.holder(delivery_tag)
+        if holder is not None:
+            holder.ack(delivery_tag)
         if self.connection is not None:
             self.connection.cycle.on_credit()
 
     def is_held(self, delivery_tag: str) -> bool:
-        """Return whether the consumer still holds a fetched message, see `Consumer.is_held`."""
-        return self._consumer is None or self._consumer.is_held(delivery_tag)
+        """Return whether a consumer still holds a fetched message, see `Consumer.is_held`. True for other messages."""
+        if not delivery_tag.isdecimal():  # kombu's tags are not numbers
+            return True
+        holder = self._transport.holder(delivery_tag)
+        return holder is not None and holder.is_held(delivery_tag)
 
     def on_begin(self, delivery_tag: str) -> None:
         """Record that the task of a message begins: a message that was delivered alone is no longer alone."""
-        if self._consumer is not None:
-            on_begin(self._consumer, delivery_tag)
+        for consumer in self._transport.consumers:
+            on_begin(consumer, delivery_tag)
 
     def requeue(self, delivery_tag: str) -> None:
         """Put a fetched message to the back of its list."""
-        if self._consumer is not None:
-            self._consumer.requeue(delivery_tag)
+        holder = self._transport.holder(delivery_tag)
+        if holder is not None:
+            holder.requeue(delivery_tag)
 
     def put_back(self, delivery_tags: Sequence[str]) -> None:
         """Put fetched messages back to the front of their lists, except those whose tasks run."""
-        if self._consumer is not None:
-            running = self.connection.running_tags() if self.connection is not None else set()
-            self._consumer.put_back([tag for tag in delivery_tags if tag not in running])
+        running = self.connection.running_tags() if self.connection is not None else set()
+        for consumer in self._transport.consumers:
+            consumer.put_back([tag for tag in delivery_tags if tag in consumer.held and tag not in running])
 
     def restore_visible(self) -> None:
         """Restore the messages that workers with kombu's own transport left in `unacked`."""
@@ -361,8 +368,7 @@ class DelayedChannel(kombu_redis.Channel):
 
     def _after_fork(self) -> None:
         self.fetcher.after_fork()
-        self._transport.rare_lists.after_fork()
-        self._transport.disconnect_pool()
+        self._transport.after_fork()
         super()._after_fork()
 
 

@@ -28,9 +28,9 @@ from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.transfer.lead import LONGEST_LEAD_S
 from celery_delayq.transport.eta_tasks import EtaTasks
 from celery_delayq.transport.last_delivery import LastDelivery, Turn, isolate
-from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.refusal import Refusal
 from celery_delayq.transport.slots import Slot
+from celery_delayq.transport.station import Station
 
 logger = getLogger(__name__)
 
@@ -60,13 +60,13 @@ class Fetcher:
 
     Args:
         channel: a `DelayedChannel`.
-        consumer: returns the consumer of the channel's connection; called at the first fetch.
+        station: returns the station of the channel's connection; called at the first fetch.
     """
 
-    def __init__(self, channel: Any, consumer: Callable[[], Consumer]) -> None:
+    def __init__(self, channel: Any, station: Callable[[], Station]) -> None:
         self._channel = channel
-        self._consumer_of = consumer
-        self._consumer: Consumer | None = None
+        self._station_of = station
+        self._station: Station | None = None
         self._eta_tasks = EtaTasks(channel)
         self._cycle = cycle_by_name(channel.queue_order_strategy)()
         #: Queue -> its lists, one per priority.
@@ -76,7 +76,6 @@ class Fetcher:
         self._fetched: deque[tuple[str, str, bytes]] = deque()
         #: List -> when to try it again (monotonic), and the server's error.
         self._refused: dict[str, tuple[float, str]] = {}
-        self._rare: RareLists = channel.connection.rare_lists
         self._can_unblock = True
         self._answers_at = self._sparing_until = 0.0
         #: All lists are waited for until this time (monotonic), so there is nothing to fetch.
@@ -88,12 +87,25 @@ class Fetcher:
         self._last_delivery: LastDelivery = channel.connection.last_delivery
         self._refusal = Refusal(channel)
 
+    @property
+    def _consumer(self) -> Consumer | None:
+        return None if self._station is None else self._station.consumer
+
+    def _begin(self) -> Station:
+        if self._station is None:
+            self._station = self._station_of()
+        return self._station
+
     # -- which queues
+
+    def _queues(self) -> list[str]:
+        """Return the queues to fetch from, each once."""
+        return list(dict.fromkeys(self._channel.task_queues.values()))
 
     def on_queues_changed(self) -> None:
         """Follow a change of `channel.task_queues`: hand back the messages of queues that are no longer consumed."""
         self._settled_until = 0.0
-        queues = list(dict.fromkeys(self._channel.task_queues.values()))
+        queues = self._queues()
         self._cycle.update(queues)
         gone = [slot for slot in self._slots.values() if slot.queue not in queues]
         self._disarm(gone)
@@ -203,17 +215,18 @@ class Fetcher:
         if time.monotonic() < self._settled_until:
             self._read_answers()
             return False
-        consumer = self._consumer = self._consumer or self._consumer_of()
-        queues = self._cycle.consume(len(set(self._channel.task_queues.values())))
+        station = self._begin()
+        consumer, rare = station.consumer, station.rare_lists
+        queues = self._cycle.consume(len(self._queues()))
         # Each queue gets a share, so that the order strategy still works if several messages are fetched at once.
         share = max(1, credit // len(queues)) if self._is_fair() else credit
         lists = [(queue, name) for queue, name in self._lists(queues) if not self._is_refused(name)]
         # Join all lists, even if the first has messages: a consumer sees gone ones only on lists that it has joined.
         lists = [(queue, name) for queue, name in lists if self._ask(name, self._join, consumer, name)]
-        self._rare.look(consumer, [name for queue, name in lists if self._is_rare(queue, name)])
+        rare.look(consumer, [name for queue, name in lists if self._is_rare(queue, name)])
         idle = []
         for queue, name in lists:
-            if self._rare.is_empty(consumer, name):
+            if rare.is_empty(consumer, name):
                 continue  # the server would have told
             slot = self._slots.get(name)
             if slot is not None and slot.is_armed:
@@ -234,24 +247,25 @@ class Fetcher:
                 return True
             idle.append((queue, name))
         consumer.read_answers()
-        if not self.is_sparing and self._wait(consumer, idle) and not any(map(self._is_refused, self._refused)):
+        if not self.is_sparing and self._wait(station, idle) and not any(map(self._is_refused, self._refused)):
             self._settled_until = time.monotonic() + _SETTLED_S
         return False
 
-    def _wait(self, consumer: Consumer, idle: list[tuple[str, str]]) -> bool:
+    def _wait(self, station: Station, idle: list[tuple[str, str]]) -> bool:
         """Make the server say when there is a message in one of these lists; returns False if it may not say so."""
         rare = [name for queue, name in idle if self._is_rare(queue, name)]
         for queue, name in idle:
             if name not in rare:
-                self._arm(consumer, queue, name)
-        if rare and not self._rare.wait(consumer, rare):
+                self._arm(station.consumer, queue, name)
+        if rare and not station.rare_lists.wait(station.consumer, rare):
             self._channel.connection.cycle.wake()  # there is a message by now, or each takes a connection
             return False
         return True
 
     def _is_rare(self, queue: str, name: str) -> bool:
         """Return whether a list takes no connection of its own: it is not the first of its queue, nor is it busy."""
-        return name != self._names_of(queue)[0] and name not in self._slots and self._rare.may_have(name)
+        assert self._station is not None
+        return name != self._names_of(queue)[0] and name not in self._slots and self._station.rare_lists.may_have(name)
 
     def maxclients(self) -> str:
         """Return the server's limit of connections, as a part of a sentence; empty if it does not tell."""
@@ -318,7 +332,7 @@ class Fetcher:
             self._on_connection_lost()
             raise
         message = self._read(slot)
-        if slot.queue not in self._channel.task_queues.values():
+        if slot.queue not in self._queues():
             self._dismiss(slot, message)
         elif message is not None:
             self._cycle.rotate(slot.queue)
@@ -457,7 +471,7 @@ class Fetcher:
 
     def get(self, queue: str) -> Any:
         """Return one message of a queue as a kombu message, even if others consume the queue; None if it is empty."""
-        consumer = self._consumer = self._consumer or self._consumer_of()
+        consumer = self._begin().consumer
         consumer.check()
         if not self._channel.connection.cycle.is_consuming:
             consumer.recover_lost()
@@ -506,9 +520,7 @@ class Fetcher:
             slot.disconnect()
         self._slots.clear()
         self._fetched.clear()
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            consumer.after_fork()
+        self._station = None
 
     def disconnect(self) -> None:
         """Close all connections."""

@@ -153,7 +153,7 @@ def test_an_acknowledgement_that_is_owed_is_sent_although_the_process_ends(consu
     with refused(consumers, in_flight_key(consumer)):
         consumer.ack(tag)
         consumer.close()
-    consumer.drop_held()
+    consumer.keep_only()
     assert consumer.finish()
     assert consumers.waiting() == []
 

@@ -168,7 +168,7 @@ def test_what_others_have_taken_over_is_neither_stored_nor_delivered(stock: Brok
 
         transport.may_wait = recovered
         assert it.wait(0.2) == []
-        assert it.channel._get_consumer().held == {}
+        assert it.channel._station().consumer.held == {}
     assert DelayedQueue(ours.client, "q").size() == 0
 
 

@@ -33,7 +33,7 @@ def ours(server: PrivateRedis) -> Iterator[Broker]:
 
 
 def listener_of(reader: Reader) -> Listener:
-    found = reader.channel.connection.rare_lists._listener
+    found = reader.channel._station().rare_lists._listener
     assert isinstance(found, Listener)
     return found
 
@@ -153,7 +153,7 @@ def test_a_listening_connection_that_is_lost_is_an_error(ours: Broker, server: P
         listener, cycle = listener_of(reader), reader.channel.connection.cycle
         with pytest.raises(redis.ConnectionError):
             reader.wait(1)
-        assert reader.channel.connection.rare_lists._listener is None
+        assert reader.channel._station().rare_lists._listener is None
         assert not [fd for fd, (polled, _) in cycle._slots.items() if polled is listener]
 
 
@@ -161,7 +161,7 @@ def test_both_connections_are_lost(ours: Broker, server: PrivateRedis) -> None:
     """The server knows that the listening one is gone before the worker does. That does not forbid it to listen."""
     with consuming(ours, "q") as reader, server.client() as client:
         reader.wait(0.2)
-        rare, consumer = reader.channel.connection.rare_lists, reader.channel.fetcher._consumer
+        rare, consumer = reader.channel._station().rare_lists, reader.channel.fetcher._consumer
         listener = listener_of(reader)
         client.client_kill_filter(_id=listener.identity.client_id)
         consumer._connection._told = None

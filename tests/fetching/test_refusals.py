@@ -90,7 +90,7 @@ class Late:
     def __init__(self, it: Reader) -> None:
         self.told = 0
         self._send: list[Any] = []
-        self._client = it.channel._get_consumer().client
+        self._client = it.channel._station().consumer.client
         self._execute = self._client.execute_command
         self._client.execute_command = self._tell
 

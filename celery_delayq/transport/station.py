@@ -1,0 +1,74 @@
+"""Station: what a connection needs at one server to fetch tasks.
+
+That is a consumer, its watchdog, and one connection that hears of messages in rarely used lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import redis
+
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.fetching.held import Redelivery
+from celery_delayq.fetching.watchdog import Watchdog
+from celery_delayq.transport import redelivery
+from celery_delayq.transport.rare_lists import RareLists
+
+
+class Station:
+    """All channels of a connection share it. It belongs to the thread that fetches.
+
+    Args:
+        transport: the `Transport` of the connection.
+        connect: see `Consumer`.
+        client: for the consumer, see `Consumer`.
+    """
+
+    def __init__(
+        self, transport: Any, connect: Callable[[], AbstractContextManager[redis.Redis]], client: redis.Redis
+    ) -> None:
+        self.consumer = Consumer(
+            connect,
+            client,
+            lease_s=transport.options["lease"],
+            redelivery=Redelivery(
+                redelivery.put_back,
+                partial(redelivery.recover, delivery_limit=transport.options["delivery_limit"]),
+                lambda name, message: transport.on_dead_letter(name, message),
+            ),
+            expires_ms=transport.expires_ms,
+        )
+        self.rare_lists = RareLists(transport.cycle)
+        self._watchdog = Watchdog(self.consumer, on_lost=transport.cycle.wake)
+        self._watchdog.start()
+
+    def close(self, keep: Collection[str]) -> None:
+        """Close the consumer, see `Consumer.close`. What cannot be done now is left to the watchdog."""
+        if self.consumer.is_closed:
+            self.consumer.keep_only(keep)
+            return
+        self.rare_lists.disconnect()
+        if self.consumer.close(keep=keep):
+            self._watchdog.stop()
+        else:
+            self._watchdog.finish_at_exit()
+        self.consumer.disconnect()
+
+    def retire(self) -> None:
+        """Fetch nothing any more, without a command to the server, which may hang.
+
+        What was delivered can still be acknowledged. The watchdog does the rest, and renews the leases until then.
+        """
+        self.rare_lists.disconnect()
+        self.consumer.retire()
+        self._watchdog.finish_at_exit()
+        self.consumer.disconnect()
+
+    def after_fork(self) -> None:
+        """Close what the child inherited, but send nothing."""
+        self.rare_lists.after_fork()
+        self.consumer.after_fork()
