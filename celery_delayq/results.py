@@ -1,5 +1,7 @@
 """Result backends for `delayq` URLs: Celery's own Redis backends, on the same servers as the broker.
 
+For Redis Cluster, which Celery does not support, see `celery_delayq.backend`.
+
 Celery finds these functions through the entry points `celery.result_backends`, in every process. It passes the part of
 the URL after the first `+` of the scheme: `socket:///path` for `delayq+socket:///path`.
 """
@@ -13,7 +15,7 @@ from celery.backends.redis import RedisBackend, SentinelBackend
 
 from celery_delayq.errors import ConfigurationError
 
-_KNOWN = "use delayq://, delayqs://, delayq+socket:// or delayq+sentinel://"
+_KNOWN = "use delayq://, delayqs://, delayq+socket://, delayq+sentinel:// or delayq+cluster://"
 
 
 def backend(app: Any, url: str | None = None, **options: Any) -> RedisBackend:
@@ -33,6 +35,8 @@ def backend(app: Any, url: str | None = None, **options: Any) -> RedisBackend:
     scheme, _, rest = url.partition("://")
     if scheme == "sentinel":
         return SentinelBackend(app=app, url=url.replace("delayq+sentinel://", "sentinel://"), **options)
+    if scheme == "cluster":
+        return _cluster_backend(app, f"delayq+{url.removeprefix('delayq+')}", options)
     _refuse_several(url)
     if scheme not in ("delayq", "socket"):
         raise ConfigurationError(f"unknown scheme delayq+{scheme}:// in result_backend: {_KNOWN}")
@@ -45,15 +49,31 @@ def backend_over_tls(app: Any, url: str | None = None, **options: Any) -> RedisB
     Certificates are verified, unless `ssl_cert_reqs` in the URL or in `redis_backend_use_ssl` turns that off.
     """
     scheme, _, rest = (url or "delayqs://").partition("://")
+    if scheme == "cluster":
+        return _cluster_backend(app, ";".join(_verified(app, it) for it in f"delayqs+{url}".split(";")), options)
     _refuse_several(rest)
     if scheme != "delayqs":
         raise ConfigurationError(f"unknown scheme delayqs+{scheme}:// in result_backend: {_KNOWN}")
-    query = urlsplit(f"//{rest}").query
-    if "ssl_cert_reqs" not in {*parse_qs(query), *(app.conf.redis_backend_use_ssl or ())}:
-        rest += f"{'&' if query else '?'}ssl_cert_reqs=required"  # Celery has no default
-    return RedisBackend(app=app, url=f"rediss://{rest}", **options)
+    return RedisBackend(app=app, url=_verified(app, f"rediss://{rest}"), **options)
+
+
+def _verified(app: Any, url: str) -> str:
+    """Return a URL whose certificates are verified: Celery has no default."""
+    query = urlsplit(url).query
+    if "ssl_cert_reqs" in {*parse_qs(query), *(app.conf.redis_backend_use_ssl or ())}:
+        return url
+    return f"{url}{'&' if query else '?'}ssl_cert_reqs=required"
+
+
+def _cluster_backend(app: Any, url: str, options: dict[str, Any]) -> RedisBackend:
+    from celery_delayq.backend import ClusterBackend  # not on a single server
+
+    return ClusterBackend(app=app, url=url, **options)
 
 
 def _refuse_several(url: str) -> None:
     if ";" in url:
-        raise ConfigurationError("result_backend must be the URL of one server, or of Sentinels (delayq+sentinel://)")
+        raise ConfigurationError(
+            "result_backend must be the URL of one server, of Sentinels (delayq+sentinel://) or of a cluster "
+            "(delayq+cluster://)"
+        )

@@ -16,7 +16,7 @@ from celery_delayq.queue.scripts import Transferred
 from celery_delayq.settings import settings_of
 from celery_delayq.transfer.loop import TransferLoop
 from celery_delayq.transport import Connector
-from celery_delayq.worker.server import check_server
+from celery_delayq.worker.server import check_servers
 
 #: The package's logger; `--loglevel` sets its level.
 logger = logging.getLogger("celery_delayq")
@@ -68,7 +68,7 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
     except DelayqError as exc:
         raise click.ClickException(str(exc)) from exc
     with delayq_channel(app) as (connection, channel):
-        for finding in check_server(channel.plain_client):
+        for finding in check_servers(channel.plain_client):
             logger.log(finding.level, finding.message)
         lists = {name for queue in app.amqp.queues for name in channel.broker_lists(queue)}
         lists.update(name for name in map(str.strip, queues.split(",")) if name)

@@ -110,7 +110,7 @@ class FetchConnection:
             raise unwrapped(exc) from exc.__cause__
         return cast("list[bytes] | None", found)
 
-    def are_empty(self, names: Sequence[str], *, told: Identity) -> bool:
+    def are_empty(self, groups: Sequence[Sequence[str]], *, told: Identity) -> bool:
         """Return whether lists are empty, and let the server tell a connection when one of them changes. Reads replies.
 
         Call it only if there are no unanswered acknowledgements.
@@ -123,14 +123,20 @@ class FetchConnection:
             self._send("CLIENT", "TRACKING", "ON", "REDIRECT", told.client_id, "OPTIN")
             self._read()
             self._told = told
-        self._send("CLIENT", "CACHING", "YES")
-        self._send("EXISTS", *names, is_first=False)
-        try:
-            self._read()
-        except exceptions.ResponseError:
-            self._read()
-            raise
-        return not self._read()
+        for number, names in enumerate(groups):
+            self._send("CLIENT", "CACHING", "YES", is_first=not number)
+            self._send("EXISTS", *names, is_first=False)
+        refused, found = None, 0
+        for _ in range(2 * len(groups)):
+            try:
+                answer = self._read()
+            except exceptions.ResponseError as exc:
+                refused = refused or exc
+            else:
+                found += answer if isinstance(answer, int) else 0
+        if refused is not None:
+            raise refused
+        return not found
 
     def check(self) -> None:
         """Notice that the connection is lost. Call it only if no reply is awaited."""

@@ -190,10 +190,11 @@ class Consumer:
         """The connection that fetches; None if there is none, or its identity is unknown."""
         return None if self._connection is None else self._connection.identity
 
-    def are_empty(self, names: Sequence[str], *, told: Identity) -> bool:
+    def are_empty(self, groups: Sequence[Sequence[str]], *, told: Identity) -> bool:
         """Return whether lists are empty, and let the server tell a connection when one of them is written to.
 
-        It is told once, and only if all are empty. Call it after `fetch`, in the same thread.
+        One command asks about each group of lists, all in one round trip. It is told once, and only if all are empty.
+        Call it after `fetch`, in the same thread.
 
         Raises:
             redis.ResponseError: the server does not allow CLIENT TRACKING.
@@ -203,7 +204,7 @@ class Consumer:
             return False
         try:
             self._take_answers(connection)
-            return connection.are_empty(names, told=told)
+            return connection.are_empty(groups, told=told)
         except exceptions.ResponseError:
             raise
         except BaseException as exc:

@@ -89,7 +89,7 @@ class BrokerLists:
         plain = name.removeprefix(self.channel.global_keyprefix)
         queue, _, step = plain.rpartition(self.channel.sep)
         if queue and step.isdecimal():
-            return BrokerList(name, queue, int(step))
+            return BrokerList(name, self.channel.queue_of(queue), int(step))
         return BrokerList(name, plain, 0)
 
     def delayed_queue(self, broker_list: BrokerList) -> DelayedQueue:

@@ -9,7 +9,9 @@ import time
 import uuid
 from collections.abc import Callable
 from logging import ERROR, WARNING, Logger, LoggerAdapter
+from typing import cast
 
+import redis
 from redis import exceptions
 
 #: Errors of a server that cannot serve now: READONLY (a master that became a replica), MASTERDOWN (a replica without
@@ -26,6 +28,15 @@ def is_full(exc: BaseException) -> bool:
 
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+
+
+def at_server_of(client: redis.Redis, key: str) -> redis.Redis:
+    """Return a client whose commands without a key, TIME for example, go to the server that has a key.
+
+    That is the client itself, unless it is one of a cluster: each node has a clock of its own.
+    """
+    at = getattr(client, "at", None)
+    return client if at is None else cast("redis.Redis", at(key))
 
 
 class Outage:

@@ -13,7 +13,7 @@ Three rules make up for that; docs/internals.md goes through the cases.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from logging import getLogger
@@ -24,6 +24,7 @@ from redis import exceptions
 from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import keys, scripts
+from celery_delayq.queue.connections import at_server_of
 from celery_delayq.queue.entry import pairs
 
 logger = getLogger(__name__)
@@ -46,6 +47,10 @@ class Retired:
 
     now_ms: int
     at_ms: dict[str, int]
+
+    def only(self, wanted: Callable[[str], bool]) -> Retired:
+        """Return some of them: those with wanted names."""
+        return Retired(self.now_ms, {name: at_ms for name, at_ms in self.at_ms.items() if wanted(name)})
 
 
 class Registry:
@@ -93,7 +98,7 @@ class Registry:
 
     def retired(self) -> Retired:
         """Return the names that are retired and not settled yet."""
-        seconds, microseconds = self.client.time()
+        seconds, microseconds = at_server_of(self.client, self.keys.retired).time()
         found = self.client.execute_command("ZRANGE", self.keys.retired, 0, -1, "WITHSCORES", **{NEVER_DECODE: True})
         at_ms = {_text(name): int(float(score)) for name, score in pairs(found)}
         return Retired(int(seconds) * 1000 + int(microseconds) // 1000, {n: at for n, at in at_ms.items() if n})

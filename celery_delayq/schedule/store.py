@@ -18,6 +18,7 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import keys
 from celery_delayq.queue.codec import message_key
+from celery_delayq.queue.connections import at_server_of
 from celery_delayq.queue.delayed_queue import DelayedQueue, database_of
 from celery_delayq.queue.registry import is_wrong_type, registered
 from celery_delayq.queue.script import Call, load
@@ -79,8 +80,8 @@ class ScheduleStore:
         return self._queues[name]
 
     def now_ms(self) -> int:
-        """Return the server's time, unix time in ms."""
-        seconds, microseconds = self.client.time()
+        """Return the server's time, unix time in ms; on a cluster, that of the node with the periodic tasks."""
+        seconds, microseconds = at_server_of(self.client, self.keys.definitions).time()
         return int(seconds) * 1000 + int(microseconds) // 1000
 
     # -- records

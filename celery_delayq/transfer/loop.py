@@ -144,6 +144,7 @@ class TransferLoop(LoopThread):
         id: the loop's id in `delayq:transfer:{Q}`; readable and unique.
         may_begin: returns whether the loop may begin. The loop's thread calls it before it first connects, until it
             returns true, for at most `LONGEST_DELAY_S`.
+        serves: returns whether a list is this loop's server's; on Redis Cluster, other nodes have the other lists.
         history: says what a failover lost. Give each loop of a process the same one: it must outlive connections.
     """
 
@@ -158,6 +159,7 @@ class TransferLoop(LoopThread):
         id: str | None = None,
         may_begin: Callable[[], bool] = lambda: True,
         history: History | None = None,
+        serves: Callable[[str], bool] = lambda name: True,
     ) -> None:
         super().__init__("delayq-transfer", logger, "Transfer of delayed messages", "Messages wait in Redis")
         self.id = id or new_id()
@@ -169,6 +171,7 @@ class TransferLoop(LoopThread):
         self._on_pass = on_pass
         self._may_begin = may_begin
         self._history = history or History(logger)
+        self._serves = serves
         #: How long before they are due messages move; whoever receives them tells it when they came.
         self.lead = Lead(self.settings.lead_s)
         self._clock = ServerClock()
@@ -299,8 +302,9 @@ class TransferLoop(LoopThread):
             data = _text(message["data"])
             if channel == self._registry_channel:
                 self._known.add(data)
-                self._watch({data})
-                self._watched[data].busy_at = time.monotonic()
+                if self._serves(data):
+                    self._watch({data})
+                    self._watched[data].busy_at = time.monotonic()
             elif channel in self._by_channel:
                 self._on_head(self._by_channel[channel], data)
             elif channel in self._by_transferrer_channel:
@@ -340,7 +344,7 @@ class TransferLoop(LoopThread):
         consumed = set(self._queues())
         registry = self._read_registry() if self._looks % _LOOKS_A_REGISTRY == 0 else None
         self._looks += 1
-        names = self._known | consumed
+        names = set(filter(self._serves, self._known | consumed))
         self._unwatch(self._watched.keys() - names)
         self._watch(names - self._watched.keys())
         for name, watched in self._watched.items():
@@ -399,8 +403,8 @@ class TransferLoop(LoopThread):
     def _read_registry(self) -> tuple[set[str], Retired] | None:
         """Learn which queues there are. Returns the registered and the retired names; None if the server refused."""
         try:
-            self._known = names = self._registry.names()
-            retired = self._registry.retired()
+            self._known = names = set(filter(self._serves, self._registry.names()))
+            retired = self._registry.retired().only(self._serves)
         except CONNECTION_ERRORS:
             raise
         except exceptions.ResponseError as exc:

@@ -17,6 +17,15 @@
     urls        the URL schemes, and how kombu reads them
     connector   connections for the transfer loop
     sentinel    leaves a master that hangs when Sentinel has named another one
+    known       the connections of this process to masters that may have to be left
+
+and for Redis Cluster:
+
+    cluster        a channel whose queues are on several nodes
+    nodes          what a connection knows of the nodes
+    watch          keeps that up to date
+    node_fetchers  fetches from each node
+    replies        reads queues without acknowledgement, each on its node
 
 A connection that consumes tasks is a `Consumer` with a lease, which a watchdog renews.
 
@@ -30,6 +39,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from logging import getLogger
 from typing import Any
 
 import kombu
@@ -45,15 +55,20 @@ from celery_delayq.transfer.history import History
 from celery_delayq.transfer.loop import TransferLoop, TransferSettings
 from celery_delayq.transport.ahead import Ahead
 from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
+from celery_delayq.transport.cluster import ClusterChannel
 from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.last_delivery import LastDelivery
+from celery_delayq.transport.nodes import Nodes
 from celery_delayq.transport.poller import Poller
+from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.replicas import NotReplicated
 from celery_delayq.transport.sentinel import SentinelWatch
 from celery_delayq.transport.station import Station
-from celery_delayq.transport.urls import SentinelConnection, ensure_tls, is_sentinel, register
+from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, is_sentinel, register
 
-__all__ = ["Connector", "SentinelTransport", "Transport", "register"]
+__all__ = ["ClusterTransport", "Connector", "SentinelTransport", "Transport", "register"]
+
+logger = getLogger(__name__)
 
 #: Options that kombu reads outside of its channels.
 _KOMBU_OPTIONS = ("polling_interval", "reauth_check_interval", "wait_for_connection", "credential_provider")
@@ -88,7 +103,12 @@ class Transport(kombu_redis.Transport):
         self.expires_ms: dict[str, int] = {}
         #: The pool that all channels share, see `DelayedChannel.pool`.
         self.pool: Any = None
-        self.transfer_loop: TransferLoop | None = None
+        #: The nodes of a cluster; None until a channel needs them, and with a single server.
+        self.nodes: Nodes | None = None
+        #: Server -> transfer loop; "" is the name of a single server.
+        self._loops: dict[str, TransferLoop] = {}
+        #: Settings and histories of the loops; None while none may run.
+        self._transfer: tuple[TransferSettings | None, dict[str, History]] | None = None
         self._sentinel_watch: SentinelWatch | None = None
         #: Server -> station; "" is the name of a single server.
         self._stations: dict[str, Station] = {}
@@ -117,8 +137,11 @@ class Transport(kombu_redis.Transport):
         #: Returns whether the transfer loop may start, see `TransferLoop`.
         self.may_transfer: Callable[[], bool] = lambda: True
         ensure_tls(client)
-        if is_sentinel(client):
-            client = SentinelConnection(client)
+        if is_cluster(client):
+            client = SeveralHosts(client, "cluster")
+            self.Channel = ClusterChannel
+        elif is_sentinel(client):
+            client = SeveralHosts(client, "sentinel")
             self.Channel = DelayedSentinelChannel
             self.default_port = kombu_redis.SentinelTransport.default_port
         super().__init__(client, **kwargs)
@@ -130,7 +153,11 @@ class Transport(kombu_redis.Transport):
     # -- the stations of this connection
 
     def station(
-        self, server: str, connect: Callable[[], AbstractContextManager[redis.Redis]], client: redis.Redis
+        self,
+        server: str,
+        connect: Callable[[], AbstractContextManager[redis.Redis]],
+        client: redis.Redis,
+        rare_lists: RareLists | None = None,
     ) -> Station:
         """Return the station at a server, which all channels of this connection share; made on first use.
 
@@ -138,9 +165,10 @@ class Transport(kombu_redis.Transport):
             server: its name.
             connect: see `Consumer`.
             client: on the pool that all channels share.
+            rare_lists: by default, new ones.
         """
         if server not in self._stations:
-            self._stations[server] = Station(self, connect, client)
+            self._stations[server] = Station(self, connect, client, rare_lists or RareLists(self.cycle))
         return self._stations[server]
 
     def retire_station(self, server: str) -> None:
@@ -157,6 +185,21 @@ class Transport(kombu_redis.Transport):
     def consumers(self) -> list[Consumer]:
         """The consumers of this connection, and former ones whose messages tasks may still work on. For any thread."""
         return [station.consumer for station in (*tuple(self._stations.values()), *self._former)]
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether a message is delivered alone."""
+        return any(consumer.isolation.is_on for consumer in self.consumers)
+
+    def check_former(self) -> None:
+        """Make sure that others have not taken over messages of a former station.
+
+        Raises:
+            LeaseLost: they have; the caller has to reconnect.
+        """
+        for station in self._former:
+            if station.consumer.is_lost:
+                station.consumer.check()
 
     def holder(self, delivery_tag: str) -> Consumer | None:
         """Return the consumer that holds a message; None if none does. Safe in any thread."""
@@ -175,32 +218,77 @@ class Transport(kombu_redis.Transport):
         for station in (*self._stations.values(), *self._former):
             station.after_fork()
         self._stations, self._former = {}, []
+        nodes, self.nodes = self.nodes, None
+        if nodes is not None:
+            nodes.after_fork()
         self.disconnect_pool()
 
-    # -- the transfer loop of this connection
+    # -- the transfer loops of this connection
 
-    def start_transfer(self, settings: TransferSettings | None = None, history: History | None = None) -> TransferLoop:
+    def start_transfer(
+        self, settings: TransferSettings | None = None, histories: dict[str, History] | None = None
+    ) -> None:
         """Start to transfer all registered queues and all queues that this connection consumes.
 
-        It replaces a loop that already runs. The loop ends with the connection.
+        There is one loop for each server. They replace loops that already run, and end with the connection.
 
         Args:
-            settings: of the loop.
-            history: what is known of the server from earlier connections, see `TransferLoop`.
+            settings: of the loops.
+            histories: server -> what is known of it from earlier connections, see `TransferLoop`.
         """
         self.stop_transfer()
-        keyprefix = self.client.transport_options.get("global_keyprefix", "")
-        self.transfer_loop = TransferLoop(
-            Connector(self.client),
-            self.task_lists,
-            keyprefix=keyprefix,
-            settings=settings,
-            may_begin=self.may_transfer,
-            history=history,
-        )
-        self.transfer_loop.start()
+        self._transfer = settings, {} if histories is None else histories
+        self._start_loops(self._servers())
         self._watch_sentinel()
-        return self.transfer_loop
+
+    def _servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:
+        """Return how to connect to each server, and which lists it has."""
+        return {"": (Connector(self.client), lambda name: True)} if self.nodes is None else self.nodes.servers()
+
+    def _start_loops(self, servers: dict[str, tuple[Any, Callable[[str], bool]]]) -> None:
+        assert self._transfer is not None
+        settings, histories = self._transfer
+        for server in servers.keys() - self._loops.keys():
+            connect, serves = servers[server]
+            self._loops[server] = loop = TransferLoop(
+                connect,
+                self.task_lists,
+                keyprefix=self.client.transport_options.get("global_keyprefix", ""),
+                settings=settings,
+                may_begin=self.may_transfer,
+                history=histories.setdefault(server, History(logger)),
+                serves=serves,
+            )
+            loop.start()
+
+    def follow_nodes(self) -> None:
+        """Have a transfer loop for each master of the cluster; for the thread that fetches."""
+        if self._transfer is None:
+            return
+        servers = self._servers()
+        for server in self._loops.keys() - servers.keys():
+            self._loops.pop(server).stop(timeout_s=0)
+        self._start_loops(servers)
+        self.on_task_queues_changed()
+
+    def on_nodes_changed(self) -> None:
+        """Make all channels look which nodes there are. Safe in any thread."""
+        for channel in list(self.channels or ()):
+            channel.fetcher.on_nodes_changed()
+        self.cycle.wake()
+
+    def loop_of(self, name: str) -> TransferLoop | None:
+        """Return the loop that transfers to a list; None if there is none."""
+        nodes = self.nodes
+        server = "" if nodes is None else str(nodes.topology.address_of(name))
+        return self._loops.get(server)
+
+    def loop_for(self, message: Any) -> TransferLoop | None:
+        """Return the loop that transfers to the list of a kombu message that was fetched; None if there is none."""
+        delivery_tag = message.delivery_tag
+        holder = self.holder(delivery_tag)
+        held = None if holder is None else holder.held.get(delivery_tag)
+        return None if held is None else self.loop_of(held.name)
 
     def _watch_sentinel(self) -> None:
         for channel in list(self.channels or ()):
@@ -211,8 +299,8 @@ class Transport(kombu_redis.Transport):
 
     def stop_transfer(self) -> None:
         """Stop transferring; does nothing if no loop runs."""
-        loop, self.transfer_loop = self.transfer_loop, None
-        if loop is not None:
+        loops, self._loops, self._transfer = self._loops, {}, None
+        for loop in loops.values():
             loop.stop()
         watch, self._sentinel_watch = self._sentinel_watch, None
         if watch is not None:
@@ -228,12 +316,12 @@ class Transport(kombu_redis.Transport):
         }
 
     def on_task_queues_changed(self) -> None:
-        """Tell the loop that a consumer came or went."""
-        if self.transfer_loop is not None:
-            self.transfer_loop.wake()
+        """Tell the loops that a consumer came or went."""
+        for loop in self._loops.values():
+            loop.wake()
 
     def _ensure_transfer(self) -> None:
-        if self.transfer_loop is None and self.task_lists():
+        if self._transfer is None and self.task_lists():
             self.start_transfer()
 
     # -- kombu's hooks
@@ -299,6 +387,9 @@ class Transport(kombu_redis.Transport):
         pool, self.pool = self.pool, None
         if pool is not None:
             pool.disconnect()
+        nodes, self.nodes = self.nodes, None
+        if nodes is not None:
+            nodes.close()
 
 
 def _call_soon(loop: Any, cycle: Poller, callback: Any, *args: Any) -> Any:
@@ -314,6 +405,10 @@ def _call_soon(loop: Any, cycle: Poller, callback: Any, *args: Any) -> Any:
 
 class SentinelTransport(Transport):
     """`delayq+sentinel://`: the name that kombu gives the transport after it switched to another URL."""
+
+
+class ClusterTransport(Transport):
+    """`delayq+cluster://`: the name that kombu gives the transport after it switched to another URL."""
 
 
 def require_transport(app: Any, connection: Any) -> None:

@@ -174,6 +174,10 @@ class DelayedChannel(kombu_redis.Channel):
         """Return the full names of all lists of a queue, one per priority step."""
         return [self.broker_list(queue, priority) for priority in self.priority_steps]
 
+    def queue_of(self, plain: str) -> str:
+        """Return the queue of a list for a priority; without the key prefix, separator and priority."""
+        return plain
+
     def delayed_queue(self, broker_list: str) -> DelayedQueue:
         """Return the delayed queue of a broker list, on this channel's connections."""
         client = self.plain_client
@@ -309,6 +313,9 @@ class DelayedChannel(kombu_redis.Channel):
     def _station(self) -> Station:
         station: Station = self._transport.station("", Connector(self._transport.client), self.plain_client)
         return station
+
+    def wait_for_replies(self) -> None:
+        """Wait for messages of queues that are consumed without acknowledgement: kombu itself does so."""
 
     def close_idle(self) -> None:
         """Close the connection for BRPOP if kombu no longer reads with it: a worker does so only while it starts."""

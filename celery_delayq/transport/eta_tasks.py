@@ -58,7 +58,7 @@ class EtaTasks:
         """
         due_ms = _due_ms_of(payload)
         transport = self._channel.connection
-        if due_ms is None or seconds_until(due_ms, transport.transfer_loop) <= _SOON_S:
+        if due_ms is None or seconds_until(due_ms, transport.loop_of(name)) <= _SOON_S:
             return False
         headers = payload["headers"]
         if not transport.may_wait(headers):

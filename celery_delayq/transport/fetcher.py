@@ -164,7 +164,7 @@ class Fetcher:
     @property
     def _is_isolated(self) -> bool:
         """Whether a message is delivered alone, or waits for that."""
-        return self._last_delivery.is_waiting or (self._consumer is not None and self._consumer.isolation.is_on)
+        return self._last_delivery.is_waiting or self._channel.connection.is_isolated
 
     def _has_time(self, credit: int) -> bool:
         """Return whether the fetch can wait: the pool is busy, and has more tasks waiting than a fetch could add.
@@ -294,11 +294,17 @@ class Fetcher:
         """Ask the server about a list; returns its answer, or None if it refuses that list."""
         try:
             return question(*args)
-        except NOT_SERVING as exc:
-            raise exceptions.ConnectionError(str(exc)) from exc
         except exceptions.ResponseError as exc:
+            if self._is_elsewhere(name, exc):
+                return None
+            if isinstance(exc, NOT_SERVING):
+                raise exceptions.ConnectionError(str(exc)) from exc
             self._on_refused(name, exc)
             return None
+
+    def _is_elsewhere(self, name: str, exc: exceptions.ResponseError) -> bool:
+        """Return whether an error says that a list is on its way to another server, so that it is tried again soon."""
+        return False
 
     def _join(self, consumer: Consumer, name: str) -> bool:
         consumer.join(name)
@@ -425,7 +431,7 @@ class Fetcher:
         consumer = self._consumer
         assert consumer is not None
         consumer.check()
-        if not self._channel.qos.can_consume() or consumer.isolation.is_on:
+        if not self._channel.qos.can_consume() or self._channel.connection.is_isolated:
             self._give_back(lambda queue: True)
             return False
         while self._fetched:
@@ -459,6 +465,7 @@ class Fetcher:
     def _make_way(self, queue: str, name: str, raw: bytes) -> Turn:
         """Give back all other fetched messages for one on its last delivery. That one may go back too, or wait here."""
         assert self._consumer is not None
+        self._clear_others()
         self._disarm(self._slots.values())
         self._give_back(lambda queue: True)
         self._consumer.read_answers()
@@ -468,6 +475,9 @@ class Fetcher:
         elif turn is Turn.KEEP:
             self._fetched.append((queue, name, raw))
         return turn
+
+    def _clear_others(self) -> None:
+        """Make other fetchers of the channel give back what they have: there is none."""
 
     def get(self, queue: str) -> Any:
         """Return one message of a queue as a kombu message, even if others consume the queue; None if it is empty."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -65,20 +65,23 @@ class Listener:
             return False
         return name in self._awaited
 
-    def await_all(self, consumer: Consumer, names: Iterable[str]) -> bool:
+    def await_all(self, consumer: Consumer, groups: Sequence[Sequence[str]]) -> bool:
         """Make the server tell of these lists; returns False, and nothing happens, if one of them is not empty.
+
+        Args:
+            consumer: its fetching connection asks the server.
+            groups: names of lists; one command asks about each group.
 
         Raises:
             redis.ConnectionError: the connection is lost.
             redis.ResponseError: the server does not allow it.
         """
-        wanted = list(names)
         is_new = self._reader != consumer.reader or time.monotonic() > self._believed_until
         if is_new:
             self._awaited.clear()
-        if not consumer.are_empty(wanted, told=self.identity):
+        if not consumer.are_empty(groups, told=self.identity):
             return False
-        self._awaited.update(wanted)
+        self._awaited.update(*groups)
         if is_new:
             self._reader = consumer.reader
             self._believed_until = time.monotonic() + TRUST_S

@@ -170,6 +170,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         if is_time_to_tidy:
             self._tidy_at = time.monotonic() + _TIDY_S
         for channel in list(self._channels):
+            channel.wait_for_replies()
             channel.expiry.keep()
             if is_time_to_tidy:
                 channel.fetcher.tidy()

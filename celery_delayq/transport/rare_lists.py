@@ -56,19 +56,29 @@ class RareLists:
                 self._cycle.add_slot(self._listener, self)
             listener = self._listener
             unknown = [name for name in names if not listener.is_awaited(consumer, name)]
-            are_empty = not unknown or listener.await_all(consumer, unknown)
+            are_empty = not unknown or listener.await_all(consumer, self._together(unknown))
         except NOT_SERVING:
             raise
         except exceptions.ResponseError as exc:
             if "redirect to does not exist" in str(exc):
                 self.disconnect()
                 raise exceptions.ConnectionError("the connection that listens for messages was lost") from exc
+            if self._is_elsewhere(exc):
+                raise
             self._on_refused(exc)
             return False
         if are_empty and not self._will_check:
             self._will_check = True
             self._cycle.call_later(TRUST_S, self._check)
         return are_empty
+
+    def _is_elsewhere(self, exc: exceptions.ResponseError) -> bool:
+        """Return whether an error says that a list is on its way to another server."""
+        return False
+
+    def _together(self, names: list[str]) -> list[list[str]]:
+        """Return the names in groups, each of which one command may ask about."""
+        return [names]
 
     def on_readable(self, listener: Listener) -> None:
         """Hear which lists are no longer empty. The next fetch takes the messages.

@@ -7,7 +7,6 @@ connections to the old master. All loops, and Celery, find the new one as after 
 
 from __future__ import annotations
 
-import weakref
 from contextlib import closing
 from logging import getLogger
 from typing import Any
@@ -16,7 +15,8 @@ import redis
 from kombu.transport.redis import SentinelManagedSSLConnection
 from redis.sentinel import SentinelManagedConnection
 
-from celery_delayq.transfer.thread import LoopThread, interrupt
+from celery_delayq.transfer.thread import LoopThread
+from celery_delayq.transport.known import leave, remember
 
 logger = getLogger(__name__)
 
@@ -25,17 +25,13 @@ _CHANNEL = "+switch-master"
 #: How often Sentinel is asked for the master, in seconds, in case that a message was lost.
 _ASK_S = 1.0
 
-#: The connections of this process to masters that Sentinel has named, by `id`. A plain dict: safe in all threads.
-_connections: dict[int, weakref.ref[Any]] = {}
-
 
 class _Known:
     """Makes a connection known to `leave`; for subclasses of redis-py's connections."""
 
     def connect_to(self, address: Any) -> Any:
         """Connect, see redis-py."""
-        key = id(self)
-        _connections[key] = weakref.ref(self, lambda _: _connections.pop(key, None))
+        remember(self)
         return super().connect_to(address)  # type: ignore[misc]
 
 
@@ -45,19 +41,6 @@ class KnownConnection(_Known, SentinelManagedConnection):
 
 class KnownSSLConnection(_Known, SentinelManagedSSLConnection):
     """The same with TLS."""
-
-
-def leave(host: str, port: int) -> int:
-    """End all connections to a former master; returns their number. Safe in any thread: their users get an error."""
-    ended = 0
-    for reference in list(_connections.values()):
-        connection = reference()
-        if connection is None or (connection.host, int(connection.port or 0)) != (host, port):
-            continue
-        sock = getattr(connection, "_sock", None)
-        interrupt(sock)
-        ended += sock is not None
-    return ended
 
 
 class SentinelWatch(LoopThread):

@@ -26,10 +26,15 @@ class Station:
         transport: the `Transport` of the connection.
         connect: see `Consumer`.
         client: for the consumer, see `Consumer`.
+        rare_lists: the lists at this server that are rarely used.
     """
 
     def __init__(
-        self, transport: Any, connect: Callable[[], AbstractContextManager[redis.Redis]], client: redis.Redis
+        self,
+        transport: Any,
+        connect: Callable[[], AbstractContextManager[redis.Redis]],
+        client: redis.Redis,
+        rare_lists: RareLists,
     ) -> None:
         self.consumer = Consumer(
             connect,
@@ -42,7 +47,7 @@ class Station:
             ),
             expires_ms=transport.expires_ms,
         )
-        self.rare_lists = RareLists(transport.cycle)
+        self.rare_lists = rare_lists
         self._watchdog = Watchdog(self.consumer, on_lost=transport.cycle.wake)
         self._watchdog.start()
 

@@ -6,7 +6,8 @@
 | `delayqs://host:6380/0` | scheme `delayqs`, everything parsed |
 | `delayq+socket:///path/redis.sock` | scheme `delayq`, host name `socket:///path/...`, parsed by its channel |
 | `delayq+sentinel://host:26379/0;...` | scheme `delayq`, host name `sentinel://host:26379/0`, parsed by nobody |
-| the next of several such URLs, after a failover | scheme `delayq+sentinel`, everything parsed |
+| `delayq+cluster://host:6379;...`, `delayqs+cluster://...` | scheme `delayq` or `delayqs`, host name `cluster://...` |
+| the next of several such URLs, after a failover | scheme `delayq+sentinel` or `delayq+cluster`, everything parsed |
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ SCHEMES = {
     "delayq": "celery_delayq.transport:Transport",
     "delayqs": "celery_delayq.transport:Transport",
     "delayq+sentinel": "celery_delayq.transport:SentinelTransport",
+    "delayq+cluster": "celery_delayq.transport:ClusterTransport",
+    "delayqs+cluster": "celery_delayq.transport:ClusterTransport",
 }
 
 
@@ -39,26 +42,35 @@ def is_sentinel(connection: Any) -> bool:
     return connection.transport_cls == "delayq+sentinel" or (connection.hostname or "").startswith("sentinel://")
 
 
+def is_cluster(connection: Any) -> bool:
+    """Return whether the server of a kombu connection is a Redis Cluster."""
+    return connection.transport_cls.endswith("+cluster") or (connection.hostname or "").startswith("cluster://")
+
+
 def ensure_tls(connection: Any) -> None:
     """Make a kombu connection use TLS if its URL or `broker_use_ssl=True` asks for it.
 
     Unlike kombu with `rediss://`, it verifies certificates unless the options say otherwise. kombu itself would send
     everything unencrypted, even the password: it uses TLS only for the scheme `rediss`, and ignores a plain True.
     """
-    if connection.ssl is True or (connection.transport_cls == "delayqs" and not connection.ssl):
+    if connection.ssl is True or (connection.transport_cls.startswith("delayqs") and not connection.ssl):
         connection.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
 
 
-class SentinelConnection:
-    """A kombu connection for `delayq+sentinel://` URLs that looks as if it was made from `sentinel://` URLs.
+class SeveralHosts:
+    """A kombu connection whose URL names several hosts, as if it was made from URLs without our part of the scheme.
 
     All other attributes are those of the connection.
+
+    Args:
+        connection: with `delayq+sentinel://` or `delayq+cluster://` URLs.
+        scheme: the rest of the scheme, `sentinel` or `cluster`.
     """
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, scheme: str) -> None:
         self._connection = connection
-        #: The URLs of all sentinels; kombu's channel reads them here.
-        self.alt = [_sentinel_url(url) for url in connection.alt]
+        #: The URLs of all hosts; kombu's channel for Sentinel reads them here.
+        self.alt = [f"{scheme}://{url.rpartition('://')[2]}" for url in connection.alt]
         if "://" in (connection.hostname or ""):
             parts = parse_url(connection.hostname)
             for name in ("hostname", "port", "userid", "password", "virtual_host", "ssl"):
@@ -67,6 +79,9 @@ class SentinelConnection:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
-
-def _sentinel_url(url: str) -> str:
-    return f"sentinel://{url.rpartition('://')[2]}"
+    @property
+    def hosts(self) -> list[tuple[str, int | None]]:
+        """Host names and ports of all hosts; None for the default port."""
+        parsed = [parse_url(url) for url in self.alt]
+        own = (self.hostname or "localhost", self.port)
+        return list(dict.fromkeys([own, *((parts["hostname"] or "localhost", parts["port"]) for parts in parsed)]))

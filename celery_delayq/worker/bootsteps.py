@@ -27,7 +27,7 @@ from celery_delayq.worker.failures import fail_task
 from celery_delayq.worker.handover import Handover, is_busy, is_stopping, tasks_waiting
 from celery_delayq.worker.invalid_task import defect_of, late_defect_of
 from celery_delayq.worker.reconnect import reconnect_soon
-from celery_delayq.worker.server import check_server
+from celery_delayq.worker.server import check_servers
 
 logger = get_logger(__name__)
 
@@ -85,7 +85,8 @@ class Transfer(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         self.settings = settings_of(consumer.app)
         self._server_checked = False
-        self._history = History(logger)
+        #: Server -> what is known of it.
+        self._histories: dict[str, History] = {}
         self._handover = Handover(
             consumer.pool, cancels_late=consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss
         )
@@ -108,7 +109,7 @@ class Transfer(bootsteps.StartStopStep):
             )
             return
         if not self._server_checked:
-            findings = check_server(
+            findings = check_servers(
                 consumer.connection.default_channel.plain_client,
                 replicas=transport.options["replicas"],
                 has_sentinel=is_sentinel(consumer.connection),
@@ -135,7 +136,7 @@ class Transfer(bootsteps.StartStopStep):
                 "that workers with kombu's own transport left behind.",
                 transport.options["lease"],
             )
-        transport.start_transfer(self.settings.transfer, self._history)
+        transport.start_transfer(self.settings.transfer, self._histories)
 
     def stop(self, consumer: Any) -> None:
         """Stop the loop; other loops take over at once."""
@@ -161,7 +162,8 @@ def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     due_ms = request.eta.timestamp() * 1000
     request._eta = None
     transport = sender.connection.transport
-    loop, ahead = getattr(transport, "transfer_loop", None), getattr(transport, "ahead", None)
+    loop_for, ahead = getattr(transport, "loop_for", None), getattr(transport, "ahead", None)
+    loop = loop_for(request.message) if loop_for is not None else None
     early_s = seconds_until(due_ms, loop)
     if loop is not None:
         loop.lead.arrived(due_ms, early_s)

@@ -1,4 +1,4 @@
-"""Check a Redis server when a worker starts: its version, and settings that may lose delayed tasks."""
+"""Check the Redis servers when a worker starts: their version, and settings that may lose delayed tasks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import redis
 
+from celery_delayq.cluster.client import Routed
 from celery_delayq.errors import UnsupportedServer
 
 #: The oldest server version that the package supports.
@@ -19,6 +20,46 @@ class Finding(NamedTuple):
 
     level: int
     message: str
+
+
+def check_servers(client: redis.Redis, *, replicas: int = 0, has_sentinel: bool = False) -> list[Finding]:
+    """Return findings about the server of a client, or about all masters of a cluster; empty if all is well.
+
+    Args:
+        client: a client of the server, or of a cluster.
+        replicas: the transport option `replicas`.
+        has_sentinel: whether Redis Sentinel names the server.
+
+    Raises:
+        UnsupportedServer: a server is older than Redis 6.2.
+    """
+    if not isinstance(client, Routed):
+        return check_server(client, replicas=replicas, has_sentinel=has_sentinel)
+    nodes: dict[Finding, list[str]] = {}
+    for node in client.masters():
+        try:
+            findings = [*check_server(node.client, replicas=replicas), *_check_node(node.client)]
+        except (redis.ConnectionError, redis.TimeoutError) as exc:
+            findings = [Finding(WARNING, f"Cannot check a node of the cluster: {exc}")]
+        for finding in findings:
+            nodes.setdefault(finding, []).append(str(node.address))
+    return [Finding(level, f"{message} ({', '.join(names)})") for (level, message), names in nodes.items()]
+
+
+def _check_node(client: redis.Redis) -> Iterator[Finding]:
+    """Yield findings about a node of a cluster."""
+    if _config(client, "cluster-require-full-coverage") == "yes":
+        yield Finding(
+            WARNING,
+            "Redis has cluster-require-full-coverage yes: while one node is down, all nodes refuse everything. Set it "
+            "to no, so that the queues of the others go on.",
+        )
+    if _config(client, "min-replicas-to-write") == "0" and int(client.info("replication").get("connected_slaves", 0)):
+        yield Finding(
+            INFO,
+            "Redis has min-replicas-to-write 0: a master that is cut off from its replicas goes on to take tasks for "
+            "up to cluster-node-timeout, which are lost when a replica takes over.",
+        )
 
 
 def check_server(client: redis.Redis, *, replicas: int = 0, has_sentinel: bool = False) -> list[Finding]:

@@ -141,7 +141,7 @@ def test_a_server_that_hangs_is_an_error_that_workers_know(
         os.kill(server.pid, signal.SIGSTOP)
         try:
             with pytest.raises((redis.TimeoutError, redis.ConnectionError)):
-                consumer.are_empty(["q"], told=listener_of(reader).identity)
+                consumer.are_empty([["q"]], told=listener_of(reader).identity)
         finally:
             os.kill(server.pid, signal.SIGCONT)
 

@@ -137,7 +137,7 @@ def test_a_consumer_that_is_not_celerys_gets_delayed_messages_when_they_are_due(
         with Consumer(connection, [DIRECT], callbacks=[lambda body, _: received.append(body)]):
             with pytest.raises(socket.timeout):
                 connection.drain_events(timeout=0.1)
-            loop = connection.transport.transfer_loop
+            loop = connection.transport.loop_of("tasks")
             assert loop is not None
             assert loop.is_alive()
             queue = ours.channel.delayed_queue("tasks")
@@ -161,7 +161,7 @@ def test_the_name_of_a_broker_list_says_queue_and_priority(
 
 def test_a_publisher_runs_no_transfer_loop(ours: Broker) -> None:
     ours.publish("body", eta=LATER.isoformat())
-    assert ours.connection.transport.transfer_loop is None
+    assert ours.connection.transport.loop_of("tasks") is None
 
 
 def test_purge_empties_the_lists_as_kombu_has_it(ours: Broker) -> None:

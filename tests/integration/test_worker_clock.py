@@ -85,7 +85,7 @@ def test_a_worker_holds_a_transferred_message_for_the_rest_of_the_lead_at_most(
         return due_in_s
 
     loop = SimpleNamespace(seconds_until_past=seconds_until_past, lead=Lead(0.01)) if due_in_s is not None else None
-    transport = SimpleNamespace(transfer_loop=loop, ahead=Ahead())
+    transport = SimpleNamespace(loop_for=lambda message: loop, ahead=Ahead())
     consumer = SimpleNamespace(connection=SimpleNamespace(transport=transport))
     request = Request(message, app=app, hostname=os.uname().nodename)
     before = datetime.now(timezone.utc)
@@ -110,7 +110,8 @@ def test_a_worker_that_does_not_know_the_servers_time_yet_waits_for_the_lead_by_
     """As when it has just connected, while another worker moves messages ahead."""
     eta = datetime.now(timezone.utc) + timedelta(seconds=0.09)
     request = SimpleNamespace(message=Message(properties={DUE_PROPERTY: 1}), eta=eta, _eta=eta)
-    consumer = SimpleNamespace(connection=SimpleNamespace(transport=SimpleNamespace(transfer_loop=None)))
+    transport = SimpleNamespace(loop_for=lambda message: None)
+    consumer = SimpleNamespace(connection=SimpleNamespace(transport=transport))
     run_when_due(consumer, request)
     assert request._eta is not None
     assert abs(request._eta - eta) < timedelta(seconds=0.05)
@@ -118,7 +119,7 @@ def test_a_worker_that_does_not_know_the_servers_time_yet_waits_for_the_lead_by_
 
 def test_what_is_due_at_once_takes_no_timer(app: Celery) -> None:
     loop = SimpleNamespace(seconds_until_past=lambda server_ms: LAST_PART_S / 2, lead=Lead(0.01))
-    transport = SimpleNamespace(transfer_loop=loop, ahead=Ahead())
+    transport = SimpleNamespace(loop_for=lambda message: loop, ahead=Ahead())
     message = Message(properties={DUE_PROPERTY: 1})
     eta = datetime.now(timezone.utc)
     request = SimpleNamespace(message=message, eta=eta, _eta=eta)

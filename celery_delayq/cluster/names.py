@@ -1,0 +1,95 @@
+"""Names of the keys of a queue on Redis Cluster: all of them have to be in one hash slot.
+
+The names themselves come from `queue.keys`; here is what a cluster asks of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import astuple
+from functools import lru_cache
+
+from redis.crc import key_slot
+
+from celery_delayq.errors import ConfigurationError
+from celery_delayq.queue.keys import QueueKeys
+
+#: Stand for all separators and priorities, and for all consumers.
+_SUFFIX = "\x06\x163"
+_CONSUMER = "consumer"
+
+
+def slot_of(key: str) -> int:
+    """Return the hash slot of a key."""
+    slot: int = key_slot(key.encode())
+    return slot
+
+
+def is_tagged(name: str) -> bool:
+    """Return whether a name has a hash tag: only what is between its first braces decides about the slot.
+
+    Source: the Redis Cluster specification, "Hash tags".
+    """
+    _, brace, rest = name.partition("{")
+    return bool(brace) and rest.find("}") > 0
+
+
+def priority_list(queue: str, suffix: str) -> str:
+    """Return the name of a queue's list for a priority. It is in the hash slot of the queue.
+
+    Source: kombu 5.7 `transport.redis.Channel._q_for_pri`, which adds no braces.
+
+    Args:
+        queue: the queue; with `global_keyprefix`, since that is what decides about the slot. A channel that adds the
+            prefix in front of the result again does no harm, unless the prefix has braces: see `is_tagged`.
+        suffix: kombu's separator and the priority; empty for priority 0.
+    """
+    if not suffix or is_tagged(queue):
+        return f"{queue}{suffix}"
+    return f"{{{queue}}}{suffix}"
+
+
+def check_name(name: str, keyprefix: str = "") -> None:
+    """Make sure that all keys of a queue are in one hash slot. A name without braces always passes, unless empty.
+
+    Args:
+        name: the queue. Either its full name, as `queue.keys` has it, or its name without `global_keyprefix`.
+        keyprefix: the `global_keyprefix` if `name` is without it.
+
+    Raises:
+        ConfigurationError: they are not.
+    """
+    if _share_slot(name, keyprefix):
+        return
+    prefix = f" with global_keyprefix {keyprefix!r}" if keyprefix else ""
+    if not name:
+        raise ConfigurationError(
+            f"the empty queue name{prefix} cannot be used on Redis Cluster: the keys of the queue would be in "
+            "different hash slots. Give the queue a name"
+        )
+    raise ConfigurationError(
+        f"queue name {name!r}{prefix} cannot be used on Redis Cluster: because of its braces, the keys of the queue "
+        "would be in different hash slots. Use a name without braces, or one with a whole hash tag, such as "
+        "'{shop}:orders'"
+    )
+
+
+@lru_cache(maxsize=1024)
+def _share_slot(name: str, keyprefix: str) -> bool:
+    slot = slot_of(f"{keyprefix}{name}")
+    return all(slot_of(key) == slot for key in keys_of(name, keyprefix))
+
+
+def keys_of(name: str, keyprefix: str = "") -> Iterator[str]:
+    """Yield the names of keys and channels of a queue: of its list, and of one for a priority, which stands for all.
+
+    Args:
+        name: see `check_name`.
+        keyprefix: see `check_name`.
+    """
+    full = f"{keyprefix}{name}"
+    for_priority = f"{name}{_SUFFIX}" if is_tagged(full) else priority_list(full, _SUFFIX)
+    for broker_list in (full, f"{keyprefix}{for_priority}"):
+        keys = QueueKeys.of(broker_list)
+        yield from astuple(keys)
+        yield keys.in_flight(_CONSUMER)

@@ -1,0 +1,218 @@
+"""ClusterChannel: a channel to a Redis Cluster. Each command goes to the node that owns its key.
+
+kombu's Pub/Sub, and commands without a key, go to a home node: any master, as long as it answers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import redis
+from kombu.transport import redis as kombu_redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_delayq.cluster.client import Routed, RoutedPipeline
+from celery_delayq.cluster.names import check_name, is_tagged, priority_list
+from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.errors import ConfigurationError
+from celery_delayq.transport.channel import DelayedChannel
+from celery_delayq.transport.known import NodeConnection, NodeSSLConnection
+from celery_delayq.transport.node_fetchers import NodeFetchers
+from celery_delayq.transport.nodes import Nodes
+from celery_delayq.transport.replies import Replies
+
+
+class ClusterChannel(DelayedChannel):
+    """A channel whose queues are on the nodes of a Redis Cluster, by their hash slots.
+
+    Overrides these hooks of kombu (5.6 and 5.7) besides those of `DelayedChannel`: `_q_for_pri`, `_get_pool`,
+    `get_table`, `_receive`, and the prefixes of kombu's own keys, which have to share a slot.
+    """
+
+    keyprefix_queue = "{_kombu.binding}.%s"
+    keyprefix_binding_deadlines = "{_kombu.binding}_deadlines"
+    keyprefix_binding_permanent = "{_kombu.binding}_permanent.%s"
+
+    connection_class = NodeConnection
+    connection_class_ssl = NodeSSLConnection
+
+    def __init__(self, connection: Any, **kwargs: Any) -> None:
+        self._routed: Routed | None = None
+        self._prefixed: Any = None
+        super().__init__(connection, **kwargs)
+        #: Reads the queues that are consumed without acknowledgement.
+        self.replies = Replies(self)
+
+    # -- names
+
+    def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
+        check_name(f"{self.global_keyprefix}{queue}")
+        super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
+
+    def _q_for_pri(self, queue: str, pri: int) -> str:
+        """Return the name of a queue's list for a priority, see kombu. All lists of a queue share its slot."""
+        step = self.priority(pri)
+        if not step:
+            return queue
+        full = f"{self.global_keyprefix}{queue}"
+        if is_tagged(full):
+            return f"{queue}{self.sep}{step}"
+        return priority_list(full, f"{self.sep}{step}")
+
+    def queue_of(self, plain: str) -> str:
+        """Return the queue of a list for a priority, see `_q_for_pri`."""
+        if plain.startswith("{") and plain.endswith("}"):
+            return plain[1:-1].removeprefix(self.global_keyprefix)
+        return plain
+
+    # -- connections
+
+    @property
+    def topology(self) -> Topology:
+        """The nodes of the cluster; all channels of a connection share it."""
+        transport = self._transport
+        if transport.nodes is None:
+            seen = Topology(self._seeds(), partial(_pool, self._connparams()))
+            transport.nodes = Nodes(seen, transport.on_nodes_changed)
+        topology: Topology = transport.nodes.topology
+        return topology
+
+    def _seeds(self) -> list[Address]:
+        default_port = self.connection.default_port
+        return [Address(host, port or default_port) for host, port in self._transport.client.hosts]
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        params: dict[str, Any] = super()._connparams(asynchronous=asynchronous)
+        if params["db"]:
+            raise ConfigurationError(
+                f"Redis Cluster has database 0 only: remove /{params['db']} from the broker URL. To keep apps apart, "
+                "use the transport option global_keyprefix"
+            )
+        # Nothing is sent twice: a lost reply may be that of a command that was executed.
+        params.pop("retry_on_timeout", None)
+        params["retry"] = Retry(NoBackoff(), 0)
+        return params
+
+    def _get_pool(self, asynchronous: bool = False) -> Any:
+        params = self._connparams(asynchronous=asynchronous)
+        self.keyprefix_fanout: str = self.keyprefix_fanout.format(db=params["db"])
+        return _pool(params, self.topology.home().address)
+
+    @property
+    def pool(self) -> Any:
+        """The pool of the home node."""
+        return self.plain_client.connection_pool
+
+    @property
+    def plain_client(self) -> redis.Redis:
+        """A client that sends each command to its node, and adds no key prefix."""
+        if self._routed is None or self._routed.topology is not self.topology:
+            self._routed = Routed(self.topology)
+            self._prefixed = None
+            self._delayed_queues.clear()
+        return self._routed
+
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        if asynchronous:
+            return super()._create_client(asynchronous=True)
+        plain = self.plain_client
+        if not self.global_keyprefix:
+            return plain
+        if self._prefixed is None:
+            self._prefixed = PrefixedRouted(self.topology, self.global_keyprefix)
+        return self._prefixed
+
+    def check_writable(self) -> None:
+        """Do nothing: a replica in a cluster sends its clients to the master."""
+
+    # -- kombu's own keys
+
+    def get_table(self, exchange: str) -> list[tuple[str, ...]]:
+        """Return the bindings of an exchange, see kombu; the last known ones while their node is away."""
+        tables = self._transport.nodes.tables
+        try:
+            tables[exchange] = super().get_table(exchange)
+        except self.connection_errors:
+            if exchange not in tables:
+                raise
+        table: list[tuple[str, ...]] = tables[exchange]
+        return table
+
+    def restore_visible(self) -> None:
+        """Do nothing: workers with kombu's own transport cannot use a cluster, so they left nothing."""
+
+    # -- consuming
+
+    def _make_fetcher(self) -> Any:
+        return NodeFetchers(self)
+
+    @property
+    def active_queues(self) -> list[str]:
+        """The queues that kombu reads with BRPOP: none, since they are on several nodes. See `Replies`."""
+        return []
+
+    @property
+    def reply_queues(self) -> list[str]:
+        """The queues that are consumed without acknowledgement."""
+        return super().active_queues
+
+    def wait_for_replies(self) -> None:
+        """Wait for messages of queues that are consumed without acknowledgement, see `Replies`."""
+        self.replies.wait()
+
+    def _receive(self) -> Any:
+        try:
+            return super()._receive()
+        except self.connection_errors:
+            self._leave_home()
+            return None
+
+    def _leave_home(self) -> None:
+        """Subscribe at another node: kombu does so before it polls next."""
+        client = self.__dict__.pop("subclient", None)
+        self._in_listen = None
+        connection = None if client is None else client.connection
+        if connection is not None:
+            connection.disconnect()
+            self.topology.failed(Address(connection.host, int(connection.port)))
+        self._async_pool = None
+        self._transport.nodes.watch()
+
+    def close(self) -> None:
+        """Close, see kombu."""
+        if not self.closed:
+            self.replies.close()
+        super().close()
+
+    def _after_fork(self) -> None:
+        self.replies.after_fork()
+        super()._after_fork()
+
+
+class PrefixedRouted(kombu_redis.GlobalKeyPrefixMixin, Routed):
+    """kombu's client that adds `global_keyprefix`, for a cluster.
+
+    Args:
+        topology: the nodes.
+        global_keyprefix: the prefix.
+    """
+
+    def __init__(self, topology: Topology, global_keyprefix: str) -> None:
+        self.global_keyprefix = global_keyprefix
+        super().__init__(topology)
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Any:
+        """Return a pipeline that adds the prefix, see redis-py."""
+        pipe = PrefixedPipeline(self, transaction, shard_hint)
+        pipe.global_keyprefix = self.global_keyprefix
+        return pipe
+
+
+class PrefixedPipeline(kombu_redis.GlobalKeyPrefixMixin, RoutedPipeline):
+    """The same for a pipeline."""
+
+
+def _pool(params: dict[str, Any], address: Address) -> redis.ConnectionPool:
+    return redis.ConnectionPool(**{**params, "host": address.host, "port": address.port})

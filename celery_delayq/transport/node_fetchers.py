@@ -1,0 +1,348 @@
+"""NodeFetchers: fetch from the nodes of a Redis Cluster, with a fetcher for each node.
+
+What happens to one node concerns only its own lists. If a node is lost, or gives lists away, its fetcher ends, and the
+others go on. Tasks that came from there can still be acknowledged: their consumer is retired, not closed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from logging import getLogger
+from typing import Any
+
+from redis import exceptions
+from redis.crc import key_slot
+
+from celery_delayq.cluster.client import Routed, own_connections, understood
+from celery_delayq.cluster.topology import Address
+from celery_delayq.errors import LeaseLost
+from celery_delayq.queue.connections import CONNECTION_ERRORS, is_full
+from celery_delayq.transport.fetcher import Fetcher
+from celery_delayq.transport.rare_lists import RareLists
+from celery_delayq.transport.slots import Slot
+from celery_delayq.transport.station import Station
+
+logger = getLogger(__name__)
+
+#: Pause before a list whose slot is on its way to another node is tried again, in seconds.
+_MOVING_S = 0.1
+
+#: Answers of a node that does not have the slot of a list, or not all of it.
+_ELSEWHERE = (
+    exceptions.MovedError,
+    exceptions.AskError,
+    exceptions.TryAgainError,
+    exceptions.ClusterDownError,
+)
+
+
+class NodeFetcher(Fetcher):
+    """Fetches for one channel from one node.
+
+    Args:
+        channel: a `ClusterChannel`.
+        siblings: the fetchers of the channel.
+        address: of the node.
+    """
+
+    def __init__(self, channel: Any, siblings: NodeFetchers, address: Address) -> None:
+        super().__init__(channel, self._open_station)
+        self.address = address
+        self._siblings = siblings
+
+    def _open_station(self) -> Station:
+        transport, topology = self._channel.connection, self._channel.topology
+        station: Station = transport.station(
+            str(self.address),
+            partial(own_connections, topology, self.address),
+            # Without patience: while one list waits for its slot, the others are read.
+            Routed(topology, home=self.address, deadline_s=0),
+            NodeRareLists(transport.cycle, partial(self._siblings.lose, self)),
+        )
+        return station
+
+    def _queues(self) -> list[str]:
+        return self._siblings.queues_at(self.address)
+
+    @property
+    def has_queues(self) -> bool:
+        """Whether there is any queue to fetch from."""
+        return bool(self._channel.ack_emulation) and bool(self._queues())
+
+    def credit(self) -> int:
+        """Return how many messages may be fetched now."""
+        return max(0, super().credit() - self._siblings.undelivered)
+
+    def _is_elsewhere(self, name: str, exc: exceptions.ResponseError) -> bool:
+        if not isinstance(understood(exc), _ELSEWHERE):
+            return False
+        self._refused[name] = (time.monotonic() + _MOVING_S, str(exc))
+        self._channel.connection.nodes.watch()
+        self._channel.connection.cycle.wake_in(_MOVING_S)
+        return True
+
+    def on_readable(self, slot: Slot) -> None:
+        """Take the message that a slot has waited for, see `Fetcher`; never raises for a lost connection."""
+        try:
+            super().on_readable(slot)
+        except LeaseLost:
+            raise
+        except CONNECTION_ERRORS as exc:
+            self._siblings.lose(self, exc)
+
+    def _clear_others(self) -> None:
+        self._siblings.make_way(self)
+
+    def make_way(self) -> None:
+        """Wait for no message, and give back those that are fetched but not delivered."""
+        self._disarm(self._slots.values())
+        self._give_back(lambda queue: True)
+
+    @property
+    def undelivered(self) -> int:
+        """The number of messages that are fetched but not delivered."""
+        return len(self._fetched)
+
+    def abandon(self) -> None:
+        """Fetch nothing any more, without a command to the node. The watchdog puts back what was not delivered."""
+        self._on_connection_lost()
+        self.disconnect()
+
+
+class NodeRareLists(RareLists):
+    """The lists of one node that are rarely used.
+
+    Args:
+        cycle: see `RareLists`.
+        on_lost: called with the error when the connection is lost.
+    """
+
+    def __init__(self, cycle: Any, on_lost: Callable[[Exception], None]) -> None:
+        super().__init__(cycle)
+        self._on_lost = on_lost
+
+    def on_readable(self, listener: Any) -> None:
+        """Hear which lists are no longer empty, see `RareLists`; never raises for a lost connection."""
+        try:
+            super().on_readable(listener)
+        except CONNECTION_ERRORS as exc:
+            self._on_lost(exc)
+
+    def _is_elsewhere(self, exc: exceptions.ResponseError) -> bool:
+        return isinstance(understood(exc), _ELSEWHERE)
+
+    def _together(self, names: list[str]) -> list[list[str]]:
+        """Return the names by hash slot: a node refuses a command with keys of several slots."""
+        slots: dict[int, list[str]] = {}
+        for name in names:
+            slots.setdefault(key_slot(name.encode()), []).append(name)
+        return list(slots.values())
+
+
+class NodeFetchers:
+    """Fetches for one channel, as `Fetcher` does. It belongs to the consuming thread.
+
+    Args:
+        channel: a `ClusterChannel`.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._fetchers: dict[Address, NodeFetcher] = {}
+        #: The addresses in the order in which they are asked; the one that had messages goes to the end.
+        self._turns: deque[Address] = deque()
+        self._version = -1
+        #: Node -> queues of this channel; None to find out.
+        self._at: dict[Address, list[str]] | None = None
+
+    # -- which nodes
+
+    def queues_at(self, address: Address) -> list[str]:
+        """Return the consumed queues whose lists are at a node."""
+        if self._at is None:
+            self._at = {}
+            for queue in dict.fromkeys(self._channel.task_queues.values()):
+                with suppress(exceptions.RedisError):  # nobody serves its slot now
+                    node = self._channel.plain_client.node_of(self._channel.broker_list(queue, 0))
+                    self._at.setdefault(node.address, []).append(queue)
+        return self._at.get(address, [])
+
+    def _follow(self) -> None:
+        """Have a fetcher for each node that has queues of this channel, and none for others."""
+        transport, topology = self._channel.connection, self._channel.topology
+        if topology.version == self._version and self._at is not None:
+            return
+        is_new = topology.version != self._version
+        self._version, self._at = topology.version, None
+        masters = {node.address for node in topology.masters()}
+        for address in self._fetchers.keys() - masters:
+            self._end(self._fetchers[address])
+        for address in masters - self._fetchers.keys():
+            if self.queues_at(address) and not transport.nodes.is_lost(address):
+                self._fetchers[address] = NodeFetcher(self._channel, self, address)
+                self._turns.append(address)
+                self._try(self._fetchers[address], Fetcher.on_queues_changed)
+        if is_new:
+            transport.nodes.watch()
+            self._try_each(Fetcher.on_queues_changed)
+            transport.follow_nodes()
+
+    def on_queues_changed(self) -> None:
+        """Follow a change of `channel.task_queues`."""
+        self._at = None
+        self._try_each(Fetcher.on_queues_changed)
+
+    def on_nodes_changed(self) -> None:
+        """Look which nodes there are at the next fetch. Safe in any thread."""
+        self._at = None
+
+    def _end(self, fetcher: NodeFetcher) -> None:
+        self._fetchers.pop(fetcher.address, None)
+        with suppress(ValueError):
+            self._turns.remove(fetcher.address)
+        fetcher.abandon()
+        if self._channel.connection is not None:
+            self._channel.connection.retire_station(str(fetcher.address))
+
+    def lose(self, fetcher: NodeFetcher, exc: Exception) -> None:
+        """Record that a node is lost. Its queues wait until it, or its successor, answers."""
+        if self._fetchers.get(fetcher.address) is not fetcher:
+            return
+        logger.warning(
+            "Redis node %s is lost: %s. Its queues wait; those of other nodes go on",
+            fetcher.address,
+            str(exc).rstrip("."),
+        )
+        self._end(fetcher)
+        self._channel.connection.nodes.lose(fetcher.address)
+
+    def _try(self, fetcher: NodeFetcher, action: Callable[[NodeFetcher], Any]) -> Any:
+        """Do something with a fetcher; returns False, and gives up its node, if the connection is lost.
+
+        Raises:
+            LeaseLost: see `Fetcher.fill`.
+            redis.ConnectionError: the node has no connection left.
+        """
+        try:
+            return action(fetcher)
+        except LeaseLost:
+            raise
+        except CONNECTION_ERRORS as exc:
+            if is_full(exc):
+                raise
+            self.lose(fetcher, exc)
+        except exceptions.ResponseError as exc:
+            if not isinstance(understood(exc), _ELSEWHERE):
+                raise
+            self._channel.connection.nodes.watch()
+        return False
+
+    def _try_each(self, action: Callable[[NodeFetcher], Any]) -> None:
+        for fetcher in list(self._fetchers.values()):
+            self._try(fetcher, action)
+
+    # -- what a fetcher does
+
+    @property
+    def has_queues(self) -> bool:
+        """Whether there is any queue to fetch from."""
+        return bool(self._channel.task_queues) and bool(self._channel.ack_emulation)
+
+    @property
+    def is_consuming(self) -> bool:
+        """Whether it waits for messages, or has undelivered ones."""
+        return any(fetcher.is_consuming for fetcher in self._all)
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether the last fetch ended because there was no credit."""
+        return any(fetcher.is_starved for fetcher in self._all)
+
+    @property
+    def is_sparing(self) -> bool:
+        """Whether it does without connections that wait."""
+        return any(fetcher.is_sparing for fetcher in self._all)
+
+    @property
+    def has_fetched(self) -> bool:
+        """Whether there is something to deliver."""
+        return any(fetcher.has_fetched for fetcher in self._all)
+
+    @property
+    def undelivered(self) -> int:
+        """The number of messages that are fetched but not delivered."""
+        return sum(fetcher.undelivered for fetcher in self._all)
+
+    @property
+    def _all(self) -> Iterable[NodeFetcher]:
+        return list(self._fetchers.values())
+
+    def fill(self) -> bool:
+        """Fetch from one node after the other until there is something to deliver; see `Fetcher.fill`."""
+        self._channel.connection.check_former()
+        self._follow()
+        if self.has_fetched:
+            return True
+        for address in list(self._turns):
+            fetcher = self._fetchers.get(address)
+            if fetcher is not None and fetcher.has_queues and self._try(fetcher, NodeFetcher.fill):
+                self._turns.remove(address)
+                self._turns.append(address)
+                return True
+        return False
+
+    def deliver(self) -> bool:
+        """Deliver one fetched message to its kombu consumer; returns whether there was one."""
+        return any(self._try(fetcher, NodeFetcher.deliver) for fetcher in self._all)
+
+    def get(self, queue: str) -> Any:
+        """Return one message of a queue as a kombu message, see `Fetcher.get`."""
+        node = self._channel.plain_client.node_of(self._channel.broker_list(queue, 0))
+        fetcher = self._fetchers.get(node.address)
+        if fetcher is None:
+            fetcher = self._fetchers[node.address] = NodeFetcher(self._channel, self, node.address)
+            self._turns.append(node.address)
+        try:
+            return fetcher.get(queue)
+        except CONNECTION_ERRORS as exc:
+            self.lose(fetcher, exc)
+            raise
+
+    def make_way(self, asker: NodeFetcher) -> None:
+        """Fetch nothing from other nodes, because a message has to be delivered alone."""
+        for fetcher in self._all:
+            if fetcher is not asker:
+                self._try(fetcher, NodeFetcher.make_way)
+
+    def tidy(self) -> None:
+        """End the leases on lists that are no longer fetched from, see `Fetcher.tidy`."""
+        self._try_each(NodeFetcher.tidy)
+
+    def unsettle(self) -> None:
+        """Look at all lists again at the next fetch."""
+        for fetcher in self._all:
+            fetcher.unsettle()
+
+    def spare_connections(self) -> None:
+        """Do without connections that wait, for a while, see `Fetcher.spare_connections`."""
+        self._try_each(NodeFetcher.spare_connections)
+
+    def maxclients(self) -> str:
+        """Return nothing: each node has a limit of its own."""
+        return ""
+
+    def close(self) -> None:
+        """Stop waiting for messages, and put undelivered ones back. Never raises."""
+        for fetcher in self._all:
+            fetcher.close()
+
+    def after_fork(self) -> None:
+        """Close what the child inherited, but send nothing."""
+        for fetcher in self._all:
+            fetcher.after_fork()
+        self._fetchers.clear()
+        self._turns.clear()

@@ -1,0 +1,68 @@
+"""Nodes: what a connection knows of the nodes of a Redis Cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery_delayq.cluster.client import own_connections
+from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.transport.watch import NodesWatch
+
+
+class Nodes:
+    """Those of one connection.
+
+    Args:
+        topology: all channels of the connection share it.
+        on_change: called in another thread when slots have moved, or when a lost node is back.
+    """
+
+    def __init__(self, topology: Topology, on_change: Callable[[], None]) -> None:
+        self.topology = topology
+        #: Exchange -> its bindings as they were last read, for `ClusterChannel.get_table`.
+        self.tables: dict[str, Any] = {}
+        self._on_change = on_change
+        self._watch: NodesWatch | None = None
+
+    def servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:
+        """Return, for each master, how to connect to it, and which lists it has."""
+        topology = self.topology
+        return {
+            str(node.address): (
+                partial(own_connections, topology, node.address),
+                partial(topology.serves, node.address),
+            )
+            for node in topology.masters()
+        }
+
+    def watch(self) -> None:
+        """Look soon which node has which slots, and again from time to time."""
+        if self._watch is None:
+            self._watch = NodesWatch(self.topology, self._on_change)
+            self._watch.start()
+        else:
+            self._watch.hurry()
+
+    def lose(self, address: Address) -> None:
+        """Fetch from a node again only when it answers."""
+        self.watch()
+        assert self._watch is not None
+        self._watch.lose(address)
+
+    def is_lost(self, address: Address) -> bool:
+        """Return whether a node was lost, and does not answer yet."""
+        return self._watch is not None and self._watch.is_lost(address)
+
+    def close(self) -> None:
+        """Close the connections that all channels share."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
+        self.topology.close()
+
+    def after_fork(self) -> None:
+        """Close what the child inherited, but send nothing."""
+        self._watch = None
+        self.topology.close()

@@ -1,0 +1,123 @@
+"""Replies: reads the queues of a cluster that are consumed without acknowledgement, as the replies to `inspect` are.
+
+On a single server, kombu reads all of them with one BRPOP. On a cluster, they are on several nodes, so each takes a
+connection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import loads
+from redis import exceptions
+
+from celery_delayq.cluster.client import understood
+from celery_delayq.fetching.connection import connection_of
+from celery_delayq.queue.connections import CONNECTION_ERRORS
+
+#: How long the server waits at most for a message, in seconds.
+_BLOCK_S = 10
+
+
+class _Reading:
+    """A connection that waits for messages of one queue."""
+
+    def __init__(self, pool: Any, queue: str, names: list[str]) -> None:
+        self.queue = queue
+        self._names = names
+        self.is_armed = False
+        self._connection = connection_of(pool)
+        self._connection.connect()
+
+    def fileno(self) -> int:
+        sock = getattr(self._connection, "_sock", None)
+        return -1 if sock is None else int(sock.fileno())
+
+    def arm(self) -> None:
+        if not self.is_armed:
+            self._connection.send_command("BRPOP", *self._names, _BLOCK_S)
+            self.is_armed = True
+
+    def read(self) -> bytes | None:
+        """Return a message; None if there is none."""
+        if self.fileno() < 0:
+            raise exceptions.ConnectionError(f"the connection that waited for messages of {self.queue!r} was lost")
+        if not self._connection.can_read(timeout=0):
+            return None
+        self.is_armed = False
+        found: Any = self._connection.read_response(disable_decoding=True)
+        return found and bytes(found[1])
+
+    def disconnect(self) -> None:
+        self._connection.disconnect()
+
+
+class Replies:
+    """Those of one channel. For the consuming thread.
+
+    Args:
+        channel: a `ClusterChannel`.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._readings: dict[str, _Reading] = {}
+
+    def wait(self) -> None:
+        """Wait on the servers for messages of all such queues.
+
+        Raises:
+            redis.ConnectionError: a node is away.
+        """
+        queues = self._channel.reply_queues
+        for queue in self._readings.keys() - set(queues):
+            if not self._readings[queue].is_armed:  # otherwise a message may be on its way
+                self._drop(queue)
+        if not self._channel.qos.can_consume():
+            return
+        for queue in queues:
+            reading = self._readings.get(queue)
+            if reading is None:
+                names = self._channel.broker_lists(queue)
+                pool = self._channel.plain_client.node_of(names[0]).client.connection_pool
+                reading = self._readings[queue] = _Reading(pool, queue, names)
+                self._channel.connection.cycle.add_slot(reading, self)
+            reading.arm()
+
+    def on_readable(self, reading: _Reading) -> None:
+        """Deliver a message.
+
+        Raises:
+            redis.ConnectionError: the node is lost. What it had just sent is lost, too, as with kombu's own transport.
+        """
+        try:
+            message = reading.read()
+        except exceptions.ResponseError as exc:
+            self._drop(reading.queue)
+            if not isinstance(understood(exc), exceptions.MovedError):
+                raise
+            self._channel.connection.nodes.watch()
+            return
+        except CONNECTION_ERRORS:
+            self._drop(reading.queue)
+            raise
+        if message is not None and reading.queue in self._channel.reply_queues:
+            self._channel.connection._deliver(loads(bytes_to_str(message)), reading.queue)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for queue in list(self._readings):
+            self._drop(queue)
+
+    def after_fork(self) -> None:
+        """Close what the child inherited, but send nothing."""
+        for reading in self._readings.values():
+            reading.disconnect()
+        self._readings.clear()
+
+    def _drop(self, queue: str) -> None:
+        reading = self._readings.pop(queue)
+        if self._channel.connection is not None:
+            self._channel.connection.cycle.remove_slot(reading)
+        reading.disconnect()

@@ -1,0 +1,82 @@
+"""NodesWatch: follows the nodes of a Redis Cluster in a thread of its own: nobody has to wait for a node that hangs."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Callable
+from logging import getLogger
+
+from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.transfer.thread import LoopThread
+from celery_delayq.transport.known import leave
+from celery_delayq.transport.poller import Waker
+
+logger = getLogger(__name__)
+
+#: How often to look which nodes there are, and how often while one is lost or slots move, in seconds.
+_LOOK_S, _SOON_S = 5.0, 0.25
+
+
+class NodesWatch(LoopThread):
+    """The watch of one connection.
+
+    Args:
+        topology: what the connection knows of the cluster; it is brought up to date.
+        on_change: called in the thread of the watch when the slots have moved, or a lost node is back.
+    """
+
+    def __init__(self, topology: Topology, on_change: Callable[[], None]) -> None:
+        super().__init__("delayq-nodes", logger, "Watching the nodes of Redis Cluster", "A failover is noticed later")
+        self._topology = topology
+        self._on_change = on_change
+        self._lost: set[Address] = set()
+        self._waker = Waker()
+        self._is_hurried = False
+
+    def is_lost(self, address: Address) -> bool:
+        """Return whether a node does not answer. Safe in any thread."""
+        return address in self._lost
+
+    def lose(self, address: Address) -> None:
+        """Record that a node was lost; it is asked until it answers, or is no longer a master. Safe in any thread."""
+        self._lost.add(address)
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Look soon: slots have moved. Safe in any thread."""
+        self._is_hurried = True
+        self._waker.wake()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the watch, see `LoopThread`."""
+        self._stopping = True
+        self._waker.wake()
+        super().stop(timeout_s)
+
+    def run(self) -> None:
+        """Watch until `stop()` is called. Never raises for server or network errors."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._waker.fileno(), selectors.EVENT_READ)
+            while not self._stopping:
+                is_hurried, self._is_hurried = self._is_hurried, False
+                try:
+                    self._look()
+                    self._outage.ends()
+                except Exception as exc:
+                    if not self._stopping:
+                        self._outage.begins(exc)
+                if selector.select(_SOON_S if self._lost or is_hurried else _LOOK_S):
+                    self._waker.drain()
+
+    def _look(self) -> None:
+        before = {node.address for node in self._topology.masters()}
+        version = self._topology.version
+        self._topology.refresh()
+        masters = {node.address for node in self._topology.masters()}
+        for address in before - masters:
+            ended = leave(*address)
+            logger.info("Redis node %s is no longer a master; ended %d connections to it", address, ended)
+        back = {address for address in self._lost if address not in masters or self._topology.answers(address)}
+        self._lost -= back
+        if back or self._topology.version != version:
+            self._on_change()

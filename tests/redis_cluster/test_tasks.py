@@ -1,0 +1,159 @@
+"""Tasks on a real Redis Cluster, with real workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery, chord, group
+
+from celery_delayq import ConfigurationError
+from examples.private_redis import PrivateRedis
+from tests.ledger import Ledger
+from tests.redis_cluster.servers import Cluster, slot_of
+from tests.support import wait_until
+from tests.worker_app import publisher
+from tests.workers import Worker
+
+#: Queues on all three nodes, some with priorities.
+QUEUES = [f"q{number}" for number in range(6)]
+
+
+@pytest.fixture
+def ledger(redis_server: PrivateRedis) -> Iterator[Ledger]:
+    """An empty ledger."""
+    ledger = Ledger(f"redis://127.0.0.1:{redis_server.port}/9")
+    ledger.clear()
+    yield ledger
+    ledger.client.close()
+
+
+@pytest.fixture(params=["", "shop:", "{shop}:"], ids=["plain", "prefix", "one-slot"])
+def prefix(request: pytest.FixtureRequest) -> str:
+    """Each kind of `global_keyprefix`."""
+    return str(request.param)
+
+
+def options(prefix: str) -> dict[str, dict[str, str]]:
+    """The configuration for a key prefix."""
+    return {"broker_transport_options": {"global_keyprefix": prefix}} if prefix else {}
+
+
+def test_queues_are_on_several_nodes(cluster: Cluster) -> None:
+    assert len({cluster.owner(queue).port for queue in QUEUES}) == 3
+
+
+def test_what_waits_can_be_seen_and_changed(cluster: Cluster, ledger: Ledger, prefix: str) -> None:
+    with publisher(cluster.url(), ledger.url, **options(prefix)) as app:
+        note = app.tasks["note"]
+        results = [
+            note.apply_async((number,), countdown=3600, queue=queue, priority=number % 10)
+            for number, queue in enumerate(QUEUES)
+        ]
+        many = app.delayq.apply_async_many(
+            note.s(number).set(countdown=7200, queue=QUEUES[number % 6]) for number in range(60)
+        )
+        assert len(many) == 60
+        counts = app.delayq.counts()
+        assert {queue.queue: queue.delayed for queue in counts.queues if queue.delayed} == dict.fromkeys(QUEUES, 11)
+        assert {task.id for task in app.delayq.scheduled(limit=100)} == {it.id for it in (*results, *many)}
+        assert app.delayq.get(results[0].id).queue == QUEUES[0]
+        assert app.delayq.cancel(results[0].id)
+        assert app.delayq.run_now(results[1].id)
+        assert app.delayq.reschedule(results[2].id, countdown=60)
+        assert app.delayq.cancel_all(queue=QUEUES[3]) == 11
+        assert sum(it.delayed for it in app.delayq.counts().queues) == 66 - 1 - 1 - 11
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads", "prefork"])
+def test_tasks_run_once_and_not_early(cluster: Cluster, ledger: Ledger, pool: str) -> None:
+    runs_everywhere(cluster, ledger, pool, "")
+
+
+@pytest.mark.parametrize("prefix", ["shop:", "{shop}:"])
+def test_tasks_run_with_a_key_prefix(cluster: Cluster, ledger: Ledger, prefix: str) -> None:
+    runs_everywhere(cluster, ledger, "solo", prefix)
+
+
+def runs_everywhere(cluster: Cluster, ledger: Ledger, pool: str, prefix: str) -> None:
+    """Run tasks of all queues, at once and delayed, with and without a priority."""
+    conf = options(prefix)
+    with (
+        publisher(cluster.url(), ledger.url, **conf) as app,
+        Worker("-Q", ",".join(QUEUES), pool=pool, broker=cluster.url(), ledger=ledger.url, conf=conf) as worker,
+    ):
+        note = app.tasks["note"]
+        ids = []
+        for number in range(60):
+            queue = QUEUES[number % 6]
+            ids.append(note.apply_async((number,), queue=queue, priority=number % 10).id)
+            ids.append(note.apply_async((number,), queue=queue, countdown=0.5, priority=number % 10).id)
+        wait_until(lambda: len(ledger.runs()) >= len(ids), "all tasks ran", 30)
+        assert sorted(run.task_id for run in ledger.runs()) == sorted(ids)
+        assert app.control.ping(timeout=5)
+        assert app.control.inspect(timeout=5).active_queues()
+        assert "Traceback" not in worker.log
+
+
+def test_a_killed_workers_messages_come_back(cluster: Cluster, ledger: Ledger) -> None:
+    with publisher(cluster.url(), ledger.url) as app:
+        with Worker("-Q", ",".join(QUEUES), pool="threads", broker=cluster.url(), ledger=ledger.url) as first:
+            ids = [app.tasks["work_late"].apply_async((60,), queue=queue).id for queue in QUEUES]
+            wait_until(lambda: len(ledger.executions()) >= 2, "two tasks have begun")
+            first.kill()
+        with Worker(
+            *("-Q", ",".join(QUEUES)), pool="threads", concurrency=6, broker=cluster.url(), ledger=ledger.url
+        ) as second:
+            wait_until(
+                lambda: {it.task_id for it in ledger.executions() if it.worker == second.pid} == set(ids),
+                "all have begun again",
+                30,
+            )
+            second.kill()
+
+
+def test_a_slot_moves_while_its_queue_is_used(cluster: Cluster, ledger: Ledger) -> None:
+    queue = QUEUES[0]
+    with (
+        publisher(cluster.url(), ledger.url) as app,
+        Worker("-Q", ",".join(QUEUES), pool="threads", broker=cluster.url(), ledger=ledger.url),
+    ):
+        note = app.tasks["note"]
+        ids = []
+
+        def publish(count: int) -> None:
+            for number in range(count):
+                ids.append(note.apply_async((number,), queue=queue).id)
+                ids.append(note.apply_async((number,), queue=queue, countdown=0.5).id)
+
+        publish(20)
+        for node in cluster.masters():
+            if node.port != cluster.owner(queue).port:
+                cluster.move(slot_of(queue), node)
+                publish(20)
+        wait_until(lambda: len(ledger.runs()) >= len(ids), "all tasks ran", 30)
+        assert sorted(run.task_id for run in ledger.runs()) == sorted(ids)
+
+
+def test_results_and_chords(cluster: Cluster, ledger: Ledger) -> None:
+    conf = {"result_backend": cluster.url()}
+    with (
+        publisher(cluster.url(), ledger.url, **conf) as app,
+        Worker(broker=cluster.url(), ledger=ledger.url, conf=conf),
+    ):
+        add, total = app.tasks["add"], app.tasks["total"]
+        assert add.delay(2, 3).get(timeout=20) == 5
+        assert group(add.s(n, n) for n in range(10)).apply_async().get(timeout=20) == [2 * n for n in range(10)]
+        assert chord((add.s(n, n) for n in range(10)), total.s()).apply_async().get(timeout=20) == 90
+
+
+@pytest.mark.parametrize("name", ["a}b", "}x", "{}x"])
+def test_names_whose_keys_would_be_on_several_nodes_are_refused(cluster: Cluster, ledger: Ledger, name: str) -> None:
+    with publisher(cluster.url(), ledger.url) as app, pytest.raises(ConfigurationError, match="slot"):
+        app.tasks["note"].apply_async(queue=name)
+
+
+def test_a_single_server_is_not_a_cluster(redis_server: PrivateRedis) -> None:
+    app = Celery("alone", broker=f"delayq+cluster://127.0.0.1:{redis_server.port}", set_as_current=False)
+    with app.connection_for_write() as connection, pytest.raises(ConfigurationError, match="delayq://"):
+        connection.default_channel  # noqa: B018
