@@ -34,7 +34,7 @@ DEADLINE_S = 30.0
 #: The pauses in between, in seconds.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
-#: So many times a command is sent to another node at once. After that, the nodes do not agree: there are pauses.
+#: So many times a command follows from node to node at once. After that, the nodes do not agree: there is a pause.
 _HOPS = 4
 
 #: Answers of a node that did not execute a command, because it does not serve the slot, or not all of it.
@@ -333,6 +333,8 @@ class _Attached:
         return _error_in(heard) or min(heard, default=self.replies[0] if self.replies else 0)
 
 
+_ASKING = ("ASKING",)
+
 #: redis-py 5 wants to know the command for which it gets a connection; later versions warn of that.
 _NAME_WANTED = inspect.signature(redis.ConnectionPool.get_connection).parameters["command_name"].default
 _FOR_COMMAND: tuple[str, ...] = ("_",) if _NAME_WANTED is inspect.Parameter.empty else ()
@@ -404,9 +406,7 @@ class _Exchange:
 
     def read(self) -> None:
         """Read the replies. An error is one, too."""
-        if self.lost is not None:
-            return
-        for wire, _ in self._wires:
+        for wire, _ in self._wires if self.lost is None else ():
             try:
                 wire.reply = self._parse(self._connection, wire.args[0], **wire.options)
             except exceptions.ResponseError as exc:
@@ -414,8 +414,7 @@ class _Exchange:
             except _LOST as exc:
                 self.fail(exc)
                 break
-        else:
-            self._is_unread = False
+        self._is_unread = self.lost is not None
         self._settle()
 
     def _settle(self) -> None:
@@ -423,7 +422,7 @@ class _Exchange:
         has_served = False
         for wire, owner in self._wires:
             if owner is None:
-                has_served |= not is_redirection(wire.reply)
+                has_served |= wire.args != _ASKING and not is_redirection(wire.reply)
             elif owner.is_wait and not has_served:
                 owner.idle.append(wire.reply)
             else:
@@ -648,7 +647,7 @@ class Routed(redis.Redis):
                 raise lost[node.address]
             exchange = _Exchange(node, parse, attached)
             wire.reply = _UNSENT
-            exchange.add(*([_Wire(("ASKING",))] if asking else []), wire)
+            exchange.add(*([_Wire(_ASKING)] if asking else []), wire)
             for wait in attached:
                 if wait.is_wait:
                     exchange.attach(wait)
@@ -749,7 +748,7 @@ class Routed(redis.Redis):
                     error.args = (f"the cluster did not serve slot {slot} for {self.patience_s:g} s: {error}",)
                 raise error
             time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s, hops = min(2 * pause_s, _LONGEST_PAUSE_S), 0
             self.refresh()
 
     def _has_other(self, where: int | Address | None, refused: Collection[Address]) -> bool:
@@ -782,6 +781,10 @@ class Routed(redis.Redis):
                     before = [it for it in commands[:number] if isinstance(it, _Attached) and not it.is_wait]
                     attached = [it for it in commands[number:] if isinstance(it, _Attached)]
                     self._send(part, parse, attached=[*before, *attached], lost=lost, until=until)
+        for command in commands:
+            if isinstance(command, _Attached) and not command.replies + command.idle:  # no node could be reached
+                replies = (part.reply for other in commands for part in _parts(other))
+                command.replies = [reply for reply in replies if isinstance(reply, _LOST)][:1]
 
     def _send_round(
         self,
@@ -1035,7 +1038,7 @@ class RoutedPipeline(Pipeline):
             redis.WatchError: a watched key has changed; nothing was executed.
             redis.ConnectionError, redis.TimeoutError: nobody knows whether it was executed.
         """
-        first = [("ASKING",), ("MULTI",)] if asking else [("MULTI",)]
+        first = [_ASKING, ("MULTI",)] if asking else [("MULTI",)]
         packed = connection.pack_commands([*first, *(args for args, _ in stack), ("EXEC",)])
         is_unread = True
         errors: list[Exception] = []
@@ -1079,10 +1082,11 @@ def own_connections(topology: Topology, address: Address) -> Iterator[Routed]:
 
     Args:
         topology: the nodes; it is not changed.
-        address: the node.
+        address: the node; if it is no longer a master, they go to any other.
     """
     own = topology.clone()
     try:
-        yield Routed(own, home=address)
+        is_master = any(node.address == address for node in own.masters())
+        yield Routed(own, home=address if is_master else None)
     finally:
         own.close()

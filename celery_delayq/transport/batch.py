@@ -154,8 +154,8 @@ class Batch:
         for (call, places), reply in zip(calls, replies, strict=True):
             for place, outcome in zip(places, call.outcomes(reply), strict=True):
                 outcomes[place] = outcome
-        if replicas is not None:
-            replicas.check(waited)
+        if replicas is not None and not all(isinstance(reply, RedisError) for reply in replies):
+            replicas.check(waited)  # otherwise nothing is known to be written
         return outcomes
 
 

@@ -44,7 +44,7 @@ def test_a_slot_moves_with_its_keys(cluster: Cluster) -> None:
     with cluster.moving(slot_of("shop"), target):
         assert source.client.dbsize() == target.client.dbsize() == 125
         assert cluster.owner("shop") is source
-        with pytest.raises((redis.exceptions.TryAgainError, redis.exceptions.AskError)):  # Redis 6.2 says ASK
+        with pytest.raises(redis.ResponseError):  # TRYAGAIN, or ASK by Redis 6.2, for which redis-py 5 has no class
             source.client.mget(list(values))
 
     assert cluster.owner("shop") is target

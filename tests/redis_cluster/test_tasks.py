@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from celery import Celery, chord, group
+from celery import chord, group
 
 from celery_delayq import ConfigurationError
 from examples.private_redis import PrivateRedis
@@ -153,7 +153,12 @@ def test_names_whose_keys_would_be_on_several_nodes_are_refused(cluster: Cluster
         app.tasks["note"].apply_async(queue=name)
 
 
-def test_a_single_server_is_not_a_cluster(redis_server: PrivateRedis) -> None:
-    app = Celery("alone", broker=f"delayq+cluster://127.0.0.1:{redis_server.port}", set_as_current=False)
-    with app.connection_for_write() as connection, pytest.raises(ConfigurationError, match="delayq://"):
-        connection.default_channel  # noqa: B018
+def test_a_single_server_is_not_a_cluster(redis_server: PrivateRedis, ledger: Ledger) -> None:
+    url = f"delayq+cluster://127.0.0.1:{redis_server.port}"
+    with publisher(url, ledger.url) as app, pytest.raises(ConfigurationError, match="delayq://"):
+        app.tasks["note"].delay()
+
+
+def test_it_has_database_0_only(cluster: Cluster, ledger: Ledger) -> None:
+    with publisher(f"{cluster.url(1)}/2", ledger.url) as app, pytest.raises(ConfigurationError, match="database 0"):
+        app.tasks["note"].delay()
