@@ -906,11 +906,11 @@ class RoutedPipeline(Pipeline):
             return []
         is_multi: Any = self.transaction  # here a bool, not the method of `redis.Redis`
         try:
-            if self.scripts:
-                self.load_scripts()
             if is_multi or self.explicit_transaction:
                 replies = self._execute_multi(stack)
             else:
+                if self.scripts:
+                    self.load_scripts()
                 replies = self._execute_routed(stack)
             if raise_on_error:
                 for reply in replies:
@@ -1038,7 +1038,8 @@ class RoutedPipeline(Pipeline):
             redis.WatchError: a watched key has changed; nothing was executed.
             redis.ConnectionError, redis.TimeoutError: nobody knows whether it was executed.
         """
-        first = [_ASKING, ("MULTI",)] if asking else [("MULTI",)]
+        loads = [("SCRIPT LOAD", script.script) for script in self.scripts]
+        first = [*loads, *([_ASKING] if asking else []), ("MULTI",)]
         packed = connection.pack_commands([*first, *(args for args, _ in stack), ("EXEC",)])
         is_unread = True
         errors: list[Exception] = []

@@ -35,8 +35,12 @@ def at_server_of(client: redis.Redis, key: str) -> redis.Redis:
 
     That is the client itself, unless it is one of a cluster: each node has a clock of its own.
     """
-    at = getattr(client, "at", None)
-    return client if at is None else cast("redis.Redis", at(key))
+    return cast("redis.Redis", client.at(key)) if is_cluster(client) else client  # type: ignore[attr-defined]
+
+
+def is_cluster(client: redis.Redis) -> bool:
+    """Return whether a client is one of a cluster, whose keys are at several servers."""
+    return hasattr(client, "at")
 
 
 class Outage:

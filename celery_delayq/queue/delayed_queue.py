@@ -30,6 +30,9 @@ _END_OF_TIME_MS = 2**52
 #: Longest single wait of `take` on the server, in seconds. Then it checks whether the head has changed.
 _TAKE_SLICE_S = 1.0
 
+#: When a name is registered again that could not be registered, in seconds.
+_REGISTER_SOON_S = 1.0
+
 
 class DelayedQueue:
     """The delayed queue in front of one Redis list.
@@ -165,7 +168,8 @@ class DelayedQueue:
 
         The registry has its own hash slot, so the script that offers cannot write it. It is written first, and a queue
         that stays empty leaves it again. A new queue is announced on the channel of the same name. If the registry key
-        has another type, that is logged, and no error is raised.
+        has another type, that is logged, and no error is raised; nor is one on a cluster while the registry's node is
+        away, see `Registry.add`.
 
         Returns:
             Whether a command was sent.
@@ -173,8 +177,8 @@ class DelayedQueue:
         now = time.monotonic()
         if now < self._register_again_at and not again:
             return False
-        self._registry.add(self.name)
-        self._register_again_at = now + REGISTERED_FOR_S
+        is_registered = self._registry.add(self.name)
+        self._register_again_at = now + (REGISTERED_FOR_S if is_registered else _REGISTER_SOON_S)
         return True
 
     def cancel(self, message_id: str) -> int:

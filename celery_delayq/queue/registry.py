@@ -24,7 +24,7 @@ from redis import exceptions
 from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import keys, scripts
-from celery_delayq.queue.connections import at_server_of
+from celery_delayq.queue.connections import CONNECTION_ERRORS, at_server_of, is_cluster
 from celery_delayq.queue.entry import pairs
 
 logger = getLogger(__name__)
@@ -70,14 +70,21 @@ class Registry:
         self.client = client
         self.keys = keys.RegistryKeys.of(keyprefix)
 
-    def add(self, name: str) -> None:
-        """Register a name. Announce it if it is new.
+    def add(self, name: str) -> bool:
+        """Register a name, and return whether that was possible. Announce it if it is new.
 
         If the key has another type, that is logged once, and the name is only announced. Then running loops learn it,
-        and a worker that consumes the queue transfers it anyway.
+        and a worker that consumes the queue transfers it anyway. The same holds on a cluster while the registry's node
+        is away: loops that know the name register it later.
         """
+        is_registered = True
         try:
             is_new = self.client.sadd(self.keys.names, name)
+        except CONNECTION_ERRORS as exc:
+            if not is_cluster(self.client):
+                raise
+            logger.debug("Cannot register %r: %s", name, exc)
+            is_new, is_registered = 1, False
         except exceptions.ResponseError as exc:
             if not is_wrong_type(exc):
                 raise
@@ -87,6 +94,7 @@ class Registry:
             self._reported.discard(self.keys.names)
         if is_new:
             self.client.publish(self.keys.names, name)
+        return is_registered
 
     def names(self) -> set[str]:
         """Return the registered names.

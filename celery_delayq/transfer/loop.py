@@ -343,6 +343,8 @@ class TransferLoop(LoopThread):
             raise exceptions.ConnectionError("Redis did not answer on the subscription")
         consumed = set(self._queues())
         registry = self._read_registry() if self._looks % _LOOKS_A_REGISTRY == 0 else None
+        if registry is not None:
+            self._register_again()
         self._looks += 1
         names = set(filter(self._serves, self._known | consumed))
         self._unwatch(self._watched.keys() - names)
@@ -405,9 +407,7 @@ class TransferLoop(LoopThread):
         try:
             self._known = names = set(filter(self._serves, self._registry.names()))
             retired = self._registry.retired().only(self._serves)
-        except CONNECTION_ERRORS:
-            raise
-        except exceptions.ResponseError as exc:
+        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
             # The consumed queues are known without the registry, and earlier names are kept.
             self._report("read the names of delayed queues in", exc)
             return None
@@ -415,18 +415,33 @@ class TransferLoop(LoopThread):
         self._registry_error = ""
         return names, retired
 
+    def _register_again(self) -> None:
+        """Register the queues that hold messages although the registry does not know them.
+
+        Whoever stored the messages could not do so: on a cluster, the registry's node was away.
+        """
+        for name, watched in self._watched.items():
+            if watched.head_due_ms is not None and name not in self._known:
+                watched.queue.register(again=True)
+                self._known.add(name)
+
     def _clear_registry(self, names: set[str], retired: Retired) -> None:
         """Remove the names of empty queues from the registry."""
         quiet_since = time.monotonic() - self.settings.idle_s
         idle = [name for name in names if self._watched[name].is_empty_since(quiet_since)]
         try:
             self._registry.clear(idle, retired, self.settings.idle_s)
-        except CONNECTION_ERRORS:
-            raise
-        except exceptions.ResponseError as exc:
+        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
             self._report("remove names of empty queues from", exc)
 
     def _report(self, what: str, exc: Exception) -> None:
+        """Log once that the registry's server cannot be used, or refuses.
+
+        Raises:
+            redis.ConnectionError: it is this loop's own server that is away.
+        """
+        if isinstance(exc, CONNECTION_ERRORS) and self._serves(self._registry.keys.names):
+            raise exc
         if str(exc) != self._registry_error:
             logger.error("Cannot %s %r: %s", what, self._registry.keys.names, exc)
         self._registry_error = str(exc)

@@ -10,6 +10,8 @@ from typing import Any
 
 import redis
 from kombu.transport import redis as kombu_redis
+from kombu.transport.virtual.base import queue_declare_ok_t
+from kombu.utils.uuid import uuid
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -21,15 +23,26 @@ from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.known import NodeConnection, NodeSSLConnection
 from celery_delayq.transport.node_fetchers import NodeFetchers
 from celery_delayq.transport.nodes import Nodes
+from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replies import Replies
+
+
+class ClusterQoS(FetchingQoS):
+    """Looks for no messages that kombu's own transport left behind: it cannot use a cluster."""
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
 
 
 class ClusterChannel(DelayedChannel):
     """A channel whose queues are on the nodes of a Redis Cluster, by their hash slots.
 
     Overrides these hooks of kombu (5.6 and 5.7) besides those of `DelayedChannel`: `_q_for_pri`, `_get_pool`,
-    `get_table`, `_receive`, and the prefixes of kombu's own keys, which have to share a slot.
+    `queue_declare`, `_queue_bind`, `get_table`, `_receive`, and the prefixes of kombu's own keys, which have to share a
+    slot.
     """
+
+    QoS = ClusterQoS
 
     keyprefix_queue = "{_kombu.binding}.%s"
     keyprefix_binding_deadlines = "{_kombu.binding}_deadlines"
@@ -80,7 +93,7 @@ class ClusterChannel(DelayedChannel):
         return topology
 
     def _seeds(self) -> list[Address]:
-        default_port = self.connection.default_port
+        default_port = self._transport.default_port  # a closed channel has no connection
         return [Address(host, port or default_port) for host, port in self._transport.client.hosts]
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
@@ -129,19 +142,35 @@ class ClusterChannel(DelayedChannel):
 
     # -- kombu's own keys
 
-    def get_table(self, exchange: str) -> list[tuple[str, ...]]:
-        """Return the bindings of an exchange, see kombu; the last known ones while their node is away."""
-        tables = self._transport.nodes.tables
-        try:
-            tables[exchange] = super().get_table(exchange)
-        except self.connection_errors:
-            if exchange not in tables:
-                raise
-        table: list[tuple[str, ...]] = tables[exchange]
-        return table
+    def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
+        """Declare a queue, see kombu. While its node is away, the count of its messages is 0.
 
-    def restore_visible(self) -> None:
-        """Do nothing: workers with kombu's own transport cannot use a cluster, so they left nothing."""
+        So a worker starts although a node is away: the queues of the other nodes are served.
+        """
+        queue = queue or f"amq.gen-{uuid()}"
+        try:
+            return super().queue_declare(queue, passive=passive, **kwargs)
+        except self.connection_errors:
+            if passive:
+                raise
+            return queue_declare_ok_t(queue, 0, 0)
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        """Bind a queue, see kombu; later if the node of the bindings is away."""
+        bind = partial(super()._queue_bind, exchange, routing_key, pattern, queue)
+        try:
+            bind()
+        except self.connection_errors:
+            self._transport.nodes.bindings.postpone(exchange, bind)
+
+    def get_table(self, exchange: str) -> list[tuple[str, ...]]:
+        """Return the bindings of an exchange, see kombu; the last known ones while their node is away.
+
+        Raises:
+            redis.ConnectionError: they are not known, or some of them were not written yet.
+        """
+        table: list[tuple[str, ...]] = self._transport.nodes.bindings.of(exchange, super().get_table)
+        return table
 
     # -- consuming
 

@@ -186,6 +186,8 @@ class NodeFetchers:
                 self._fetchers[address] = NodeFetcher(self._channel, self, address)
                 self._turns.append(address)
                 self._try(self._fetchers[address], Fetcher.on_queues_changed)
+        if not transport.nodes.bindings.bind_postponed():
+            transport.nodes.lose(topology.address_of(self._channel.keyprefix_queue))
         if is_new:
             transport.nodes.watch()
             self._try_each(Fetcher.on_queues_changed)

@@ -8,6 +8,7 @@ from typing import Any
 
 from celery_delayq.cluster.client import own_connections
 from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.transport.bindings import Bindings
 from celery_delayq.transport.watch import NodesWatch
 
 
@@ -21,8 +22,7 @@ class Nodes:
 
     def __init__(self, topology: Topology, on_change: Callable[[], None]) -> None:
         self.topology = topology
-        #: Exchange -> its bindings as they were last read, for `ClusterChannel.get_table`.
-        self.tables: dict[str, Any] = {}
+        self.bindings = Bindings()
         self._on_change = on_change
         self._watch: NodesWatch | None = None
 
@@ -45,11 +45,12 @@ class Nodes:
         else:
             self._watch.hurry()
 
-    def lose(self, address: Address) -> None:
-        """Fetch from a node again only when it answers."""
+    def lose(self, address: Address | None) -> None:
+        """Fetch from a node again only when it answers. None: nobody knows which one; look soon."""
         self.watch()
         assert self._watch is not None
-        self._watch.lose(address)
+        if address is not None:
+            self._watch.lose(address)
 
     def is_lost(self, address: Address) -> bool:
         """Return whether a node was lost, and does not answer yet."""

@@ -80,7 +80,7 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     def __init__(self) -> None:
         super().__init__()
-        self._slots: dict[int, tuple[Any, Fetcher | RareLists]] = {}
+        self._slots: dict[int, tuple[Any, Any]] = {}
         self._waker: Waker | None = None
         #: Stops polling a file descriptor; an event loop replaces this.
         self.unregister: Callable[[int], Any] = lambda fd: self.poller.unregister(fd)
@@ -94,8 +94,8 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     # -- slots
 
-    def add_slot(self, slot: Slot | Listener, owner: Fetcher | RareLists) -> None:
-        """Poll the connection of a slot or listener; its owner reads from it."""
+    def add_slot(self, slot: Slot | Listener | Any, owner: Fetcher | RareLists | Any) -> None:
+        """Poll the connection of a slot or listener; its owner reads from it, and may say that it has delivered."""
         fd = slot.fileno()
         self._slots[fd] = (slot, owner)
         self.poller.register(fd, self.eventflags)
@@ -214,8 +214,8 @@ class Poller(kombu_redis.MultiChannelPoller):
             return self._deliver()
         if fileno in self._slots:
             slot, owner = self._slots[fileno]
-            owner.on_readable(slot)
-            return self._deliver()
+            has_delivered = owner.on_readable(slot)
+            return self._deliver() or bool(has_delivered)
         return super().on_readable(fileno)
 
     def _deliver(self) -> bool:

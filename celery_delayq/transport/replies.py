@@ -85,8 +85,8 @@ class Replies:
                 self._channel.connection.cycle.add_slot(reading, self)
             reading.arm()
 
-    def on_readable(self, reading: _Reading) -> None:
-        """Deliver a message.
+    def on_readable(self, reading: _Reading) -> bool:
+        """Deliver a message; returns whether there was one.
 
         Raises:
             redis.ConnectionError: the node is lost. What it had just sent is lost, too, as with kombu's own transport.
@@ -98,12 +98,14 @@ class Replies:
             if not isinstance(understood(exc), exceptions.MovedError):
                 raise
             self._channel.connection.nodes.watch()
-            return
+            return False
         except CONNECTION_ERRORS:
             self._drop(reading.queue)
             raise
-        if message is not None and reading.queue in self._channel.reply_queues:
-            self._channel.connection._deliver(loads(bytes_to_str(message)), reading.queue)
+        if message is None or reading.queue not in self._channel.reply_queues:
+            return False
+        self._channel.connection._deliver(loads(bytes_to_str(message)), reading.queue)
+        return True
 
     def close(self) -> None:
         """Close all connections."""

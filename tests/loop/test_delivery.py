@@ -195,6 +195,13 @@ class TestQueues:
         loops.start(queues=lambda: ["q"])
         wait_for_delivery(queue, b"a")
 
+    def test_of_the_caller_are_registered_while_they_hold_messages(self, loops: Loops, queue: DelayedQueue) -> None:
+        """Whoever stored them may not have been able to: the registry's node of a cluster was away."""
+        offer(queue, "later")
+        assert not queue.client.exists("delayq:queues")
+        loops.start(queues=lambda: ["q"], interval_s=0.1)
+        wait_until(lambda: queue.client.smembers("delayq:queues") == {b"q"}, "registered")
+
     def test_of_the_caller_may_change(self, loops: Loops, queue: DelayedQueue) -> None:
         names: list[str] = []
         loop = loops.start(queues=lambda: names)

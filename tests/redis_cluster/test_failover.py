@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 from kombu.exceptions import OperationalError
@@ -10,44 +12,100 @@ from kombu.exceptions import OperationalError
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.redis_cluster import servers
+from tests.redis_cluster.servers import Cluster
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
+#: On all nodes.
 QUEUES = [f"q{number}" for number in range(6)]
 
 
-@pytest.mark.parametrize("pool", ["solo", "threads"])
-def test_a_master_dies_and_its_replica_takes_over(redis_server: PrivateRedis, pool: str) -> None:
+class Tasks:
+    """Tasks that were published, and those that ran."""
+
+    def __init__(self, app: Any, ledger: Ledger) -> None:
+        self._app, self._ledger = app, ledger
+        self._confirmed: set[str] = set()
+
+    def publish(self, queues: list[str]) -> None:
+        """Publish two tasks to each queue: one for now, and one for a second later."""
+        for queue in queues:
+            for countdown in (None, 1):
+                self._confirmed.add(self._app.tasks["note"].apply_async(queue=queue, countdown=countdown).id)
+
+    def is_published(self, queues: list[str]) -> bool:
+        """Publish, and return whether that was possible."""
+        with suppress(OperationalError):
+            self.publish(queues)
+            return True
+        return False
+
+    def wait(self, description: str) -> None:
+        """Wait until all that was confirmed ran."""
+        wait_until(lambda: {run.task_id for run in self._ledger.runs()} >= self._confirmed, description)
+
+    def check_once(self) -> None:
+        """None may have run twice."""
+        ran = [run.task_id for run in self._ledger.runs()]
+        assert len(ran) == len(set(ran)), "none ran twice"
+
+
+@contextmanager
+def cluster_with_replicas(redis_server: PrivateRedis) -> Iterator[tuple[Cluster, Ledger]]:
+    """A cluster whose replicas take over 3 to 6 s after their master died, and an empty ledger."""
     ledger = Ledger(f"redis://127.0.0.1:{redis_server.port}/9")
     ledger.clear()
-    with (
-        servers.cluster(replicas=1, settings=("--cluster-node-timeout", "3000")) as cluster,
-        publisher(cluster.url(3), ledger.url) as app,
-        Worker("-Q", ",".join(QUEUES), pool=pool, broker=cluster.url(3), ledger=ledger.url),
-    ):
-        confirmed: set[str] = set()
-
-        def publish(queues: list[str]) -> None:
-            for queue in queues:
-                for countdown in (None, 1):
-                    task_id = app.tasks["note"].apply_async(queue=queue, countdown=countdown).id
-                    confirmed.add(task_id)
-
-        def can_publish() -> bool:
-            with suppress(OperationalError):
-                publish(QUEUES)
-                return True
-            return False
-
-        victim = cluster.owner(QUEUES[0])
-        others = [queue for queue in QUEUES if cluster.owner(queue) is not victim]
-        publish(others)
-        victim.kill()
-        publish(others)  # the other nodes go on
-        wait_until(lambda: {run.task_id for run in ledger.runs()} >= confirmed, "the tasks of the other nodes ran")
-        wait_until(can_publish, "the replica takes over")
-        wait_until(lambda: {run.task_id for run in ledger.runs()} >= confirmed, "all tasks ran")
-        ran = [run.task_id for run in ledger.runs()]
-        assert len(ran) == len(set(ran)), "none ran twice"
+    with servers.cluster(replicas=1, settings=("--cluster-node-timeout", "3000")) as cluster:
+        yield cluster, ledger
     ledger.client.close()
+
+
+def check_quiet(worker: Worker) -> None:
+    """The worker lost a node, but not its connection as a whole."""
+    assert "Connection to broker lost" not in worker.log
+    assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize(
+    ("pool", "key"),
+    [("solo", "q0"), ("threads", "q0"), ("solo", "{_kombu.binding}"), ("prefork", "{_kombu.binding}")],
+    ids=["solo-registry", "threads-registry", "solo-bindings", "prefork-bindings"],
+)
+def test_a_master_dies_and_its_replica_takes_over(redis_server: PrivateRedis, pool: str, key: str) -> None:
+    with cluster_with_replicas(redis_server) as (cluster, ledger), publisher(cluster.url(3), ledger.url) as app:
+        victim = cluster.owner(key)
+        others = [queue for queue in QUEUES if cluster.owner(queue) is not victim]
+        tasks = Tasks(app, ledger)
+        with Worker("-Q", ",".join(QUEUES), pool=pool, broker=cluster.url(3), ledger=ledger.url) as worker:
+            tasks.publish(others)
+            victim.kill()
+            tasks.publish(others)  # the other nodes go on
+            tasks.wait("the tasks of the other nodes ran")
+            wait_until(lambda: tasks.is_published(QUEUES), "the replica takes over")
+            tasks.wait("all tasks ran")
+            tasks.check_once()
+            check_quiet(worker)
+
+
+@pytest.mark.parametrize("key", ["q0", "{_kombu.binding}"], ids=["registry", "bindings"])
+def test_a_worker_starts_while_a_node_is_away(redis_server: PrivateRedis, key: str) -> None:
+    with cluster_with_replicas(redis_server) as (cluster, ledger), publisher(cluster.url(3), ledger.url) as app:
+        victim = cluster.owner(key)
+        others = [queue for queue in QUEUES if cluster.owner(queue) is not victim]
+        victim.kill()
+        tasks = Tasks(app, ledger)
+        with Worker("-Q", ",".join(QUEUES), broker=cluster.url(3), ledger=ledger.url) as worker:
+            tasks.publish(others)
+            tasks.wait("the tasks of the other nodes ran")
+            wait_until(lambda: tasks.is_published(QUEUES), "the replica takes over")
+            tasks.wait("all tasks ran")
+            # What could not be bound at the start is bound now: messages are routed by topic.
+            exchange = app.amqp.queues["q0"].exchange.name
+            with app.connection_for_write() as connection:
+                wait_until(
+                    lambda: {row[2] for row in connection.default_channel.get_table(exchange)} >= {"q0"},
+                    "the bindings were written",
+                )
+            tasks.check_once()
+            check_quiet(worker)

@@ -553,6 +553,15 @@ class TestPipeline:
 
 
 class TestTransaction:
+    def test_loads_its_scripts_at_its_own_node(self, routed: Routed, cluster: Cluster) -> None:
+        add = routed.register_script(ADD)
+        cluster.reset_counts()
+        with routed.pipeline() as pipe:
+            add(keys=["shop", "shop"], client=pipe)
+            assert pipe.execute() == [1]
+        assert cluster.owner("shop").counts()["script|load"] == 1
+        assert cluster.counts()["script|load"] == 1
+
     def test_of_one_slot(self, routed: Routed) -> None:
         with routed.pipeline() as pipe:
             pipe.zadd("{shop}z", {"a": 1}).zrange("{shop}z", 0, -1, withscores=True).publish("news", "x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -90,7 +91,10 @@ def runs_everywhere(cluster: Cluster, ledger: Ledger, pool: str, prefix: str) ->
             ids.append(note.apply_async((number,), queue=queue, countdown=0.5, priority=number % 10).id)
         wait_until(lambda: len(ledger.runs()) >= len(ids), "all tasks ran", 30)
         assert sorted(run.task_id for run in ledger.runs()) == sorted(ids)
-        assert app.control.ping(timeout=5)
+        (answer,) = app.control.ping(timeout=5)
+        asked = time.monotonic()
+        assert app.control.ping(destination=list(answer), timeout=60) == [answer]
+        assert time.monotonic() - asked < 30, "it did not wait for more answers than there can be"
         assert app.control.inspect(timeout=5).active_queues()
         assert "Traceback" not in worker.log
 

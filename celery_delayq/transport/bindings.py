@@ -1,0 +1,54 @@
+"""Bindings: which queues are bound to which exchange, while the node that keeps that is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from celery_delayq.queue.connections import CONNECTION_ERRORS
+
+
+class Bindings:
+    """Those of one connection. For one thread at a time, as a kombu connection is."""
+
+    def __init__(self) -> None:
+        #: Exchange -> its bindings as they were last read.
+        self._tables: dict[str, Any] = {}
+        #: Exchange -> what writes a binding that could not be written.
+        self._postponed: dict[str, list[Callable[[], None]]] = {}
+
+    def postpone(self, exchange: str, bind: Callable[[], None]) -> None:
+        """Bind a queue later.
+
+        kombu would not bind it again: it takes what it has tried for done. A message to the exchange would be lost.
+        """
+        self._postponed.setdefault(exchange, []).append(bind)
+
+    def of(self, exchange: str, read: Callable[[str], Any]) -> Any:
+        """Return the bindings of an exchange; the last known ones if they cannot be read.
+
+        Raises:
+            redis.ConnectionError: they are not known, or some of them were not written yet.
+        """
+        self._bind(exchange)
+        try:
+            self._tables[exchange] = read(exchange)
+        except CONNECTION_ERRORS:
+            if exchange not in self._tables:
+                raise
+        return self._tables[exchange]
+
+    def bind_postponed(self) -> bool:
+        """Bind what was postponed; returns False if that has to wait on."""
+        with suppress(*CONNECTION_ERRORS):
+            for exchange in list(self._postponed):
+                self._bind(exchange)
+        return not self._postponed
+
+    def _bind(self, exchange: str) -> None:
+        postponed = self._postponed.get(exchange, [])
+        while postponed:
+            postponed[0]()
+            postponed.pop(0)
+        self._postponed.pop(exchange, None)
