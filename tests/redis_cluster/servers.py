@@ -1,11 +1,9 @@
-"""A Redis Cluster of one's own, started from Python alone: the wheels that carry a server have no redis-cli."""
+"""A cluster for tests: what `examples.private_cluster` starts, and what tests do to it."""
 
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,36 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import redis
-from redis.backoff import NoBackoff
 from redis.crc import key_slot
-from redis.retry import Retry
 
-from examples.private_redis import PrivateRedis, find_server
+from examples.private_cluster import (
+    SLOTS,
+    PrivateNode,
+    cluster_servers,
+    follows,
+    join,
+    share,
+    slots_of,
+    wait_until_ok,
+)
 from tests.support import wait_until
 
-SLOTS = 16384
-
-#: The port of the cluster bus is the port of the clients plus this. Redis 6.2 cannot change it.
-_BUS_OFFSET = 10_000
-
-#: Ports to choose from. They and their buses are below those that Linux gives to outgoing connections, from 32768 on.
-_PORTS = (10_000, 22_700)
-
-_PORT_ATTEMPTS = 20
+__all__ = ["SLOTS", "Cluster", "ClusterNode", "cluster", "slot_of"]
 
 #: How many keys one MIGRATE moves, as redis-cli could.
 _KEYS_A_MIGRATE = 100
 
 _MIGRATE_TIMEOUT_MS = 60_000
-
-_SETTINGS = (
-    *("--cluster-enabled", "yes"),
-    *("--cluster-announce-ip", "127.0.0.1"),
-    *("--cluster-node-timeout", "1000"),
-    *("--cluster-require-full-coverage", "no"),
-    *("--cluster-replica-validity-factor", "0"),  # a replica stands for election however long it was away
-    *("--repl-diskless-sync-delay", "0"),  # otherwise a replica waits for 5 s before it follows
-)
 
 
 def slot_of(key: str | bytes) -> int:
@@ -62,33 +50,18 @@ class _Claim:
     slots: frozenset[int]
 
 
-class ClusterNode:
-    """A server of the cluster.
+class ClusterNode(PrivateNode):
+    """A server of the cluster; its port and its id stay the same over `restart`.
 
     Attributes:
-        port: the port, which stays the same over `restart`.
-        client: a plain client of this server. It raises an error after one retry.
-        id: the id that the nodes know it by; it stays the same over `restart`.
-        is_running: whether it was started and not killed.
         is_suspended: whether it is suspended.
     """
 
-    def __init__(self, server: PrivateRedis) -> None:
-        self._server = server
-        self.port = server.port
-        self.is_running = True
-        self.is_suspended = False
-        self.client = server.client(socket_timeout=60, retry=Retry(NoBackoff(), 1))
-        self.id = self.client.execute_command("CLUSTER", "MYID").decode()
+    is_suspended = False
 
     def __repr__(self) -> str:
         state = "suspended" if self.is_suspended else "running" if self.is_running else "dead"
         return f"<{state} node {self.port} {self.id[:8]}>"
-
-    @property
-    def address(self) -> str:
-        """Its address, as in "127.0.0.1:6379"."""
-        return f"127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -107,8 +80,8 @@ class ClusterNode:
 
     def kill(self) -> None:
         """Kill the server as a crash would; it may be suspended."""
-        self._server.kill()
-        self.is_running = self.is_suspended = False
+        super().kill()
+        self.is_suspended = False
 
     def suspend(self) -> None:
         """Suspend the server: its connections stay open, but it does not answer."""
@@ -135,41 +108,20 @@ class ClusterNode:
         stats = self.client.info("commandstats")
         return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in stats.items()}
 
-    def info(self) -> dict[str, str]:
-        """Return what CLUSTER INFO says."""
-        lines = self.client.execute_command("CLUSTER", "INFO").decode().split()
-        return dict(line.split(":", 1) for line in lines)
-
-    def owners(self) -> dict[int, str]:
-        """Return the node id of each slot's master, as this node sees it. Slots without one are missing."""
-        return {slot: fields[0] for fields in self._nodes() for slot in _slots(fields[8:])}
-
     def _claim(self) -> _Claim | None:
         """Return what it says of itself; None if it does not answer."""
         if not self.answers:
             return None
         with suppress(redis.ConnectionError):
-            for fields in self._nodes():
+            for fields in self.rows():
                 flags = fields[2].split(",")
                 if "myself" in flags:
-                    return _Claim("master" in flags, fields[3], int(fields[6]), frozenset(_slots(fields[8:])))
+                    return _Claim("master" in flags, fields[3], int(fields[6]), frozenset(slots_of(fields)))
         return None
 
     def _epoch_of(self, node: ClusterNode) -> int | None:
         """Return the epoch of another node, or its own, as this node knows it."""
-        return next((int(fields[6]) for fields in self._nodes() if fields[0] == node.id), None)
-
-    def _nodes(self) -> list[list[str]]:
-        # The command in two words: redis-py parses the reply to "CLUSTER NODES", and in each version differently.
-        return [line.split(" ") for line in self.client.execute_command("CLUSTER", "NODES").decode().splitlines()]
-
-
-def _slots(ranges: Sequence[str]) -> Iterator[int]:
-    """Yield the slots of ranges such as "0-5460" or "7"; "[93->-id]" is a slot that moves, and is left out."""
-    for part in ranges:
-        if not part.startswith("["):
-            first, _, last = part.partition("-")
-            yield from range(int(first), int(last or first) + 1)
+        return next((int(fields[6]) for fields in self.rows() if fields[0] == node.id), None)
 
 
 class Cluster:
@@ -182,9 +134,7 @@ class Cluster:
     def __init__(self, nodes: Sequence[ClusterNode], masters: int) -> None:
         self.nodes = list(nodes)
         self._layout = {
-            slot: node
-            for number, node in enumerate(self.nodes[:masters])
-            for slot in range(number * SLOTS // masters, (number + 1) * SLOTS // masters)
+            slot: node for number, node in enumerate(self.nodes[:masters]) for slot in share(number, masters)
         }
 
     def url(self, n: int = 2) -> str:
@@ -291,12 +241,12 @@ class Cluster:
         """Make a replica of this master the master, without loss; return it when all nodes know."""
         slots = self._claims()[node].slots
         replica = self.replicas_of(node)[0]
-        wait_until(lambda: _follows(replica), f"{replica} follows")
+        wait_until(lambda: follows(replica), f"{replica} follows")
         replica.client.execute_command("CLUSTER", "FAILOVER")
         wait_until(lambda: replica in self.masters(), f"{replica} is a master")
         for slot in sorted(slots)[:1]:
             self._wait_for_owner(slot, replica)
-        wait_until(lambda: node in self.replicas_of(replica) and _follows(node), f"{node} follows {replica}")
+        wait_until(lambda: node in self.replicas_of(replica) and follows(node), f"{node} follows {replica}")
         return replica
 
     def _wait_for_owner(self, slot: int, owner: ClusterNode) -> None:
@@ -314,12 +264,7 @@ class Cluster:
 
     def wait_until_ok(self) -> None:
         """Wait until all nodes are there, know each other and who has which slot, and all replicas follow."""
-        for node in self.nodes:
-            wait_until(lambda: _is_ok(node, len(self.nodes)), f"{node} sees a cluster that is ok")  # noqa: B023
-        wait_until(lambda: len({frozenset(node.owners().items()) for node in self.nodes}) == 1, "all nodes agree")
-        for node, claim in self._claims().items():
-            if not claim.is_master:
-                wait_until(lambda: _follows(node), f"{node} follows")  # noqa: B023
+        wait_until_ok(self.nodes)
 
     def counts(self) -> dict[str, int]:
         """Return how often each command was called, on all nodes together, see `ClusterNode.counts`."""
@@ -334,23 +279,6 @@ class Cluster:
         for node in self.nodes:
             if node.answers:
                 node.client.config_resetstat()
-
-
-def _follows(replica: ClusterNode) -> bool:
-    with suppress(redis.ConnectionError):
-        return bool(replica.client.info("replication").get("master_link_status") == "up")
-    return False
-
-
-def _is_ok(node: ClusterNode, nodes: int) -> bool:
-    with suppress(redis.ConnectionError):
-        info = node.info()
-        return (
-            (info["cluster_state"], info["cluster_known_nodes"]) == ("ok", str(nodes))
-            and info["cluster_slots_ok"] == str(SLOTS)
-            and all(fields[7] == "connected" and "handshake" not in fields[2] for fields in node._nodes())
-        )
-    return False
 
 
 @contextmanager
@@ -368,69 +296,11 @@ def cluster(
     Raises:
         ServerNotFound: there is no server.
     """
-    binary = Path(server) if server else find_server()
-    with ExitStack() as stack:
-        nodes = []
-        for _ in range(masters * (1 + replicas)):
-            private = _started(binary, settings)
-            stack.callback(private.close)
-            # Nobody needs their data: not even a master that would wait for its replicas may take its time.
-            stack.callback(private.kill)
-            nodes.append(ClusterNode(private))
-            stack.callback(nodes[-1].client.close)
-        started = Cluster(nodes, masters)
-        _join(started, masters)
-        yield started
-
-
-def _join(started: Cluster, masters: int) -> None:
-    """Give the slots to the masters, and make the nodes known to each other."""
-    nodes = started.nodes
-    for number, node in enumerate(nodes[:masters]):
-        slots = [slot for slot, owner in started._layout.items() if owner is node]
-        for start in range(0, len(slots), 2000):
-            node.client.execute_command("CLUSTER", "ADDSLOTS", *slots[start : start + 2000])
-        node.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-    for number, node in enumerate(nodes):  # each with each: gossip would take longer
-        for other in nodes[:number]:
-            node.client.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
-    for number, node in enumerate(nodes[masters:]):
-        master = nodes[number % masters]
-        wait_until(lambda: _knows_master(node, master), f"{node} knows {master}")  # noqa: B023
-        node.client.execute_command("CLUSTER", "REPLICATE", master.id)
-    started.wait_until_ok()
-    replicas = len(nodes) // masters - 1
-    for node in nodes[:masters]:
-        wait_until(lambda: len(started.replicas_of(node)) == replicas, f"{node} has its replicas")  # noqa: B023
-
-
-def _knows_master(node: ClusterNode, master: ClusterNode) -> bool:
-    return any(fields[0] == master.id and "master" in fields[2] for fields in node._nodes())
-
-
-def _started(binary: Path, settings: Sequence[str]) -> PrivateRedis:
-    """Start a server on a port that is free together with that of its bus."""
-    for attempt in range(_PORT_ATTEMPTS):
-        private = PrivateRedis(*_SETTINGS, *settings, server=binary, port=_free_port())
-        try:
-            private.start()
-        except RuntimeError as error:
-            private.close()
-            was_taken = "listen" in str(error) or "in use" in str(error)  # by somebody quicker than the server
-            if not was_taken or attempt == _PORT_ATTEMPTS - 1:
-                raise
-        else:
-            return private
-    raise AssertionError("unreachable")
-
-
-def _free_port() -> int:
-    # Not the shared generator: Hypothesis seeds it, in each process with the same number.
-    ports = random.Random()
-    for _ in range(1000):
-        port = ports.randrange(*_PORTS)
-        with suppress(OSError), socket.socket() as one, socket.socket() as bus:
-            one.bind(("127.0.0.1", port))
-            bus.bind(("127.0.0.1", port + _BUS_OFFSET))
-            return port
-    raise RuntimeError(f"no free port between {_PORTS[0]} and {_PORTS[1]}")
+    count = masters * (1 + replicas)
+    binary = Path(server) if server else None
+    with cluster_servers(count, server=binary, settings=settings) as servers, ExitStack() as stack:
+        nodes = [ClusterNode(private) for private in servers]
+        for node in nodes:
+            stack.callback(node.client.close)
+        join(nodes, masters)
+        yield Cluster(nodes, masters)
