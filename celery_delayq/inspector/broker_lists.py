@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import ResponseError
-
 from celery_delayq.queue import codec
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.registry import registered
@@ -97,15 +95,16 @@ class BrokerLists:
         queue: DelayedQueue = self.channel.delayed_queue(broker_list.name)
         return queue
 
-    def holding(self, message_ids: Sequence[str]) -> tuple[dict[str, list[DelayedQueue]], ResponseError | None]:
+    def holding(self, message_ids: Sequence[str]) -> tuple[dict[str, list[DelayedQueue]], Exception | None]:
         """Find the lists that hold these message ids. One or two round trips for 500 ids.
 
         Returns:
-            For each id, the delayed queues that have a place for it; and the error of a list that the server refuses.
+            For each id, the delayed queues that have a place for it; and the error of a list that could not be read:
+            the server refuses it, or its node of a cluster is away.
         """
         queues = [self.delayed_queue(found) for found in self.all()]
         holders: dict[str, list[DelayedQueue]] = {message_id: [] for message_id in message_ids}
-        refused: ResponseError | None = None
+        refused: Exception | None = None
         ids = list(holders)
         for start in range(0, len(ids), _IDS_A_COMMAND):
             part = ids[start : start + _IDS_A_COMMAND]
@@ -116,7 +115,7 @@ class BrokerLists:
                     pipe.zcard(queue.keys.repeated)
                 answers = pipe.execute(raise_on_error=False)
             for queue, places, repeated in zip(queues, answers[::2], answers[1::2], strict=True):
-                errors = [answer for answer in (places, repeated) if isinstance(answer, ResponseError)]
+                errors = [answer for answer in (places, repeated) if isinstance(answer, Exception)]
                 if errors:
                     refused = errors[0]
                     continue

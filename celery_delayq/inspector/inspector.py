@@ -122,7 +122,7 @@ class Inspector:
         """Call `act` for each id in each queue that holds it, and return the truthy results.
 
         Raises:
-            ResponseError: the server refused a list, and some id is in no other list.
+            RedisError: the server refused a list, or its node of a cluster is away, and some id is in no other list.
         """
         holders, refused = self.lists.holding(task_ids)
         results: dict[str, list[T]] = {task_id: [] for task_id in holders}

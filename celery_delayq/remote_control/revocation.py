@@ -71,7 +71,7 @@ def revoke_stamped(app: Any, channel: Any, stamps: Stamps, *, eventer: Any = Non
     return _revoke(app, [_take_stamped(lists.delayed_queue(found), stamps) for found in lists.all()], None, eventer)
 
 
-def _revoke(app: Any, taken: Iterable[Iterator[Entry]], refused: ResponseError | None, eventer: Any) -> int:
+def _revoke(app: Any, taken: Iterable[Iterator[Entry]], refused: Exception | None, eventer: Any) -> int:
     announcer = _Announcer(app, eventer)
     try:
         for entries in taken:

@@ -109,3 +109,22 @@ def test_a_worker_starts_while_a_node_is_away(redis_server: PrivateRedis, key: s
                 )
             tasks.check_once()
             check_quiet(worker)
+
+
+def test_tasks_of_other_nodes_can_be_changed_while_one_is_lost(redis_server: PrivateRedis) -> None:
+    ledger = f"redis://127.0.0.1:{redis_server.port}/9"
+    with servers.cluster() as cluster, publisher(cluster.url(3), ledger) as app:
+        note = app.tasks["note"]
+        ids = {queue: note.apply_async(queue=queue, countdown=3600).id for queue in QUEUES}
+        registry = cluster.owner("delayq:queues")
+        lost = next(node for node in map(cluster.owner, QUEUES) if node is not registry)
+        there = [queue for queue in QUEUES if cluster.owner(queue) is lost]
+        lost.kill()
+        for queue in QUEUES:
+            if queue in there:
+                with pytest.raises(OperationalError):
+                    app.delayq.cancel(ids[queue])
+            else:
+                assert app.delayq.cancel(ids[queue])
+        with pytest.raises(OperationalError):
+            app.control.revoke(ids[there[0]])
