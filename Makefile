@@ -15,7 +15,7 @@ help: ## show this list
 setup: $(VENV)/.dev ## install the package and all tools into .venv
 
 .PHONY: demo
-demo: $(VENV)/.demo ## run the demo on a private Redis
+demo: $(VENV)/.demo ## run the demo on a private Redis; ARGS=cluster: on a cluster
 	$(BIN)/python -m examples.orders.demo $(ARGS)
 
 .PHONY: picture

@@ -1,8 +1,10 @@
 """The story on a Redis and a worker of its own, started for it and stopped after it.
 
 python -m examples.orders.demo
+python -m examples.orders.demo cluster
 
-Its three processes are the three commands that README.md tells to run by hand.
+Its three processes are the three commands that README.md tells to run by hand. With `cluster`, it starts a Redis
+Cluster besides, and kills one of its nodes when the story says so.
 """
 
 from __future__ import annotations
@@ -13,17 +15,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from examples.orders.story import options_of
+import redis
+
+from examples.orders import cluster_shop, cluster_story, story
+from examples.private_cluster import PrivateNode, private_cluster
 from examples.private_redis import PrivateRedis, dying_with_us, name_and_version
 
 ROOT = Path(__file__).parents[2]
 WORKER = ("-m", "celery", "-A", "examples.orders.shop", "worker", "--concurrency=2", "--loglevel=INFO")
 STORY = ("-m", "examples.orders.story")
+CLUSTER_WORKER = (
+    *("-m", "celery", "-A", "examples.orders.cluster_shop", "worker", "--concurrency=2", "--loglevel=INFO"),
+    *("-Q", ",".join(cluster_shop.QUEUES)),
+)
+CLUSTER_STORY = ("-m", "examples.orders.cluster_story", "--kill")
+#: How long the nodes hear nothing of one of them until they agree that it is dead.
+NODE_TIMEOUT_MS = 2000
 STOP_DEADLINE_S = 10.0
 LOG_LINES_SHOWN = 20
 
@@ -66,27 +78,69 @@ def play(story_arguments: list[str], log: IO[bytes]) -> int:
             flush=True,
         )
         env = {**os.environ, "SHOP_REDIS": f"127.0.0.1:{server.port}/0"}
-        with (
-            running(WORKER, env, log) as worker,
-            running((*STORY, *story_arguments), env, None) as story,
-        ):
-            while story.poll() is None and worker.poll() is None:
-                time.sleep(0.05)
-            if worker.poll() is None:
-                return story.wait()
+        return run(WORKER, (*STORY, *story_arguments), env, log)
+
+
+def play_on_cluster(story_arguments: list[str], log: IO[bytes]) -> int:
+    """The same on a cluster; the single Redis stands for the shop's database."""
+    timeout = ("--cluster-node-timeout", str(NODE_TIMEOUT_MS))
+    with PrivateRedis() as server, server.client() as client:
+        print(
+            f"Starting a cluster of three masters and three replicas, {name_and_version(client.info('server'))}, "
+            "and a celery worker.",
+            flush=True,
+        )
+        with private_cluster(masters=3, replicas=1, settings=timeout) as nodes:
+            env = {
+                **os.environ,
+                "SHOP_REDIS": f"127.0.0.1:{server.port}/0",
+                "SHOP_CLUSTER": ";".join(node.address for node in nodes[:3]),
+            }
+            story_command = (*CLUSTER_STORY, *story_arguments)
+            return run(CLUSTER_WORKER, story_command, env, log, lambda: kill_named(nodes, client))
+
+
+def kill_named(nodes: list[PrivateNode], client: redis.Redis) -> None:
+    """Kill the node that the story has named, if it has."""
+    named: Any = client.lpop(cluster_story.KILL)
+    for node in nodes:
+        if named and node.address == named.decode():
+            node.kill()
+
+
+def run(
+    worker_command: tuple[str, ...],
+    story_command: tuple[str, ...],
+    env: dict[str, str],
+    log: IO[bytes],
+    do_besides: Callable[[], None] = lambda: None,
+) -> int:
+    """Run a worker and a story until the story ends; returns its exit status.
+
+    Raises:
+        WorkerDied: the worker ended first.
+    """
+    with running(worker_command, env, log) as worker, running(story_command, env, None) as playing:
+        while playing.poll() is None and worker.poll() is None:
+            do_besides()
+            time.sleep(0.05)
+        if worker.poll() is None:
+            return playing.wait()
     raise WorkerDied(f"The worker died (exit status {worker.returncode}). The end of its log:")
 
 
 def main() -> int:
     """Run the demo with the story's options. Returns 0 only if all was right."""
-    options_of(sys.argv[1:])
+    is_cluster = sys.argv[1:2] == ["cluster"]
+    arguments = sys.argv[2:] if is_cluster else sys.argv[1:]
+    (cluster_story if is_cluster else story).options_of(arguments)
     for stop_signal in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop_signal, lambda number, _: sys.exit(128 + number))
     log = tempfile.NamedTemporaryFile(prefix="orders-worker-", suffix=".log", delete=False)  # noqa: SIM115
     log_path = Path(log.name)
     keep_log = False
     try:
-        status = play(sys.argv[1:], log)
+        status = (play_on_cluster if is_cluster else play)(arguments, log)
         keep_log = status == 1
     except WorkerDied as error:
         print(error, file=sys.stderr)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 
@@ -45,25 +45,33 @@ class Display:
             ledger: the orders.
             count_waiting: returns how many tasks wait in Redis.
         """
-        now = time.monotonic()
-        if now < self._next_update:
+        if not self.is_time:
             return
+        now = time.monotonic()
         elapsed_s = now - self._started
         if self._live is not None:
             self._next_update = now + _LIVE_EVERY_S
             self._live.update(self._picture(ledger, count_waiting(), elapsed_s), refresh=True)
             return
         self._next_update = now + _LINE_EVERY_S
-        self.say(
-            f"{elapsed_s:5.1f} s   placed {len(ledger.placed):4}   paid {len(ledger.paid):4}   "
-            f"cancelled {len(ledger.cancelled):4}   waiting in Redis {count_waiting():4}"
-        )
+        self.say(self._line(ledger, count_waiting(), elapsed_s))
+
+    @property
+    def is_time(self) -> bool:
+        """Whether it is time to show something."""
+        return time.monotonic() >= self._next_update
 
     def say(self, text: str = "") -> None:
         """Print a line."""
         self.console.print(text, soft_wrap=True)
 
-    def _picture(self, ledger: Ledger, waiting: int, elapsed_s: float) -> Table:
+    def _line(self, ledger: Ledger, waiting: int, elapsed_s: float) -> str:
+        return (
+            f"{elapsed_s:5.1f} s   placed {len(ledger.placed):4}   paid {len(ledger.paid):4}   "
+            f"cancelled {len(ledger.cancelled):4}   waiting in Redis {waiting:4}"
+        )
+
+    def _picture(self, ledger: Ledger, waiting: int, elapsed_s: float) -> RenderableType:
         table = Table.grid(padding=(0, 2))
         table.add_column(justify="right", min_width=9)
         table.add_column(width=_BAR_WIDTH)
@@ -101,11 +109,15 @@ class Display:
             wrong=held != 0,
         )
         self._lateness(ledger.lateness_ms)
+        self._more(ledger)
         self.say()
         if ledger.all_right():
             self.say("[bold green]All is right:[/] each order was paid or cancelled, exactly once, and none too early.")
         else:
             self.say("[bold red]Something is wrong:[/] see above.")
+
+    def _more(self, ledger: Ledger) -> None:
+        """Print what a subclass knows besides."""
 
     def _count(self, count: int | str, name: str, meaning: str, *, wrong: bool = False) -> None:
         style = "[bold red]" if wrong else ""

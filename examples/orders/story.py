@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -32,6 +33,8 @@ WORKER_DEADLINE_S = 30.0
 LOST_AFTER_S = 5.0
 #: How long to listen, after everything should have happened, for tasks that run twice.
 LISTEN_ON_S = 0.5
+#: When a customer tries again to whom the shop could not answer.
+TRY_AGAIN_S = 1.0
 
 #: What is due within that time counts as due now: workers get tasks some milliseconds ahead.
 DUE_NOW = timedelta(milliseconds=200)
@@ -60,16 +63,36 @@ class Journal:
         return news
 
 
-def play(ledger: Ledger, workers: list[str], display: Display) -> None:
-    """Place and pay all orders in real time, then wait for what becomes of them."""
-    shop.place_order("warm-up")  # opens the connections
-    shop.pay("warm-up")
+def play(
+    ledger: Ledger,
+    workers: list[str],
+    display: Display,
+    *,
+    count_waiting: Callable[[], int] = waiting_tasks.size,
+    pay: Callable[[str], bool | None] = shop.pay,
+    when_placed: Callable[[], object] = lambda: None,
+    patience_s: float = 5.0,
+) -> None:
+    """Place and pay all orders in real time, then wait for what becomes of them.
+
+    Args:
+        ledger: the orders.
+        workers: the names of the workers.
+        display: shows what happens.
+        count_waiting: returns how many tasks wait in Redis.
+        pay: see `shop.pay`; if it returns None, the customer tries again.
+        when_placed: called when all orders are placed.
+        patience_s: how long the workers have to tell what they hold, in seconds.
+    """
+    first = ledger.orders[0].id
+    shop.place_order(first)  # opens the connections
+    shop.pay(first)
     journal = Journal(ledger)
     start = time.time()
     # When something happens to which order: first it is placed, and later it may be paid.
     agenda = [(start + number / ORDERS_PER_S, number) for number in range(len(ledger.orders))]
     while agenda:
-        display.update(ledger, waiting_tasks.size)
+        display.update(ledger, count_waiting)
         moment, number = agenda[0]
         if time.time() < moment:
             journal.read(min(moment - time.time(), 0.1))
@@ -77,7 +100,10 @@ def play(ledger: Ledger, workers: list[str], display: Display) -> None:
         heapq.heappop(agenda)
         order = ledger.orders[number]
         if order.due:
-            order.pay_answer = shop.pay(order.id)
+            order.pay_answer = pay(order.id)
+            if order.pay_answer is None:
+                heapq.heappush(agenda, (time.time() + TRY_AGAIN_S, number))
+                journal.read(0.001)  # else nobody would, while many try again
             continue
         placed_at = time.time()
         order.due = placed_at + order.pay_within_s
@@ -85,21 +111,22 @@ def play(ledger: Ledger, workers: list[str], display: Display) -> None:
         if order.pays_after_s is not None:
             heapq.heappush(agenda, (placed_at + order.pays_after_s, number))
         if order is ledger.orders[-1]:
-            ledger.waited_then, ledger.held_by_workers = waiting_tasks.size(), held_by(workers)
+            ledger.waited_then, ledger.held_by_workers = count_waiting(), held_by(workers, patience_s)
+            when_placed()
 
     last_news = max(order.due for order in ledger.orders)
     while ledger.open and time.time() < last_news + LOST_AFTER_S:
-        display.update(ledger, waiting_tasks.size)
+        display.update(ledger, count_waiting)
         if journal.read(0.1):
             last_news = max(last_news, time.time())
     listen_until = time.time() + LISTEN_ON_S
     while time.time() < listen_until:
-        display.update(ledger, waiting_tasks.size)
+        display.update(ledger, count_waiting)
         journal.read(0.1)
 
 
-def wait_for_workers() -> list[str]:
-    """Return the names of the workers that run the shop's tasks.
+def wait_for_workers(queues: set[str]) -> list[str]:
+    """Return the names of the workers that run the tasks of some queues.
 
     Raises:
         SystemExit: there are none, and none came within `WORKER_DEADLINE_S`.
@@ -107,20 +134,16 @@ def wait_for_workers() -> list[str]:
     deadline = time.monotonic() + WORKER_DEADLINE_S
     while time.monotonic() < deadline:
         queues_of = shop.app.control.inspect(timeout=0.5).active_queues() or {}
-        names = [
-            worker
-            for worker, queues in queues_of.items()
-            if any(queue["name"] == waiting_tasks.name for queue in queues)
-        ]
+        names = [worker for worker, consumed in queues_of.items() if any(queue["name"] in queues for queue in consumed)]
         if names:
             return names
     sys.exit("No worker came. Start one: celery -A examples.orders.shop worker")
 
 
-def held_by(workers: list[str]) -> int | None:
-    """Return how many tasks that are not due yet these workers hold in memory; None if no one answers."""
+def held_by(workers: list[str], timeout_s: float) -> int | None:
+    """Return how many tasks that are not due yet these workers hold in memory; None if no one answers in time."""
     soon = datetime.now(timezone.utc) + DUE_NOW
-    answers = shop.app.control.inspect(destination=workers, timeout=5).scheduled() or {}
+    answers = shop.app.control.inspect(destination=workers, timeout=timeout_s).scheduled() or {}
     held = [datetime.fromisoformat(task["eta"]) for tasks in answers.values() for task in tasks]
     return sum(eta > soon for eta in held) if answers else None
 
@@ -145,7 +168,7 @@ def main() -> int:
     try:
         shop.database.ping()
         display.say("Waiting for a worker: celery -A examples.orders.shop worker")
-        workers = wait_for_workers()
+        workers = wait_for_workers({waiting_tasks.name})
         display.say(
             f"{options.orders} orders, to be paid within 1 to {options.longest:g} s. Half of the customers never pay."
         )

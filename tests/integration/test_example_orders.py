@@ -159,6 +159,33 @@ class TestDemo:
             assert "Traceback" not in demo.output
 
 
+@pytest.mark.usefixtures("redis_server")
+class TestClusterDemo:
+    @pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+    def test_a_node_dies_and_no_order_is_lost(self, terminal: bool) -> None:
+        with Script("demo", "cluster", "--orders=60", "--longest=8", terminal=terminal) as demo:
+            assert demo.wait() == 0, demo.output
+            assert list(demo.temp.iterdir()) == []
+            counts = demo.counts()
+            assert counts["orders placed"] == counts["paid in time"] + counts["not paid in time"] == 60
+            assert "is killed" in demo.output
+            assert re.search(r"Its replica \S+ took over", demo.output)
+            assert "All is right" in demo.output
+            assert ("by node:" in demo.output) is not terminal
+            assert ("in flight" in demo.output) is terminal
+
+    def test_a_signal_stops_everything(self) -> None:
+        with Script("demo", "cluster") as demo:
+            demo.wait_for("is killed")
+            processes = demo.descendants()
+            assert len(processes) >= 10  # a Redis, a cluster of which one node is dead, the worker with two children...
+            demo.send_signal(signal.SIGINT)
+            assert demo.wait() == 130
+            wait_until(lambda: not alive(set(processes)), "all processes have ended")
+            assert list(demo.temp.iterdir()) == []
+            assert "Traceback" not in demo.output
+
+
 class TestStory:
     def test_the_summary_names_what_was_lost_or_ran_twice(self, redis_server: PrivateRedis, address: str) -> None:
         env = {"SHOP_REDIS": address}
