@@ -11,7 +11,11 @@ import hypothesis
 import pytest
 import redis
 
-from examples.private_redis import PrivateRedis, ServerNotFound
+from examples.private_redis import PrivateRedis, ServerNotFound, find_server
+from tests import brokers
+from tests.brokers import ClusterServer, Server
+from tests.redis_cluster import servers as cluster_servers
+from tests.redis_cluster.servers import Cluster
 from tests.support import servers, without_server
 
 # A shell without job control starts what runs in its background with SIGINT ignored, and children inherit that.
@@ -37,12 +41,26 @@ _THOROUGH = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is thorough."""
+    """Mark what is thorough, and what is known to fail on a cluster; leave out there what is marked `one_server`."""
+    items[:] = [it for it in items if not (it.get_closest_marker("cluster") and it.get_closest_marker("one_server"))]
     folder = Path(__file__).parent
     thorough = {folder / name for name in _THOROUGH}
     for item in items:
         if not thorough.isdisjoint((item.path, *item.path.parents)):
             item.add_marker("thorough")
+        fault = item.get_closest_marker("fails_on_cluster")
+        if fault is not None and item.get_closest_marker("cluster"):
+            item.add_marker(pytest.mark.xfail(reason=fault.args[0], strict=True))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests that are marked `on_cluster` with either kind of broker."""
+    marker = metafunc.definition.get_closest_marker("on_cluster")
+    if marker is None or "broker_kind" not in metafunc.fixturenames:
+        return
+    always = marker.kwargs.get("always")
+    cluster = pytest.param("cluster", marks=[pytest.mark.cluster, *([] if always else [pytest.mark.thorough])])
+    metafunc.parametrize("broker_kind", ["server", cluster], indirect=True, scope="module")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -62,12 +80,51 @@ def redis_server() -> Iterator[PrivateRedis]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def whole_cluster() -> Iterator[Cluster]:
+    """Three masters without replicas: each process of pytest-xdist has its own cluster.
+
+    Its nodes are patient: none is taken for dead because the machine is busy.
+    """
+    try:
+        server = find_server()
+    except ServerNotFound as error:
+        without_server(str(error))
+    with cluster_servers.cluster(server=server, settings=("--cluster-node-timeout", "15000")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def broker_kind(request: pytest.FixtureRequest) -> str:
+    """The kind of broker, "server" or "cluster", see `pytest_generate_tests`."""
+    return str(getattr(request, "param", "server"))
+
+
 @pytest.fixture
-def client(redis_server: PrivateRedis) -> Iterator[redis.Redis]:
-    """A client of the session's Redis, which is empty at first."""
-    with redis_server.client() as client:
+def any_broker(broker_kind: str, request: pytest.FixtureRequest) -> Server:
+    """The session's Redis, or the session's cluster."""
+    if broker_kind == "cluster":
+        return brokers.emptied(request.getfixturevalue("whole_cluster"))
+    server: PrivateRedis = request.getfixturevalue("redis_server")
+    return server
+
+
+@pytest.fixture
+def client(any_broker: Server) -> Iterator[redis.Redis]:
+    """A client of `any_broker`, which is empty at first."""
+    with any_broker.client() as client:
         client.flushall()
         yield client
+
+
+@pytest.fixture(autouse=True)
+def nothing_astray(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail if a test sends a command to the wrong node of a cluster whose slots stay where they are."""
+    if "broker_kind" in request.fixturenames and request.getfixturevalue("broker_kind") == "cluster":
+        with ClusterServer(request.getfixturevalue("whole_cluster")).nothing_astray():
+            yield
+    else:
+        yield
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from tests.cli.running import Command, failed, is_wrong_use
 from tests.integration.publishing import publish, ready
 from tests.state import nothing_changes, offer
 
+pytestmark = pytest.mark.on_cluster
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

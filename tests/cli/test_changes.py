@@ -12,6 +12,8 @@ from tests.cli.running import Command, is_wrong_use
 from tests.integration.publishing import SOON, publish, ready
 from tests.state import nothing_changes, now_ms
 
+pytestmark = pytest.mark.on_cluster(always=True)
+
 
 def left(app: Celery) -> list[str]:
     """The ids of what waits, in due order."""

@@ -15,19 +15,27 @@ from celery_delayq import DeadLetters
 from celery_delayq.cli import dead
 from celery_delayq.queue import dead_letters
 from celery_delayq.transport.redelivery import DELIVERY_COUNT
+from tests.brokers import list_for
 from tests.cli.running import Command, failed, is_wrong_use
 
+pytestmark = pytest.mark.on_cluster(always=True)
+
 QUEUE = "celery"
-URGENT = "celery\x06\x163"
 
 
 @pytest.fixture
-def killer(app: Celery, broker_client: redis.Redis, command: Command) -> dict[str, str]:
+def urgent(broker_client: redis.Redis) -> str:
+    """The list of a priority."""
+    return list_for(broker_client, QUEUE, 3)
+
+
+@pytest.fixture
+def killer(app: Celery, broker_client: redis.Redis, command: Command, urgent: str) -> dict[str, str]:
     """A message that was set aside: its id and that of its task."""
     result = app.tasks["note"].apply_async(("x",), priority=3)
-    message = loads(broker_client.rpop(URGENT).decode())
+    message = loads(broker_client.rpop(urgent).decode())
     message["headers"][DELIVERY_COUNT] = 2
-    return {"id": set_aside(broker_client, URGENT, json.dumps(message).encode()), "task_id": result.id}
+    return {"id": set_aside(broker_client, urgent, json.dumps(message).encode()), "task_id": result.id}
 
 
 def set_aside(client: redis.Redis, name: str, message: bytes) -> str:
@@ -39,13 +47,13 @@ def set_aside(client: redis.Redis, name: str, message: bytes) -> str:
 
 
 def test_list_shows_the_messages_of_all_priorities(
-    command: Command, killer: dict[str, str], broker_client: redis.Redis
+    command: Command, killer: dict[str, str], broker_client: redis.Redis, urgent: str
 ) -> None:
     garbage = set_aside(broker_client, QUEUE, b"\xff")
     common = {"reason": "delivery-limit", "error": None, "deliveries": 3, "at": "2023-11-14T22:13:20+00:00"}
     assert command("dead", "list", "--json").json() == [
         {"id": garbage, "list": QUEUE, "task": None, "task_id": None, **common},
-        {"list": URGENT, "task": "note", **killer, **common},
+        {"list": urgent, "task": "note", **killer, **common},
     ]
 
 
@@ -117,11 +125,11 @@ def test_an_entry_that_was_none_is_listed_and_not_requeued(
 
 
 def test_requeue_puts_a_message_back_and_counts_anew(
-    command: Command, killer: dict[str, str], broker_client: redis.Redis
+    command: Command, killer: dict[str, str], broker_client: redis.Redis, urgent: str
 ) -> None:
     assert command("dead", "requeue", QUEUE, killer["id"]).stdout == "1 message requeued.\n"
     assert command("dead", "list", "--json").json() == []
-    message = loads(broker_client.rpop(URGENT).decode())
+    message = loads(broker_client.rpop(urgent).decode())
     assert message["headers"]["id"] == killer["task_id"]
     assert DELIVERY_COUNT not in message["headers"]
 

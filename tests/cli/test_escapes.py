@@ -23,6 +23,8 @@ from celery_delayq.queue.keys import RegistryKeys
 from tests.cli.running import Command
 from tests.integration.publishing import publish
 
+pytestmark = pytest.mark.on_cluster
+
 #: It sets the title of a terminal. Click removes colours where there is no terminal, but not this.
 EVIL = "\x1b]0;title\x07"
 SHOWN = r"\x1b]0;title\x07"

@@ -13,6 +13,8 @@ from tests.cli.running import Command, failed, is_wrong_use
 from tests.integration.publishing import SOON, publish
 from tests.state import fill, nothing_changes, offer
 
+pytestmark = pytest.mark.on_cluster(always=True)
+
 #: What docs/cli.md promises of a task.
 KEYS = {
     "id",

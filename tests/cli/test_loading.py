@@ -10,6 +10,8 @@ import pytest
 
 from celery_delayq import cli
 
+pytestmark = pytest.mark.on_cluster
+
 #: Python alone has click and the module of the entry point, when Celery comes to it.
 LOAD = """
 import sys, click

@@ -11,6 +11,8 @@ from celery_delayq import DelayedQueue
 from tests.integration.publishing import publish
 from tests.workers import CeleryCommand
 
+pytestmark = pytest.mark.on_cluster
+
 
 def test_ready_messages_go_and_delayed_ones_are_counted(
     app: Celery, waiting: DelayedQueue, broker_url: str, ledger_url: str

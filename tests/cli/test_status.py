@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
+import pytest
 from celery import Celery
 
 from celery_delayq import DeadLetters, DelayedQueue
@@ -11,6 +12,8 @@ from tests.cli.running import Command, Done, failed, is_wrong_use
 from tests.integration.publishing import publish
 from tests.state import give, lease, now_ms
 from tests.state import publish as put
+
+pytestmark = pytest.mark.on_cluster
 
 
 def row(done: Done, first: str) -> list[str]:

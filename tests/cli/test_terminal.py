@@ -16,6 +16,8 @@ from tests.state import fill
 from tests.support import wait_until
 from tests.workers import Worker
 
+pytestmark = pytest.mark.on_cluster
+
 Terminal = Callable[..., TerminalCommand]
 
 

@@ -10,6 +10,8 @@ from celery import Celery
 
 from celery_delayq import DelayedQueue
 from examples.private_redis import PrivateRedis
+from tests import brokers
+from tests.brokers import Server
 from tests.ledger import Ledger
 from tests.worker_app import publisher
 
@@ -30,23 +32,26 @@ def ledger(ledger_url: str) -> Iterator[Ledger]:
 
 
 @pytest.fixture(scope="module")
-def broker_server() -> Iterator[PrivateRedis]:
+def broker_server(broker_kind: str, request: pytest.FixtureRequest) -> Iterator[Server]:
     """The broker of this module: with a port of its own, since kombu's connection pools outlive modules."""
+    if broker_kind == "cluster":
+        yield brokers.emptied(request.getfixturevalue("whole_cluster"))
+        return
     with PrivateRedis() as server:
         yield server
 
 
 @pytest.fixture
-def broker_client(broker_server: PrivateRedis) -> Iterator[redis.Redis]:
+def broker_client(broker_server: Server) -> Iterator[redis.Redis]:
     """A client of the broker."""
     with broker_server.client() as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def broker_url(broker_server: PrivateRedis) -> str:
+def broker_url(broker_server: Server) -> str:
     """The URL of the broker, for our transport."""
-    return f"delayq://127.0.0.1:{broker_server.port}/0"
+    return brokers.url_of(broker_server)
 
 
 @pytest.fixture(scope="module")

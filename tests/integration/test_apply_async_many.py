@@ -27,6 +27,8 @@ from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
+pytestmark = pytest.mark.on_cluster
+
 LATER = datetime.now(timezone.utc) + timedelta(days=1)
 
 

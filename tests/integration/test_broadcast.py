@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import redis
 
 from tests.integration.broadcast_app import APP, QUEUES, broadcast
@@ -11,16 +12,19 @@ from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
+pytestmark = pytest.mark.on_cluster
 
+
+@pytest.mark.parametrize("scheme", [pytest.param("redis", marks=pytest.mark.one_server("stock")), "delayq"])
 def test_each_worker_runs_each_task_of_a_broadcast_queue_once(
-    broker_url: str, ledger_url: str, broker_client: redis.Redis, ledger: Ledger
+    broker_url: str, ledger_url: str, broker_client: redis.Redis, ledger: Ledger, scheme: str
 ) -> None:
-    stock_url = broker_url.replace("delayq://", "redis://")
     conf = {"worker_prefetch_multiplier": 1}
+    other = broker_url.replace("delayq", scheme)
     with (
         Worker(broker=broker_url, ledger=ledger.url, app=APP, conf=conf),
         Worker(broker=broker_url, ledger=ledger.url, app=APP, conf={**conf, "task_acks_late": True}),
-        Worker(broker=stock_url, ledger=ledger.url, app=APP, conf=conf),
+        Worker(broker=other, ledger=ledger.url, app=APP, conf=conf),
         publisher(broker_url, ledger_url, **QUEUES) as app,
     ):
         ids = broadcast(app, 20)

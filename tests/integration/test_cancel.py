@@ -15,6 +15,8 @@ from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
+pytestmark = pytest.mark.on_cluster(always=True)
+
 
 def test_it_says_whether_the_task_was_still_waiting(app: Celery, waiting: DelayedQueue) -> None:
     result = app.tasks["note"].apply_async(countdown=60)

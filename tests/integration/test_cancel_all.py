@@ -15,10 +15,13 @@ from kombu.exceptions import OperationalError
 from celery_delayq import DelayedQueue, messages
 from celery_delayq.inspector.counts import Bucket
 from celery_delayq.queue import codec
+from tests.brokers import list_for
 from tests.state import FAR, calls, give, lease, nothing_changes, now_ms, offer
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
+
+pytestmark = pytest.mark.on_cluster
 
 SOON = datetime(2040, 1, 1, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)
@@ -141,10 +144,10 @@ class TestCounts:
         offer(waiting, "overdue", 5)
         for seconds in (150, 160, 450, 100_000):
             offer(waiting, str(seconds), now + seconds * 1000)
-        high = DelayedQueue(client, "celery\x06\x169")
+        high = DelayedQueue(client, list_for(client, "celery", 9))
         offer(high, "high", now + 30_000)
         client.lpush("celery", b"ready")
-        client.lpush("celery\x06\x169", b"ready", b"ready")
+        client.lpush(high.name, b"ready", b"ready")
         client.rpush(waiting.keys.dead, b"dead")
         for consumer in ("one", "two"):
             lease(waiting, consumer)

@@ -17,6 +17,8 @@ from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import CeleryCommand, Worker
 
+pytestmark = pytest.mark.on_cluster
+
 pytest.importorskip("flower", reason="Flower is not installed (dependency group `test`)")
 
 ETA = datetime(2040, 1, 1, tzinfo=timezone.utc)

@@ -35,6 +35,7 @@ from tests.worker_app import publisher
 
 # This process forks, perhaps with threads of other tests, or after another test has imported eventlet.
 pytestmark = [
+    pytest.mark.on_cluster,
     pytest.mark.filterwarnings("ignore:Using fork:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
 ]
@@ -244,6 +245,7 @@ def test_a_worker_that_stops_waits_for_what_is_written_only(
     assert prefork.begun()[1:] == [first]
 
 
+@pytest.mark.one_server("it is about stock kombu")
 @pytest.mark.parametrize("stops", [False, True])
 def test_messages_of_other_transports_are_left_to_celery(
     broker_server: PrivateRedis, broker_client: redis.Redis, ledger: Ledger, stops: bool

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
 from tests.integration.long_tasks import in_flight
 from tests.ledger import ALL_WELL, Ledger
 from tests.workers import Worker
+
+pytestmark = pytest.mark.on_cluster
 
 #: As many as a worker with one process fetches.
 PREFETCH = 4

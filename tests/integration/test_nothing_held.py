@@ -14,6 +14,8 @@ from tests.ledger import ALL_WELL, Ledger
 from tests.support import wait_until
 from tests.workers import Worker
 
+pytestmark = pytest.mark.on_cluster
+
 PENDING = 500
 
 

@@ -25,6 +25,8 @@ from tests.state import FAR
 from tests.work import calls_in
 from tests.worker_app import publisher
 
+pytestmark = pytest.mark.on_cluster
+
 
 @pytest.fixture
 def send(app: Celery) -> Iterator[Callable[..., Occurrence]]:
@@ -219,7 +221,7 @@ def test_what_a_signal_publishes_besides_is_sent(send: Callable[..., Occurrence]
     with listening(app, receive):
         send()
     with app.connection_for_write() as connection:
-        assert connection.default_channel.client.llen("besides") == 1
+        assert connection.default_channel.plain_client.llen("besides") == 1
 
 
 def test_several_queues_are_refused(broker_url: str, ledger_url: str) -> None:

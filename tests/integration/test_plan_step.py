@@ -17,6 +17,8 @@ from celery_delayq.worker import bootsteps
 from celery_delayq.worker.bootsteps import Plan
 from tests.support import wait_until
 
+pytestmark = pytest.mark.on_cluster
+
 
 def test_a_worker_goes_on_while_its_periodic_tasks_are_planned(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it connects anew; and nothing is transferred meanwhile."""

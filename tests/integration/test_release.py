@@ -12,12 +12,15 @@ from celery import Celery
 from celery_delayq import DelayedQueue
 from celery_delayq.inspector.backup import Released
 from celery_delayq.queue import codec
+from tests.brokers import list_for
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import ready
 from tests.ledger import ALL_WELL, Ledger, Verdict
 from tests.state import FAR, calls, now_ms, offer
 from tests.support import wait_until
 from tests.workers import Worker
+
+pytestmark = pytest.mark.on_cluster
 
 LATER = datetime(2040, 1, 1, tzinfo=timezone.utc)
 
@@ -29,7 +32,7 @@ def test_everything_is_on_its_broker_list_in_due_order_with_its_eta(app: Celery,
     told: list[tuple[int, int]] = []
     assert app.delayq.release(on_progress=lambda *now: told.append(now)) == Released(250, 0)
     assert told[-1] == (250, 250)
-    found = [ready(waiting.client, name) for name in ("celery", "celery\x06\x169")]
+    found = [ready(waiting.client, name) for name in ("celery", list_for(waiting.client, "celery", 9))]
     for messages in found:
         dues = [message["headers"]["eta"] for message in messages]
         assert dues == sorted(dues)
@@ -115,6 +118,7 @@ def test_it_does_no_harm_while_workers_run(
     assert ledger.verdict(promised) == ALL_WELL
 
 
+@pytest.mark.one_server("stock")
 def test_stock_workers_run_it_when_it_is_due(
     app: Celery, waiting: DelayedQueue, broker_url: str, ledger: Ledger
 ) -> None:

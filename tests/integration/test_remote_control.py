@@ -21,7 +21,7 @@ from tests.workers import CeleryCommand, Worker
 
 ETA = datetime(2040, 1, 1, tzinfo=timezone.utc)
 
-pytestmark = pytest.mark.usefixtures("waiting", "ledger")
+pytestmark = [pytest.mark.usefixtures("waiting", "ledger"), pytest.mark.on_cluster]
 
 
 @pytest.fixture

@@ -15,12 +15,15 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from tests.brokers import list_for
 from tests.integration.publishing import ready
 from tests.ledger import Ledger
 from tests.state import FAR, now_ms, offer
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
+
+pytestmark = pytest.mark.on_cluster
 
 LATER = datetime(2040, 1, 1, 12, 0, 0, 250_000, tzinfo=timezone(timedelta(hours=9)))
 MS = timedelta(milliseconds=1)
@@ -150,7 +153,7 @@ class TestNow:
     def test_a_time_in_the_past_is_now(self, app: Celery, waiting: DelayedQueue, when: Any) -> None:
         result = app.tasks["note"].apply_async(countdown=60, priority=3)
         assert app.delayq.reschedule(result, **when) is True
-        (message,) = ready(waiting.client, "celery\x06\x163")
+        (message,) = ready(waiting.client, list_for(waiting.client, "celery", 3))
         assert datetime.fromisoformat(message["headers"]["eta"]).timestamp() * 1000 <= now_ms(waiting.client)
         assert "delayq_due" not in message["properties"]
         assert waiting.size() == 0
@@ -163,7 +166,7 @@ class TestNow:
         assert len(args) == 130
         assert args[:100] == sorted(args[:100], key=lambda text: int(text.strip("(,)")))
 
-    @pytest.mark.parametrize("scheme", ["redis", "delayq"])
+    @pytest.mark.parametrize("scheme", [pytest.param("redis", marks=pytest.mark.one_server("stock")), "delayq"])
     def test_stock_and_our_workers_run_it_at_once(
         self, app: Celery, waiting: DelayedQueue, broker_url: str, ledger: Ledger, scheme: str
     ) -> None:

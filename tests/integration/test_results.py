@@ -21,6 +21,8 @@ from tests.ledger import Ledger
 from tests.worker_app import publisher
 from tests.workers import Worker
 
+pytestmark = pytest.mark.on_cluster
+
 
 @contextmanager
 def results(url: str, **conf: Any) -> Iterator[Any]:

@@ -27,7 +27,8 @@ from tests.workers import CeleryCommand
 #: Half a year, in s.
 MONTHS = 180 * 86400
 
-pytestmark = pytest.mark.usefixtures("ledger")  # it empties the result backend
+# The ledger empties the result backend.
+pytestmark = [pytest.mark.usefixtures("ledger"), pytest.mark.on_cluster]
 
 
 @contextmanager

@@ -16,9 +16,11 @@ from tests.workers import Worker
 #: Half a year, in s.
 MONTHS = 180 * 86400
 
-pytestmark = pytest.mark.usefixtures("ledger")  # it empties the result backend
+# The ledger empties the result backend.
+pytestmark = [pytest.mark.usefixtures("ledger"), pytest.mark.on_cluster]
 
 
+@pytest.mark.one_server("such a producer cannot use a cluster")
 def test_a_producer_without_this_package_is_enough(
     app: Celery, waiting: DelayedQueue, broker_url: str, ledger_url: str, broker_client: redis.Redis
 ) -> None:

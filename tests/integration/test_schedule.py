@@ -14,11 +14,14 @@ from dateutil.parser import isoparse
 
 from celery_delayq import ConfigurationError, DelayedQueue, EntryExists, InvalidSchedule, UnknownEntry
 from examples.private_redis import PrivateRedis
+from tests.brokers import list_for
 from tests.integration.long_tasks import in_flight
 from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.worker_app import make_app, publisher
 from tests.workers import CeleryCommand, Worker
+
+pytestmark = pytest.mark.on_cluster
 
 OURS = "celery_delayq.beat:Scheduler"
 
@@ -120,11 +123,13 @@ class TestConfigured:
         with Worker(**where):  # type: ignore[arg-type]
             wait_until(lambda: len(notes(ledger, "a")) == 1, "it ran")
 
-    def test_a_message_is_as_beat_sends_it(self, app: Celery, broker_url: str, ledger: Ledger) -> None:
+    def test_a_message_is_as_beat_sends_it(
+        self, app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger
+    ) -> None:
         entry = note(3600, "a", headers={"mine": 1}, expires=60, queue="special", priority=6)
         with Worker(broker=broker_url, ledger=ledger.url, conf=conf(a=entry)):
             shown = wait_until(lambda: next((it for it in app.delayq.schedule if it.next_run), None), "it is planned")
-        assert shown.queue == "special\x06\x166"
+        assert shown.queue == list_for(broker_client, "special", 6)
         with app.connection_for_write() as connection:
             (waiting,) = connection.default_channel.delayed_queue(shown.queue).peek()
         headers = json.loads(waiting.payload)["headers"]
@@ -165,6 +170,7 @@ class TestBeat:
         slots = [round((at - times[0]) / 500) for at in times]
         assert len(set(slots)) == len(slots)
 
+    @pytest.mark.one_server("it is about one")
     def test_needs_our_broker(self, broker_server: PrivateRedis, ledger: Ledger) -> None:
         with publisher(broker_server.url, ledger.url, beat_scheduler=OURS) as stock:
             scheduler = stock.Beat(quiet=True).Service(stock, scheduler_cls=OURS).scheduler
@@ -274,6 +280,7 @@ class TestWithoutPlanner:
                 change("a")
         assert app.delayq.schedule.pause("a").paused
 
+    @pytest.mark.one_server("it is about one")
     def test_another_broker_is_refused(self, broker_server: PrivateRedis, ledger: Ledger) -> None:
         stock = make_app(broker_server.url, ledger.url)
         with pytest.raises(ConfigurationError, match="delayq://"):

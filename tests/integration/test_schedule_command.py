@@ -13,6 +13,8 @@ from click.testing import Result
 
 from tests.integration.commands import delayq
 
+pytestmark = pytest.mark.on_cluster
+
 Command = Callable[..., Result]
 
 

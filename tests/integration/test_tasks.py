@@ -17,6 +17,8 @@ from tests.ledger import ALL_WELL, Ledger
 from tests.support import lasting_keys, wait_until
 from tests.workers import Worker
 
+pytestmark = pytest.mark.on_cluster(always=True)
+
 SOON_S = 0.4
 TIMEOUT_S = 20
 
@@ -227,7 +229,7 @@ def test_events_tell_of_a_delayed_task_what_they_tell_of_any(app: Celery, tasks:
 
 def test_nothing_of_all_this_is_left(tasks: Any, ledger: Ledger, broker_client: redis.Redis) -> None:
     tasks["note"].apply_async(countdown=SOON_S).get(timeout=TIMEOUT_S)
-    always_there = ("_kombu.", "delayq:consumers:")  # the bindings, and the worker's leases
+    always_there = ("_kombu.", "{_kombu.", "delayq:consumers:")  # the bindings, and the worker's leases
     wait_until(  # the worker acknowledges at about the time at which it stores the result
         lambda: (
             {name for name in lasting_keys(broker_client) if not name.startswith(always_there)} == {"delayq:queues"}

@@ -13,6 +13,8 @@ from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.workers import CeleryCommand
 
+pytestmark = pytest.mark.on_cluster
+
 #: As `celery_worker` and `celery_session_worker` of Celery's pytest plugin have it.
 FIXTURE = """
 import sys
@@ -51,6 +53,7 @@ def test_kombu_alone(broker_url: str) -> None:
     )
 
 
+@pytest.mark.one_server("kombu has to know the scheme of several URLs")
 @pytest.mark.parametrize("scheme", ["delayq", "redis"])
 def test_the_transport_by_its_name_needs_nothing_registered(broker_url: str, scheme: str) -> None:
     code = "import sys, kombu; kombu.Connection(sys.argv[1], transport='celery_delayq.transport:Transport').connect()"

@@ -23,6 +23,8 @@ from tests.ledger import ALL_WELL, Ledger
 from tests.support import wait_until
 from tests.workers import Worker
 
+pytestmark = pytest.mark.on_cluster
+
 
 class Message(SimpleNamespace):
     """A kombu message can be a key, and be referred to weakly."""

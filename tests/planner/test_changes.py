@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.planner.conftest import Stage, run, run_until, started
 from tests.support import wait_until
+
+pytestmark = pytest.mark.on_cluster(always=True)
 
 
 class TestAtRunTime:

@@ -13,6 +13,8 @@ from celery_delayq.schedule.records import Record, State
 from tests.planner.conftest import Stage, definition, run, run_until, started
 from tests.state import out_of_memory
 
+pytestmark = pytest.mark.on_cluster
+
 
 class Raising(schedule):
     """A class of the user's with a mistake."""

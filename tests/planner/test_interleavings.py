@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 import redis
 from greenlet import greenlet
 
+from celery_delayq.cluster.client import Routed, RoutedPipeline
 from celery_delayq.queue.codec import message_key
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.entry import Definition
@@ -25,6 +26,8 @@ from celery_delayq.schedule.transitions import Policy
 from celery_delayq.settings import ScheduleSettings
 from tests.planner.conftest import APP, definition
 from tests.support import wait_until
+
+pytestmark = pytest.mark.on_cluster
 
 QUEUES = ("celery", "mine", "other")
 INTERVAL_MS = 10
@@ -67,10 +70,49 @@ class Client(redis.Redis):
         return pipeline
 
 
+class RoutedClient(Routed):
+    """The same for a cluster, where a pipeline is no single step: the nodes get its commands at different times."""
+
+    refuses: Callable[[], bool]
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        give_way()
+        return super().execute_command(*args, **options)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> RoutedPipeline:
+        pipeline = InterruptedPipeline(self, transaction, shard_hint)
+        pipeline.refuses = self.refuses
+        return pipeline
+
+    def send_all(self, commands: Sequence[Any], parse: Callable[..., Any]) -> None:
+        for command in commands:
+            give_way()
+            super().send_all([command], parse)
+
+
+class InterruptedPipeline(RoutedPipeline):
+    refuses: Callable[[], bool]
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        give_way()
+        commands = len(self.command_stack)
+        if not raise_on_error and self.refuses():
+            self.reset()
+            return [redis.ResponseError("OOM")] * commands
+        return super().execute(raise_on_error)
+
+
+def interrupted(client: redis.Redis) -> Client | RoutedClient:
+    """Return another client of the same broker, whose user may be interrupted."""
+    if isinstance(client, Routed):
+        return RoutedClient(client.topology)
+    return Client(connection_pool=client.connection_pool)
+
+
 class Play:
     """One entry `a`, and those who plan, change and transfer it."""
 
-    def __init__(self, client: Client, seed: int) -> None:
+    def __init__(self, client: Client | RoutedClient, seed: int) -> None:
         self.client, self.store = client, ScheduleStore(client)
         self._in_trouble = True
         self.choose = random.Random(seed)
@@ -210,7 +252,7 @@ class Play:
 def test_no_occurrence_is_sent_twice(client: redis.Redis, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """An entry is paused, and goes from queue to queue; planners come and go, have old views of it, or are refused."""
     monkeypatch.setattr("celery_delayq.schedule.planner._RETRY_MS", (5, 20))
-    play = Play(Client(connection_pool=client.connection_pool), seed)
+    play = Play(interrupted(client), seed)
     play.run(TURNS)
     play.settle()
     times = play.sent()

@@ -6,10 +6,14 @@ import gc
 import tracemalloc
 from typing import Any
 
+import pytest
+
 from celery_delayq.queue.script import load
 from tests.planner.conftest import Stage, run, run_until, started
 from tests.state import calls
 from tests.support import wait_until
+
+pytestmark = pytest.mark.on_cluster
 
 
 class TestOrder:

@@ -10,6 +10,8 @@ import pytest
 from tests.planner.conftest import Stage, run, run_until, started
 from tests.state import calls
 
+pytestmark = pytest.mark.on_cluster(always=True)
+
 
 class TestOneOccurrence:
     def test_is_pending_for_each_entry(self, stage: Stage) -> None:

@@ -13,6 +13,8 @@ from celery_delayq.schedule.store import ScheduleStore
 from tests.planner.conftest import Stage, run, started
 from tests.support import wait_until
 
+pytestmark = pytest.mark.on_cluster(always=True)
+
 
 class TestQueues:
     def test_an_entry_moves_to_its_new_queue(self, stage: Stage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 
@@ -149,6 +150,18 @@ def test_results_and_chords(cluster: Cluster, ledger: Ledger) -> None:
         assert add.delay(2, 3).get(timeout=20) == 5
         assert group(add.s(n, n) for n in range(10)).apply_async().get(timeout=20) == [2 * n for n in range(10)]
         assert chord((add.s(n, n) for n in range(10)), total.s()).apply_async().get(timeout=20) == 90
+
+
+@pytest.mark.xfail(reason="kombu removes them with a client of the home node, which answers MOVED", strict=True)
+def test_a_worker_that_ends_leaves_no_binding(cluster: Cluster, ledger: Ledger) -> None:
+    """Such as that of its queue for remote control: bindings would pile up."""
+    bindings = "{_kombu.binding}.celery.pidbox"
+    assert cluster.owner(bindings) is not cluster.nodes[0], "the home node"
+    with Worker(broker=cluster.url(), ledger=ledger.url) as worker:
+        wait_until(lambda: cluster.owner(bindings).client.exists(bindings), "it listens")
+        worker.send_signal(signal.SIGTERM)
+        worker.wait()
+    assert not cluster.owner(bindings).client.smembers(bindings)
 
 
 @pytest.mark.parametrize("name", ["a}b", "}x", "{}x"])

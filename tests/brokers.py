@@ -1,0 +1,141 @@
+"""The broker of a test: one server, or a Redis Cluster with the same methods.
+
+A test module with `pytest.mark.on_cluster` runs with either, see `tests.conftest.pytest_generate_tests`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import redis
+from kombu import pools
+
+from celery_delayq.cluster.client import Routed
+from celery_delayq.cluster.names import priority_list
+from celery_delayq.cluster.topology import Address, Topology
+from examples.private_redis import PrivateRedis
+from tests.redis_cluster.servers import Cluster, ClusterNode
+
+#: What a node answers to a command that it should not have got: `INFO errorstats` counts them.
+_ASTRAY = ("CROSSSLOT", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
+
+
+def _sum_of_each(replies: list[Any]) -> list[tuple[Any, int]]:
+    """Merge replies to PUBSUB NUMSUB."""
+    return [(channels[0][0], sum(count for _, count in channels)) for channels in zip(*replies, strict=True)]
+
+
+def _union(replies: list[Any]) -> list[Any]:
+    return list(dict.fromkeys(one for reply in replies for one in reply))
+
+
+def _chain(replies: list[Any]) -> list[Any]:
+    return [one for reply in replies for one in reply]
+
+
+def _sum_of_calls(replies: list[Any]) -> dict[str, dict[str, int]]:
+    """Merge replies to INFO commandstats."""
+    names = _union(replies)
+    return {name: {"calls": sum(reply.get(name, {"calls": 0})["calls"] for reply in replies)} for name in names}
+
+
+#: Commands that are about one server, and how the answers of all nodes become one.
+_OF_ALL_NODES: dict[tuple[str, ...], Callable[[list[Any]], Any]] = {
+    ("CLIENT", "KILL"): sum,
+    ("CLIENT", "LIST"): _chain,
+    ("CONFIG", "RESETSTAT"): all,
+    ("CONFIG", "SET"): all,
+    ("INFO", "COMMANDSTATS"): _sum_of_calls,
+    ("PUBSUB", "CHANNELS"): _union,
+    ("PUBSUB", "NUMPAT"): sum,
+    ("PUBSUB", "NUMSUB"): _sum_of_each,
+}
+
+
+class EveryNode(Routed):
+    """A client of a cluster that answers for all nodes what a plain client answers for its server."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Send a command to its node; one that is about a server to all."""
+        words = " ".join(map(str, args[:2])).upper().split()
+        merge = _OF_ALL_NODES.get(tuple(words[:2]))
+        if merge is None:
+            return super().execute_command(*args, **options)
+        return merge([node.client.execute_command(*args, **options) for node in self.masters()])
+
+
+class ClusterServer:
+    """A cluster that looks like a `PrivateRedis`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def client(self, **options: Any) -> redis.Redis:
+        """Return a new client, see `PrivateRedis.client`; the caller closes it."""
+
+        def connect(address: Address) -> redis.ConnectionPool:
+            return redis.ConnectionPool(host=address.host, port=address.port, **options)
+
+        seeds = [Address("127.0.0.1", node.port) for node in self.cluster.nodes]
+        return EveryNode(Topology(seeds, connect), owns_topology=True)
+
+    def kill(self) -> None:
+        """Kill all nodes."""
+        for node in self.cluster.nodes:
+            node.kill()
+
+    def start(self) -> None:
+        """Start all nodes again."""
+        for node in self.cluster.nodes:
+            node.restart()
+        self.cluster.wait_until_ok()
+
+    @contextmanager
+    def nothing_astray(self) -> Iterator[None]:
+        """Fail if a node gets a command for keys of another one, or of several, while the block lasts."""
+        self.cluster.reset_counts()
+        yield
+        found = [problem for node in self.cluster.nodes if node.answers for problem in _astray_at(node)]
+        assert not found, found
+
+
+#: A command that goes astray although no test should let it: kombu removes the bindings of a worker that ends with a
+#: client of the home node. See `test_a_worker_that_ends_leaves_no_binding`.
+_KNOWN = "cmdstat_srem"
+
+
+def _astray_at(node: ClusterNode) -> Iterator[str]:
+    """Yield what a node answered to commands that it should not have got, and which commands it refused."""
+    stats = node.client.info("errorstats")
+    errors = {name: stats[f"errorstat_{name}"]["count"] for name in _ASTRAY if f"errorstat_{name}" in stats}
+    if errors:
+        refused = {name: stat["rejected_calls"] for name, stat in node.client.info("commandstats").items()}
+        if sum(errors.values()) > refused.get(_KNOWN, 0):
+            yield f"{node}: {errors}; refused: { {name: count for name, count in refused.items() if count} }"
+
+
+Server: TypeAlias = PrivateRedis | ClusterServer
+
+
+def url_of(server: Server, db: int = 0) -> str:
+    """Return the URL of a broker, for our transport."""
+    if isinstance(server, PrivateRedis):
+        return f"delayq://127.0.0.1:{server.port}/{db}"
+    return server.cluster.url()
+
+
+def list_for(client: redis.Redis, queue: str, priority: int = 0) -> str:
+    """Return the name of a queue's broker list for a priority of kombu's: 0, 3, 6 or 9."""
+    suffix = f"\x06\x16{priority}" if priority else ""
+    return priority_list(queue, suffix) if isinstance(client, Routed) else f"{queue}{suffix}"
+
+
+def emptied(cluster: Cluster) -> ClusterServer:
+    """Return a cluster as a broker that is as good as new."""
+    # kombu's pooled connections know of queues that are deleted here.
+    pools.reset()
+    cluster.flush()
+    cluster.put_slots_back()
+    return ClusterServer(cluster)
