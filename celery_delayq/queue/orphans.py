@@ -3,7 +3,7 @@
 An orphan is a timeout set whose broker list is not registered. There are two ways to take it over:
 
 - `Orphan.adopt` registers its list. From then on, transfer loops move each entry there when it is due. One command.
-- `Orphan.hand_over` replaces each entry, for example by a Celery task, in transactions.
+- `Orphan.hand_over` replaces each entry, for example by a Celery task, in transactions where that is possible.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 from redis.client import NEVER_DECODE
-from redis.exceptions import WatchError
+from redis.exceptions import ClusterCrossSlotError, WatchError
 
 from celery_delayq.queue import keys
 from celery_delayq.queue.delayed_queue import DelayedQueue
@@ -91,7 +91,11 @@ class Orphan:
 
         One MULTI removes and replaces an entry. Redis discards it if somebody else changed the queue after the entries
         were read. So this can be interrupted and called again at any time: an entry is either still there, or was
-        replaced exactly once. The keys are in different hash slots, which Redis Cluster would refuse.
+        replaced exactly once.
+
+        On Redis Cluster, no transaction has keys of several hash slots. If the replacements are in another slot, they
+        are written first, and then the entries are removed. No entry is lost, but those of a batch are replaced twice
+        if the process or the connection ends in between, and so is one that somebody else takes just then.
 
         Args:
             client: any `redis.Redis`.
@@ -102,10 +106,11 @@ class Orphan:
             The result of each batch.
 
         Raises:
-            redis.ResponseError: the server refused a command of `replace`. Its entry was put back.
+            redis.ResponseError: the server refused a command of `replace`. Its entry is still there, or was put back.
         """
         names = keys.QueueKeys.of(self.name)
         left = 0
+        is_one_slot = True
         with client.pipeline(transaction=True) as pipe:
             while True:
                 pipe.watch(names.timeout_set, names.delay_list)
@@ -115,15 +120,23 @@ class Orphan:
                 commands = [(entry, replace(entry)) for entry in page if entry is not None]
                 chosen = [(entry, command) for entry, command in commands if command is not None]
                 pipe.multi()
-                for entry, command in chosen:
-                    pipe.execute_command(*command)
-                    pipe.zrem(names.timeout_set, entry.raw)
-                    pipe.lrem(names.delay_list, 1, entry.raw)  # type: ignore[arg-type]
+                if is_one_slot:
+                    for entry, command in chosen:
+                        pipe.execute_command(*command)
+                        _remove(pipe, names, entry)
+                else:
+                    pipe.zcard(names.timeout_set)  # it fails if somebody else changed the queue
                 try:
                     replies = pipe.execute(raise_on_error=False)
                 except WatchError:
                     continue
-                _put_back(client, names, [entry for entry, _ in chosen], replies)
+                except ClusterCrossSlotError:
+                    is_one_slot = False
+                    continue
+                if is_one_slot:
+                    _put_back(client, names, [entry for entry, _ in chosen], replies)
+                else:
+                    _replace_first(client, names, chosen)
                 left += len(page) - len(chosen)
                 yield HandedOver(len(chosen), len(page) - len(chosen))
 
@@ -146,6 +159,27 @@ def _page(client: Any, names: keys.QueueKeys, start: int) -> list[Entry | None]:
         "ZRANGE", names.timeout_set, start, start + _BATCH - 1, "WITHSCORES", **{NEVER_DECODE: True}
     )
     return [entry_of(raw, score) for raw, score in pairs(found)]
+
+
+def _remove(pipe: Any, names: keys.QueueKeys, entry: Entry) -> None:
+    pipe.zrem(names.timeout_set, entry.raw)
+    pipe.lrem(names.delay_list, 1, entry.raw)
+
+
+def _replace_first(client: redis.Redis, names: keys.QueueKeys, chosen: Sequence[tuple[Entry, tuple[Any, ...]]]) -> None:
+    """Replace entries, and remove those that are replaced; for replacements in another hash slot."""
+    with client.pipeline(transaction=False) as pipe:
+        for _, command in chosen:
+            pipe.execute_command(*command)
+        replies = pipe.execute(raise_on_error=False)
+    with client.pipeline(transaction=True) as pipe:
+        for (entry, _), reply in zip(chosen, replies, strict=True):
+            if not isinstance(reply, Exception):
+                _remove(pipe, names, entry)
+        pipe.execute()
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
 
 
 def _put_back(client: redis.Redis, names: keys.QueueKeys, entries: Sequence[Entry], replies: Sequence[Any]) -> None:

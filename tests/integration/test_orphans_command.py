@@ -20,6 +20,8 @@ from tests.support import wait_until
 from tests.worker_app import make_app
 from tests.workers import Worker
 
+pytestmark = pytest.mark.on_cluster
+
 Command = Callable[..., Result]
 
 

@@ -1,0 +1,59 @@
+"""Orphans are handed over to another hash slot, where no transaction can remove and replace an entry."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_delayq import DelayedQueue
+from celery_delayq.queue import codec, orphans
+from celery_delayq.queue.entry import Entry
+from celery_delayq.queue.orphans import Orphan
+from tests.brokers import ClusterServer
+from tests.redis_cluster.servers import Cluster
+from tests.state import FAR, seed
+
+PAYLOADS = [b"%d" % number for number in range(150)]
+
+
+def push_to(name: str) -> Callable[[Entry], tuple[Any, ...]]:
+    return lambda entry: ("RPUSH", name, entry.payload)
+
+
+def leave(queue: DelayedQueue) -> None:
+    seed(queue, {codec.pack(b"%08d" % at, payload): FAR + at for at, payload in enumerate(PAYLOADS)})
+
+
+def die(*args: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_dies_between_two_steps_loses_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ClusterServer(cluster).client() as client:
+        queue = DelayedQueue(client, "jobs")
+        leave(queue)
+        handing_over = Orphan.look(client, "jobs").hand_over(client, push_to("taken"))
+        with monkeypatch.context() as patched:
+            patched.setattr(orphans, "_remove", lambda *args: die() if client.exists("taken") else None)
+            with pytest.raises(KeyboardInterrupt):
+                next(handing_over)
+        assert queue.size() == 150
+        list(Orphan.look(client, "jobs").hand_over(client, push_to("taken")))
+        times = Counter(client.lrange("taken", 0, -1))
+        assert [times[payload] for payload in PAYLOADS] == [2] * 100 + [1] * 50
+        assert queue.size() == 0
+
+
+def test_within_one_slot_it_is_a_transaction(cluster: Cluster) -> None:
+    with ClusterServer(cluster).client() as client:
+        queue = DelayedQueue(client, "{shop}:jobs")
+        leave(queue)
+        cluster.reset_counts()
+        list(Orphan.look(client, "{shop}:jobs").hand_over(client, push_to("{shop}:taken")))
+        assert client.lrange("{shop}:taken", 0, -1) == PAYLOADS
+        assert queue.size() == 0
+        assert cluster.counts()["exec"] == 2, "a transaction for each batch"
+        assert cluster.counts()["zrem"] == 150
