@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +35,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Execution:
-    """One execution of a task that writes down its start and its end; by the clock of the machine, unix time.
+    """One execution of a task that writes down its start and its end; unix time, by the clock of the ledger's Redis.
 
     Attributes:
         task_id: the id of the task.
@@ -58,7 +57,7 @@ class Acceptance:
     Attributes:
         task_id: the id of the task.
         pid: the process that begins it.
-        at_s: when, by the clock of the machine, unix time.
+        at_s: when, unix time by the clock of the ledger's Redis.
     """
 
     task_id: str
@@ -89,11 +88,14 @@ class Ledger:
         """Forget everything."""
         self.client.flushdb()
 
+    def _now_ms(self) -> float:
+        """Return the time of the server, unix time in ms: a worker's own clock may be wrong."""
+        seconds, microseconds = self.client.time()
+        return float(seconds * 1000 + microseconds / 1000)
+
     def record(self, task_id: str, note: Any = None) -> None:
         """Write down that a task runs now."""
-        seconds, microseconds = self.client.time()
-        at_ms = seconds * 1000 + microseconds / 1000
-        self.client.rpush(_KEY, json.dumps([task_id, at_ms, note]))
+        self.client.rpush(_KEY, json.dumps([task_id, self._now_ms(), note]))
 
     def runs(self) -> list[Run]:
         """Return all executions, in the order in which they began."""
@@ -103,9 +105,9 @@ class Ledger:
     def execution(self, task_id: str) -> Iterator[None]:
         """Write down that a task runs, and that it has come to its end."""
         key = uuid.uuid4().hex
-        self.client.hset(_STARTS, key, json.dumps([task_id, os.getpgrp(), time.time()]))
+        self.client.hset(_STARTS, key, json.dumps([task_id, os.getpgrp(), self._now_ms() / 1000]))
         yield
-        self.client.hset(_ENDS, key, time.time())
+        self.client.hset(_ENDS, key, self._now_ms() / 1000)
 
     def executions(self) -> list[Execution]:
         """Return what `execution` wrote down."""
@@ -115,7 +117,7 @@ class Ledger:
 
     def accept(self, task_id: str, pid: int) -> None:
         """Write down that a task was accepted."""
-        self.client.rpush(_ACCEPTED, json.dumps([task_id, pid, time.time()]))
+        self.client.rpush(_ACCEPTED, json.dumps([task_id, pid, self._now_ms() / 1000]))
 
     def acceptances(self) -> list[Acceptance]:
         """Return what `accept` wrote down."""

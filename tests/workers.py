@@ -78,13 +78,13 @@ class CeleryCommand:
             self.kill()
         self._folder.cleanup()
 
-    def start(self) -> None:
-        """Start the process."""
+    def start(self, env: Mapping[str, str] | None = None) -> None:
+        """Start the process, this time with some more environment."""
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
                 cwd=self._folder.name,
-                env=self._env,
+                env={**self._env, **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -17,8 +17,8 @@ _SECONDS = 3.0
 #: a lease, which is 30 s here.
 _RECOVERED_S, _NOISE_S = 3.0, 5.0
 
-#: Measured only by the long form: the same as `kill-prefork`, for longer.
-_TOO_LONG = {"recovery"}
+#: Only in the long form: the same as `kill-prefork`, for longer; and what strikes in random order.
+_TOO_LONG = {"recovery", "cluster"}
 
 
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in _TOO_LONG])

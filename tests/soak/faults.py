@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.soak.cluster import ClusterScene, strike_cluster
 from tests.soak.messages import send_hostile, send_poison
 from tests.soak.publisher import CLIENT_NAME
 from tests.soak.scene import Scene, Setting
@@ -37,6 +38,7 @@ class Fault:
         sentence: what happens.
         strike: does it to the scene, once; takes the number of the strike. Returns when the scene is whole again.
         setting: the scene that it needs.
+        scene: makes the scene.
         every_s: from a strike to the next one, if it takes no longer.
         seconds: how long it runs unless somebody says how long.
         latest_s: so much later than due no task may begin, besides the time without any worker; None for no limit.
@@ -46,8 +48,9 @@ class Fault:
 
     name: str
     sentence: str
-    strike: Callable[[Scene, int], None]
+    strike: Callable[[Any, int], None]
     setting: Setting = field(default_factory=Setting)
+    scene: Callable[[Setting], Scene] = Scene
     every_s: float = 4.0
     seconds: float = 20.0
     latest_s: float | None = None
@@ -292,5 +295,17 @@ FAULTS = {
             send_poison,
             Setting(rate=60, delivery_limit=3),
         ),
+        Fault(
+            "cluster",
+            "nodes of a Redis Cluster and workers are killed, suspended and cut off; slots move, replicas take over",
+            strike_cluster,
+            Setting(replicas=1, rate=60),
+            scene=ClusterScene,
+            every_s=6,
+            seconds=120.0,
+        ),
     )
 }
+
+#: Those that stock Celery can be compared with: it knows no Redis Cluster.
+STOCK_FAULTS = {name: fault for name, fault in FAULTS.items() if fault.scene is Scene}

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +26,9 @@ _BURST_S = 0.1
 _LONG_EVERY, _LONG_S = 60, 0.5
 
 _LONGEST_COUNTDOWN_S = 2.0
+
+#: Tasks that are due at a full second are published so long before, and up to a second more.
+_PUNCTUAL_AHEAD_S = 2.0
 
 #: What the publisher's connections are called on the server.
 CLIENT_NAME = "publisher"
@@ -53,25 +57,34 @@ class Booking:
 
 
 class Publisher:
-    """Publishes in a thread, for as long as the `with` block lasts or until `stop`.
+    """Publishes in a thread for each queue, for as long as the `with` block lasts or until `stop`.
 
-    It never tries again, nor does its client: nothing is published twice.
+    It never tries again, nor does its client: nothing is published twice. A queue that cannot be published to does not
+    hold up the others.
 
     Args:
         app: an app with the tasks of `tests.worker_app`.
-        rate: tasks a second.
+        rate: tasks a second, of all queues together.
+        queues: their names.
+        punctual_every: every so many tasks, one is due at a full second, like periodic tasks; 0 for none.
     """
 
-    def __init__(self, app: Celery, rate: float) -> None:
+    def __init__(
+        self, app: Celery, rate: float, queues: Sequence[str] = ("celery",), *, punctual_every: int = 0
+    ) -> None:
         self.bookings: list[Booking] = []
         self._app = app
-        self._rate = rate
-        self._random = random.Random(1)
+        self._rate = rate / len(queues)
+        self._punctual_every = punctual_every
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._threads = [
+            threading.Thread(target=self._run, args=(queue, random.Random(seed)), daemon=True)
+            for seed, queue in enumerate(queues, 1)
+        ]
 
     def __enter__(self) -> Publisher:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -80,10 +93,11 @@ class Publisher:
     def stop(self) -> None:
         """Publish nothing more."""
         self._stop.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive(), "the publisher hangs"
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), "the publisher hangs"
 
-    def _run(self) -> None:
+    def _run(self, queue: str, luck: random.Random) -> None:
         with ExitStack() as stack:
             connection = stack.enter_context(self._app.connection_for_write())
             channel = connection.channel()
@@ -94,13 +108,15 @@ class Publisher:
                 at_s = start + (number // (self._rate * _BURST_S)) * _BURST_S
                 if self._stop.wait(max(0.0, at_s - time.monotonic())):
                     return
-                self.bookings.append(self._publish(number, producer))
+                self.bookings.append(self._publish(number, luck, producer=producer, queue=queue))
 
-    def _publish(self, number: int, producer: Any) -> Booking:
+    def _publish(self, number: int, luck: random.Random, **options: Any) -> Booking:
         """Publish one: half of them acknowledged late, half of those and half of the others with a countdown."""
-        countdown = self._random.uniform(0, _LONGEST_COUNTDOWN_S) if number // 2 % 2 else 0.0
-        seconds = _LONG_S if number % _LONG_EVERY == 0 else self._random.uniform(0.002, 0.008)
-        return self._submit(seconds, acks_late=number % 2 == 0, countdown=countdown, producer=producer)
+        countdown = luck.uniform(0, _LONGEST_COUNTDOWN_S) if number // 2 % 2 else 0.0
+        if self._punctual_every and number % self._punctual_every == 0:
+            countdown = 1 - time.time() % 1 + _PUNCTUAL_AHEAD_S
+        seconds = _LONG_S if number % _LONG_EVERY == 0 else luck.uniform(0.002, 0.008)
+        return self._submit(seconds, acks_late=number % 2 == 0, countdown=countdown, **options)
 
     def submit_long(self, seconds: float) -> str:
         """Publish one more that takes so long, and is acknowledged late; returns its id. Safe in any thread."""
@@ -108,14 +124,14 @@ class Publisher:
         self.bookings.append(booking)
         return booking.task_id
 
-    def _submit(self, seconds: float, *, acks_late: bool, countdown: float = 0.0, producer: Any = None) -> Booking:
+    def _submit(self, seconds: float, *, acks_late: bool, countdown: float = 0.0, **options: Any) -> Booking:
         task_id = str(uuid.uuid4())
         due_s = time.time() + countdown
         outcome: Outcome = "sure"
         error = ""
         try:
             self._app.tasks["work_late" if acks_late else "work"].apply_async(
-                (seconds,), task_id=task_id, countdown=countdown or None, producer=producer, retry=False
+                (seconds,), task_id=task_id, countdown=countdown or None, retry=False, **options
             )
         except Exception as exc:
             outcome = "refused" if _is_refusal(exc) else "in doubt"

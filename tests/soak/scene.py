@@ -27,8 +27,9 @@ from tests.support import lasting_keys, wait_until
 from tests.worker_app import publisher as publishing_app
 from tests.workers import Worker
 
-#: What stays in a broker for good: the registry of delayed queues, and kombu's bindings.
-_DOCUMENTED = ("delayq:queues", "delayq:retired:", "_kombu.")
+#: What stays in a broker for good: the registry of delayed queues, and kombu's bindings, which have another name in a
+#: cluster.
+_DOCUMENTED = ("delayq:queues", "delayq:retired:", "_kombu.", "{_kombu.")
 
 _CONSUMERS, _DEAD = "delayq:consumers:", "delayq:dead:"
 
@@ -88,7 +89,11 @@ class Scene:
         absent_s: how long there was no worker, at the longest.
         failovers: how many times the replica was promoted.
         losses: how many of these times it lacked something for sure.
+        history: what was done when, a line each.
+        queues: what workers consume.
     """
+
+    queues: Sequence[str] = ("celery",)
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -98,6 +103,8 @@ class Scene:
         self.absent_s = 0.0
         self.failovers = 0
         self.losses = 0
+        self.history: list[str] = []
+        self._replicated: Replicated | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Scene:
@@ -105,23 +112,29 @@ class Scene:
             ledger_server = stack.enter_context(PrivateRedis())
             self.ledger = Ledger(ledger_server.url)
             stack.callback(self.ledger.client.close)
-            self._replicated = stack.enter_context(self._servers()) if self.setting.has_sentinel else None
-            self.broker = self._replicated.master if self._replicated else stack.enter_context(_durable_redis())
-            self.proxy = Proxy(self.broker.port)
-            stack.callback(self.proxy.close)
-            first_port = self.proxy.port if self.setting.has_proxy else self.broker.port
-            self.workers = [self._worker(first_port), self._worker(self.broker.port)]
+            url, *workers_urls = self._start_broker(stack)
+            self.workers = [self._worker(worker_url) for worker_url in workers_urls]
             for worker in self.workers:
                 stack.callback(worker.__exit__)
                 worker.start()
             for worker in self.workers:
                 worker.wait_until_ready()
-            self.app = stack.enter_context(
-                publishing_app(self._url(self.broker.port), self.ledger.url, **self._conf(client_name=CLIENT_NAME))
-            )
-            self.publisher = stack.enter_context(Publisher(self.app, self.setting.rate))
+            self.app = stack.enter_context(publishing_app(url, self.ledger.url, **self._conf(client_name=CLIENT_NAME)))
+            self.publisher = stack.enter_context(self._publisher())
             self._stack = stack.pop_all()
         return self
+
+    def _start_broker(self, stack: ExitStack) -> list[str]:
+        """Start the servers; return the broker URLs of the publisher and of each worker."""
+        self._replicated = stack.enter_context(self._servers()) if self.setting.has_sentinel else None
+        self.broker = self._replicated.master if self._replicated else stack.enter_context(_durable_redis())
+        self.proxy = Proxy(self.broker.port)
+        stack.callback(self.proxy.close)
+        url = self._url(self.broker.port)
+        return [url, self._url(self.proxy.port) if self.setting.has_proxy else url, url]
+
+    def _publisher(self) -> Publisher:
+        return Publisher(self.app, self.setting.rate)
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
@@ -150,8 +163,14 @@ class Scene:
             options["master_name"] = MASTER_NAME
         return {"delayqs": int(not self.setting.is_stock), "broker_transport_options": options}
 
-    def _worker(self, port: int) -> Worker:
-        return Worker(pool=self.setting.pool, broker=self._url(port), ledger=self.ledger.url, conf=self._conf())
+    def _worker(self, url: str) -> Worker:
+        return Worker(
+            *("-Q", ",".join(self.queues)),
+            pool=self.setting.pool,
+            broker=url,
+            ledger=self.ledger.url,
+            conf=self._conf(),
+        )
 
     # -- what faults do
 
@@ -333,7 +352,7 @@ class Scene:
                 client.scan_iter("delayq:inflight:*", count=1000)
             ):
                 return False
-            return self.setting.is_stock or len(_leases(client, f"{_CONSUMERS}{{celery}}")) == len(self.workers)
+            return self.setting.is_stock or len(leases(client, f"{_CONSUMERS}{{celery}}")) == len(self.workers)
 
     def complaints(self) -> list[str]:
         """Return what is wrong besides tasks: workers that ended by themselves or were silent, and dead letters."""
@@ -366,12 +385,7 @@ class Scene:
         Dead letters are not among them, see `complaints`. That a consumer was given up may be remembered for a minute.
         """
         with self.client() as client:
-            return {
-                key
-                for key in lasting_keys(client)
-                if not key.startswith((*_DOCUMENTED, _DEAD))
-                and (not key.startswith(_CONSUMERS) or _leases(client, key))
-            }
+            return {key for key in lasting_keys(client) if not is_lasting(client, key)}
 
 
 def ended(workers: Iterable[Worker]) -> list[str]:
@@ -388,9 +402,14 @@ def _master_port(sentinel: redis.Redis) -> int:
     return int(address[1])
 
 
-def _leases(client: redis.Redis, key: str) -> Any:
+def leases(client: redis.Redis, key: str) -> Any:
     """Return the consumers that were not given up."""
     return client.zrangebyscore(key, 0, "+inf")
+
+
+def is_lasting(client: redis.Redis, key: str) -> bool:
+    """Return whether a key may be there once everything has stopped."""
+    return key.startswith((*_DOCUMENTED, _DEAD)) or (key.startswith(_CONSUMERS) and not leases(client, key))
 
 
 def _is_known(open_sentinel: Callable[[], AbstractContextManager[redis.Redis]], port: int) -> bool:

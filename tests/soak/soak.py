@@ -27,7 +27,7 @@ class Result:
         verdict: what became of the tasks.
         complaints: what else is wrong, in words.
         errors: what publishers were told: the first of each kind.
-        traces: of tasks that were lost, or ran twice without need: what is known of them.
+        traces: of tasks that were lost, or ran twice without need: what is known of them, and what was done when.
         may_lose: whether tasks may be lost.
     """
 
@@ -64,7 +64,7 @@ def run(
         on_strike: called with the number of the strike, from 0 on.
     """
     setting = replace(fault.setting, is_stock=is_stock, pool=pool or fault.setting.pool)
-    with Scene(setting) as scene:
+    with fault.scene(setting) as scene:
         end = time.monotonic() + (fault.seconds if seconds is None else seconds)
         strikes = 0
         time.sleep(_CALM_S)
@@ -86,6 +86,8 @@ def run(
         complaints += [f"a key is left: {key}" for key in scene.leftovers()]
         errors = {booking.error.partition(":")[0]: booking.error for booking in scene.publisher.bookings}
         refusals = [error for error in errors.values() if error]
+        if traces or complaints:
+            traces += scene.history
         return Result(fault.name, strikes, scene.verdict(), complaints, refusals, traces, fault.may_lose)
 
 
