@@ -5,6 +5,7 @@ kombu's Pub/Sub, and commands without a key, go to a home node: any master, as l
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -38,8 +39,8 @@ class ClusterChannel(DelayedChannel):
     """A channel whose queues are on the nodes of a Redis Cluster, by their hash slots.
 
     Overrides these hooks of kombu (5.6 and 5.7) besides those of `DelayedChannel`: `_q_for_pri`, `_get_pool`,
-    `queue_declare`, `_queue_bind`, `get_table`, `_receive`, and the prefixes of kombu's own keys, which have to share a
-    slot.
+    `queue_declare`, `queue_delete`, `_queue_bind`, `get_table`, `_receive`, and the prefixes of kombu's own keys, which
+    have to share a slot.
     """
 
     QoS = ClusterQoS
@@ -154,6 +155,15 @@ class ClusterChannel(DelayedChannel):
             if passive:
                 raise
             return queue_declare_ok_t(queue, 0, 0)
+
+    def queue_delete(self, queue: str, *args: Any, **kwargs: Any) -> Any:
+        """Delete a queue, see kombu."""
+        if kwargs.pop("client", None) is None:
+            return super().queue_delete(queue, *args, **kwargs)
+        # kombu closes the channel, and gives a client of the home node. Closing goes on if the queue's node is away.
+        with suppress(*self.connection_errors):
+            super().queue_delete(queue, *args, **kwargs)
+        return None
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         """Bind a queue, see kombu; later if the node of the bindings is away."""

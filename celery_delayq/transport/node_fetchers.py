@@ -156,6 +156,8 @@ class NodeFetchers:
         #: The addresses in the order in which they are asked; the one that had messages goes to the end.
         self._turns: deque[Address] = deque()
         self._version = -1
+        #: Whether queues or nodes may have changed since the last fetch.
+        self._is_changed = True
         #: Node -> queues of this channel; None to find out.
         self._at: dict[Address, list[str]] | None = None
 
@@ -174,9 +176,10 @@ class NodeFetchers:
     def _follow(self) -> None:
         """Have a fetcher for each node that has queues of this channel, and none for others."""
         transport, topology = self._channel.connection, self._channel.topology
-        if topology.version == self._version and self._at is not None:
+        if topology.version == self._version and not self._is_changed:
             return
         is_new = topology.version != self._version
+        self._is_changed = False
         self._version, self._at = topology.version, None
         masters = {node.address for node in topology.masters()}
         for address in self._fetchers.keys() - masters:
@@ -195,12 +198,12 @@ class NodeFetchers:
 
     def on_queues_changed(self) -> None:
         """Follow a change of `channel.task_queues`."""
-        self._at = None
+        self._at, self._is_changed = None, True
         self._try_each(Fetcher.on_queues_changed)
 
     def on_nodes_changed(self) -> None:
         """Look which nodes there are at the next fetch. Safe in any thread."""
-        self._at = None
+        self._at, self._is_changed = None, True
 
     def _end(self, fetcher: NodeFetcher) -> None:
         self._fetchers.pop(fetcher.address, None)

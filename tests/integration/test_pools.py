@@ -20,12 +20,7 @@ from tests.workers import Worker
 
 pytestmark = pytest.mark.on_cluster
 
-#: Celery shows the error in these pools only.
-_UNBOUND = pytest.mark.fails_on_cluster("bindings of a channel that ends are removed at the home node: MovedError")
-POOLS = [
-    *("prefork", "threads", "solo"),
-    *(pytest.param(pool, marks=_UNBOUND) for pool in ("gevent", "eventlet")),
-]
+POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 KEYS = QueueKeys.of("celery")
 
 

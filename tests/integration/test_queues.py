@@ -70,7 +70,6 @@ def test_delayed_tasks_run_where_the_registry_is_of_another_type(
         broker_client.delete("delayq:queues")
 
 
-@pytest.mark.fails_on_cluster("nobody fetches from a node at which the worker had no queue before")
 def test_queues_that_a_worker_is_told_to_consume_are_transferred_and_no_longer_than_that(
     app: Celery, worker: Worker, ledger: Ledger, broker_client: redis.Redis
 ) -> None:

@@ -152,7 +152,6 @@ def test_results_and_chords(cluster: Cluster, ledger: Ledger) -> None:
         assert chord((add.s(n, n) for n in range(10)), total.s()).apply_async().get(timeout=20) == 90
 
 
-@pytest.mark.xfail(reason="kombu removes them with a client of the home node, which answers MOVED", strict=True)
 def test_a_worker_that_ends_leaves_no_binding(cluster: Cluster, ledger: Ledger) -> None:
     """Such as that of its queue for remote control: bindings would pile up."""
     bindings = "{_kombu.binding}.celery.pidbox"
