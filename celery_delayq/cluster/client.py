@@ -1078,16 +1078,22 @@ _NO_OPTIONS = (NEVER_DECODE, "keys")
 
 
 @contextmanager
-def own_connections(topology: Topology, address: Address) -> Iterator[Routed]:
+def own_connections(topology: Topology, address: Address, *, must_be_master: bool = False) -> Iterator[Routed]:
     """Give a client with connections of its own, whose commands without a key go to a node; close them at the end.
 
     Args:
         topology: the nodes; it is not changed.
         address: the node; if it is no longer a master, they go to any other.
+        must_be_master: raise an error instead.
+
+    Raises:
+        redis.ConnectionError: the node is no longer a master, but must be one.
     """
     own = topology.clone()
     try:
         is_master = any(node.address == address for node in own.masters())
+        if must_be_master and not is_master:
+            raise exceptions.ConnectionError(f"Redis node {address} is no longer a master")
         yield Routed(own, home=address if is_master else None)
     finally:
         own.close()

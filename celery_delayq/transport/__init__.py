@@ -256,10 +256,17 @@ class Transport(kombu_redis.Transport):
                 keyprefix=self.client.transport_options.get("global_keyprefix", ""),
                 settings=settings,
                 may_begin=self.may_transfer,
-                history=histories.setdefault(server, History(logger)),
+                history=self._history_of(server, histories),
                 serves=serves,
             )
             loop.start()
+
+    def _history_of(self, server: str, histories: dict[str, History]) -> History:
+        """Return what is known of a server; of its former master, if it has taken over."""
+        for former in histories.keys() - self._loops.keys():
+            if self.nodes is not None and server not in histories and self.nodes.successor(former) == server:
+                histories[server] = histories.pop(former)
+        return histories.setdefault(server, History(logger))
 
     def follow_nodes(self) -> None:
         """Have a transfer loop for each master of the cluster; for the thread that fetches."""

@@ -18,7 +18,7 @@ from redis.retry import Retry
 
 from celery_delayq.cluster.client import Routed, RoutedPipeline
 from celery_delayq.cluster.names import check_name, is_tagged, priority_list
-from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.cluster.topology import PATIENCE_S, Address, Topology
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.known import NodeConnection, NodeSSLConnection
@@ -112,6 +112,9 @@ class ClusterChannel(DelayedChannel):
     def _get_pool(self, asynchronous: bool = False) -> Any:
         params = self._connparams(asynchronous=asynchronous)
         self.keyprefix_fanout: str = self.keyprefix_fanout.format(db=params["db"])
+        if asynchronous and params["socket_timeout"]:
+            # redis-py connects a subscription again by itself, to the same node, which may hang.
+            params["socket_timeout"] = min(params["socket_timeout"], PATIENCE_S)
         return _pool(params, self.topology.home().address)
 
     @property

@@ -24,18 +24,24 @@ class Nodes:
         self.topology = topology
         self.bindings = Bindings()
         self._on_change = on_change
+        #: Server -> a slot that it has, or had while it was a master.
+        self._slots: dict[str, int | None] = {}
         self._watch: NodesWatch | None = None
 
     def servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:
         """Return, for each master, how to connect to it, and which lists it has."""
         topology = self.topology
-        return {
-            str(node.address): (
-                partial(own_connections, topology, node.address),
-                partial(topology.serves, node.address),
-            )
-            for node in topology.masters()
-        }
+        found: dict[str, tuple[Any, Callable[[str], bool]]] = {}
+        for address in [node.address for node in topology.masters()]:
+            self._slots[str(address)] = topology.slot_at(address)
+            connect = partial(own_connections, topology, address, must_be_master=True)
+            found[str(address)] = (connect, partial(topology.serves, address))
+        return found
+
+    def successor(self, server: str) -> str | None:
+        """Return the server that has what another one had; None if that is not known."""
+        slot = self._slots.get(server)
+        return None if slot is None else str(self.topology.node_of(slot).address)
 
     def watch(self) -> None:
         """Look soon which node has which slots, and again from time to time."""

@@ -30,6 +30,9 @@ class NodesWatch(LoopThread):
         self._topology = topology
         self._on_change = on_change
         self._lost: set[Address] = set()
+        #: The masters when this looked last: others may have brought the topology up to date since.
+        self._masters = {node.address for node in topology.masters()}
+        self._version = topology.version
         self._waker = Waker()
         self._is_hurried = False
 
@@ -69,14 +72,15 @@ class NodesWatch(LoopThread):
                     self._waker.drain()
 
     def _look(self) -> None:
-        before = {node.address for node in self._topology.masters()}
-        version = self._topology.version
         self._topology.refresh()
+        version = self._topology.version
         masters = {node.address for node in self._topology.masters()}
-        for address in before - masters:
+        former, self._masters = self._masters - masters, masters
+        for address in former:
             ended = leave(*address)
             logger.info("Redis node %s is no longer a master; ended %d connections to it", address, ended)
         back = {address for address in self._lost if address not in masters or self._topology.answers(address)}
         self._lost -= back
-        if back or self._topology.version != version:
+        if back or self._version != version:
+            self._version = version
             self._on_change()
