@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from examples.private_redis import PrivateRedis
+from tests.brokers import Server
 from tests.fetching.reading import DB
 from tests.integration.publishing import Broker, broker
 
 
 @pytest.fixture
-def ours(redis_server: PrivateRedis) -> Iterator[Broker]:
-    with broker(redis_server, "delayq", DB) as ours:
+def ours(any_broker: Server) -> Iterator[Broker]:
+    with broker(any_broker, "delayq", DB) as ours:
         yield ours

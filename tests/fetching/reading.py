@@ -15,7 +15,7 @@ from kombu.message import Message
 from kombu.serialization import loads
 
 from celery_delayq.queue.dead_letters import NOT_A_MESSAGE, DeadLetters
-from examples.private_redis import PrivateRedis
+from tests.brokers import Server
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker, broker
 from tests.support import wait_until
@@ -105,8 +105,8 @@ def redelivered(message: Message) -> bool:
 
 
 @contextmanager
-def with_options(redis_server: PrivateRedis, **options: Any) -> Iterator[Broker]:
-    with broker(redis_server, "delayq", DB, **options) as ours:
+def with_options(server: Server, **options: Any) -> Iterator[Broker]:
+    with broker(server, "delayq", DB, **options) as ours:
         yield ours
 
 

@@ -16,6 +16,8 @@ from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker, broker
 from tests.support import wait_until
 
+pytestmark = pytest.mark.on_cluster
+
 __all__ = ["consumers"]
 
 kombu_5_7 = pytest.mark.skipif(not hasattr(StockChannel, "_get_queue_expire"), reason="x-expires came with kombu 5.7")
@@ -113,6 +115,7 @@ def test_one_that_is_declared_without_expires_is_kept(ours: Broker) -> None:
         assert ours.client.ttl("q") == -1
 
 
+@pytest.mark.one_server("its consumers know one")
 def test_what_is_put_back_late_expires(consumers: Consumers) -> None:
     """By a watchdog, when the channel is gone that knew its queue."""
     consumer = consumers.make(expires_ms={"q": 100_000})

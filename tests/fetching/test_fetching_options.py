@@ -13,18 +13,21 @@ from kombu import Connection
 
 from celery_delayq import ConfigurationError
 from examples.private_redis import PrivateRedis
+from tests.brokers import Server
 from tests.fetching.reading import DB, is_set_aside, publish, queue, reader, with_options
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker
 from tests.support import wait_until
 from tests.worker_app import PASSWORD, USER
 
+pytestmark = pytest.mark.on_cluster
+
 # -- options
 
 
 @pytest.mark.parametrize("prefetch", [1, 0])
-def test_global_keyprefix(redis_server: PrivateRedis, prefetch: int) -> None:
-    with with_options(redis_server, global_keyprefix="app:") as ours:
+def test_global_keyprefix(any_broker: Server, prefetch: int) -> None:
+    with with_options(any_broker, global_keyprefix="app:") as ours:
         publish(ours, "q", *range(5))
         ours.client.lpush("app:q", b"no message")
         publish(ours, "q", "behind")
@@ -41,8 +44,8 @@ def test_global_keyprefix(redis_server: PrivateRedis, prefetch: int) -> None:
         is_set_aside(ours, b"no message", "app:q")
 
 
-def test_ack_emulation_off_is_as_kombu_has_it(redis_server: PrivateRedis) -> None:
-    with with_options(redis_server, ack_emulation=False) as ours:
+def test_ack_emulation_off_is_as_kombu_has_it(any_broker: Server) -> None:
+    with with_options(any_broker, ack_emulation=False) as ours:
         publish(ours, "q", 1, 2, 3)
         message = queue("q")(ours.channel).get()
         assert message.payload == 1

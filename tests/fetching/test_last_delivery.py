@@ -12,19 +12,21 @@ import pytest
 from celery_delayq.queue import scripts
 from celery_delayq.transport import last_delivery
 from celery_delayq.transport.redelivery import ALONE, DELIVERY_COUNT
-from examples.private_redis import PrivateRedis
+from tests.brokers import Server
 from tests.fetching.reading import bodies_on, publish, queue, reader, with_options
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker
 from tests.state import calls
 from tests.support import wait_until
 
+pytestmark = pytest.mark.on_cluster
+
 LIMIT = 3
 
 
 @pytest.fixture
-def ours(redis_server: PrivateRedis) -> Iterator[Broker]:
-    with with_options(redis_server, delivery_limit=LIMIT) as ours:
+def ours(any_broker: Server) -> Iterator[Broker]:
+    with with_options(any_broker, delivery_limit=LIMIT) as ours:
         yield ours
 
 
@@ -216,8 +218,8 @@ def test_it_may_be_acknowledged_while_something_begins_beside_it(ours: Broker, m
 
 
 @pytest.mark.parametrize("limit", [0, 1, LIMIT, 20])
-def test_what_was_never_in_flight_at_a_crash_is_no_suspect(redis_server: PrivateRedis, limit: int) -> None:
-    with with_options(redis_server, delivery_limit=limit) as ours:
+def test_what_was_never_in_flight_at_a_crash_is_no_suspect(any_broker: Server, limit: int) -> None:
+    with with_options(any_broker, delivery_limit=limit) as ours:
         publish(ours, "q", 1, 2, 3)
         with reader(ours, "q", prefetch=3, ack=False) as it:
             assert it.drain(3) == [1, 2, 3]

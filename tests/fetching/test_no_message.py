@@ -9,6 +9,8 @@ from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker
 from tests.support import wait_until
 
+pytestmark = pytest.mark.on_cluster
+
 WRONG = {
     "no JSON": b"\x80\x04pickle",
     "truncated": b'{"body": "',

@@ -11,33 +11,38 @@ from collections import Counter
 import pytest
 
 from celery_delayq.transport import fetcher
-from examples.private_redis import PrivateRedis
+from tests.brokers import Server
 from tests.fetching.reading import publish, reader, with_options
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker
 from tests.support import wait_until
 
+pytestmark = pytest.mark.on_cluster
+
+_ORDER = pytest.mark.fails_on_cluster("an order of queues holds only among those of one node")
+
 # -- order
 
 
+@_ORDER
 @pytest.mark.parametrize("prefetch", [1, 4, 0])
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [("priority", ["b"] * 40 + ["a"] * 40), ("sorted", ["a"] * 40 + ["b"] * 40)],
 )
 def test_a_queue_that_is_preferred_is_emptied_first(
-    redis_server: PrivateRedis, strategy: str, expected: list[str], prefetch: int
+    any_broker: Server, strategy: str, expected: list[str], prefetch: int
 ) -> None:
-    with with_options(redis_server, queue_order_strategy=strategy) as ours:
+    with with_options(any_broker, queue_order_strategy=strategy) as ours:
         publish(ours, "a", *["a"] * 40)
         publish(ours, "b", *["b"] * 40)
         with reader(ours, "b", "a", prefetch=prefetch) as it:
             assert it.drain(80) == expected
 
 
-@pytest.mark.parametrize("prefetch", [1, 2, 4, 0])
-def test_round_robin_gives_each_queue_its_share(redis_server: PrivateRedis, prefetch: int) -> None:
-    with with_options(redis_server, queue_order_strategy="round_robin") as ours:
+@pytest.mark.parametrize("prefetch", [1, *(pytest.param(prefetch, marks=_ORDER) for prefetch in (2, 4, 0))])
+def test_round_robin_gives_each_queue_its_share(any_broker: Server, prefetch: int) -> None:
+    with with_options(any_broker, queue_order_strategy="round_robin") as ours:
         publish(ours, "a", *["a"] * 60)
         publish(ours, "b", *["b"] * 60)
         with reader(ours, "a", "b", prefetch=prefetch) as it:
@@ -47,8 +52,8 @@ def test_round_robin_gives_each_queue_its_share(redis_server: PrivateRedis, pref
 
 
 @pytest.mark.parametrize("steps", [None, [0, 5], list(range(10))])
-def test_a_higher_priority_comes_first(redis_server: PrivateRedis, steps: list[int] | None) -> None:
-    with with_options(redis_server, **({"priority_steps": steps} if steps else {})) as ours:
+def test_a_higher_priority_comes_first(any_broker: Server, steps: list[int] | None) -> None:
+    with with_options(any_broker, **({"priority_steps": steps} if steps else {})) as ours:
         published = [9, 0, 5, 1, 9, 4, 0, 6]
         for priority in published:
             publish(ours, "q", priority, priority=priority)
@@ -68,6 +73,7 @@ def test_a_higher_priority_overtakes_a_backlog_that_is_being_fetched(ours: Broke
     assert received.index("high") <= already + (prefetch or 20)
 
 
+@_ORDER
 def test_a_priority_of_one_queue_overtakes_another_queue(ours: Broker) -> None:
     publish(ours, "a", *["low"] * 10, priority=9)
     publish(ours, "b", *["high"] * 10, priority=3)
@@ -134,6 +140,7 @@ def test_a_pool_that_is_busy_for_long_is_given_what_the_prefetch_count_allows(ou
         assert in_flight(ours.client) == 8
 
 
+@pytest.mark.one_server("it looks into its fetcher")
 @pytest.mark.usefixtures("patient")
 def test_replies_that_nobody_has_read_yet_do_no_harm_to_a_health_check(
     ours: Broker, caplog: pytest.LogCaptureFixture
@@ -156,6 +163,7 @@ def test_replies_that_nobody_has_read_yet_do_no_harm_to_a_health_check(
     assert not caplog.records
 
 
+@pytest.mark.one_server("it looks into its fetcher")
 @pytest.mark.usefixtures("patient")
 def test_what_became_of_acknowledgements_is_looked_at_where_nothing_is_fetched(ours: Broker) -> None:
     publish(ours, "q", *range(4))

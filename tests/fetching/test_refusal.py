@@ -18,6 +18,11 @@ from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker
 from tests.support import wait_until
 
+pytestmark = pytest.mark.on_cluster
+
+_LOST = pytest.mark.fails_on_cluster("such an error of a callback is taken for a lost node")
+_CONNECTION_ERRORS = (redis.ConnectionError("lost"), redis.ReadOnlyError("demoted"))
+
 
 def is_defect(message: dict[str, Any]) -> str | None:
     """As a worker says it."""
@@ -89,7 +94,7 @@ def test_what_is_not_to_blame_raises_and_goes_back(ours: Broker, prepare: Callab
     assert not letters(ours)
 
 
-@pytest.mark.parametrize("error", [redis.ConnectionError("lost"), redis.ReadOnlyError("demoted"), MemoryError()])
+@pytest.mark.parametrize("error", [*(pytest.param(error, marks=_LOST) for error in _CONNECTION_ERRORS), MemoryError()])
 def test_some_errors_are_never_the_messages(ours: Broker, error: Exception) -> None:
     bad(ours, "fails")
     with Fragile(ours, error) as it:

@@ -16,6 +16,7 @@ from celery_delayq import DelayedQueue
 from celery_delayq.queue.registry import registered
 from celery_delayq.transport import register
 from examples.private_redis import PrivateRedis
+from tests.brokers import Server, url_of
 from tests.state import oldest_first
 
 register()
@@ -123,10 +124,14 @@ def without_what_differs(message: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def broker(server: PrivateRedis, scheme: str, db: int, **options: Any) -> Iterator[Broker]:
-    """An empty database of the server, reached through the transport of a scheme."""
-    url = f"{scheme}://127.0.0.1:{server.port}/{db}"
-    with server.client(db=db) as client, Connection(url, transport_options=options) as connection:
+def broker(server: Server, scheme: str, db: int, **options: Any) -> Iterator[Broker]:
+    """An empty database of the server, reached through the transport of a scheme; for ours, an empty cluster, too."""
+    is_one = isinstance(server, PrivateRedis)
+    url = url_of(server, db).replace("delayq", scheme)
+    with (
+        server.client(**({"db": db} if is_one else {})) as client,
+        Connection(url, transport_options=options) as connection,
+    ):
         client.flushdb()
         yield Broker(connection, client)
 
