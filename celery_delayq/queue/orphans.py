@@ -17,6 +17,7 @@ from redis.client import NEVER_DECODE
 from redis.exceptions import ClusterCrossSlotError, WatchError
 
 from celery_delayq.queue import keys
+from celery_delayq.queue.connections import at_server_of
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import Entry, entry_of, pairs
 from celery_delayq.queue.registry import registered
@@ -67,7 +68,8 @@ class Orphan:
     def look(cls, client: redis.Redis, name: str) -> Orphan:
         """Return the present state of a list's delayed queue. Not atomic."""
         names = keys.QueueKeys.of(name)
-        with client.pipeline(transaction=False) as pipe:
+        # On a cluster, Redisson subscribes at the node of the channel's slot, which is that of the queue.
+        with at_server_of(client, names.timeout_set).pipeline(transaction=False) as pipe:
             pipe.zcard(names.timeout_set)
             pipe.execute_command("ZRANGE", names.timeout_set, 0, 0, "WITHSCORES", **{NEVER_DECODE: True})
             pipe.execute_command("ZRANGE", names.timeout_set, -1, -1, "WITHSCORES", **{NEVER_DECODE: True})

@@ -13,6 +13,7 @@ from click.testing import Result
 
 from celery_delayq import DelayedQueue
 from celery_delayq.queue import codec
+from celery_delayq.queue.connections import at_server_of
 from tests.integration.commands import delayq, rows
 from tests.ledger import ALL_WELL, Ledger
 from tests.state import FAR, nothing_changes, now_ms, seed
@@ -185,7 +186,7 @@ def test_a_queue_that_an_application_serves_is_taken_by_force_only(
     command: Command, broker_client: redis.Redis
 ) -> None:
     queue = leave(broker_client, "jobs", b"x")
-    with broker_client.pubsub() as pubsub:
+    with at_server_of(broker_client, "jobs").pubsub() as pubsub:
         pubsub.subscribe(queue.keys.channel)
         pubsub.get_message(timeout=5)
         assert "a running application transfers it" in command("adopt", "--all", "--no-dry-run").output

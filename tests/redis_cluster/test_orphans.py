@@ -1,4 +1,4 @@
-"""Orphans are handed over to another hash slot, where no transaction can remove and replace an entry."""
+"""Orphans on a cluster: where their applications listen, and how they are handed over to another hash slot."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from celery_delayq import DelayedQueue
 from celery_delayq.queue import codec, orphans
 from celery_delayq.queue.entry import Entry
+from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.orphans import Orphan
 from tests.brokers import ClusterServer
 from tests.redis_cluster.servers import Cluster
@@ -45,6 +46,17 @@ def test_what_dies_between_two_steps_loses_nothing(cluster: Cluster, monkeypatch
         times = Counter(client.lrange("taken", 0, -1))
         assert [times[payload] for payload in PAYLOADS] == [2] * 100 + [1] * 50
         assert queue.size() == 0
+
+
+def test_an_application_is_heard_where_it_listens(cluster: Cluster) -> None:
+    """That is at the node of its channel."""
+    with ClusterServer(cluster).client() as client:
+        for node in cluster.masters():
+            name = cluster.key_of(node)
+            with node.client.pubsub() as pubsub:
+                pubsub.subscribe(QueueKeys.of(name).channel)
+                pubsub.get_message(timeout=5)
+                assert Orphan.look(client, name).listeners == 1
 
 
 def test_within_one_slot_it_is_a_transaction(cluster: Cluster) -> None:

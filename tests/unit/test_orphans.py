@@ -10,6 +10,7 @@ import redis
 
 from celery_delayq import DelayedQueue
 from celery_delayq.queue import codec, orphans
+from celery_delayq.queue.connections import at_server_of
 from celery_delayq.queue.delayed_queue import Entry
 from celery_delayq.queue.orphans import Orphan
 from tests.state import FAR, seed, state
@@ -59,7 +60,7 @@ def test_find_reads_the_registry_of_its_keyprefix(client: redis.Redis) -> None:
 
 def test_an_orphan_knows_what_waits_and_who_listens(client: redis.Redis, left_behind: DelayedQueue) -> None:
     assert Orphan.look(client, "jobs") == Orphan("jobs", 252, FAR, FAR + 251, 0)
-    with client.pubsub() as pubsub:
+    with at_server_of(client, "jobs").pubsub() as pubsub:
         pubsub.subscribe(left_behind.keys.channel)
         pubsub.get_message(timeout=5)
         assert Orphan.look(client, "jobs").listeners == 1
