@@ -83,7 +83,7 @@ class PlannerLoop(LoopThread):
         """Plan until `stop()` is called. Never raises errors of the server or the network."""
         while not self._stopping:
             try:
-                with self._connect() as (store, make_planner), closing(store.client.pubsub()) as self._pubsub:
+                with self._connect() as (store, make_planner), closing(store.pubsub()) as self._pubsub:
                     self._serve(store, make_planner)
             except Exception as exc:
                 if not self._stopping:

@@ -79,6 +79,10 @@ class ScheduleStore:
             )
         return self._queues[name]
 
+    def pubsub(self) -> Any:
+        """Return a subscription for the channel of changes; on a cluster, at the node where `announce` counts them."""
+        return at_server_of(self.client, self.keys.configurations).pubsub()
+
     def now_ms(self) -> int:
         """Return the server's time, unix time in ms; on a cluster, that of the node with the periodic tasks."""
         seconds, microseconds = at_server_of(self.client, self.keys.definitions).time()

@@ -10,6 +10,7 @@ import pytest
 from celery import chord, group
 
 from celery_delayq import ConfigurationError
+from celery_delayq.queue.keys import ScheduleKeys
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.redis_cluster.servers import Cluster, slot_of
@@ -178,3 +179,15 @@ def test_a_single_server_is_not_a_cluster(redis_server: PrivateRedis, ledger: Le
 def test_it_has_database_0_only(cluster: Cluster, ledger: Ledger) -> None:
     with publisher(f"{cluster.url(1)}/2", ledger.url) as app, pytest.raises(ConfigurationError, match="database 0"):
         app.tasks["note"].delay()
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_planners_listen_where_their_signs_of_life_are_counted(cluster: Cluster, ledger: Ledger, number: int) -> None:
+    """Or all of them would seem to have been away when they were only slow."""
+    node = cluster.nodes[number]
+    prefixes = (f"shop{n}:" for n in range(1000))
+    prefix = next(it for it in prefixes if cluster.owner(ScheduleKeys.of(it).configurations) is node)
+    conf = {**options(prefix), "beat_scheduler": "celery_delayq.beat:Scheduler"}
+    with Worker(broker=cluster.url(), ledger=ledger.url, conf=conf):
+        channel = ScheduleKeys.of(prefix).channel
+        wait_until(lambda: node.client.pubsub_numsub(channel)[0][1] == 1, "it listens")
