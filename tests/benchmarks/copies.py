@@ -36,15 +36,18 @@ class Copier:
 
     Args:
         app: an app of `make_app`.
-        client: of the app's Redis.
+        client: of the app's Redis; in a cluster, of the node of the queue.
         task: its name; its argument is a number.
+        queue: the queue; the app's default one if there is none.
     """
 
-    def __init__(self, app: Celery, client: redis.Redis, task: str = "note") -> None:
+    def __init__(self, app: Celery, client: redis.Redis, task: str = "note", queue: str | None = None) -> None:
         self._delays = "delayq" in app.conf.broker_url
-        self._queue = DelayedQueue(client, app.conf.task_default_queue)
-        app.tasks[task].apply_async((0,), queue=_TEMPLATE)
-        raw: Any = client.rpop(_TEMPLATE)
+        self._queue = DelayedQueue(client, queue or app.conf.task_default_queue)
+        beside = f"{{{queue}}}" if queue else ""  # in the hash slot of the queue
+        template, self._backlog = f"{beside}{_TEMPLATE}", f"{beside}{_BACKLOG}"
+        app.tasks[task].apply_async((0,), queue=template)
+        raw: Any = client.rpop(template)
         self._message = json.loads(raw)
         self._message["properties"]["delivery_info"]["routing_key"] = self._queue.name
         _, *self._rest = json.loads(base64.b64decode(self._message["body"]))
@@ -60,11 +63,11 @@ class Copier:
 
     def prepare(self, numbers: Iterable[int]) -> None:
         """Prepare immediate tasks, which workers do not see before `release`."""
-        self._publish(_BACKLOG, numbers, ())
+        self._publish(self._backlog, numbers, ())
 
     def release(self) -> None:
         """Let what was prepared be in the queue, all of it in one instant."""
-        self._queue.client.rename(_BACKLOG, self._queue.name)
+        self._queue.client.rename(self._backlog, self._queue.name)
 
     def _publish(self, queue: str, numbers: Iterable[int], due: tuple[float, ...]) -> None:
         client, offer = self._queue.client, load("offer")

@@ -44,6 +44,9 @@ class Scale:
         peer_entries: the same for the peer, which takes its time for each.
         storm: periodic entries that are due at one full minute.
         spread: periodic entries that are not due at one instant.
+        cluster_rounds: turns on a cluster and on one server.
+        cluster_tasks: tasks a turn.
+        cluster_due: messages that are due on a cluster, a turn.
         storms_together: whether the storms of all variants are awaited at the same full minute, which saves minutes
             and distorts what is measured.
     """
@@ -78,6 +81,9 @@ class Scale:
     peer_entries: int
     storm: int
     spread: int
+    cluster_rounds: int
+    cluster_tasks: int
+    cluster_due: int
     storms_together: bool
 
 
@@ -112,6 +118,9 @@ FULL = Scale(
     peer_entries=2_000,
     storm=5_000,
     spread=10_000,
+    cluster_rounds=3,
+    cluster_tasks=2_400,
+    cluster_due=60_000,
     storms_together=False,
 )
 
@@ -146,5 +155,8 @@ QUICK = Scale(
     peer_entries=500,
     storm=200,
     spread=200,
+    cluster_rounds=1,
+    cluster_tasks=240,
+    cluster_due=6_000,
     storms_together=True,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -43,19 +43,26 @@ class BenchWorker(CeleryCommand):
         variant: `stock`, `delayq` or a peer.
         port: of its server; of a Redis server, database 0 is used.
         pool: `prefork` or `solo`.
+        broker: the broker URL, if it is another one than that of the variant.
+        queues: what it consumes; by default, the app's default queue.
 
     Attributes:
         app: to publish with.
         client: of the server, if that is a Redis.
     """
 
-    def __init__(self, variant: str, port: int, pool: str = "prefork") -> None:
-        broker = broker_url(variant, port)
+    def __init__(
+        self, variant: str, port: int, pool: str = "prefork", *, broker: str | None = None, queues: Sequence[str] = ()
+    ) -> None:
+        broker = broker or broker_url(variant, port)
+        self.queues = tuple(queues)
         self._records = tempfile.TemporaryDirectory(prefix="delayq-bench-")
         self._ledger = Path(self._records.name, "ledger")
         self.app: Celery = make_app(broker)
         self.client = redis.Redis(host="127.0.0.1", port=port)
-        options = ("-P", pool, "-c", "2", "-l", "WARNING", "-n", f"{variant}@%h")
+        options = ["-P", pool, "-c", "2", "-l", "WARNING", "-n", f"{variant}@%h"]
+        if queues:
+            options += ["-Q", ",".join(queues)]
         super().__init__("worker", *options, broker=broker, ledger=str(self._ledger), app="tests.benchmarks.shop")
 
     def __enter__(self) -> BenchWorker:
@@ -77,8 +84,9 @@ class BenchWorker(CeleryCommand):
         self.forget()
 
     def publish(self, number: int, countdown_s: float) -> None:
-        """Publish a task."""
-        self.app.tasks["note"].apply_async((number,), countdown=countdown_s or None)
+        """Publish a task, to one queue after the other."""
+        queue = {"queue": self.queues[number % len(self.queues)]} if self.queues else {}
+        self.app.tasks["note"].apply_async((number,), countdown=countdown_s or None, **queue)
 
     def forget(self) -> None:
         """Forget what ran so far."""
