@@ -80,6 +80,8 @@ class Fetcher:
         self._answers_at = self._sparing_until = 0.0
         #: All lists are waited for until this time (monotonic), so there is nothing to fetch.
         self._settled_until = 0.0
+        #: The lists that the last fetch has found empty; None if it has not looked at all of them.
+        self._idle: list[tuple[str, str]] | None = None
         #: Fetch nothing for a busy pool until this time (monotonic); infinite while the pool is not busy.
         self._patient_until = math.inf
         #: Whether the last fetch ended because there was no credit.
@@ -198,6 +200,14 @@ class Fetcher:
             LeaseLost: others have given the consumer up; the caller has to reconnect.
             redis.ConnectionError: the connection is lost.
         """
+        if self.fetch():
+            return True
+        self.wait()
+        return False
+
+    def fetch(self) -> bool:
+        """Fetch, but do not wait, see `fill`."""
+        self._idle = None
         if self._fetched and not self._last_delivery.is_waiting:
             return True
         if not self.has_queues:
@@ -247,9 +257,22 @@ class Fetcher:
                 return True
             idle.append((queue, name))
         consumer.read_answers()
+        self._idle = idle
+        return False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the last fetch has found no message in any list."""
+        return self._idle is not None
+
+    def wait(self) -> None:
+        """Wait on the server for messages in the lists that `fetch` has found empty."""
+        station, idle = self._station, self._idle
+        if station is None or idle is None:
+            return
+        self._idle = None
         if not self.is_sparing and self._wait(station, idle) and not any(map(self._is_refused, self._refused)):
             self._settled_until = time.monotonic() + _SETTLED_S
-        return False
 
     def _wait(self, station: Station, idle: list[tuple[str, str]]) -> bool:
         """Make the server say when there is a message in one of these lists; returns False if it may not say so."""

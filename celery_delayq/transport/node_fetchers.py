@@ -31,6 +31,9 @@ logger = getLogger(__name__)
 #: Pause before a list whose slot is on its way to another node is tried again, in seconds.
 _MOVING_S = 0.1
 
+#: How long a node that had no messages is asked after the others, in seconds.
+_EMPTY_S = 0.1
+
 #: Answers of a node that does not have the slot of a list, or not all of it.
 _ELSEWHERE = (
     exceptions.MovedError,
@@ -155,6 +158,8 @@ class NodeFetchers:
         self._fetchers: dict[Address, NodeFetcher] = {}
         #: The addresses in the order in which they are asked; the one that had messages goes to the end.
         self._turns: deque[Address] = deque()
+        #: Node -> until when it is asked after the others (monotonic), because it had no messages.
+        self._empty_until: dict[Address, float] = {}
         self._version = -1
         #: Whether queues or nodes may have changed since the last fetch.
         self._is_changed = True
@@ -207,6 +212,7 @@ class NodeFetchers:
 
     def _end(self, fetcher: NodeFetcher) -> None:
         self._fetchers.pop(fetcher.address, None)
+        self._empty_until.pop(fetcher.address, None)
         with suppress(ValueError):
             self._turns.remove(fetcher.address)
         fetcher.abandon()
@@ -287,17 +293,28 @@ class NodeFetchers:
         return list(self._fetchers.values())
 
     def fill(self) -> bool:
-        """Fetch from one node after the other until there is something to deliver; see `Fetcher.fill`."""
+        """Fetch from one node after the other until there is something to deliver; see `Fetcher.fill`.
+
+        Only if no node has messages, this waits on them. A node that had none is asked again after the others, or
+        after `_EMPTY_S`: while the others have many, asking it each time would cost more than the messages themselves.
+        """
         self._channel.connection.check_former()
         self._follow()
         if self.has_fetched:
             return True
-        for address in list(self._turns):
+        now = time.monotonic()
+        for address in sorted(self._turns, key=lambda address: now < self._empty_until.get(address, 0.0)):
             fetcher = self._fetchers.get(address)
-            if fetcher is not None and fetcher.has_queues and self._try(fetcher, NodeFetcher.fill):
+            if fetcher is None or not fetcher.has_queues:
+                continue
+            if self._try(fetcher, NodeFetcher.fetch):
                 self._turns.remove(address)
                 self._turns.append(address)
+                self._empty_until.pop(address, None)
                 return True
+            if fetcher.is_empty:
+                self._empty_until[address] = time.monotonic() + _EMPTY_S
+        self._try_each(NodeFetcher.wait)
         return False
 
     def deliver(self) -> bool:
