@@ -12,7 +12,7 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from redis import exceptions
 
-from celery_delayq.cluster.client import understood
+from celery_delayq.cluster.redirection import understood
 from celery_delayq.fetching.connection import connection_of
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 
