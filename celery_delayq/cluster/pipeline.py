@@ -141,8 +141,9 @@ class RoutedPipeline(Pipeline):
         try:
             reply = at_once(*args, **options)
         except BaseException as exc:
-            self.connection_pool.release(self.connection)
-            self.connection = None
+            if self.connection is not None:  # redis-py 5 may have given it back
+                self.connection_pool.release(self.connection)
+                self.connection = None
             if isinstance(exc, LOST):
                 self._router.lost(node)
             raise

@@ -88,6 +88,19 @@ class TestLostConnections:
         proxies[0].drops = False
         assert through.get(keys[0]) == b"1"
 
+    def test_a_lost_connection_cannot_watch(self, through: Routed, proxies: list[Proxy], keys: list[str]) -> None:
+        for node in through.masters():  # redis-py 5 then gives the connection back itself
+            node.client.connection_pool.connection_kwargs["retry_on_error"] = []
+        through.set(keys[0], 0)
+        proxies[0].drops = True
+        with through.pipeline() as pipe:
+            with pytest.raises(redis.ConnectionError):
+                pipe.watch(keys[0])
+            proxies[0].drops = False
+            pipe.watch(keys[0])
+            pipe.multi()
+            assert pipe.incr(keys[0]).execute() == [1]
+
     @pytest.mark.parametrize("kind", ["single", "pipeline", "transaction"])
     def test_a_refused_connection_leads_to_the_next_owner(
         self,
