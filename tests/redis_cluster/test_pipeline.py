@@ -78,8 +78,9 @@ class TestTransaction:
         with routed.pipeline() as pipe:
             add(keys=["shop", "shop"], client=pipe)
             assert pipe.execute() == [1]
-        assert cluster.owner("shop").counts()["script|load"] == 1
-        assert cluster.counts()["script|load"] == 1
+        names = ("script", "script|load")  # as Redis 6.2 counts it, and later versions
+        loads = [sum(node.counts().get(name, 0) for name in names) for node in cluster.nodes]
+        assert loads == [int(node is cluster.owner("shop")) for node in cluster.nodes]
 
     def test_of_one_slot(self, routed: Routed) -> None:
         with routed.pipeline() as pipe:
