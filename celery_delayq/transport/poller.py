@@ -235,7 +235,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         if any(fetcher.has_fetched for fetcher in self._fetchers()) and self._deliver():
             return None
         self._fill()  # kombu 5.6 does not call `on_poll_start` here
-        if self._slots:
+        if self._slots or self._wakes_at > time.monotonic():
             timeout = _LONGEST_POLL_S if timeout is None else min(timeout, _LONGEST_POLL_S)
         return super().get(callback, timeout=timeout)
 
