@@ -155,7 +155,9 @@ class Poller(kombu_redis.MultiChannelPoller):
     @property
     def fds(self) -> dict[int, Any]:
         """The file descriptors that an event loop has to poll."""
-        found: dict[int, Any] = {**super().fds, **self._slots}
+        # kombu 5.6 keeps the descriptors of connections that were lost.
+        connected = {sock.fileno() for sock in self._chan_to_sock.values()}
+        found: dict[int, Any] = {fd: it for fd, it in super().fds.items() if fd in connected} | self._slots
         if self._waker is not None:
             found[self._waker.fileno()] = self._waker
         return found
