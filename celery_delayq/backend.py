@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_delayq.cluster.client import Routed
-from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.cluster.topology import Address, Topology, pool_at
 from celery_delayq.errors import ConfigurationError
 
 
@@ -56,12 +56,8 @@ class ClusterBackend(RedisBackend):
 
     def _create_client(self, **params: Any) -> redis.Redis:
         # Celery repeats what failed; redis-py must not do it, too.
-        return Routed(Topology(self._seeds, partial(_pool, {**params, "retry": Retry(NoBackoff(), 0)})))
+        return Routed(Topology(self._seeds, partial(pool_at, {**params, "retry": Retry(NoBackoff(), 0)})))
 
 
 #: Scheme in the URL -> scheme of a single server.
 _PLAIN = {"delayq+cluster": "redis", "delayqs+cluster": "rediss"}
-
-
-def _pool(params: dict[str, Any], address: Address) -> redis.ConnectionPool:
-    return redis.ConnectionPool(**{**params, "host": address.host, "port": address.port})

@@ -1,6 +1,20 @@
 """Redis Cluster: which node has which key, and a client that sends each command there. Knows only Redis.
 
-topology   which master serves which hash slot, and the connections to each
-client     `Routed`, a `redis.Redis` whose commands go to the nodes of their keys
-names      names of lists that share a hash slot
+For others:
+
+client        `Routed`, a `redis.Redis` whose commands go to the nodes of their keys
+pipeline      the same for a pipeline
+topology      which master serves which hash slot, and the connections to each
+redirection   answers of a node that does not serve a slot
+names         names of lists that share a hash slot
+
+The way of a command, from the client to a node:
+
+command_keys  which of its arguments are keys
+plan          what the nodes get for it
+dispatch      send it, or those of a pipeline, and again what a node did not execute
+router        find the node for a slot, and follow the slot
+exchange      what goes to one node on one connection
+connecting    a connection to a node, or why there is none
+merging       one reply of those of several nodes
 """

@@ -1,6 +1,6 @@
 """Topology: which master of a Redis Cluster serves which hash slot, and a plain client of each.
 
-It learns that from the nodes, with `CLUSTER SLOTS`. It sends nothing else: `client.Routed` sends the commands.
+It learns that from the nodes, with `CLUSTER SLOTS`. It sends nothing else: `dispatch` sends the commands.
 """
 
 from __future__ import annotations
@@ -37,6 +37,16 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+
+def pool_at(params: dict[str, Any], address: Address) -> redis.ConnectionPool:
+    """Return a new connection pool for a node.
+
+    Args:
+        params: those of its connections, see redis-py.
+        address: the node; it replaces host and port.
+    """
+    return redis.ConnectionPool(**{**params, "host": address.host, "port": address.port})
 
 
 class Node:

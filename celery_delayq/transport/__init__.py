@@ -371,7 +371,13 @@ class Transport(kombu_redis.Transport):
         self.cycle.call_later = loop.call_later
         if kombu.VERSION < (5, 7):
             loop.call_soon = partial(_call_soon, loop, self.cycle)
+        before = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
+        if kombu.VERSION < (5, 7) and self.Channel is ClusterChannel:
+            # kombu 5.6 removes its function when a subscription is lost. On a cluster, the other nodes go on.
+            for poll in set(loop.on_tick) - before:
+                loop.on_tick.remove(poll)
+                loop.on_tick.add(partial(poll))
         # Only when the event loop runs: a worker registers before it consumes, and before its bootsteps start.
         loop.call_soon(self._ensure_transfer)
 

@@ -16,9 +16,10 @@ from kombu.utils.uuid import uuid
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_delayq.cluster.client import Routed, RoutedPipeline
+from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.names import check_name, is_tagged, priority_list
-from celery_delayq.cluster.topology import PATIENCE_S, Address, Topology
+from celery_delayq.cluster.pipeline import RoutedPipeline
+from celery_delayq.cluster.topology import PATIENCE_S, Address, Topology, pool_at
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.known import NodeConnection, NodeSSLConnection
@@ -88,7 +89,7 @@ class ClusterChannel(DelayedChannel):
         """The nodes of the cluster; all channels of a connection share it."""
         transport = self._transport
         if transport.nodes is None:
-            seen = Topology(self._seeds(), partial(_pool, self._connparams()))
+            seen = Topology(self._seeds(), partial(pool_at, self._connparams()))
             transport.nodes = Nodes(seen, transport.on_nodes_changed)
         topology: Topology = transport.nodes.topology
         return topology
@@ -115,7 +116,7 @@ class ClusterChannel(DelayedChannel):
         if asynchronous and params["socket_timeout"]:
             # redis-py connects a subscription again by itself, to the same node, which may hang.
             params["socket_timeout"] = min(params["socket_timeout"], PATIENCE_S)
-        return _pool(params, self.topology.home().address)
+        return pool_at(params, self.topology.home().address)
 
     @property
     def pool(self) -> Any:
@@ -247,14 +248,10 @@ class PrefixedRouted(kombu_redis.GlobalKeyPrefixMixin, Routed):
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Any:
         """Return a pipeline that adds the prefix, see redis-py."""
-        pipe = PrefixedPipeline(self, transaction, shard_hint)
+        pipe = PrefixedPipeline(self.router, self.response_callbacks, transaction, shard_hint)
         pipe.global_keyprefix = self.global_keyprefix
         return pipe
 
 
 class PrefixedPipeline(kombu_redis.GlobalKeyPrefixMixin, RoutedPipeline):
     """The same for a pipeline."""
-
-
-def _pool(params: dict[str, Any], address: Address) -> redis.ConnectionPool:
-    return redis.ConnectionPool(**{**params, "host": address.host, "port": address.port})

@@ -17,7 +17,8 @@ from typing import Any
 from redis import exceptions
 from redis.crc import key_slot
 
-from celery_delayq.cluster.client import Routed, own_connections, understood
+from celery_delayq.cluster.client import Routed, own_connections
+from celery_delayq.cluster.redirection import REDIRECTIONS, understood
 from celery_delayq.cluster.topology import Address
 from celery_delayq.errors import LeaseLost
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_full
@@ -35,12 +36,7 @@ _MOVING_S = 0.1
 _EMPTY_S = 0.1
 
 #: Answers of a node that does not have the slot of a list, or not all of it.
-_ELSEWHERE = (
-    exceptions.MovedError,
-    exceptions.AskError,
-    exceptions.TryAgainError,
-    exceptions.ClusterDownError,
-)
+_ELSEWHERE = REDIRECTIONS
 
 
 class NodeFetcher(Fetcher):

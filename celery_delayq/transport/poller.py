@@ -155,7 +155,9 @@ class Poller(kombu_redis.MultiChannelPoller):
     @property
     def fds(self) -> dict[int, Any]:
         """The file descriptors that an event loop has to poll."""
-        found: dict[int, Any] = {**super().fds, **self._slots}
+        # kombu 5.6 keeps the descriptors of connections that were lost.
+        connected = {sock.fileno() for sock in self._chan_to_sock.values()}
+        found: dict[int, Any] = {fd: it for fd, it in super().fds.items() if fd in connected} | self._slots
         if self._waker is not None:
             found[self._waker.fileno()] = self._waker
         return found
@@ -235,7 +237,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         if any(fetcher.has_fetched for fetcher in self._fetchers()) and self._deliver():
             return None
         self._fill()  # kombu 5.6 does not call `on_poll_start` here
-        if self._slots:
+        if self._slots or self._wakes_at > time.monotonic():
             timeout = _LONGEST_POLL_S if timeout is None else min(timeout, _LONGEST_POLL_S)
         return super().get(callback, timeout=timeout)
 

@@ -6,18 +6,22 @@ connection.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from redis import exceptions
 
-from celery_delayq.cluster.client import understood
+from celery_delayq.cluster.redirection import is_redirection, understood
 from celery_delayq.fetching.connection import connection_of
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 
 #: How long the server waits at most for a message, in seconds.
 _BLOCK_S = 10
+
+#: Pause before a queue whose slot is on its way to another node is tried again, in seconds.
+_MOVING_S = 0.1
 
 
 class _Reading:
@@ -63,6 +67,8 @@ class Replies:
     def __init__(self, channel: Any) -> None:
         self._channel = channel
         self._readings: dict[str, _Reading] = {}
+        #: Until when no connection is opened (monotonic), because a slot is on its way.
+        self._pause_until = 0.0
 
     def wait(self) -> None:
         """Wait on the servers for messages of all such queues.
@@ -79,6 +85,8 @@ class Replies:
         for queue in queues:
             reading = self._readings.get(queue)
             if reading is None:
+                if time.monotonic() < self._pause_until:
+                    continue
                 names = self._channel.broker_lists(queue)
                 pool = self._channel.plain_client.node_of(names[0]).client.connection_pool
                 reading = self._readings[queue] = _Reading(pool, queue, names)
@@ -95,9 +103,11 @@ class Replies:
             message = reading.read()
         except exceptions.ResponseError as exc:
             self._drop(reading.queue)
-            if not isinstance(understood(exc), exceptions.MovedError):
+            if not is_redirection(understood(exc)):
                 raise
+            self._pause_until = time.monotonic() + _MOVING_S
             self._channel.connection.nodes.watch()
+            self._channel.connection.cycle.wake_in(_MOVING_S)
             return False
         except CONNECTION_ERRORS:
             self._drop(reading.queue)

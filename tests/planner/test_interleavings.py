@@ -13,7 +13,8 @@ import pytest
 import redis
 from greenlet import greenlet
 
-from celery_delayq.cluster.client import Routed, RoutedPipeline
+from celery_delayq.cluster.client import Routed
+from celery_delayq.cluster.pipeline import RoutedPipeline
 from celery_delayq.queue.codec import message_key
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.entry import Definition
@@ -80,14 +81,9 @@ class RoutedClient(Routed):
         return super().execute_command(*args, **options)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> RoutedPipeline:
-        pipeline = InterruptedPipeline(self, transaction, shard_hint)
+        pipeline = InterruptedPipeline(self.router, self.response_callbacks, transaction, shard_hint)
         pipeline.refuses = self.refuses
         return pipeline
-
-    def send_all(self, commands: Sequence[Any], parse: Callable[..., Any]) -> None:
-        for command in commands:
-            give_way()
-            super().send_all([command], parse)
 
 
 class InterruptedPipeline(RoutedPipeline):
@@ -100,6 +96,13 @@ class InterruptedPipeline(RoutedPipeline):
             self.reset()
             return [redis.ResponseError("OOM")] * commands
         return super().execute(raise_on_error)
+
+    def execute_routed(self, stack: Sequence[Any]) -> list[Any]:
+        replies = []
+        for command in stack:
+            give_way()
+            replies += super().execute_routed([command])
+        return replies
 
 
 def interrupted(client: redis.Redis) -> Client | RoutedClient:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+
 import pytest
 
+from celery_delayq.cluster.client import Routed
+from celery_delayq.cluster.topology import Topology
+from tests.redis_cluster.routing import addresses_of, pool_for
 from tests.redis_cluster.servers import Cluster
 
 
@@ -13,3 +19,20 @@ def cluster(whole_cluster: Cluster) -> Cluster:
     whole_cluster.flush()
     whole_cluster.put_slots_back()
     return whole_cluster
+
+
+@pytest.fixture
+def topology(cluster: Cluster) -> Iterator[Topology]:
+    with closing(Topology(addresses_of(cluster)[:1], pool_for)) as topology:
+        yield topology
+
+
+@pytest.fixture
+def routed(topology: Topology) -> Routed:
+    return Routed(topology)
+
+
+@pytest.fixture
+def keys(cluster: Cluster) -> list[str]:
+    """A key for each node."""
+    return [cluster.key_of(node) for node in cluster.nodes]

@@ -1,0 +1,162 @@
+"""Router: finds the node that serves a hash slot, and follows a slot that moves while something is sent there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from redis import exceptions
+from redis.crc import key_slot
+
+from celery_delayq.cluster.connecting import NotSent
+from celery_delayq.cluster.redirection import is_redirection, understood
+from celery_delayq.cluster.topology import Address, Node, Topology
+from celery_delayq.errors import ConfigurationError
+
+T = TypeVar("T")
+
+#: How long a command is tried while no node serves its slot, in seconds.
+DEADLINE_S = 30.0
+
+#: The pauses in between, in seconds.
+FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+
+#: So many times a command follows from node to node at once. After that, the nodes do not agree: there is a pause.
+_HOPS = 4
+
+
+class Router:
+    """The way to the nodes of one client. Safe to share between threads, and after a fork. It sends nothing itself.
+
+    Args:
+        topology: the nodes.
+        home: the home node: where commands without a key go; by default that of the topology.
+        deadline_s: how long a command is tried while no node serves its slot, in seconds; by default `DEADLINE_S`.
+    """
+
+    def __init__(self, topology: Topology, home: Address | None = None, deadline_s: float | None = None) -> None:
+        self.topology = topology
+        self.home = home
+        self.deadline_s = deadline_s
+        encoder: Any = self.pool.get_encoder()
+        self._encode: Callable[[Any], bytes] = encoder.encode
+
+    # -- nodes
+
+    @property
+    def pool(self) -> Any:
+        """The pool of the home node; that of a seed while no master is known. Sends nothing."""
+        if self.home is None:
+            return self.topology.any_pool
+        return self.topology.node_at(self.home).client.connection_pool
+
+    @property
+    def patience_s(self) -> float:
+        """How long a command is tried while no node serves its slot, in seconds."""
+        return DEADLINE_S if self.deadline_s is None else self.deadline_s
+
+    def slot_of(self, key: Any) -> int:
+        """Return the hash slot of a key."""
+        return key_slot(bytes(self._encode(key)))
+
+    def node_for(self, where: int | Address | None) -> Node:
+        """Return the node that serves a hash slot; that at an address; None: the home node.
+
+        Raises:
+            redis.ClusterDownError: no node serves the slot.
+            redis.RedisError, ConfigurationError: the nodes are not known yet, see `Topology.refresh`.
+        """
+        if where is None:
+            return self.topology.home() if self.home is None else self.topology.node_at(self.home)
+        return self.topology.node_at(where) if isinstance(where, Address) else self.topology.node_of(where)
+
+    def has_other(self, where: int | Address | None, refused: Collection[Address]) -> bool:
+        """Return whether there is a node now, see `node_for`, that has not refused a connection."""
+        try:
+            return self.node_for(where).address not in refused
+        except exceptions.ClusterDownError:
+            return False
+
+    # -- what changed
+
+    def lost(self, node: Node) -> None:
+        """Record that a node does not answer, and ask the others who serves its slots. Never raises."""
+        self.topology.failed(node)
+        self.refresh()
+
+    def refresh(self, first: Address | None = None) -> None:
+        """Ask the nodes who serves which slot, see `Topology.refresh`. Never raises."""
+        with suppress(exceptions.RedisError, ConfigurationError, OSError):
+            self.topology.refresh(first)
+
+    # -- following
+
+    def follow(
+        self,
+        slot: int | None,
+        send: Callable[[Node, bool], T],
+        *,
+        until: float | None = None,
+        can_ask: bool = True,
+    ) -> T:
+        """Send something to the node that serves a slot, and follow redirections.
+
+        Args:
+            slot: the hash slot; None for the home node.
+            send: called with the node, and with whether to send ASKING first. It raises a redirection only if the node
+                has executed nothing.
+            until: when to stop trying, monotonic time in seconds; by default `patience_s` from now.
+            can_ask: whether `send` can send ASKING; otherwise this waits until the slot has moved.
+
+        Raises:
+            redis.ResponseError: one of `REDIRECTIONS` if no node served the slot in time; another one of `send`.
+            redis.ConnectionError, redis.TimeoutError: a connection could not be opened, or was lost.
+        """
+        until = time.monotonic() + self.patience_s if until is None else until
+        pause_s, hops = FIRST_PAUSE_S, 0
+        refused: set[Address] = set()
+        target: tuple[Node, bool] | None = None
+        while True:
+            node: Node | None = None
+            try:
+                node, asking = target or (self.node_for(slot), False)
+                target = None
+                return send(node, asking)
+            except NotSent as exc:
+                assert node is not None
+                is_again = node.address in refused
+                refused.add(node.address)
+                self.lost(node)
+                if is_again or not self.has_other(slot, refused):
+                    raise exc.error from exc.error.__cause__
+                continue
+            except exceptions.ResponseError as exc:
+                error: Any = understood(exc)
+                if not is_redirection(error):
+                    raise
+            if isinstance(error, exceptions.AskError) and node is not None:  # MOVED is one, too
+                has_moved = isinstance(error, exceptions.MovedError)
+                address = _address(error, node)
+                hops += 1
+                if address is not None and has_moved:
+                    self.topology.moved(error.slot_id, address)
+                    self.refresh(address)
+                if address is not None and hops <= _HOPS and (has_moved or can_ask):
+                    target = self.topology.node_at(address), not has_moved
+                    continue
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                if self.patience_s:
+                    error.args = (f"the cluster did not serve slot {slot} for {self.patience_s:g} s: {error}",)
+                raise error
+            time.sleep(min(pause_s, left_s))
+            pause_s, hops = min(2 * pause_s, _LONGEST_PAUSE_S), 0
+            self.refresh()
+
+
+def _address(error: Any, node: Node) -> Address | None:
+    """Return the address that a redirection names; None if the node did not know it."""
+    return None if error.host == "?" else Address(error.host or node.address.host, int(error.port))
