@@ -252,9 +252,11 @@ def lose(cluster: Cluster, victim: ClusterNode) -> None:
     """Kill a master when its replica lacks its last writes; return when that is the master, and the other is back."""
     (replica,) = cluster.replicas_of(victim)
     with cut_from_master(replica, victim):
-        before = victim.client.info("replication")["master_repl_offset"]
         wait_until(
-            lambda: victim.client.info("replication")["master_repl_offset"] > before + LOST_BYTES,
+            lambda: (
+                victim.client.info("replication")["master_repl_offset"]
+                > replica.client.info("replication")["slave_repl_offset"] + LOST_BYTES
+            ),
             "the replica lacks something",
         )
         victim.kill()
