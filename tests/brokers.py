@@ -45,6 +45,7 @@ def _sum_of_calls(replies: list[Any]) -> dict[str, dict[str, int]]:
 _OF_ALL_NODES: dict[tuple[str, ...], Callable[[list[Any]], Any]] = {
     ("CLIENT", "KILL"): sum,
     ("CLIENT", "LIST"): _chain,
+    ("CLIENT", "PAUSE"): all,
     ("CONFIG", "RESETSTAT"): all,
     ("CONFIG", "SET"): all,
     ("INFO", "COMMANDSTATS"): _sum_of_calls,
@@ -85,6 +86,11 @@ class ClusterServer:
         """Kill all nodes."""
         for node in self.cluster.nodes:
             node.kill()
+
+    def stop(self) -> None:
+        """Stop all nodes, which write down what they have first."""
+        for node in self.cluster.nodes:
+            node.stop()
 
     def start(self) -> None:
         """Start all nodes again."""

@@ -18,8 +18,11 @@ from redis import exceptions
 #: its master), CLUSTERDOWN. LOADING (it has just started) is already a `ConnectionError`.
 NOT_SERVING = (exceptions.ReadOnlyError, exceptions.ClusterDownError)
 
+#: Errors of a connection that was lost, or could not be opened.
+LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+
 #: Errors after which a loop reconnects.
-CONNECTION_ERRORS = (exceptions.ConnectionError, exceptions.TimeoutError, *NOT_SERVING, OSError)
+CONNECTION_ERRORS = (*LOST, *NOT_SERVING)
 
 
 def is_full(exc: BaseException) -> bool:

@@ -126,6 +126,9 @@ def alive_channel(consumer: str, db: int = 0) -> str:
 class ScheduleKeys:
     """The keys and the channel of the schedule that do not belong to a queue.
 
+    On a cluster, they are in one hash slot: so planners lose their subscription together with the node that has the
+    records, and read them again, since their numbers may begin anew from an earlier one.
+
     Attributes:
         definitions: HASH, periodic entry -> its record; the empty name -> number of changes so far.
         configurations: HASH, app and fingerprint of its configuration -> when its planners were seen.
@@ -139,11 +142,22 @@ class ScheduleKeys:
     channel: str
 
     @classmethod
-    def of(cls, keyprefix: str = "", db: int = 0) -> ScheduleKeys:
-        """Return the keys with kombu's `global_keyprefix`, and the channel for database `db`."""
+    def of(cls, keyprefix: str = "", db: int = 0, *, together: bool = False) -> ScheduleKeys:
+        """Return the keys with kombu's `global_keyprefix`, and the channel for database `db`.
+
+        Args:
+            keyprefix: the prefix.
+            db: the number of the database.
+            together: whether all keys have to be in one hash slot.
+        """
+        definitions = f"{keyprefix}delayq:schedule"
+
+        def beside(name: str) -> str:
+            return companion(name, definitions) if together else f"{keyprefix}{name}"
+
         return cls(
-            definitions=f"{keyprefix}delayq:schedule",
-            configurations=f"{keyprefix}delayq:schedule_configurations",
-            errors=f"{keyprefix}delayq:schedule_errors",
+            definitions=definitions,
+            configurations=beside("delayq:schedule_configurations"),
+            errors=beside("delayq:schedule_errors"),
             channel=f"{keyprefix}delayq:schedule_channel:{db}",
         )

@@ -66,7 +66,8 @@ class Script:
         """Run the script several times in one round trip, or in two. Atomic only for each call.
 
         Returns:
-            For each call the reply, or the server's error.
+            For each call the reply, or the server's error; on a cluster also the error of a lost connection, as others
+            may go to other nodes.
 
         Raises:
             redis.ConnectionError: the connection was lost; nobody knows which calls were executed.

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
+from contextlib import suppress
 from logging import getLogger
 from typing import Any, Protocol
 
@@ -70,6 +70,8 @@ class PlannerLoop(LoopThread):
             "delayq-planner", logger, "Planning of periodic tasks", "Occurrences that are already planned still run"
         )
         self._connect = connect
+        #: Where it is subscribed.
+        self._server = ""
         self._has_planned = threading.Event()
 
     def wait_until_planned(self, timeout_s: float) -> bool:
@@ -83,16 +85,30 @@ class PlannerLoop(LoopThread):
         """Plan until `stop()` is called. Never raises errors of the server or the network."""
         while not self._stopping:
             try:
-                with self._connect() as (store, make_planner), closing(store.pubsub()) as self._pubsub:
-                    self._serve(store, make_planner)
+                with self._connect() as (store, make_planner):
+                    try:
+                        self._serve(store, make_planner)
+                    finally:
+                        self._unsubscribe()
             except Exception as exc:
                 if not self._stopping:
                     self._outage.begins(exc)
 
-    def _serve(self, store: ScheduleStore, make_planner: Callable[[], Plans]) -> None:
+    def _subscribe(self, store: ScheduleStore) -> None:
+        """Subscribe at the server that has the periodic tasks; it also counts who is subscribed."""
+        self._unsubscribe()
+        self._server = store.server()
+        self._pubsub = store.pubsub()
         self._pubsub.subscribe(store.keys.channel)
         while not self._stopping and self._pubsub.get_message(timeout=_LONGEST_WAIT_S) is None:
             pass
+
+    def _unsubscribe(self) -> None:
+        if self._pubsub is not None:
+            self._pubsub.close()
+
+    def _serve(self, store: ScheduleStore, make_planner: Callable[[], Plans]) -> None:
+        self._subscribe(store)
         if not store.has_overdue(store.queues(), store.now_ms() - TOLERATED_MS):
             self._has_planned.set()
         planner = make_planner()
@@ -114,6 +130,9 @@ class PlannerLoop(LoopThread):
                 if self._pubsub.health_check_response_counter >= 2:
                     raise exceptions.ConnectionError("Redis did not answer on the subscription")
                 planner.look()
+                if store.server() != self._server:  # a failover, or the slot moved
+                    self._subscribe(store)
+                    planner.begin_reading()
                 next_look = time.monotonic() + LOOK_S * random.uniform(0.8, 1)
 
     def _listen(self, planner: Plans, wait_s: float) -> None:

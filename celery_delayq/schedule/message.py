@@ -130,6 +130,7 @@ def _let_celery_build(
     options = dict(definition.options)
     options["headers"] = {**(options.get("headers") or {}), "celery_beat_task": True}
     options.pop("countdown", None)
+    options["retry"] = False  # kombu would close the planner's connection, and nothing is sent here
     task_id = options.setdefault("task_id", uuid())
     if options.get("eta") is None:
         options["eta"] = when.eta

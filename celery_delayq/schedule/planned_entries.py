@@ -24,7 +24,7 @@ from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.planned_entry import NEVER_SEEN, PlannedEntry
 from celery_delayq.schedule.records import Record, Seen, State
-from celery_delayq.schedule.store import ScheduleStore
+from celery_delayq.schedule.store import NodeLost, ScheduleStore
 
 logger = getLogger(__name__)
 
@@ -68,6 +68,8 @@ class PlannedEntries:
         self._own_changes: set[int] = set()
         #: Whether a planner with another configuration changed or removed an entry of this one.
         self._overruled = False
+        #: Whether a node was away when something was read or forgotten there.
+        self._has_gaps = False
         #: Name -> error, as stored, and as logged by this process.
         self._errors: dict[str, str] = {}
         self._logged: dict[str, str] | None = None if is_back else {}
@@ -79,7 +81,7 @@ class PlannedEntries:
         """
         self._attendance.announce()
         counts = self._attendance.counts
-        missed = self._changes < self._to_hear_of or (counts and self._overruled)
+        missed = self._changes < self._to_hear_of or (counts and self._overruled) or self._has_gaps
         self._to_hear_of = self._store.changes()
         return counts != self._counted or missed or self._to_hear_of < self._changes
 
@@ -91,7 +93,7 @@ class PlannedEntries:
         Old knowledge about an entry stays until the entry has been read again.
         """
         self._attendance.announce()
-        self._counted = self._attendance.counts
+        self._counted, self._has_gaps = self._attendance.counts, False
         # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
         states = yield from self._read_states()
         self._changes = self._store.changes()
@@ -123,11 +125,18 @@ class PlannedEntries:
                     found.update(page)
                     yield
                 states[queue] = found
+            except NodeLost as exc:
+                self._miss(queue, exc)
             except ReadOnlyError:
                 raise
             except ResponseError as exc:  # the server refuses that queue; its entries will show the error
                 logger.error("Cannot read the periodic tasks of queue %r: %s", queue, exc)
         return states
+
+    def _miss(self, queue: str, error: NodeLost) -> None:
+        """Read everything again at the next look: the node of a queue is away."""
+        logger.debug("Cannot read or write the periodic tasks of queue %r: %s", queue, error)
+        self._has_gaps = True
 
     def _read_errors(self) -> dict[str, str]:
         try:
@@ -280,6 +289,8 @@ class PlannedEntries:
         """Forget the state of an entry in a queue. If the server refuses, the others must still be forgotten."""
         try:
             self._store.forget(name, queue, seen)
+        except NodeLost as exc:
+            self._miss(queue, exc)
         except ReadOnlyError:
             raise
         except ResponseError as exc:
@@ -349,7 +360,7 @@ class PlannedEntries:
             found = {name: self._read_anew(name, raw, before[name]) for name, raw in raws.items()}
             # Read its own queue last: if it was in two queues in the meantime, it moved to this one.
             queues = {name: planned.queues(also.get(name, ())) if planned else [] for name, planned in found.items()}
-            seen = iter(self._store.seen([(name, queue) for name in raws for queue in queues[name]]))
+            seen = iter(self._store.seen([(name, queue) for name in raws for queue in queues[name]], partly=True))
             of_entry = {name: [next(seen) for _ in queues[name]] for name in raws}
             # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
             again = dict(zip(raws, self._store.records_of(list(raws)), strict=True))
@@ -384,16 +395,19 @@ class PlannedEntries:
             self._overruled = self._overruled or name in self._configured.entries
             self.note_error(name, None)
             queues = before.record.queues if before else []
-            for queue, found in zip(queues, self._store.seen([(name, queue) for queue in queues]), strict=True):
+            states = self._store.seen([(name, queue) for queue in queues], partly=True)
+            for queue, found in zip(queues, states, strict=True):
                 self.forget(name, queue, found)
 
     def on_state(self, name: str, seen: Seen) -> None:
         """Process the state of an entry in its queue; another planner may have changed it."""
         planned = self.entries.get(name)
-        if planned is not None and seen.raw != planned.seen.raw:
+        if planned is not None and (seen.raw != planned.seen.raw or not planned.seen.is_known):
             planned.seen = seen
             self.read_state(name, planned)
-            if planned.state is None or planned.state.parked:  # it may have moved to another queue before
+            if seen.is_known and (
+                planned.state is None or planned.state.parked
+            ):  # it may have moved to another queue before
                 self.refresh([name])
 
     def read_state(self, name: str, planned: PlannedEntry) -> None:
@@ -428,7 +442,8 @@ class PlannedEntries:
         """
         names = list(queues)
         # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
-        states = dict(zip(names, self._store.seen([(name, queues[name]) for name in names]), strict=True))
+        seen = self._store.seen([(name, queues[name]) for name in names], partly=True)
+        states = dict(zip(names, seen, strict=True))
         unread = [name for name in names if name not in records]
         raws = dict(zip(unread, self._store.records_of(unread), strict=True))
         changes = []

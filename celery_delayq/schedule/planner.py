@@ -21,11 +21,14 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from logging import getLogger
 from typing import Any
 
-from redis.exceptions import ConnectionError, ReadOnlyError, ResponseError
+from kombu.exceptions import OperationalError
+from redis.exceptions import ConnectionError, ReadOnlyError, RedisError, ResponseError
 
 from celery_delayq.errors import DelayqError
+from celery_delayq.queue.connections import LOST
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.attendance import Attendance
 from celery_delayq.schedule.configured import Configured
@@ -35,14 +38,19 @@ from celery_delayq.schedule.occurrences import jitter_ms, usual_interval_ms
 from celery_delayq.schedule.planned_entries import PlannedEntries
 from celery_delayq.schedule.planned_entry import PlannedEntry
 from celery_delayq.schedule.records import Record, Seen, State, Step
-from celery_delayq.schedule.store import ScheduleStore
+from celery_delayq.schedule.store import NodeLost, ScheduleStore
 from celery_delayq.schedule.transitions import PeriodicEntry, Policy, Transition, missed_until, next_transition
+
+logger = getLogger(__name__)
 
 #: Maximum number of entries in one pass. A more urgent entry waits for at most one pass.
 _BATCH = 100
 
 #: When to retry an entry that could not be planned, in ms: after the first failure, and after many failures.
 _RETRY_MS = (1000, 30_000)
+
+#: When to try an entry again whose node of a cluster is away, in ms.
+_AWAY_MS = (1000, 2000)
 
 #: How long other planners leave an entry to its last planner, in ms; and the maximum as a fraction of the interval.
 _GRACE_MS, _GRACE_OF_INTERVAL = (500, 1000), 0.4
@@ -107,6 +115,8 @@ class Planner:
         self._ripe: list[tuple[int, float, str]] = []
         #: Entries that were overdue when they were read.
         self._overdue: set[str] = set()
+        #: Whether a node was away at this look, and at the one before.
+        self._is_away = self._was_away = False
 
     @property
     def entries(self) -> dict[str, PlannedEntry]:
@@ -160,6 +170,9 @@ class Planner:
         """Give a sign of life. If changes were missed, start to read all entries again."""
         if self._planned.look() and self._reading is None:
             self.begin_reading()
+        if self._was_away and not self._is_away:
+            logger.info("The periodic tasks of all Redis nodes are planned again")
+        self._was_away, self._is_away = self._is_away, False
 
     def begin_reading(self) -> None:
         """Start to read all entries and, if our configuration counts, to write its entries. `run_due` continues it."""
@@ -182,6 +195,9 @@ class Planner:
 
     def _on_read(self, name: str, planned: PlannedEntry) -> None:
         state, now_ms = planned.state, self._attendance.now_ms()
+        if not planned.seen.is_known:
+            self._leave(name, planned)
+            return
         if state is not None and state.at_ms is not None and state.at_ms <= now_ms and self._reading is not None:
             self._overdue.add(name)
         if planned.strays or state is None or state.fingerprint != planned.record.fingerprint:
@@ -249,7 +265,7 @@ class Planner:
         waiting = self._still_waiting(names, now_ms)
         decisions = [
             decision
-            for name in names
+            for name in self._untouched(names)
             if (planned := self.entries.get(name)) is not None
             and (decision := self._decide(name, planned, now_ms, still_waits=name in waiting)) is not None
         ]
@@ -268,11 +284,13 @@ class Planner:
         stale = [
             (name, planned.record.queue)
             for name in names
-            if (planned := self.entries[name]).state is not None
-            and planned.state.planner != self.id
+            if (
+                not (planned := self.entries[name]).seen.is_known
+                or (planned.state is not None and planned.state.planner != self.id)
+            )
             and planned.record.queue is not None
         ]
-        for (name, _), seen in zip(stale, self._store.seen(stale), strict=True):
+        for (name, _), seen in zip(stale, self._store.seen(stale, partly=True), strict=True):
             self._planned.on_state(name, seen)
 
     def _still_waiting(self, names: Iterable[str], now_ms: int) -> set[str]:
@@ -288,6 +306,9 @@ class Planner:
             and planned.state.at_ms <= missed_until(now_ms, self._attendance.attended_ms(planned.record))
         ]
         found = self._store.waiting([(task_id, queue) for _, task_id, queue in overdue])
+        for (name, _, _), waits in zip(overdue, found, strict=True):
+            if waits is None:
+                self._leave(name, self.entries[name])
         return {name for (name, _, _), waits in zip(overdue, found, strict=True) if waits}
 
     def _entry(self, planned: PlannedEntry) -> PeriodicEntry:
@@ -302,6 +323,9 @@ class Planner:
         try:
             if planned.strays and not self._gather(name, planned):
                 return None
+        except NodeLost:
+            self._leave(name, planned)
+            return None
         except ResponseError as exc:
             self._fail(name, planned, exc)
             return None
@@ -326,6 +350,12 @@ class Planner:
                 occurrence = self._build(planned.definition, move.send_ms, jitter, entry.policy.max_lateness_s)
             elif planned.record.queue is None:  # a lazy entry: build a message to learn its queue
                 occurrence = self._build(planned.definition, now_ms, 0, 0.0)
+        except OperationalError as exc:
+            if isinstance(exc.__cause__, LOST):  # its queue could not be declared
+                self._leave(name, planned)
+            else:
+                self._fail(name, planned, exc)
+            return None
         except Exception as exc:  # a task, a router or a signal receiver may raise anything
             self._fail(name, planned, exc)
             return None
@@ -362,7 +392,8 @@ class Planner:
 
     def _take_out(self, name: str, planned: PlannedEntry, queue: str, seen: Seen) -> bool:
         """Take the state of an entry out of one queue. Returns False if the state has changed."""
-        if not seen.raw or (planned.state is not None and not planned.state.parked):
+        is_planned = planned.state is not None and not planned.state.parked
+        if not seen.raw or (is_planned and self._store.is_kept(name, planned.record.queue or "", planned.seen)):
             return self._store.forget(name, queue, seen)
         try:
             parked = self._store.park(name, queue, seen)
@@ -372,7 +403,9 @@ class Planner:
             return False
         state, seen = parked
         planned.parked = [*planned.parked, (queue, seen)]
-        if planned.state is None or (state.runs, state.last_ms or 0) > (planned.state.runs, planned.state.last_ms or 0):
+        if is_planned:  # a failover may still undo that
+            return True
+        if planned.state is None or state.progress > planned.state.progress:
             planned.state = state
         return True
 
@@ -423,7 +456,9 @@ class Planner:
             planned = self.entries.get(name)
             if planned is None:
                 continue
-            if isinstance(done, ResponseError):
+            if isinstance(done, NodeLost):
+                self._leave(name, planned)
+            elif isinstance(done, RedisError):
                 if isinstance(done, (ReadOnlyError, ConnectionError)):
                     raise ReadOnlyError(str(done))
                 self._fail(name, planned, done)
@@ -436,7 +471,7 @@ class Planner:
                     again.append(retry)
             else:
                 changed.append(name)
-        if len(decisions) == 1 and replies and not isinstance(replies[0], ResponseError):
+        if len(decisions) == 1 and replies and isinstance(replies[0], scripts.Planned):
             self._attendance.clock.observe(replies[0].now_ms * 1000, sent, time.monotonic())
         if changed:
             self._planned.refresh(changed)
@@ -446,14 +481,28 @@ class Planner:
     def _on_planned(self, planned: PlannedEntry, decision: _Decision, done: scripts.Planned) -> None:
         planned.seen, planned.state = Seen(decision.step.state, done.forgotten), decision.state
         self._forget_error(decision.name, planned)
-        parked, planned.parked = planned.parked, ()
-        for queue, seen in parked:
-            self._planned.forget(decision.name, queue, seen)
+        self._forget_parked(decision, planned)
         if decision.move.passed:
             self._on_sent(planned.definition)
         self._wake(decision.name, planned, decision.move.at_ms)
 
+    def _forget_parked(self, decision: _Decision, planned: PlannedEntry) -> None:
+        """Forget where an entry was before, once no failover can undo where it is now."""
+        name = decision.name
+        if not planned.parked or not self._store.is_kept(name, decision.step.queue, planned.seen):
+            return  # tried again with the next occurrence
+        parked, planned.parked = planned.parked, ()
+        for queue, seen in parked:
+            self._planned.forget(name, queue, seen)
+
     # -- errors
+
+    def _leave(self, name: str, planned: PlannedEntry) -> None:
+        """Leave an entry for a moment: its node is away. A step that was sent may have been taken, or not."""
+        if not self._is_away and not self._was_away:
+            logger.warning("A Redis node does not answer: its periodic tasks are planned when it is back")
+        self._is_away = True
+        self._wake(name, planned, self._attendance.now_ms() + round(random.uniform(*_AWAY_MS)))
 
     def _forget_error(self, name: str, planned: PlannedEntry) -> None:
         planned.failures = 0

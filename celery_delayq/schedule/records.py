@@ -103,6 +103,11 @@ class State:
     made_up: int = 0
     parked: bool = False
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How far the entry has come; a later state of it has more. A sent message counts."""
+        return (self.runs + 1, self.at_ms or 0) if self.task_id else (self.runs, self.last_ms or 0)
+
     def dump(self) -> bytes:
         """Return the bytes to store."""
         placed = (self.fingerprint, self.planner, self.at_ms, self.task_id, self.last_ms)
@@ -153,6 +158,15 @@ class Seen:
 
     raw: bytes = b""
     forgotten: bytes = b"0"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it could be read; see `UNKNOWN`."""
+        return self != UNKNOWN
+
+
+#: A state at a node of a cluster that is away. No step from it is ever accepted: it is no number.
+UNKNOWN = Seen(b"", b"?")
 
 
 @dataclass(frozen=True, slots=True)

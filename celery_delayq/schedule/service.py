@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import Any
 
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.queue.connections import new_id
+from celery_delayq.queue.connections import is_cluster, new_id
 from celery_delayq.schedule.configured import reader
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.loop import PlannerLoop
@@ -20,6 +20,10 @@ from celery_delayq.schedule.transitions import Policy
 from celery_delayq.settings import settings_of
 from celery_delayq.transport import Connector, Transport
 from celery_delayq.transport.producer import Producer
+from celery_delayq.transport.replicas import Replicas, ReplicatedClient
+
+#: How long a planner waits for replicas before it forgets where an entry was, in ms.
+_KEPT_MS = 100
 
 
 def planner_loop(
@@ -83,9 +87,12 @@ def store_of(channel: Any, *, replicate: bool = False) -> ScheduleStore:
         channel: the channel.
         replicate: wait for replicas, if the transport options want that: for changes of users. A planner does not wait.
     """
+    client = channel.plain_client
     return ScheduleStore(
-        channel.plain_client,
+        client,
         keyprefix=channel.global_keyprefix,
         mirror_list=channel.mirror_list,
         writer=channel.writer if replicate else None,
+        keeper=ReplicatedClient(client, Replicas(max(1, channel.replicas), _KEPT_MS)) if is_cluster(client) else None,
+        must_keep=channel.replicas > 0,
     )

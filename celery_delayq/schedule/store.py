@@ -7,6 +7,7 @@ write both. Records and states are JSON. They are compared as stored bytes.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,16 +19,24 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import keys
 from celery_delayq.queue.codec import message_key
-from celery_delayq.queue.connections import at_server_of
+from celery_delayq.queue.connections import LOST, at_server_of, is_cluster
 from celery_delayq.queue.delayed_queue import DelayedQueue, database_of
 from celery_delayq.queue.registry import is_wrong_type, registered
 from celery_delayq.queue.script import Call, load
 from celery_delayq.schedule import scripts
-from celery_delayq.schedule.records import Record, Seen, State, Step
+from celery_delayq.schedule.records import UNKNOWN, Record, Seen, State, Step
 from celery_delayq.schedule.scripts import Announced, Planned
+from celery_delayq.transport.replicas import NotReplicated
+
+#: How long replicas are not waited for after they did not answer, in seconds.
+_HURRIED_S = 5.0
 
 #: Number of fields per page of a HASH, and of scripts per pipeline.
 _PAGE, _BATCH = 1000, 100
+
+
+class NodeLost(redis.ConnectionError):
+    """The node of a queue is away; other nodes of the cluster may serve theirs."""
 
 
 @contextmanager
@@ -54,6 +63,9 @@ class ScheduleStore:
         keyprefix: kombu's `global_keyprefix`.
         mirror_list: also write Redisson's delay list; see `DelayedQueue`.
         writer: executes changes; by default `client`. See `DelayedQueue`.
+        keeper: executes what has to outlive a failover before another node may forget something, and waits shortly for
+            replicas; None if there is one server, whose replicas never have the later of two writes only.
+        must_keep: whether nothing may be forgotten as long as replicas do not answer.
     """
 
     def __init__(
@@ -63,13 +75,19 @@ class ScheduleStore:
         keyprefix: str = "",
         mirror_list: bool = False,
         writer: redis.Redis | None = None,
+        keeper: Any = None,
+        must_keep: bool = False,
     ) -> None:
         self.client = client
         self.writer = client if writer is None else writer
-        self.keys = keys.ScheduleKeys.of(keyprefix, database_of(client))
+        self.keys = keys.ScheduleKeys.of(keyprefix, database_of(client), together=is_cluster(client))
         self._keyprefix = keyprefix
         self._mirror_list = mirror_list
         self._queues: dict[str, DelayedQueue] = {}
+        self._keeper = keeper
+        self._must_keep = must_keep
+        #: Until when replicas are not waited for, since they did not answer, by the monotonic clock.
+        self._hurried_until = 0.0
 
     def queue(self, name: str) -> DelayedQueue:
         """Return the delayed queue of a broker list."""
@@ -80,8 +98,14 @@ class ScheduleStore:
         return self._queues[name]
 
     def pubsub(self) -> Any:
-        """Return a subscription for the channel of changes; on a cluster, at the node where `announce` counts them."""
-        return at_server_of(self.client, self.keys.configurations).pubsub()
+        """Return a subscription for the channel of changes; on a cluster, at the node with the periodic tasks."""
+        return at_server_of(self.client, self.keys.definitions).pubsub()
+
+    def server(self) -> str:
+        """Return which server has the periodic tasks; on a cluster, that may change. Empty if there is only one."""
+        if not is_cluster(self.client):
+            return ""
+        return str(self.client.node_of(self.keys.definitions).address)  # type: ignore[attr-defined]
 
     def now_ms(self) -> int:
         """Return the server's time, unix time in ms; on a cluster, that of the node with the periodic tasks."""
@@ -133,6 +157,8 @@ class ScheduleStore:
         replies = self._run_each("record", [scripts.record_call(self.keys, part) for part in parts])
         found: list[int | redis.ResponseError] = []
         for part, reply in zip(parts, replies, strict=True):
+            if isinstance(reply, LOST):
+                raise reply
             found += [reply] * len(part) if isinstance(reply, redis.ResponseError) else reply
         return found
 
@@ -142,6 +168,9 @@ class ScheduleStore:
         """Return the names of all broker lists that may have states."""
         try:
             return registered(self.client, self._keyprefix)
+        except LOST:
+            if not is_cluster(self.client):
+                raise
         except redis.ResponseError as exc:
             if not is_wrong_type(exc):
                 raise
@@ -153,14 +182,27 @@ class ScheduleStore:
         return names
 
     def states(self, queue: str) -> Iterator[dict[str, Seen]]:
-        """Yield the states of a queue's entries, page by page. The empty name stands for entries without a state."""
-        schedule = self.queue(queue).keys.schedule
-        forgotten = self._get(schedule, "") or b"0"
-        for page in self._pages(schedule):
-            yield {"": Seen(b"", forgotten), **{name: Seen(raw, forgotten) for name, raw in page if name}}
+        """Yield the states of a queue's entries, page by page. The empty name stands for entries without a state.
 
-    def seen(self, wanted: Sequence[tuple[str, str]]) -> list[Seen]:
-        """Return the states of entries, given as (entry, queue); empty if the server refuses the queue."""
+        Raises:
+            NodeLost: on a cluster: its node is away.
+        """
+        schedule = self.queue(queue).keys.schedule
+        with self._at_node():
+            forgotten = self._get(schedule, "") or b"0"
+            for page in self._pages(schedule):
+                yield {"": Seen(b"", forgotten), **{name: Seen(raw, forgotten) for name, raw in page if name}}
+
+    def seen(self, wanted: Sequence[tuple[str, str]], *, partly: bool = False) -> list[Seen]:
+        """Return the states of entries, given as (entry, queue); empty if the server refuses the queue.
+
+        Args:
+            wanted: the entries.
+            partly: whether those at a node of a cluster that is away are `UNKNOWN`, instead of an error.
+
+        Raises:
+            NodeLost: on a cluster: a node is away.
+        """
         of_queue: dict[str, list[str]] = {}
         for entry, queue in wanted:
             of_queue.setdefault(queue, []).append(entry)
@@ -171,44 +213,52 @@ class ScheduleStore:
             pipeline.execute_command("HMGET", self.queue(queue).keys.schedule, *entries, "", **{NEVER_DECODE: True})
         found: dict[tuple[str, str], Seen] = {}
         for (queue, entries), reply in zip(of_queue.items(), pipeline.execute(raise_on_error=False), strict=True):
+            if isinstance(reply, LOST):
+                if not partly:
+                    raise NodeLost(str(reply)) from reply
+                found.update(dict.fromkeys(((entry, queue) for entry in entries), UNKNOWN))
+                continue
             refused = isinstance(reply, redis.ResponseError)
             *states, forgotten = [None] * (len(entries) + 1) if refused else reply
             for entry, raw in zip(entries, states, strict=True):
                 found[entry, queue] = Seen(raw or b"", forgotten or b"0")
         return [found[one] for one in wanted]
 
-    def waiting(self, wanted: Sequence[tuple[str, str]]) -> list[bool]:
-        """Return for each message, given as (task id, queue), whether it still waits in its delayed queue."""
+    def waiting(self, wanted: Sequence[tuple[str, str]]) -> list[bool | None]:
+        """Return for each message, given as (task id, queue), whether it still waits in its delayed queue.
+
+        None means that this is not known: on a cluster, its node is away.
+        """
         if not wanted:
             return []
         pipeline = self.client.pipeline(transaction=False)
         for task_id, queue in wanted:
             pipeline.hexists(self.queue(queue).keys.index, message_key(task_id))
-        return [one is True or one == 1 for one in pipeline.execute(raise_on_error=False)]
+        replies = pipeline.execute(raise_on_error=False)
+        return [None if isinstance(one, LOST) else one is True or one == 1 for one in replies]
 
-    def plan(self, steps: Sequence[Step]) -> list[Planned | redis.ResponseError]:
+    def plan(self, steps: Sequence[Step]) -> list[Planned | redis.RedisError]:
         """Move entries to their next occurrences; see `plan.lua`. Atomic for each entry.
 
-        Returns the result for each entry, or the server's error.
+        Returns the result for each entry, or the server's error, or NodeLost: nobody knows whether it has moved.
         """
         for name in {step.queue for step in steps if step.state}:
             self.queue(name).register()
-        calls = [
-            scripts.plan_call(
-                self.queue(step.queue).keys,
-                entry=step.entry,
-                seen=step.seen.raw,
-                forgotten=step.seen.forgotten,
-                state=step.state,
-                withdraw=message_key(step.withdraw) if step.withdraw else b"",
-                must_wait=step.must_wait,
-                offer=step.offer,
-                mirrored=self._mirror_list,
-            )
-            for step in steps
-        ]
-        replies = self._run_each("plan", calls)
-        return [reply if isinstance(reply, redis.ResponseError) else Planned.of(reply) for reply in replies]
+        replies = self._run_each("plan", [self._call(step) for step in steps])
+        return [_planned(reply) for reply in replies]
+
+    def _call(self, step: Step) -> Call:
+        return scripts.plan_call(
+            self.queue(step.queue).keys,
+            entry=step.entry,
+            seen=step.seen.raw,
+            forgotten=step.seen.forgotten,
+            state=step.state,
+            withdraw=message_key(step.withdraw) if step.withdraw else b"",
+            must_wait=step.must_wait,
+            offer=step.offer,
+            mirrored=self._mirror_list,
+        )
 
     def forget(self, entry: str, queue: str, seen: Seen) -> bool:
         """Forget the state of an entry and withdraw its message, if the state has not changed. One atomic script.
@@ -224,6 +274,24 @@ class ScheduleStore:
             done = self._plan_one(Step(entry, queue, Seen(b"", done.forgotten), b""))
         return done.outcome == scripts.DONE
 
+    def is_kept(self, entry: str, queue: str, seen: Seen) -> bool:
+        """Return whether an entry has this state, and will have it after a failover of its node, as far as is known.
+
+        If replicas have not answered just before, this does not ask them.
+        """
+        if self._keeper is None:
+            return True
+        if time.monotonic() < self._hurried_until:
+            return not self._must_keep
+        call = self._call(Step(entry, queue, seen, seen.raw))  # WAIT is about writes of its own connection
+        try:
+            (reply,) = load("plan").run_each(self._keeper, [call])
+        except NotReplicated:
+            self._hurried_until = time.monotonic() + _HURRIED_S
+            return not self._must_keep
+        done = _planned(reply)
+        return isinstance(done, Planned) and done.outcome == scripts.DONE
+
     def forget_all(self, entry: str, queues: Sequence[str]) -> None:
         """Forget the states of an entry in these queues, even if they have changed; see `forget`."""
         for queue, seen in zip(queues, self.seen([(entry, queue) for queue in queues]), strict=True):
@@ -232,7 +300,7 @@ class ScheduleStore:
 
     def _plan_one(self, step: Step) -> Planned:
         (done,) = self.plan([step])
-        if isinstance(done, redis.ResponseError):
+        if isinstance(done, Exception):
             raise done
         return done
 
@@ -248,24 +316,30 @@ class ScheduleStore:
             if state is None or state.at_ms is None:
                 return
             idle = replace(state, at_ms=None, task_id="")
-            if self._withdraw(entry, queue, seen, state, idle):
+            passed = replace(idle, last_ms=state.at_ms, runs=state.runs + 1)
+            if self._withdraw(entry, queue, seen, state, idle, passed):
                 return
 
     def park(self, entry: str, queue: str, seen: Seen) -> tuple[State, Seen] | None:
         """Withdraw the message of an entry that moves to another queue. Its state stays until it is planned there.
 
+        If the message was transferred already, the state keeps its id: the next occurrence is the one after it.
+
         Returns the new state, or None if the old state had changed.
         """
         state = State.parse(seen.raw)
         # A unique fingerprint: a planner that saw an earlier parked state must not mistake this one for it.
-        parked = replace(state, task_id="", fingerprint=uuid.uuid4().hex, parked=True)
-        return self._withdraw(entry, queue, seen, state, parked)
+        sent = replace(state, fingerprint=uuid.uuid4().hex, parked=True)
+        return self._withdraw(entry, queue, seen, state, replace(sent, task_id=""), sent)
 
-    def _withdraw(self, entry: str, queue: str, seen: Seen, state: State, without: State) -> tuple[State, Seen] | None:
+    def _withdraw(
+        self, entry: str, queue: str, seen: Seen, state: State, without: State, passed: State
+    ) -> tuple[State, Seen] | None:
+        """Withdraw the message of a state, and store one without it; another one if the message was transferred."""
         step = Step(entry, queue, seen, without.dump(), withdraw=state.task_id, must_wait=bool(state.task_id))
         done = self._plan_one(step)
-        if done.outcome == scripts.GONE:  # the message was transferred: the occurrence has passed
-            without = replace(without, at_ms=None, last_ms=state.at_ms, runs=state.runs + 1)
+        if done.outcome == scripts.GONE:
+            without = passed
             done = self._plan_one(replace(step, state=without.dump(), must_wait=False))
         return (without, Seen(done.state, done.forgotten)) if done.outcome == scripts.DONE else None
 
@@ -293,11 +367,12 @@ class ScheduleStore:
         return self._get(self.keys.errors, entry).decode("utf-8", "replace") or None
 
     def has_overdue(self, queues: Iterable[str], before_ms: int) -> bool:
-        """Return whether one of these queues has a waiting message that was due before `before_ms`."""
+        """Return whether one of these queues has a waiting message that was due before `before_ms`, or may have one."""
         pipeline = self.client.pipeline(transaction=False)
         for queue in queues:
             pipeline.zcount(self.queue(queue).keys.timeout_set, "-inf", before_ms)
-        return any(isinstance(count, int) and count > 0 for count in pipeline.execute(raise_on_error=False))
+        counts = pipeline.execute(raise_on_error=False)
+        return any(isinstance(count, LOST) or (isinstance(count, int) and count > 0) for count in counts)
 
     def set_error(self, entry: str, error: str | None) -> None:
         """Store why an entry could not be planned; None clears the error."""
@@ -307,6 +382,16 @@ class ScheduleStore:
             self.client.hset(self.keys.errors, entry, error)
 
     # -- helpers
+
+    @contextmanager
+    def _at_node(self) -> Iterator[None]:
+        """Make a lost connection a `NodeLost` on a cluster."""
+        try:
+            yield
+        except LOST as exc:
+            if not is_cluster(self.client):
+                raise
+            raise NodeLost(str(exc)) from exc
 
     def _get(self, key: str, entry: str) -> bytes:
         with _naming(key):
@@ -339,3 +424,9 @@ class ScheduleStore:
         script = load(name)
         slices = (calls[start : start + _BATCH] for start in range(0, len(calls), _BATCH))
         return [reply for part in slices for reply in script.run_each(self.writer, part)]
+
+
+def _planned(reply: Any) -> Planned | redis.RedisError:
+    if isinstance(reply, LOST):
+        return NodeLost(str(reply))
+    return reply if isinstance(reply, redis.ResponseError) else Planned.of(reply)

@@ -5,8 +5,11 @@ The long form is `python -m tests.soak`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from tests.soak.cluster import ClusterScene, strike_with
 from tests.soak.faults import FAULTS
 from tests.soak.soak import run
 
@@ -19,6 +22,14 @@ _RECOVERED_S, _NOISE_S = 3.0, 5.0
 
 #: Only in the long form: the same as `kill-prefork`, for longer; and what strikes in random order.
 _TOO_LONG = {"recovery", "cluster"}
+
+
+#: What strikes a cluster, in parts that are as long.
+_OF_A_CLUSTER = (
+    ("master killed", "short hang", "failover"),
+    ("both killed", "cut"),
+    ("long hang", "slots"),
+)
 
 
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in _TOO_LONG])
@@ -40,3 +51,19 @@ def test_fault(name: str) -> None:
         assert verdict.refused
         assert verdict.in_doubt == set()
         assert all("maxmemory" in error for error in result.errors)
+
+
+@pytest.mark.parametrize("names", _OF_A_CLUSTER, ids=", ".join)
+def test_faults_of_a_cluster(names: tuple[str, ...]) -> None:
+    """Nodes are killed and replaced, hang and are cut off, and slots move: what was confirmed runs."""
+
+    def strike(scene: ClusterScene, number: int) -> None:
+        for name in names:
+            strike_with(scene, name)
+
+    result = run(replace(FAULTS["cluster"], strike=strike), _SECONDS)
+    assert result.verdict.sure
+    assert result.verdict.lost == set(), result.traces
+    assert result.verdict.early == set()
+    assert result.complaints == []
+    assert result.verdict.unexplained == set(), result.traces

@@ -8,18 +8,29 @@ import redis
 from celery_delayq import DeadLetters
 from celery_delayq.queue.dead_letters import DELIVERY_LIMIT
 from celery_delayq.transport.redelivery import ALONE, DELIVERY_COUNT
-from examples.private_redis import PrivateRedis
+from tests.brokers import Server
+from tests.conftest import nothing_astray
 from tests.integration.long_tasks import in_flight, long_worker, open_gate
 from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.worker_app import publisher
 
+__all__ = ["nothing_astray"]
+
+pytestmark = pytest.mark.on_cluster
+
 HARMLESS = 12
+
+
+@pytest.fixture
+def broker(steady_broker: Server) -> Server:
+    """Workers are killed, the broker is not."""
+    return steady_broker
 
 
 @pytest.mark.parametrize(("pool", "limit"), [("prefork", 3), ("threads", 2)])
 def test_a_poison_among_harmless_tasks_dies_alone(
-    broker: PrivateRedis, broker_url: str, ledger: Ledger, pool: str, limit: int
+    broker: Server, broker_url: str, ledger: Ledger, pool: str, limit: int
 ) -> None:
     """With one worker, which its supervisor starts again each time."""
     options = {"delivery_limit": limit, "lease": 2}
@@ -46,7 +57,7 @@ def test_a_poison_among_harmless_tasks_dies_alone(
 
 
 def test_a_task_that_begins_beside_the_last_delivery_of_another_acquits_it(
-    broker: PrivateRedis, broker_url: str, ledger: Ledger
+    broker: Server, broker_url: str, ledger: Ledger
 ) -> None:
     """It was held before, for its rate limit: if the worker dies now, nobody knows which of them did it."""
     conf = {"task_annotations": {"note": {"rate_limit": "20/m"}}}

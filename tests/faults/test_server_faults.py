@@ -10,11 +10,13 @@ import redis
 from celery import Celery
 
 from celery_delayq.queue.keys import QueueKeys
-from examples.private_redis import PrivateRedis
+from tests.brokers import ClusterServer, Server, url_of
 from tests.ledger import ALL_WELL, Ledger
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
+
+pytestmark = pytest.mark.on_cluster
 
 GONE = "Transfer of delayed messages interrupted"
 BACK = "Transfer of delayed messages: connected"
@@ -34,7 +36,7 @@ def worker(broker_url: str, ledger: Ledger) -> Iterator[Worker]:
 
 
 @pytest.fixture
-def client(broker: PrivateRedis) -> Iterator[redis.Redis]:
+def client(broker: Server) -> Iterator[redis.Redis]:
     with broker.client() as client:
         yield client
 
@@ -46,6 +48,11 @@ def schedule(app: Celery, countdowns: list[float]) -> dict[str, float]:
     return {result.id: (start + countdown) * 1000 for result, countdown in tasks}
 
 
+def servers(broker: Server) -> int:
+    """How many servers have queues: each has a transfer loop."""
+    return len(broker.cluster.nodes) if isinstance(broker, ClusterServer) else 1
+
+
 def listening(client: redis.Redis) -> bool:
     """Whether a loop is subscribed."""
     return bool(client.pubsub_numsub(KEYS.channel)[0][1])
@@ -53,7 +60,7 @@ def listening(client: redis.Redis) -> bool:
 
 @pytest.mark.parametrize("crash", [False, True], ids=["restarted", "killed"])
 def test_a_server_that_restarts_with_tasks_pending(
-    broker: PrivateRedis,
+    broker: Server,
     client: redis.Redis,
     app: Celery,
     worker: Worker,
@@ -71,11 +78,11 @@ def test_a_server_that_restarts_with_tasks_pending(
     worker.wait_for_log("connection", timeout=10)
     wait_until(lambda: time.time() * 1000 > min(list(promised.values())[1:]) + 500, "some are due")
     broker.start()
-    with publisher(f"delayq://127.0.0.1:{broker.port}/0", ledger.url) as new_app:
+    with publisher(url_of(broker), ledger.url) as new_app:
         promised |= schedule(new_app, [0.3] * 5)
         wait_until(lambda: ledger.has(promised), "all ran", 40)
     assert ledger.verdict(promised) == ALL_WELL
-    assert worker.log.count(GONE) <= 1
+    assert worker.log.count(GONE) <= servers(broker)
 
 
 @pytest.mark.parametrize("kind", ["normal", "pubsub"])
@@ -92,6 +99,7 @@ def test_connections_that_are_killed(
     assert ledger.verdict(promised) == ALL_WELL
 
 
+@pytest.mark.one_server("it looks for the connection of one loop")
 def test_a_loop_that_loses_its_connection_says_so_once_and_once_that_it_is_back(
     client: redis.Redis, app: Celery, worker: Worker, ledger: Ledger
 ) -> None:

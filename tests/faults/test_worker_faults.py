@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import redis
 
 from celery_delayq import DelayedQueue
-from examples.private_redis import PrivateRedis
+from tests.brokers import Server
+from tests.conftest import nothing_astray
 from tests.ledger import ALL_WELL, Ledger
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
+
+__all__ = ["nothing_astray"]
+
+pytestmark = pytest.mark.on_cluster
+
+
+@pytest.fixture
+def broker(steady_broker: Server) -> Server:
+    """Workers are killed, the broker is not."""
+    return steady_broker
 
 
 def punctual(client: redis.Redis) -> str:
@@ -20,9 +32,7 @@ def punctual(client: redis.Redis) -> str:
     return recorded.decode() if isinstance(recorded, bytes) else ""
 
 
-def test_the_punctual_worker_is_killed_while_tasks_become_due(
-    broker: PrivateRedis, broker_url: str, ledger: Ledger
-) -> None:
+def test_the_punctual_worker_is_killed_while_tasks_become_due(broker: Server, broker_url: str, ledger: Ledger) -> None:
     """It consumes another queue, so that what stock BRPOP may lose plays no part."""
     with (
         publisher(broker_url, ledger.url) as app,
@@ -47,7 +57,7 @@ def test_the_punctual_worker_is_killed_while_tasks_become_due(
 
 
 def test_the_only_worker_is_killed_and_the_next_one_runs_what_waited(
-    broker: PrivateRedis, broker_url: str, ledger: Ledger
+    broker: Server, broker_url: str, ledger: Ledger
 ) -> None:
     with publisher(broker_url, ledger.url) as app, broker.client() as client:
         with Worker(pool="prefork", broker=broker_url, ledger=ledger.url) as victim:

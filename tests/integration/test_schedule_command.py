@@ -11,6 +11,7 @@ import redis
 from celery import Celery
 from click.testing import Result
 
+from celery_delayq.schedule.store import ScheduleStore
 from tests.integration.commands import delayq
 
 pytestmark = pytest.mark.on_cluster
@@ -117,7 +118,7 @@ def test_names_are_shown_as_they_are(command: Command) -> None:
 
 
 def test_an_entry_of_the_configuration_that_is_wrong_is_shown(command: Command, broker_client: redis.Redis) -> None:
-    broker_client.hset("delayq:schedule_errors", "bad", "max_runs must be more")
+    broker_client.hset(ScheduleStore(broker_client).keys.errors, "bad", "max_runs must be more")
     assert "max_runs must be more" in well(command("show", "bad"))
     assert "there is no periodic task 'bad': max_runs must be more" in command("pause", "bad").output
 

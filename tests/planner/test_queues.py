@@ -61,6 +61,19 @@ class TestQueues:
         assert after.at_ms == before.at_ms
         assert stage.state("a") is None
 
+    def test_one_that_moves_late_leaves_nothing_out(self, stage: Stage) -> None:
+        """Planners were there, but slow: its message has gone, and those after it are due, too."""
+        started(stage, {"a": 1})
+        stage.set_back("a", 20_000, transferred=True)
+        stage.attended_for(60_000)
+        sent = stage.state("a")
+        assert sent is not None
+        assert sent.at_ms is not None
+        started(stage, {"a": 1}, queues={"t": "other"})
+        times = [int(payload.split()[-1]) for payload in stage.offered("other")]
+        assert times == list(range(sent.at_ms + 1000, sent.at_ms + 1000 * (len(times) + 1), 1000))
+        assert times[-1] > stage.store.now_ms()
+
     def test_a_state_that_cannot_be_read_is_not_moved(self, stage: Stage) -> None:
         stage.add("a", 60, queue="other", earlier=["celery"])
         stage.client.hset(stage.queue().keys.schedule, "a", "junk")

@@ -26,7 +26,7 @@ from examples.private_cluster import (
 )
 from tests.support import wait_until
 
-__all__ = ["SLOTS", "Cluster", "ClusterNode", "cluster", "slot_of"]
+__all__ = ["SLOTS", "Cluster", "ClusterNode", "cluster", "cut_from_master", "slot_of"]
 
 #: How many keys one MIGRATE moves, as redis-cli could.
 _KEYS_A_MIGRATE = 100
@@ -82,6 +82,12 @@ class ClusterNode(PrivateNode):
         """Kill the server as a crash would; it may be suspended."""
         super().kill()
         self.is_suspended = False
+
+    def stop(self) -> None:
+        """Stop the server as an administrator would."""
+        self.resume()
+        self._server.stop()
+        self.is_running = False
 
     def suspend(self) -> None:
         """Suspend the server: its connections stay open, but it does not answer."""
@@ -279,6 +285,19 @@ class Cluster:
         for node in self.nodes:
             if node.answers:
                 node.client.config_resetstat()
+
+
+@contextmanager
+def cut_from_master(replica: ClusterNode, master: ClusterNode) -> Iterator[None]:
+    """Let a replica not follow its master while the block lasts."""
+    replica.client.config_set("masteruser", "nobody")
+    replica.client.config_set("masterauth", "wrong")
+    master.client.client_kill_filter(_type="replica")
+    try:
+        yield
+    finally:
+        replica.client.config_set("masteruser", "")
+        replica.client.config_set("masterauth", "")
 
 
 @contextmanager

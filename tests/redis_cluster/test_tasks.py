@@ -186,7 +186,7 @@ def test_planners_listen_where_their_signs_of_life_are_counted(cluster: Cluster,
     """Or all of them would seem to have been away when they were only slow."""
     node = cluster.nodes[number]
     prefixes = (f"shop{n}:" for n in range(1000))
-    prefix = next(it for it in prefixes if cluster.owner(ScheduleKeys.of(it).configurations) is node)
+    prefix = next(it for it in prefixes if cluster.owner(ScheduleKeys.of(it, together=True).configurations) is node)
     conf = {**options(prefix), "beat_scheduler": "celery_delayq.beat:Scheduler"}
     with Worker(broker=cluster.url(), ledger=ledger.url, conf=conf):
         channel = ScheduleKeys.of(prefix).channel

@@ -173,8 +173,12 @@ class ClusterScene(Scene):
 
 
 def strike_cluster(scene: ClusterScene, number: int) -> None:
+    strike_with(scene, scene.next_turn())
+
+
+def strike_with(scene: ClusterScene, name: str) -> None:
+    """Do what STRIKES has under a name; before and afterwards, all nodes are there."""
     scene.make_whole()
-    name = scene.next_turn()
     STRIKES[name](scene)
     scene.make_whole()
 

@@ -1,0 +1,64 @@
+"""What a worker does with what is due, without the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import redis
+
+from celery_delayq.cluster.client import own_connections
+from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.transfer.loop import TransferLoop, TransferSettings
+from celery_delayq.transport.watch import NodesWatch
+from examples.private_redis import PrivateRedis
+from tests.brokers import Server
+from tests.redis_cluster.servers import Cluster
+
+_SETTINGS = TransferSettings(interval_s=0.5)
+
+
+@contextmanager
+def transferring(broker: Server) -> Iterator[None]:
+    """Transfer what is due as long as the block lasts; nobody takes it from its queue."""
+    with ExitStack() as stack:
+        if isinstance(broker, PrivateRedis):
+            loops = [TransferLoop(broker.client, settings=_SETTINGS)]
+        else:
+            loops = stack.enter_context(_loops_of_nodes(broker.cluster))
+        for loop in loops:
+            loop.start()
+            stack.callback(loop.stop)
+        yield
+
+
+@contextmanager
+def _loops_of_nodes(cluster: Cluster) -> Iterator[list[TransferLoop]]:
+    """A loop for each node, which works while that is a master; and a thread that looks which ones are."""
+    addresses = [Address("127.0.0.1", node.port) for node in cluster.nodes]
+    topology = Topology(addresses, _connect)
+    loops = [
+        TransferLoop(
+            partial(own_connections, topology, address, must_be_master=True),
+            settings=_SETTINGS,
+            serves=partial(topology.serves, address),
+        )
+        for address in addresses
+    ]
+
+    def wake_all() -> None:
+        for loop in loops:
+            loop.wake()
+
+    watch = NodesWatch(topology, wake_all)
+    watch.start()
+    try:
+        yield loops
+    finally:
+        watch.stop()
+        topology.close()
+
+
+def _connect(address: Address) -> redis.ConnectionPool:
+    return redis.ConnectionPool(host=address.host, port=address.port)
