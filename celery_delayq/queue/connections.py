@@ -41,6 +41,13 @@ def at_server_of(client: redis.Redis, key: str) -> redis.Redis:
     return cast("redis.Redis", client.at(key)) if is_cluster(client) else client  # type: ignore[attr-defined]
 
 
+def servers_of(client: redis.Redis) -> list[redis.Redis]:
+    """Return a client for each server: those of the masters if it is one of a cluster, else the client itself."""
+    if is_cluster(client):
+        return [client.with_home(node) for node in client.masters()]  # type: ignore[attr-defined]
+    return [client]
+
+
 def is_cluster(client: redis.Redis) -> bool:
     """Return whether a client is one of a cluster, whose keys are at several servers."""
     return hasattr(client, "at")

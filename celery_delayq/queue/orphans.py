@@ -17,7 +17,7 @@ from redis.client import NEVER_DECODE
 from redis.exceptions import ClusterCrossSlotError, WatchError
 
 from celery_delayq.queue import keys
-from celery_delayq.queue.connections import at_server_of
+from celery_delayq.queue.connections import CONNECTION_ERRORS, is_cluster, servers_of
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import Entry, entry_of, pairs
 from celery_delayq.queue.registry import registered
@@ -68,14 +68,12 @@ class Orphan:
     def look(cls, client: redis.Redis, name: str) -> Orphan:
         """Return the present state of a list's delayed queue. Not atomic."""
         names = keys.QueueKeys.of(name)
-        # On a cluster, Redisson subscribes at the node of the channel's slot, which is that of the queue.
-        with at_server_of(client, names.timeout_set).pipeline(transaction=False) as pipe:
+        with client.pipeline(transaction=False) as pipe:
             pipe.zcard(names.timeout_set)
             pipe.execute_command("ZRANGE", names.timeout_set, 0, 0, "WITHSCORES", **{NEVER_DECODE: True})
             pipe.execute_command("ZRANGE", names.timeout_set, -1, -1, "WITHSCORES", **{NEVER_DECODE: True})
-            pipe.pubsub_numsub(names.channel)
-            waiting, first, last, listeners = pipe.execute()
-        return cls(name, waiting, _due_ms(first), _due_ms(last), int(listeners[0][1]))
+            waiting, first, last = pipe.execute()
+        return cls(name, waiting, _due_ms(first), _due_ms(last), _listeners(client, names.channel))
 
     def adopt(self, client: redis.Redis, keyprefix: str = "") -> None:
         """Let transfer loops move the entries to their list when they are due. Atomic. No entry is changed."""
@@ -154,6 +152,23 @@ def find(client: redis.Redis, keyprefix: str = "") -> list[Orphan]:
     found = client.scan_iter(match=f"{keys.TIMEOUT_SET}:*", count=_SCAN, _type="ZSET")
     names = {keys.list_of(keys.TIMEOUT_SET, key) for key in map(_text, found) if key is not None}
     return [Orphan.look(client, name) for name in sorted(filter(None, names - known))]
+
+
+def _listeners(client: redis.Redis, channel: str) -> int:
+    """Count the subscribers of a channel, at each node of a cluster; one that is away counts as having none.
+
+    Redisson subscribes at the node of the channel's slot, and follows some seconds after the slot has moved.
+    """
+    count = 0
+    for server in servers_of(client):
+        try:
+            ((_, here),) = server.pubsub_numsub(channel)
+        except CONNECTION_ERRORS:
+            if not is_cluster(client):
+                raise
+        else:
+            count += int(here)
+    return count
 
 
 def _page(client: Any, names: keys.QueueKeys, start: int) -> list[Entry | None]:

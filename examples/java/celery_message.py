@@ -48,6 +48,18 @@ class CeleryMessage:
         step = PRIORITY_STEPS[bisect(PRIORITY_STEPS, self.priority) - 1]
         return f"{queue}\x06\x16{step}" if step else queue
 
+    def cluster_list_name(self, queue: str, keyprefix: str = "") -> str:
+        """Return the same on Redis Cluster, where all lists of a queue are in its hash slot.
+
+        Args:
+            queue: the Celery queue.
+            keyprefix: `global_keyprefix`; it is in what is returned.
+        """
+        name, suffix = f"{keyprefix}{queue}", self.list_name("")
+        _, brace, rest = name.partition("{")
+        has_hash_tag = brace and rest.find("}") > 0
+        return f"{name}{suffix}" if has_hash_tag or not suffix else f"{keyprefix}{{{name}}}{suffix}"
+
     def to_json(self, queue: str) -> str:
         """Return the message as kombu stores it, for a Celery queue."""
         embed = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}

@@ -91,15 +91,16 @@ class Redisson:
 
     Args:
         class_path: what `build` returned.
-        port: of Redis on this machine.
+        port: of Redis on this machine, or of a node of a cluster.
         codec: "bytes" (ByteArrayCodec) or "string" (StringCodec).
+        is_cluster: whether that is a cluster.
     """
 
-    def __init__(self, class_path: str, port: int, codec: str = "bytes") -> None:
+    def __init__(self, class_path: str, port: int, codec: str = "bytes", *, is_cluster: bool = False) -> None:
         # SIGKILL is for tests; a parent that dies closes standard input, and the program ends.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [*JVM, "-cp", class_path, "RedissonShell", str(port), codec],
+            [*JVM, "-cp", class_path, "RedissonShell", str(port), codec, "cluster" if is_cluster else "server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

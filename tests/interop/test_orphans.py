@@ -18,6 +18,8 @@ from tests.state import FAR, now_ms
 from tests.support import wait_until
 from tests.workers import CeleryCommand
 
+pytestmark = pytest.mark.on_cluster
+
 #: Delay of entries that are not due in this test, in ms.
 HOURS = 36_000_000
 

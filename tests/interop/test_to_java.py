@@ -6,24 +6,27 @@ from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 import redis
 
 from celery_delayq import DelayedQueue
 from celery_delayq.transfer.loop import TransferLoop
-from examples.private_redis import PrivateRedis
-from tests.interop.conftest import NOT_LATE_MS, StartRedisson
-from tests.interop.redisson import CURRENT, NEWEST, Redisson
+from tests.brokers import Server
+from tests.interop.conftest import CURRENT_ELSEWHERE, NOT_LATE_MS, StartRedisson
+from tests.interop.redisson import NEWEST, Redisson
 from tests.ledger import Ledger
 from tests.state import now_ms
 from tests.worker_app import publisher
 from tests.workers import Worker
+
+pytestmark = pytest.mark.on_cluster
 
 #: No UTF-8, and bytes that formats use: a payload is any bytes.
 BINARY = b"\x00\xff\x06\x16{}[]\r\n\x80" * 3
 
 
 @contextmanager
-def transferring(broker: PrivateRedis, *names: str) -> Iterator[None]:
+def transferring(broker: Server, *names: str) -> Iterator[None]:
     """Run a transfer loop in this process."""
     loop = TransferLoop(broker.client, lambda: names)
     loop.start()
@@ -57,7 +60,8 @@ def test_java_takes_and_decodes_what_celery_offers(
     }
 
 
-def test_java_takes_a_value_that_python_offers(redisson: Redisson, broker: PrivateRedis, jobs: DelayedQueue) -> None:
+@pytest.mark.one_server("the loop of this process knows one")
+def test_java_takes_a_value_that_python_offers(redisson: Redisson, broker: Server, jobs: DelayedQueue) -> None:
     with transferring(broker, "jobs"):
         due_ms = now_ms(jobs.client) + 1000
         redisson.ask("take", "jobs")
@@ -76,20 +80,22 @@ def test_python_takes_a_value_that_java_offers(redisson: Redisson, jobs: Delayed
     assert 0 <= now_ms(jobs.client) - entry.due_ms < NOT_LATE_MS
 
 
-def test_java_alone_transfers_what_python_offers(start_redisson: StartRedisson, jobs: DelayedQueue) -> None:
+@pytest.mark.parametrize("version", [NEWEST, CURRENT_ELSEWHERE])
+def test_java_alone_transfers_what_python_offers(
+    start_redisson: StartRedisson, jobs: DelayedQueue, version: str
+) -> None:
     """The notification of a new head reaches Redisson, and so does an entry that was there before it."""
-    for version in (NEWEST, CURRENT):
-        redisson = start_redisson(version)
-        due_ms = now_ms(jobs.client) + 3000
-        jobs.offer(b"later", due_ms=due_ms)
-        redisson.call("transfer", "jobs")
-        jobs.offer(b"sooner", due_ms=due_ms - 2000)
-        for payload, wanted_ms in ((b"sooner", due_ms - 2000), (b"later", due_ms)):
-            assert redisson.value("poll_ready", "jobs", 30_000) == payload
-            assert 0 <= now_ms(jobs.client) - wanted_ms < NOT_LATE_MS
-        redisson.call("destroy", "jobs")
+    redisson = start_redisson(version)
+    due_ms = now_ms(jobs.client) + 3000
+    jobs.offer(b"later", due_ms=due_ms)
+    redisson.call("transfer", "jobs")
+    jobs.offer(b"sooner", due_ms=due_ms - 2000)
+    for payload, wanted_ms in ((b"sooner", due_ms - 2000), (b"later", due_ms)):
+        assert redisson.value("poll_ready", "jobs", 30_000) == payload
+        assert 0 <= now_ms(jobs.client) - wanted_ms < NOT_LATE_MS
 
 
+@pytest.mark.one_server("the text is the same")
 def test_text_of_java_is_utf8_for_python(start_redisson: StartRedisson, jobs: DelayedQueue) -> None:
     redisson = start_redisson(NEWEST, "string")
     redisson.offer("jobs", "grün".encode(), delay_ms=10)

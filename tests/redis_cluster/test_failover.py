@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from kombu.exceptions import OperationalError
 
+from celery_delayq.queue.keys import QueueKeys
+from celery_delayq.queue.orphans import Orphan
 from examples.private_redis import PrivateRedis
+from tests.brokers import ClusterServer
 from tests.ledger import Ledger
 from tests.redis_cluster import servers
 from tests.redis_cluster.servers import Cluster
@@ -128,3 +131,16 @@ def test_tasks_of_other_nodes_can_be_changed_while_one_is_lost(redis_server: Pri
                 assert app.delayq.cancel(ids[queue])
         with pytest.raises(OperationalError):
             app.control.revoke(ids[there[0]])
+
+
+def test_a_lost_node_hears_no_application() -> None:
+    """Those of other nodes are heard all the same."""
+    with servers.cluster() as cluster, ClusterServer(cluster).client() as client:
+        keys = QueueKeys.of("jobs")
+        home = cluster.owner("jobs")
+        with home.client.pubsub() as pubsub:
+            pubsub.subscribe(keys.channel)
+            pubsub.get_message(timeout=5)
+            client.get("jobs")  # it knows the nodes
+            next(node for node in cluster.masters() if node is not home).kill()
+            assert Orphan.look(client, "jobs").listeners == 1

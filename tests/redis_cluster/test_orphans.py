@@ -59,6 +59,16 @@ def test_an_application_is_heard_where_it_listens(cluster: Cluster) -> None:
                 assert Orphan.look(client, name).listeners == 1
 
 
+def test_an_application_is_heard_at_other_nodes_too(cluster: Cluster) -> None:
+    """For some seconds after a slot has moved, Redisson still listens at the node that had it."""
+    with ClusterServer(cluster).client() as client:
+        elsewhere = next(node for node in cluster.masters() if node is not cluster.owner("jobs"))
+        with elsewhere.client.pubsub() as pubsub:
+            pubsub.subscribe(QueueKeys.of("jobs").channel)
+            pubsub.get_message(timeout=5)
+            assert Orphan.look(client, "jobs").listeners == 1
+
+
 def test_within_one_slot_it_is_a_transaction(cluster: Cluster) -> None:
     with ClusterServer(cluster).client() as client:
         queue = DelayedQueue(client, "{shop}:jobs")

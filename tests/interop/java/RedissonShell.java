@@ -29,28 +29,36 @@ import org.redisson.config.Config;
  * each with one line of JSON: an object with "ok", or with "error". Values are bytes in base64, or with StringCodec text
  * whose UTF-8 is sent in base64.
  *
- * Arguments: the port of Redis, and "bytes" or "string", the codec.
+ * Arguments: the port of Redis, or of a node of a Redis Cluster; "bytes" or "string", the codec; "server" or "cluster".
  */
 public final class RedissonShell {
     private static final ObjectMapper JSON = new ObjectMapper();
 
     private final RedissonClient redisson;
     private final boolean text;
+    private final boolean cluster;
     private final Map<String, RDelayedQueue<Object>> delayedQueues = new HashMap<>();
 
-    private RedissonShell(RedissonClient redisson, boolean text) {
+    private RedissonShell(RedissonClient redisson, boolean text, boolean cluster) {
         this.redisson = redisson;
         this.text = text;
+        this.cluster = cluster;
     }
 
     public static void main(String[] args) throws Exception {
         boolean text = args[1].equals("string");
+        boolean cluster = args[2].equals("cluster");
+        String address = "redis://127.0.0.1:" + args[0];
         Config config = new Config();
         config.setCodec(text ? StringCodec.INSTANCE : ByteArrayCodec.INSTANCE);
-        config.useSingleServer().setAddress("redis://127.0.0.1:" + args[0]);
+        if (cluster) {
+            config.useClusterServers().addNodeAddress(address);
+        } else {
+            config.useSingleServer().setAddress(address);
+        }
         RedissonClient redisson = Redisson.create(config);
         try {
-            new RedissonShell(redisson, text).answer(new BufferedReader(
+            new RedissonShell(redisson, text, cluster).answer(new BufferedReader(
                     new InputStreamReader(System.in, StandardCharsets.UTF_8)));
         } finally {
             redisson.shutdown();
@@ -90,6 +98,8 @@ public final class RedissonShell {
                 return task(name, JSON.convertValue(args.get(0), Map.class));
             case "build":
                 return message(JSON.convertValue(args.get(0), Map.class)).toJson(name);
+            case "cluster_list_name":
+                return message(JSON.convertValue(args.get(0), Map.class)).clusterListName((String) args.get(1), name);
             case "parse":
                 return parse(new String(Base64.getDecoder().decode((String) args.get(0)), StandardCharsets.UTF_8));
             case "take":
@@ -154,7 +164,8 @@ public final class RedissonShell {
         CeleryMessage message = message(given);
         String json = message.toJson(queue);
         Object value = text ? json : json.getBytes(StandardCharsets.UTF_8);
-        delayed(message.listName(queue)).offer(value, message.delayMillis(), TimeUnit.MILLISECONDS);
+        String list = cluster ? message.clusterListName("", queue) : message.listName(queue);
+        delayed(list).offer(value, message.delayMillis(), TimeUnit.MILLISECONDS);
         return message.eta() == null ? 0 : message.eta().toEpochMilli();
     }
 

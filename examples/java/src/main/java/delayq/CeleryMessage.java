@@ -149,6 +149,25 @@ public final class CeleryMessage {
         return step == 0 ? queue : queue + "\u0006\u0016" + step;
     }
 
+    /**
+     * The same on Redis Cluster, where all lists of a queue are in its hash slot: "{celery}\x06\x163" for priorities 3 to
+     * 5. `keyprefix` is the Python side's global_keyprefix, or empty; the name includes it.
+     */
+    public String clusterListName(String keyprefix, String queue) {
+        String name = keyprefix + queue;
+        String suffix = listName("");
+        if (suffix.isEmpty() || hasHashTag(name)) {
+            return name + suffix;
+        }
+        return keyprefix + "{" + name + "}" + suffix;
+    }
+
+    /** Whether only a part of the name decides about its hash slot: what is between the first braces. */
+    private static boolean hasHashTag(String name) {
+        int open = name.indexOf('{');
+        return open >= 0 && name.indexOf('}', open) > open + 1;
+    }
+
     /** The message as kombu stores it; `queue` is the Celery queue, without a priority. */
     public String toJson(String queue) {
         ArrayNode body = JSON.createArrayNode();

@@ -11,7 +11,11 @@ import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.StringCodec;
 import org.redisson.config.Config;
 
-/** The Java half of the example: offers three orders to Celery, takes one back, and hears of the other two. */
+/**
+ * The Java half of the example: offers three orders to Celery, takes one back, and hears of the other two.
+ *
+ * Arguments: the address of Redis; or of some nodes of a Redis Cluster, at least two.
+ */
 public final class Shop {
     private Shop() {
     }
@@ -19,7 +23,11 @@ public final class Shop {
     public static void main(String[] args) throws InterruptedException {
         Config config = new Config();
         config.setCodec(StringCodec.INSTANCE); // the message as it is: no other codec of Redisson is JSON in UTF-8
-        config.useSingleServer().setAddress(args.length > 0 ? args[0] : "redis://localhost:6379");
+        if (args.length > 1) {
+            config.useClusterServers().addNodeAddress(args);
+        } else {
+            config.useSingleServer().setAddress(args.length > 0 ? args[0] : "redis://localhost:6379");
+        }
         RedissonClient redisson = Redisson.create(config);
         try {
             offerOrders(redisson);
