@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from examples.private_redis import PrivateRedis
+from tests.ledger import Ledger
 from tests.redis_cluster.servers import Cluster
 
 
@@ -13,3 +17,12 @@ def cluster(whole_cluster: Cluster) -> Cluster:
     whole_cluster.flush()
     whole_cluster.put_slots_back()
     return whole_cluster
+
+
+@pytest.fixture
+def ledger(redis_server: PrivateRedis) -> Iterator[Ledger]:
+    """An empty ledger."""
+    ledger = Ledger(f"redis://127.0.0.1:{redis_server.port}/9")
+    ledger.clear()
+    yield ledger
+    ledger.client.close()
