@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from kombu.exceptions import OperationalError
@@ -128,3 +130,30 @@ def test_tasks_of_other_nodes_can_be_changed_while_one_is_lost(redis_server: Pri
                 assert app.delayq.cancel(ids[queue])
         with pytest.raises(OperationalError):
             app.control.revoke(ids[there[0]])
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_a_result_arrives_though_its_node_dies(redis_server: PrivateRedis, pool: str) -> None:
+    """The node has the result, and it is awaited there. The task runs before a replica takes over."""
+    with cluster_with_replicas(redis_server) as (cluster, ledger):
+        conf = {"result_backend": cluster.url(3)}
+        with (
+            publisher(cluster.url(3), ledger.url, **conf) as app,
+            Worker("-Q", ",".join(QUEUES), pool=pool, broker=cluster.url(3), ledger=ledger.url, conf=conf),
+        ):
+            add = app.tasks["add"]
+            assert add.apply_async((1, 1), queue="q0").get(timeout=30) == 2
+            home = app.backend.client.home().address
+            victim = next(node for node in cluster.nodes if node.port == home.port)
+            queue = next(queue for queue in QUEUES if cluster.owner(queue) is not victim)
+            ids = (str(uuid4()) for _ in range(1000))
+            task_id = next(it for it in ids if cluster.owner(app.backend.get_key_for_task(it)) is victim)
+            result = add.apply_async((2, 2), queue=queue, task_id=task_id, countdown=1.5)
+            got: list[int] = []
+            waiting = threading.Thread(target=lambda: got.append(result.get(timeout=60)))
+            waiting.start()
+            channel = app.backend.get_key_for_task(task_id)
+            wait_until(lambda: channel in victim.client.pubsub_channels(), "it waits")
+            victim.kill()
+            waiting.join(70)
+            assert got == [4]
