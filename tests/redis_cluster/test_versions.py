@@ -114,3 +114,24 @@ def test_nodes_need_not_say_their_addresses(cloud: Cluster, ledger: Ledger) -> N
         published.all_ran_once()
         assert app.tasks["add"].apply_async((1, 2), queue="q0").get(timeout=30) == 3
         assert "Traceback" not in worker.log
+
+
+def test_a_large_queue_moves(cluster: Cluster, ledger: Ledger) -> None:
+    """With ready and delayed tasks, while more are published and a worker runs them."""
+    queue, count = "q0", 3000
+    conf = {"task_ignore_result": True}
+    with publisher(cluster.url(3), ledger.url, **conf) as app:
+        note = app.tasks["note"]
+
+        def fill(countdown: float | None) -> list[str]:
+            many = (note.s("x" * 100).set(queue=queue, countdown=countdown) for _ in range(count))
+            return [result.id for result in app.delayq.apply_async_many(many)]
+
+        delayed, ready = fill(3600), fill(None)
+        with Worker("-Q", queue, pool="threads", broker=cluster.url(3), ledger=ledger.url, conf=conf):
+            with Publishing(app, ledger, [queue]) as published:
+                for _ in range(3):
+                    cluster.move(slot_of(queue), other_than(cluster, queue))
+                    published.go_on()
+            published.all_ran_once(*ready)
+        assert sorted(task.id for task in app.delayq.iter_scheduled()) == sorted(delayed)
