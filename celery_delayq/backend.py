@@ -8,11 +8,12 @@ writes, and reads first, so the results of that time would be lost.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import redis
-from celery.backends.redis import RedisBackend
+from celery.backends.redis import RedisBackend, ResultConsumer
 from kombu.utils.url import maybe_sanitize_url
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -21,11 +22,36 @@ from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.topology import Address, Topology
 from celery_delayq.errors import ConfigurationError
 
+#: How often a process that awaits results looks who is a master, in seconds.
+_LOOK_S = 5.0
+
+
+class ClusterResultConsumer(ResultConsumer):
+    """Awaits results at one of the masters: Redis sends what is published to all nodes.
+
+    A node that hangs ends no connection, but sends nothing either. So this one looks whether it is still a master.
+
+    Overrides `drain_events` of `ResultConsumer` (Celery 5.6 and 5.7).
+    """
+
+    def drain_events(self, timeout: float | None = None) -> None:
+        """Wait for news of results, see Celery."""
+        if self._is_replaced():
+            self._ensure(self._reconnect_pubsub, ())
+        super().drain_events(timeout)
+
+    def _is_replaced(self) -> bool:
+        connection = getattr(self._pubsub, "connection", None)
+        if connection is None:
+            return False
+        topology = self.backend.client.topology
+        with suppress(redis.RedisError, ConfigurationError, OSError):
+            topology.refresh_if_older(_LOOK_S)
+        return Address(connection.host, int(connection.port)) not in {node.address for node in topology.masters()}
+
 
 class ClusterBackend(RedisBackend):
     """Stores results on the nodes of a Redis Cluster. Celery makes it for `result_backend="delayq+cluster://..."`.
-
-    Results are awaited on one node, any of them: Redis sends what is published to all nodes.
 
     Overrides of `RedisBackend` (Celery 5.6 and 5.7): `get_key_for_group`, `as_uri`, `retry_policy`, `_store_result`,
     `on_chord_part_return`, `_params_from_url`, `_create_client`.
@@ -33,6 +59,8 @@ class ClusterBackend(RedisBackend):
     Raises:
         ConfigurationError: the URL names a database other than 0.
     """
+
+    ResultConsumer = ClusterResultConsumer
 
     #: The nodes to start from.
     _seeds: tuple[Address, ...] = (Address("localhost", 6379),)

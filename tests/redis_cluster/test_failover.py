@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
 from examples.private_redis import PrivateRedis
@@ -157,3 +158,28 @@ def test_a_result_arrives_though_its_node_dies(redis_server: PrivateRedis, pool:
             victim.kill()
             waiting.join(70)
             assert got == [4]
+
+
+def test_results_are_awaited_at_another_node_if_one_hangs(redis_server: PrivateRedis) -> None:
+    """Its connection is not ended, so nothing tells but the others."""
+    with cluster_with_replicas(redis_server) as (cluster, ledger):
+        conf = {"result_backend": cluster.url(3)}
+        with (
+            publisher(cluster.url(3), ledger.url, **conf) as app,
+            publisher(cluster.url(3), ledger.url, **conf) as other,
+        ):
+            home = app.backend.client.home().address
+            victim = next(node for node in cluster.nodes if node.port == home.port)
+            ids = (str(uuid4()) for _ in range(1000))
+            task_id = next(it for it in ids if cluster.owner(app.backend.get_key_for_task(it)) is not victim)
+            got: list[int] = []
+            waiting = threading.Thread(target=lambda: got.append(AsyncResult(task_id, app=app).get(timeout=60)))
+            waiting.start()
+            channel = app.backend.get_key_for_task(task_id)
+            wait_until(lambda: channel in victim.client.pubsub_channels(), "it waits")
+            victim.suspend()
+            wait_until(lambda: len(cluster.masters()) == 3, "a replica takes over")
+            other.backend.store_result(task_id, 4, "SUCCESS")
+            waiting.join(70)
+            assert got == [4]
+            victim.resume()
