@@ -133,6 +133,18 @@ def test_tasks_of_other_nodes_can_be_changed_while_one_is_lost(redis_server: Pri
             app.control.revoke(ids[there[0]])
 
 
+@contextmanager
+def awaited(result: AsyncResult) -> Iterator[list[Any]]:
+    """Await a result in another thread, which has begun to wait before the block; give the list that it comes to."""
+    got: list[Any] = []
+    is_waiting = threading.Event()
+    waiting = threading.Thread(target=lambda: got.append(result.get(timeout=60, on_interval=is_waiting.set)))
+    waiting.start()
+    assert is_waiting.wait(30)
+    yield got
+    waiting.join(90)
+
+
 @pytest.mark.parametrize("pool", ["solo", "threads"])
 def test_a_result_arrives_though_its_node_dies(redis_server: PrivateRedis, pool: str) -> None:
     """The node has the result, and it is awaited there. The task runs before a replica takes over."""
@@ -149,14 +161,9 @@ def test_a_result_arrives_though_its_node_dies(redis_server: PrivateRedis, pool:
             queue = next(queue for queue in QUEUES if cluster.owner(queue) is not victim)
             ids = (str(uuid4()) for _ in range(1000))
             task_id = next(it for it in ids if cluster.owner(app.backend.get_key_for_task(it)) is victim)
-            result = add.apply_async((2, 2), queue=queue, task_id=task_id, countdown=1.5)
-            got: list[int] = []
-            waiting = threading.Thread(target=lambda: got.append(result.get(timeout=60)))
-            waiting.start()
-            channel = app.backend.get_key_for_task(task_id)
-            wait_until(lambda: channel in victim.client.pubsub_channels(), "it waits")
-            victim.kill()
-            waiting.join(70)
+            result = add.apply_async((2, 2), queue=queue, task_id=task_id, countdown=3)
+            with awaited(result) as got:
+                victim.kill()
             assert got == [4]
 
 
@@ -172,14 +179,9 @@ def test_results_are_awaited_at_another_node_if_one_hangs(redis_server: PrivateR
             victim = next(node for node in cluster.nodes if node.port == home.port)
             ids = (str(uuid4()) for _ in range(1000))
             task_id = next(it for it in ids if cluster.owner(app.backend.get_key_for_task(it)) is not victim)
-            got: list[int] = []
-            waiting = threading.Thread(target=lambda: got.append(AsyncResult(task_id, app=app).get(timeout=60)))
-            waiting.start()
-            channel = app.backend.get_key_for_task(task_id)
-            wait_until(lambda: channel in victim.client.pubsub_channels(), "it waits")
-            victim.suspend()
-            wait_until(lambda: len(cluster.masters()) == 3, "a replica takes over")
-            other.backend.store_result(task_id, 4, "SUCCESS")
-            waiting.join(70)
+            with awaited(AsyncResult(task_id, app=app)) as got:
+                victim.suspend()
+                wait_until(lambda: len(cluster.masters()) == 3, "a replica takes over")
+                other.backend.store_result(task_id, 4, "SUCCESS")
             assert got == [4]
             victim.resume()

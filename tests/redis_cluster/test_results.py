@@ -108,7 +108,7 @@ def test_groups_are_saved_and_restored(app: Any, here: Cluster) -> None:
     result.save()
     assert keys(here, result.id)
     restored = GroupResult.restore(result.id, app=app)
-    assert restored.get(timeout=60) == [0, 2, 4, 6, 8, 10]
+    assert restored.join(timeout=60) == [0, 2, 4, 6, 8, 10]  # `get` of a restored group never ends with Celery 5.6.0
     restored.delete()
     assert GroupResult.restore(result.id, app=app) is None
     assert not keys(here, result.id)
