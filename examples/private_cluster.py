@@ -121,14 +121,25 @@ def private_cluster(
 
 @contextmanager
 def cluster_servers(
-    count: int, *, server: Path | None = None, settings: Sequence[str] = ()
+    count: int,
+    *,
+    server: Path | None = None,
+    settings: Sequence[str] = (),
+    make: Callable[..., PrivateRedis] = PrivateRedis,
 ) -> Iterator[list[PrivateRedis]]:
-    """Run servers that `join` makes a cluster; see `private_cluster`."""
+    """Run servers that `join` makes a cluster; see `private_cluster`.
+
+    Args:
+        count: how many.
+        server: see `private_cluster`.
+        settings: see `private_cluster`.
+        make: makes a server that is not started yet, from the arguments of `PrivateRedis`.
+    """
     binary = server or find_server()
     with ExitStack() as stack:
         servers = []
         for _ in range(count):
-            servers.append(_started(binary, settings))
+            servers.append(_started(make, binary, settings))
             stack.callback(servers[-1].close)
             # Nobody needs their data: not even a master that would wait for its replicas may take its time.
             stack.callback(servers[-1].kill)
@@ -204,10 +215,10 @@ def _wait(is_so: Callable[[], bool], description: str) -> None:
         time.sleep(0.01)
 
 
-def _started(binary: Path, settings: Sequence[str]) -> PrivateRedis:
+def _started(make: Callable[..., PrivateRedis], binary: Path, settings: Sequence[str]) -> PrivateRedis:
     """Start a server on a port that is free together with that of its bus."""
     for attempt in range(_PORT_ATTEMPTS):
-        private = PrivateRedis(*_SETTINGS, *settings, server=binary, port=_free_port())
+        private = make(*_SETTINGS, *settings, server=binary, port=free_port())
         try:
             private.start()
         except RuntimeError as error:
@@ -220,7 +231,8 @@ def _started(binary: Path, settings: Sequence[str]) -> PrivateRedis:
     raise AssertionError("unreachable")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that is free together with that of its bus."""
     # Not the shared generator: Hypothesis seeds it, in each process with the same number.
     ports = random.Random()
     for _ in range(1000):

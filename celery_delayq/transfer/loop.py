@@ -428,7 +428,9 @@ class TransferLoop(LoopThread):
     def _clear_registry(self, names: set[str], retired: Retired) -> None:
         """Remove the names of empty queues from the registry."""
         quiet_since = time.monotonic() - self.settings.idle_s
-        idle = [name for name in names if self._watched[name].is_empty_since(quiet_since)]
+        # A queue may have moved to another node of a cluster since the names were read.
+        here = names & self._watched.keys()
+        idle = [name for name in here if self._watched[name].is_empty_since(quiet_since)]
         try:
             self._registry.clear(idle, retired, self.settings.idle_s)
         except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:

@@ -64,6 +64,7 @@ class Loops:
         lead_s: float = 0.0,
         idle_s: float = NEVER_S,
         may_begin: Callable[[], bool] = lambda: True,
+        serves: Callable[[str], bool] = lambda name: True,
     ) -> TransferLoop:
         """Return a loop; unless told otherwise, it never looks without a reason."""
 
@@ -78,6 +79,7 @@ class Loops:
             on_pass=on_pass,
             id=id,
             may_begin=may_begin,
+            serves=serves,
         )
         self._loops.append(loop)
         return loop

@@ -53,6 +53,18 @@ class TestStart:
         assert delivered(queue) == []
 
 
+def test_a_queue_may_move_to_another_server_while_it_is_looked_at(
+    loops: Loops, queue: DelayedQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On Redis Cluster, other threads notice that, too."""
+    queue.offer(b"pay", due_ms=1)
+    answers = [True, False]  # then it comes back
+    loops.start(serves=lambda name: name != "q" or not answers or answers.pop(0), interval_s=0.1)
+    wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
+    assert not answers
+    assert "interrupted" not in caplog.text
+
+
 class TestStop:
     def test_again_and_again_at_any_moment(self, loops: Loops, queue: DelayedQueue) -> None:
         queue.offer(b"pay", delay_s=0.3)

@@ -9,6 +9,8 @@ import pytest
 
 from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.topology import Topology
+from examples.private_redis import PrivateRedis
+from tests.ledger import Ledger
 from tests.redis_cluster.routing import addresses_of, pool_for
 from tests.redis_cluster.servers import Cluster
 
@@ -36,3 +38,12 @@ def routed(topology: Topology) -> Routed:
 def keys(cluster: Cluster) -> list[str]:
     """A key for each node."""
     return [cluster.key_of(node) for node in cluster.nodes]
+
+
+@pytest.fixture
+def ledger(redis_server: PrivateRedis) -> Iterator[Ledger]:
+    """An empty ledger."""
+    ledger = Ledger(f"redis://127.0.0.1:{redis_server.port}/9")
+    ledger.clear()
+    yield ledger
+    ledger.client.close()

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,16 @@ from examples.private_cluster import (
     PrivateNode,
     cluster_servers,
     follows,
+    free_port,
     join,
     share,
     slots_of,
     wait_until_ok,
 )
+from examples.private_redis import PrivateRedis
 from tests.support import wait_until
 
-__all__ = ["SLOTS", "Cluster", "ClusterNode", "cluster", "cut_from_master", "slot_of"]
+__all__ = ["SLOTS", "Cluster", "ClusterNode", "cluster", "cut_from_master", "free_port", "slot_of"]
 
 #: How many keys one MIGRATE moves, as redis-cli could.
 _KEYS_A_MIGRATE = 100
@@ -212,6 +214,18 @@ class Cluster:
         with self.moving(slot, to):
             time.sleep(pause_s)
 
+    @property
+    def moves_at_once(self) -> bool:
+        """Whether the servers can move a slot in one step: Valkey 9 can."""
+        lines: list[bytes] = self.nodes[0].client.execute_command("CLUSTER", "HELP")
+        return any(line.startswith(b"MIGRATESLOTS") for line in lines)
+
+    def move_at_once(self, slot: int, to: ClusterNode) -> None:
+        """Move a slot and its keys to another master in one step; return when all nodes know."""
+        source = self.owner(slot)
+        source.client.execute_command("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", to.id)
+        self._wait_for_owner(slot, to)
+
     @contextmanager
     def moving(self, slot: int, to: ClusterNode) -> Iterator[None]:
         """Move a slot to another master. While the block lasts, half of the keys that it had are moved."""
@@ -302,7 +316,12 @@ def cut_from_master(replica: ClusterNode, master: ClusterNode) -> Iterator[None]
 
 @contextmanager
 def cluster(
-    masters: int = 3, replicas: int = 0, *, server: str | Path | None = None, settings: Sequence[str] = ()
+    masters: int = 3,
+    replicas: int = 0,
+    *,
+    server: str | Path | None = None,
+    settings: Sequence[str] = (),
+    make: Callable[..., PrivateRedis] = PrivateRedis,
 ) -> Iterator[Cluster]:
     """Run a cluster, which takes 2 to 3 s to start: no master serves any sooner.
 
@@ -311,13 +330,14 @@ def cluster(
         replicas: number of replicas of each master.
         server: the binary to start instead of what `find_server` finds.
         settings: further command line options of each server; they win over ours.
+        make: makes a server that is not started yet, from the arguments of `PrivateRedis`.
 
     Raises:
         ServerNotFound: there is no server.
     """
     count = masters * (1 + replicas)
     binary = Path(server) if server else None
-    with cluster_servers(count, server=binary, settings=settings) as servers, ExitStack() as stack:
+    with cluster_servers(count, server=binary, settings=settings, make=make) as servers, ExitStack() as stack:
         nodes = [ClusterNode(private) for private in servers]
         for node in nodes:
             stack.callback(node.client.close)

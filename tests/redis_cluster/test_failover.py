@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
 from celery_delayq.queue.keys import QueueKeys
@@ -144,3 +147,57 @@ def test_a_lost_node_hears_no_application() -> None:
             client.get("jobs")  # it knows the nodes
             next(node for node in cluster.masters() if node is not home).kill()
             assert Orphan.look(client, "jobs").listeners == 1
+
+
+@contextmanager
+def awaited(result: AsyncResult) -> Iterator[list[Any]]:
+    """Await a result in another thread, which has begun to wait before the block; give the list that it comes to."""
+    got: list[Any] = []
+    is_waiting = threading.Event()
+    waiting = threading.Thread(target=lambda: got.append(result.get(timeout=60, on_interval=is_waiting.set)))
+    waiting.start()
+    assert is_waiting.wait(30)
+    yield got
+    waiting.join(90)
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_a_result_arrives_though_its_node_dies(redis_server: PrivateRedis, pool: str) -> None:
+    """The node has the result, and it is awaited there. The task runs before a replica takes over."""
+    with cluster_with_replicas(redis_server) as (cluster, ledger):
+        conf = {"result_backend": cluster.url(3)}
+        with (
+            publisher(cluster.url(3), ledger.url, **conf) as app,
+            Worker("-Q", ",".join(QUEUES), pool=pool, broker=cluster.url(3), ledger=ledger.url, conf=conf),
+        ):
+            add = app.tasks["add"]
+            assert add.apply_async((1, 1), queue="q0").get(timeout=30) == 2
+            home = app.backend.client.router.node_for(None).address
+            victim = next(node for node in cluster.nodes if node.port == home.port)
+            queue = next(queue for queue in QUEUES if cluster.owner(queue) is not victim)
+            ids = (str(uuid4()) for _ in range(1000))
+            task_id = next(it for it in ids if cluster.owner(app.backend.get_key_for_task(it)) is victim)
+            result = add.apply_async((2, 2), queue=queue, task_id=task_id, countdown=3)
+            with awaited(result) as got:
+                victim.kill()
+            assert got == [4]
+
+
+def test_results_are_awaited_at_another_node_if_one_hangs(redis_server: PrivateRedis) -> None:
+    """Its connection is not ended, so nothing tells but the others."""
+    with cluster_with_replicas(redis_server) as (cluster, ledger):
+        conf = {"result_backend": cluster.url(3)}
+        with (
+            publisher(cluster.url(3), ledger.url, **conf) as app,
+            publisher(cluster.url(3), ledger.url, **conf) as other,
+        ):
+            home = app.backend.client.router.node_for(None).address
+            victim = next(node for node in cluster.nodes if node.port == home.port)
+            ids = (str(uuid4()) for _ in range(1000))
+            task_id = next(it for it in ids if cluster.owner(app.backend.get_key_for_task(it)) is not victim)
+            with awaited(AsyncResult(task_id, app=app)) as got:
+                victim.suspend()
+                wait_until(lambda: len(cluster.masters()) == 3, "a replica takes over")
+                other.backend.store_result(task_id, 4, "SUCCESS")
+            assert got == [4]
+            victim.resume()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 from celery import chord, group
@@ -20,15 +19,6 @@ from tests.workers import Worker
 
 #: Queues on all three nodes, some with priorities.
 QUEUES = [f"q{number}" for number in range(6)]
-
-
-@pytest.fixture
-def ledger(redis_server: PrivateRedis) -> Iterator[Ledger]:
-    """An empty ledger."""
-    ledger = Ledger(f"redis://127.0.0.1:{redis_server.port}/9")
-    ledger.clear()
-    yield ledger
-    ledger.client.close()
 
 
 @pytest.fixture(params=["", "shop:", "{shop}:"], ids=["plain", "prefix", "one-slot"])
