@@ -228,6 +228,8 @@ class Fetcher:
         station = self._begin()
         consumer, rare = station.consumer, station.rare_lists
         queues = self._cycle.consume(len(self._queues()))
+        if not queues:  # on a cluster, the last one has moved to another node just now
+            return False
         # Each queue gets a share, so that the order strategy still works if several messages are fetched at once.
         share = max(1, credit // len(queues)) if self._is_fair() else credit
         lists = [(queue, name) for queue, name in self._lists(queues) if not self._is_refused(name)]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
+from typing import Any
 
 import pytest
 from celery import chord, group
+from kombu import Connection
 
-from celery_delayq import ConfigurationError
+from celery_delayq import ConfigurationError, register
 from celery_delayq.queue.keys import ScheduleKeys
+from celery_delayq.transport.fetcher import Fetcher
+from celery_delayq.transport.node_fetchers import NodeFetcher
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.redis_cluster.servers import Cluster, slot_of
@@ -181,3 +186,26 @@ def test_planners_listen_where_their_signs_of_life_are_counted(cluster: Cluster,
     with Worker(broker=cluster.url(), ledger=ledger.url, conf=conf):
         channel = ScheduleKeys.of(prefix).channel
         wait_until(lambda: node.client.pubsub_numsub(channel)[0][1] == 1, "it listens")
+
+
+def test_the_last_queue_of_a_node_may_move_while_the_node_is_asked(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may have noticed that; it ended the worker."""
+    register()
+    with Connection(cluster.url()) as connection:
+        queue = connection.SimpleQueue("q0")
+        queue.put("message")
+        original = NodeFetcher._queues
+        moved_away = []
+
+        def queues(fetcher: Any) -> Any:
+            if not moved_away and sys._getframe(1).f_code is Fetcher.fetch.__code__:
+                moved_away.append(fetcher)
+                return []
+            return original(fetcher)
+
+        monkeypatch.setattr(NodeFetcher, "_queues", queues)
+        assert queue.get(timeout=20).payload == "message"
+        assert moved_away
+        queue.close()
