@@ -88,6 +88,8 @@ class Fetcher:
         self.is_starved = False
         self._last_delivery: LastDelivery = channel.connection.last_delivery
         self._refusal = Refusal(channel)
+        #: What the callback of a kombu consumer has raised last. It may be an error of a connection, but not of ours.
+        self.callback_error: BaseException | None = None
 
     @property
     def _consumer(self) -> Consumer | None:
@@ -480,6 +482,7 @@ class Fetcher:
                 self._channel.connection._deliver(payload, queue)
             except Exception as exc:
                 if not self._refusal.after(consumer, tag, raw, exc):
+                    self.callback_error = exc
                     raise
                 continue
             return True

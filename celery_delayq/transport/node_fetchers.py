@@ -237,17 +237,18 @@ class NodeFetchers:
         Raises:
             LeaseLost: see `Fetcher.fill`.
             redis.ConnectionError: the node has no connection left.
+            Exception: the callback of a consumer has raised it.
         """
         try:
             return action(fetcher)
         except LeaseLost:
             raise
         except CONNECTION_ERRORS as exc:
-            if is_full(exc):
+            if is_full(exc) or exc is fetcher.callback_error:
                 raise
             self.lose(fetcher, exc)
         except exceptions.ResponseError as exc:
-            if not isinstance(understood(exc), _ELSEWHERE):
+            if not isinstance(understood(exc), _ELSEWHERE) or exc is fetcher.callback_error:
                 raise
             self._channel.connection.nodes.watch()
         return False
