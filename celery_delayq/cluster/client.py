@@ -20,6 +20,7 @@ from redis import exceptions
 from redis.client import NEVER_DECODE, Pipeline
 from redis.crc import key_slot
 
+from celery_delayq.cluster import hanging
 from celery_delayq.cluster.topology import Address, Node, Topology
 from celery_delayq.errors import ConfigurationError
 
@@ -469,6 +470,8 @@ class Routed(redis.Redis):
         deadline_s: how long a command is tried while no node serves its slot, in seconds; by default `DEADLINE_S`. With
             0, it goes to another node if it has to, but does not wait.
         owns_topology: whether `close` closes the topology.
+        is_hurried: wait for an answer of a node for `HURRY_S` at most, and not at all if it hangs as far as this
+            process knows; for what can be done later, or without the node.
     """
 
     #: redis-py may close a client that was never made completely.
@@ -481,8 +484,10 @@ class Routed(redis.Redis):
         home: Address | None = None,
         deadline_s: float | None = None,
         owns_topology: bool = False,
+        is_hurried: bool = False,
     ) -> None:
         self.topology = topology
+        self._is_hurried = is_hurried
         self._home_address = home
         self._deadline_s = deadline_s
         self._owns_topology = owns_topology
@@ -500,7 +505,7 @@ class Routed(redis.Redis):
         """The pool of the home node; that of a seed while no master is known. Sends nothing."""
         if self._home_address is None:
             return self.topology.any_pool
-        return self.topology.node_at(self._home_address).client.connection_pool
+        return self._connected(self.topology.node_at(self._home_address)).client.connection_pool
 
     @connection_pool.setter
     def connection_pool(self, pool: Any) -> None:
@@ -545,7 +550,11 @@ class Routed(redis.Redis):
 
     def with_home(self, node: Node) -> Routed:
         """Return a client whose commands without a key go to a node."""
-        return Routed(self.topology, home=node.address, deadline_s=self._deadline_s)
+        return Routed(self.topology, home=node.address, deadline_s=self._deadline_s, is_hurried=self._is_hurried)
+
+    def hurried(self) -> Routed:
+        """Return a client that does not wait for a node that hangs, see `is_hurried`."""
+        return Routed(self.topology, home=self._home_address, deadline_s=self._deadline_s, is_hurried=True)
 
     def pubsub(self, **kwargs: Any) -> Any:
         """Return a subscription at the home node, see redis-py. After that node has failed, make another one."""
@@ -553,7 +562,7 @@ class Routed(redis.Redis):
 
     def client(self) -> Any:
         """Return another client of this topology; it has no connection of its own, unlike redis-py's."""
-        return Routed(self.topology, home=self._home_address, deadline_s=self._deadline_s)
+        return Routed(self.topology, home=self._home_address, deadline_s=self._deadline_s, is_hurried=self._is_hurried)
 
     def close(self) -> None:
         """Close the topology if this client owns it. redis-py also calls this when the client is collected."""
@@ -677,6 +686,8 @@ class Routed(redis.Redis):
     def lost(self, node: Node) -> None:
         """Record that a node does not answer, and ask the others who serves its slots. Never raises."""
         self.topology.failed(node)
+        if self._is_hurried:
+            hanging.hangs(node.address)
         self.refresh()
 
     def refresh(self, first: Address | None = None) -> None:
@@ -686,8 +697,16 @@ class Routed(redis.Redis):
 
     def _node_for(self, where: int | Address | None) -> Node:
         if where is None:
-            return self.home()
-        return self.topology.node_at(where) if isinstance(where, Address) else self.topology.node_of(where)
+            node = self.home()
+        else:
+            node = self.topology.node_at(where) if isinstance(where, Address) else self.topology.node_of(where)
+        if self._is_hurried and not hanging.may_ask(node.address):
+            raise exceptions.ConnectionError(f"Redis node {node.address} does not answer")
+        return self._connected(node)
+
+    def _connected(self, node: Node) -> Node:
+        """Return a node with the connections that this client uses."""
+        return node.hurried() if self._is_hurried else node
 
     def follow(
         self,
@@ -804,6 +823,11 @@ class Routed(redis.Redis):
                 try:
                     node = self._node_for(part.where)
                 except exceptions.ClusterDownError as exc:
+                    part.reply = exc
+                    continue
+                except exceptions.ConnectionError as exc:
+                    if not self._is_hurried:
+                        raise
                     part.reply = exc
                     continue
                 if node.address not in exchanges:
