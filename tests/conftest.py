@@ -41,16 +41,13 @@ _THOROUGH = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is thorough, and what is known to fail on a cluster; leave out there what is marked `one_server`."""
+    """Mark what is thorough; leave out on a cluster what is marked `one_server`."""
     items[:] = [it for it in items if not (it.get_closest_marker("cluster") and it.get_closest_marker("one_server"))]
     folder = Path(__file__).parent
     thorough = {folder / name for name in _THOROUGH}
     for item in items:
         if not thorough.isdisjoint((item.path, *item.path.parents)):
             item.add_marker("thorough")
-        fault = item.get_closest_marker("fails_on_cluster")
-        if fault is not None and item.get_closest_marker("cluster"):
-            item.add_marker(pytest.mark.xfail(reason=fault.args[0], strict=True))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

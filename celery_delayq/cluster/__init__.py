@@ -14,6 +14,7 @@ command_keys  which of its arguments are keys
 plan          what the nodes get for it
 dispatch      send it, or those of a pipeline, and again what a node did not execute
 router        find the node for a slot, and follow the slot
+hanging       which nodes do not answer now
 exchange      what goes to one node on one connection
 connecting    a connection to a node, or why there is none
 merging       one reply of those of several nodes

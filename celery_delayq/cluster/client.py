@@ -44,6 +44,7 @@ class Routed(redis.Redis):
         deadline_s: how long a command is tried while no node serves its slot, in seconds; by default that of `Router`.
             With 0, it goes to another node if it has to, but does not wait.
         owns_topology: whether `close` closes the topology.
+        is_hurried: see `Router`; for what can be done later, or without the node.
     """
 
     #: redis-py may close a client that was never made completely.
@@ -56,9 +57,10 @@ class Routed(redis.Redis):
         home: Address | None = None,
         deadline_s: float | None = None,
         owns_topology: bool = False,
+        is_hurried: bool = False,
     ) -> None:
         self.topology = topology
-        self.router = Router(topology, home, deadline_s)
+        self.router = Router(topology, home, deadline_s, is_hurried=is_hurried)
         self._owns_topology = owns_topology
         super().__init__(connection_pool=self.router.pool)
 
@@ -98,7 +100,20 @@ class Routed(redis.Redis):
 
     def with_home(self, node: Node) -> Routed:
         """Return a client whose commands without a key go to a node."""
-        return Routed(self.topology, home=node.address, deadline_s=self.router.deadline_s)
+        return self._with_router(home=node.address)
+
+    def hurried(self) -> Routed:
+        """Return a client that does not wait for a node that hangs, see `Router`."""
+        return self._with_router(is_hurried=True)
+
+    def _with_router(self, *, home: Address | None = None, is_hurried: bool = False) -> Routed:
+        router = self.router
+        return Routed(
+            self.topology,
+            home=home or router.home,
+            deadline_s=router.deadline_s,
+            is_hurried=is_hurried or router.is_hurried,
+        )
 
     def pubsub(self, **kwargs: Any) -> Any:
         """Return a subscription at the home node, see redis-py. After that node has failed, make another one."""
@@ -106,7 +121,7 @@ class Routed(redis.Redis):
 
     def client(self) -> Any:
         """Return another client of this topology; it has no connection of its own, unlike redis-py's."""
-        return Routed(self.topology, home=self.router.home, deadline_s=self.router.deadline_s)
+        return self._with_router()
 
     def close(self) -> None:
         """Close the topology if this client owns it. redis-py also calls this when the client is collected."""

@@ -12,7 +12,7 @@ from celery_delayq.cluster.connecting import LOST, NotSent
 from celery_delayq.cluster.exchange import ASKING, UNSENT, Attached, Exchange, NodeCommand, Parse
 from celery_delayq.cluster.plan import Planned, plan
 from celery_delayq.cluster.redirection import is_redirection
-from celery_delayq.cluster.router import Router
+from celery_delayq.cluster.router import NodeHangs, Router
 from celery_delayq.cluster.topology import Address, Node
 
 
@@ -140,7 +140,7 @@ class Dispatch:
                     continue
                 try:
                     node = self._router.node_for(part.where)
-                except exceptions.ClusterDownError as exc:
+                except (exceptions.ClusterDownError, NodeHangs) as exc:
                     part.reply = exc
                     continue
                 if node.address not in exchanges:

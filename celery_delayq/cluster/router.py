@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from redis import exceptions
 from redis.crc import key_slot
 
+from celery_delayq.cluster import hanging
 from celery_delayq.cluster.connecting import NotSent
 from celery_delayq.cluster.redirection import is_redirection, understood
 from celery_delayq.cluster.topology import Address, Node, Topology
@@ -24,6 +25,11 @@ DEADLINE_S = 30.0
 FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 
+
+class NodeHangs(exceptions.ConnectionError):
+    """A node does not answer, so nothing was sent to it."""
+
+
 #: So many times a command follows from node to node at once. After that, the nodes do not agree: there is a pause.
 _HOPS = 4
 
@@ -35,12 +41,22 @@ class Router:
         topology: the nodes.
         home: the home node: where commands without a key go; by default that of the topology.
         deadline_s: how long a command is tried while no node serves its slot, in seconds; by default `DEADLINE_S`.
+        is_hurried: wait for an answer of a node for `topology.HURRY_S` at most, and not at all if it hangs, as far as
+            this process knows.
     """
 
-    def __init__(self, topology: Topology, home: Address | None = None, deadline_s: float | None = None) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        home: Address | None = None,
+        deadline_s: float | None = None,
+        *,
+        is_hurried: bool = False,
+    ) -> None:
         self.topology = topology
         self.home = home
         self.deadline_s = deadline_s
+        self.is_hurried = is_hurried
         encoder: Any = self.pool.get_encoder()
         self._encode: Callable[[Any], bytes] = encoder.encode
 
@@ -51,7 +67,7 @@ class Router:
         """The pool of the home node; that of a seed while no master is known. Sends nothing."""
         if self.home is None:
             return self.topology.any_pool
-        return self.topology.node_at(self.home).client.connection_pool
+        return self._connected(self.topology.node_at(self.home)).client.connection_pool
 
     @property
     def patience_s(self) -> float:
@@ -67,17 +83,26 @@ class Router:
 
         Raises:
             redis.ClusterDownError: no node serves the slot.
+            NodeHangs: this is hurried, and the node hangs.
             redis.RedisError, ConfigurationError: the nodes are not known yet, see `Topology.refresh`.
         """
         if where is None:
-            return self.topology.home() if self.home is None else self.topology.node_at(self.home)
-        return self.topology.node_at(where) if isinstance(where, Address) else self.topology.node_of(where)
+            node = self.topology.home() if self.home is None else self.topology.node_at(self.home)
+        else:
+            node = self.topology.node_at(where) if isinstance(where, Address) else self.topology.node_of(where)
+        if self.is_hurried and not hanging.may_ask(node.address):
+            raise NodeHangs(f"Redis node {node.address} does not answer")
+        return self._connected(node)
+
+    def _connected(self, node: Node) -> Node:
+        """Return a node with the connections that this client uses."""
+        return node.hurried() if self.is_hurried else node
 
     def has_other(self, where: int | Address | None, refused: Collection[Address]) -> bool:
         """Return whether there is a node now, see `node_for`, that has not refused a connection."""
         try:
             return self.node_for(where).address not in refused
-        except exceptions.ClusterDownError:
+        except (exceptions.ClusterDownError, NodeHangs):
             return False
 
     # -- what changed
@@ -85,6 +110,8 @@ class Router:
     def lost(self, node: Node) -> None:
         """Record that a node does not answer, and ask the others who serves its slots. Never raises."""
         self.topology.failed(node)
+        if self.is_hurried:
+            hanging.hangs(node.address)
         self.refresh()
 
     def refresh(self, first: Address | None = None) -> None:

@@ -20,10 +20,14 @@ from redis.backoff import NoBackoff
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.retry import Retry
 
+from celery_delayq.cluster import hanging
 from celery_delayq.errors import ConfigurationError
 
 #: How long a node may take to connect, and to answer which node serves which slot, in seconds.
 PATIENCE_S = 1.0
+
+#: How long one may take to answer a command that can be done later, or elsewhere, in seconds.
+HURRY_S = 0.5
 
 #: The nodes are not asked again so soon after they were asked, in seconds: many threads may notice a change at once.
 REFRESH_PAUSE_S = 0.1
@@ -63,9 +67,19 @@ class Node:
         self.id = id
         credentials = pool.connection_kwargs.get("credential_provider")
         self.client = redis.Redis(connection_pool=pool, credential_provider=credentials)
+        self._hurried: Node | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}>"
+
+    def hurried(self) -> Node:
+        """Return the same node with other connections, which wait for an answer for `HURRY_S` at most."""
+        if self._hurried is None:
+            pool: Any = self.client.connection_pool
+            options = _hurried(pool.connection_kwargs, HURRY_S)
+            hurried = redis.ConnectionPool(pool.connection_class, pool.max_connections, **options)
+            self._hurried = Node(self.address, hurried, self.id)
+        return self._hurried
 
     def close(self, *, in_use: bool = True) -> None:
         """Close its connections; later commands open new ones.
@@ -74,6 +88,16 @@ class Node:
             in_use: also close those that somebody uses now.
         """
         self.client.connection_pool.disconnect(inuse_connections=in_use)
+        if self._hurried is not None:
+            self._hurried.close(in_use=in_use)
+
+
+def _hurried(options: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Return options of connections with shorter timeouts. redis-py 8 has some that a pool adds itself."""
+    found = {name: value for name, value in options.items() if "maint_notifications" not in name}
+    for name in ("socket_timeout", "socket_connect_timeout"):
+        found[name] = min(found.get(name) or seconds, seconds)
+    return found
 
 
 @dataclass(frozen=True)
@@ -177,7 +201,7 @@ class Topology:
         """
         self._ensure_known()
         with self._lock:
-            if self._home is None:
+            if self._home is None or hanging.is_avoided(self._home.address):
                 self._home = self._choose_home()
             return self._home
 
@@ -186,6 +210,7 @@ class Topology:
         if not healthy:
             self._failed.clear()
             healthy = list(self._masters)
+        healthy = [node for node in healthy if not hanging.is_avoided(node.address)] or healthy
         answered = None if self.view is None else self.view.by
         return next((node for node in healthy if node.address == answered), healthy[0])
 
@@ -223,6 +248,11 @@ class Topology:
             self._failed.add(address)
             if self._home is not None and self._home.address == address:
                 self._home = None
+
+    def recovered(self, address: Address) -> None:
+        """Record that a node answers again."""
+        with self._lock:
+            self._failed.discard(address)
 
     def moved(self, slot: int, address: Address) -> None:
         """Record that a node said which other node serves a slot. Sends nothing."""
@@ -315,20 +345,18 @@ class Topology:
         known = [*([] if first is None else [first]), *(node.address for node in self._masters), *self._seeds]
         return sorted(dict.fromkeys(known), key=lambda address: address in self._failed)
 
-    def answers(self, address: Address) -> bool:
-        """Return whether a node answers within `PATIENCE_S`."""
+    def answers(self, address: Address, within_s: float = PATIENCE_S) -> bool:
+        """Return whether a node answers within some seconds."""
         try:
-            self._ask(address)
+            self._ask(address, within_s)
         except (exceptions.RedisError, OSError):
             return False
         return True
 
-    def _ask(self, address: Address) -> _View:
+    def _ask(self, address: Address, within_s: float = PATIENCE_S) -> _View:
         """Ask one node, on a connection of its own: others may wait long for theirs."""
         pool: Any = self.node_at(address).client.connection_pool
-        kwargs = {name: value for name, value in pool.connection_kwargs.items() if "maint_notifications" not in name}
-        for name in ("socket_timeout", "socket_connect_timeout"):
-            kwargs[name] = min(kwargs.get(name) or PATIENCE_S, PATIENCE_S)
+        kwargs = _hurried(pool.connection_kwargs, within_s)
         for name in ("retry_on_timeout", "retry_on_error"):
             kwargs.pop(name, None)
         kwargs.update(protocol=2, retry=Retry(NoBackoff(), 0), health_check_interval=0)

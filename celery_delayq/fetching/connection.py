@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from redis import exceptions
@@ -70,27 +70,40 @@ class FetchConnection:
         self._fetch: Call = (), ()
         #: The connection that the server tells when keys change that this one has read.
         self._told: Identity | None = None
+        #: What `ask_whether_empty` has asked: the connection to be told, and how many replies there will be.
+        self._asked: tuple[Identity, int] | None = None
+
+    def fileno(self) -> int:
+        """Return the file descriptor to poll; -1 once the connection is lost."""
+        sock = getattr(self._connection, "_sock", None)
+        return -1 if sock is None else int(sock.fileno())
+
+    def has_reply(self, wait_s: float) -> bool:
+        """Return whether a reply, or the end of the connection, comes within some seconds."""
+        try:
+            return self.fileno() < 0 or bool(self._connection.can_read(timeout=wait_s))
+        except (exceptions.RedisError, OSError):
+            return True
 
     def ack(self, in_flight: str, message: bytes, tag: str) -> None:
-        """Remove a message from an in-flight list; `answers` gives the result."""
+        """Remove a message from an in-flight list; `next_answer` gives the result."""
         self._send("LREM", in_flight, -1, message)
         self.unanswered.append(tag)
 
-    def answers(self) -> Iterator[tuple[str, bool | exceptions.ResponseError]]:
-        """Wait for the replies to all acknowledgements. Yield each tag, and whether its message was in flight.
+    def next_answer(self) -> tuple[str, bool | exceptions.ResponseError]:
+        """Wait for the reply to the first unanswered acknowledgement. Return its tag, and whether it was in flight.
 
-        If the server refused an acknowledgement, yield its error instead. The connection still works after that.
+        If the server refused the acknowledgement, return its error instead. The connection still works after that.
         """
-        while self.unanswered:
-            answer: bool | exceptions.ResponseError
-            try:
-                answer = bool(self._read())
-            except exceptions.ResponseError as exc:
-                answer = exc
-            yield self.unanswered.popleft(), answer
+        answer: bool | exceptions.ResponseError
+        try:
+            answer = bool(self._read())
+        except exceptions.ResponseError as exc:
+            answer = exc
+        return self.unanswered.popleft(), answer
 
     def send_fetch(self, keys: QueueKeys, *, consumer: str, limit: int) -> None:
-        """Ask for messages, see `scripts.fetch`. Read the reply with `answers` first, then `read_fetched`."""
+        """Ask for messages, see `scripts.fetch`. Read all answers first, then `read_fetched`."""
         self._fetch = scripts.fetch_call(keys, consumer=consumer, limit=limit)
         self._send(*_FETCH.by_digest(*self._fetch))
 
@@ -110,24 +123,31 @@ class FetchConnection:
             raise unwrapped(exc) from exc.__cause__
         return cast("list[bytes] | None", found)
 
-    def are_empty(self, groups: Sequence[Sequence[str]], *, told: Identity) -> bool:
-        """Return whether lists are empty, and let the server tell a connection when one of them changes. Reads replies.
+    def ask_whether_empty(self, groups: Sequence[Sequence[str]], *, told: Identity) -> None:
+        """Ask whether lists are empty, and let the server tell a connection when one of them changes.
 
-        Call it only if there are no unanswered acknowledgements.
+        Read all answers first, then `read_whether_empty`.
+        """
+        commands: list[tuple[Any, ...]] = []
+        if self._told != told:
+            # OPTIN: only of what is read after CACHING. Not NOLOOP: with that, Redis may forget a key and not tell.
+            commands.append(("CLIENT", "TRACKING", "ON", "REDIRECT", told.client_id, "OPTIN"))
+        for names in groups:
+            commands += [("CLIENT", "CACHING", "YES"), ("EXISTS", *names)]
+        for number, command in enumerate(commands):
+            self._send(*command, is_first=not number)
+        self._asked = told, len(commands)
+
+    def read_whether_empty(self) -> bool:
+        """Return whether the lists are empty, see `ask_whether_empty`.
 
         Raises:
             redis.ResponseError: the server does not allow CLIENT TRACKING.
         """
-        if self._told != told:
-            # OPTIN: only of what is read after CACHING. Not NOLOOP: with that, Redis may forget a key and not tell.
-            self._send("CLIENT", "TRACKING", "ON", "REDIRECT", told.client_id, "OPTIN")
-            self._read()
-            self._told = told
-        for number, names in enumerate(groups):
-            self._send("CLIENT", "CACHING", "YES", is_first=not number)
-            self._send("EXISTS", *names, is_first=False)
+        assert self._asked is not None
+        (told, count), self._asked = self._asked, None
         refused, found = None, 0
-        for _ in range(2 * len(groups)):
+        for _ in range(count):
             try:
                 answer = self._read()
             except exceptions.ResponseError as exc:
@@ -135,8 +155,31 @@ class FetchConnection:
             else:
                 found += answer if isinstance(answer, int) else 0
         if refused is not None:
+            self._told = None
             raise refused
+        self._told = told
         return not found
+
+    def send_unblock(self, client_ids: Sequence[str]) -> None:
+        """Ask the server to end the waits of other connections. Read all answers first, then `read_unblocked`."""
+        for number, client_id in enumerate(client_ids):
+            self._send("CLIENT", "UNBLOCK", client_id, is_first=not number)
+
+    def read_unblocked(self, count: int) -> list[bool]:
+        """Return for each connection whether it waited.
+
+        Raises:
+            redis.ResponseError: the server does not allow CLIENT UNBLOCK.
+        """
+        refused, unblocked = None, []
+        for _ in range(count):
+            try:
+                unblocked.append(bool(self._read()))
+            except exceptions.ResponseError as exc:
+                refused = exc
+        if refused is not None:
+            raise refused
+        return unblocked
 
     def check(self) -> None:
         """Notice that the connection is lost. Call it only if no reply is awaited."""
@@ -150,6 +193,8 @@ class FetchConnection:
         self._connection.send_command(*command, check_health=is_first and not self.unanswered)
 
     def _read(self) -> Any:
+        if self.fileno() < 0:
+            raise exceptions.ConnectionError("the connection on which messages are fetched was lost")
         return self._connection.read_response(disable_decoding=True)
 
     def disconnect(self) -> None:

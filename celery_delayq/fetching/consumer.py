@@ -27,7 +27,9 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from types import MappingProxyType
+from typing import TypeVar
 
 import redis
 from redis import exceptions
@@ -49,6 +51,8 @@ from celery_delayq.queue.scripts import MAX_FETCH, Renewed
 
 logger = logger_for(__name__)
 
+T = TypeVar("T")
+
 #: How many threads acknowledge at the same time, each on a connection. The others wait for them.
 _AT_ONCE = 4
 
@@ -57,6 +61,10 @@ _TURN_S = 1.0
 
 #: Shared by the whole process: a running task is known by its tag alone, even after its consumer was closed.
 _TAGS = itertools.count(1)
+
+
+class NotYet(Exception):
+    """The server has not answered yet: do something else meanwhile, see `Consumer.resume`."""
 
 
 class Consumer:
@@ -72,6 +80,8 @@ class Consumer:
         redelivery: see `Redelivery`.
         expires_ms: list -> time until an unused list expires, in ms. Only lists that expire are in it. It may change.
         id: readable and unique. The default names the process that made the consumer.
+        patience_s: how long its thread waits for the server, in seconds, before `NotYet` is raised; None: until there
+            is an answer. See `resume`.
 
     Every method raises `redis.RedisError` if the server is away or refuses, unless its docstring says otherwise.
     """
@@ -85,8 +95,12 @@ class Consumer:
         redelivery: Redelivery | None = None,
         expires_ms: Mapping[str, int] | None = None,
         id: str | None = None,
+        patience_s: float | None = None,
     ) -> None:
         self.id = id or consumer_id()
+        self.patience_s = patience_s
+        #: Reads what the server still owes to the thread of the consumer.
+        self._late: Callable[[], list[bytes]] | None = None
         self.connect = connect
         self._stack = ExitStack()
         self.client = client or self._stack.enter_context(connect())
@@ -161,11 +175,17 @@ class Consumer:
         """Tag -> message that it holds; a view."""
         return MappingProxyType(self._held)
 
-    def fetch(self, name: str, limit: int) -> list[bytes]:
+    def fetch(self, name: str, limit: int, *, is_patient: bool = False) -> list[bytes]:
         """Take messages from a joined list, the oldest first. One atomic script.
+
+        Args:
+            name: of the list.
+            limit: how many at most.
+            is_patient: wait until there is an answer.
 
         Raises:
             LeaseLost: others have given the consumer up.
+            NotYet: there is no answer yet; `resume` returns the messages later.
         """
         if self._connection is None:
             self._connection = FetchConnection(self.client.connection_pool)
@@ -173,9 +193,18 @@ class Consumer:
         connection = self._connection
         try:
             connection.send_fetch(self.lists[name], consumer=self.id, limit=min(limit, MAX_FETCH))
-            self._take_answers(connection)
+        except BaseException as exc:
+            self.has_lost_reply = True
+            self._give_up_connection(exc)
+            raise
+        return self._read_fetched(connection, is_patient=is_patient)
+
+    def _read_fetched(self, connection: FetchConnection, *, is_patient: bool = False) -> list[bytes]:
+        again = None if is_patient else partial(self._read_fetched, connection)
+        try:
+            self._take_answers(connection, again)
             found = connection.read_fetched()
-        except exceptions.ResponseError:  # nothing was moved, and the connection still works
+        except (exceptions.ResponseError, NotYet):  # nothing was moved (so far), and the connection still works
             raise
         except BaseException as exc:
             self.has_lost_reply = True
@@ -198,30 +227,87 @@ class Consumer:
 
         Raises:
             redis.ResponseError: the server does not allow CLIENT TRACKING.
+            NotYet: there is no answer yet; after `resume`, ask again.
         """
         connection = self._connection
         if connection is None:
             return False
+        return self._exchange(
+            connection, partial(connection.ask_whether_empty, groups, told=told), connection.read_whether_empty
+        )
+
+    def unblock(self, client_ids: Sequence[str]) -> list[bool]:
+        """Make the server end the waits of other connections; returns for each whether it waited. See `are_empty`."""
+        connection = self._connection
+        if connection is None:
+            return [False] * len(client_ids)
+        count = len(client_ids)
+        return self._exchange(
+            connection, partial(connection.send_unblock, client_ids), partial(connection.read_unblocked, count)
+        )
+
+    def _exchange(self, connection: FetchConnection, send: Callable[[], None], read: Callable[[], T]) -> T:
         try:
-            self._take_answers(connection)
-            return connection.are_empty(groups, told=told)
-        except exceptions.ResponseError:
+            send()
+            self._take_answers(connection, partial(self._read_in_vain, connection, read))
+            return read()
+        except (exceptions.ResponseError, NotYet):
             raise
         except BaseException as exc:
             self._give_up_connection(exc)
             raise
+
+    def _read_in_vain(self, connection: FetchConnection, read: Callable[[], object]) -> list[bytes]:
+        try:
+            self._take_answers(connection, partial(self._read_in_vain, connection, read))
+            with suppress(exceptions.ResponseError):
+                read()
+        except NotYet:
+            raise
+        except BaseException as exc:
+            self._give_up_connection(exc)
+            raise
+        return []
+
+    # -- an answer that is late
+
+    def _wait(self, connection: FetchConnection, again: Callable[[], list[bytes]] | None) -> None:
+        if again is not None and self.patience_s is not None and not connection.has_reply(self.patience_s):
+            self._late = again
+            raise NotYet
+
+    @property
+    def late(self) -> FetchConnection | None:
+        """The connection on which the server owes an answer; None if it owes none that somebody has waited for.
+
+        Until `resume`, nothing else can be done that takes an answer, and the watchdog tells the server what has become
+        of messages.
+        """
+        return None if self._late is None else self._connection
+
+    def resume(self) -> list[bytes]:
+        """Read a late answer, once its connection is readable. Returns the messages if it is one to `fetch`.
+
+        Raises:
+            LeaseLost, redis.RedisError: see `fetch`.
+        """
+        read, self._late = self._late, None
+        return [] if read is None else read()
 
     def read_answers(self) -> None:
         """Make sure that all acknowledgements have arrived, and that the connection that fetches is not lost.
 
         Never raises; the watchdog repeats those that have not arrived.
         """
-        if not self._is_fetching_thread:
+        if not self._is_fetching_thread or self._late is not None:
             return
-        assert self._connection is not None
+        connection = self._connection
+        assert connection is not None
         try:
-            self._take_answers(self._connection)
-            self._connection.check()
+            self._take_acknowledgements(connection, self._read_only_answers)
+            connection.check()
+        except NotYet:
+            pass
         except Exception as exc:
             self._give_up_connection(exc)
 
@@ -231,17 +317,39 @@ class Consumer:
 
     def _give_up_connection(self, exc: BaseException) -> None:
         connection, self._connection = self._connection, None
+        if self._late is not None:
+            self._late = None
+            self.has_lost_reply = True  # it may be one to a fetch
         if connection is not None:
             self._owe_acks(connection.unanswered, exc)
             connection.disconnect()
             self._abandoned.add([connection.identity])
 
-    def _take_answers(self, connection: FetchConnection) -> None:
-        for tag, answer in connection.answers():
+    def _take_answers(self, connection: FetchConnection, again: Callable[[], list[bytes]] | None) -> None:
+        """Read the replies to all acknowledgements. Then there is, or comes, a reply to what was sent after them.
+
+        Args:
+            connection: the one that fetches.
+            again: called when there is a reply, if there is none in time; None to wait.
+
+        Raises:
+            NotYet: there is none in time.
+        """
+        self._take_acknowledgements(connection, again)
+        self._wait(connection, again)
+
+    def _take_acknowledgements(self, connection: FetchConnection, again: Callable[[], list[bytes]] | None) -> None:
+        while connection.unanswered:
+            self._wait(connection, again)
+            tag, answer = connection.next_answer()
             if isinstance(answer, bool):
                 self._on_answered(tag, was_in_flight=answer)
             else:
                 self._owe_acks([tag], answer)
+
+    def _read_only_answers(self) -> list[bytes]:
+        self.read_answers()
+        return []
 
     def _on_answered(self, tag: str, *, was_in_flight: bool) -> None:
         # Not earlier: `reconcile` puts back every message that is in flight but not held.
@@ -292,7 +400,7 @@ class Consumer:
         if held is None:
             return False
         self.isolation.forget(tag)
-        if self._is_retired:
+        if self._is_deferring:
             self.owed[tag] = Departure(held, "nowhere")
             return True
         try:
@@ -308,6 +416,11 @@ class Consumer:
             if self._is_fetching_thread:
                 self._give_up_connection(exc)
         return True
+
+    @property
+    def _is_deferring(self) -> bool:
+        """Whether the watchdog tells the server what has become of messages."""
+        return self._is_retired or self._late is not None
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -359,7 +472,7 @@ class Consumer:
         return bool(left) or tag in self.owed
 
     def _leave(self, departures: Mapping[str, Departure]) -> int:
-        if self._is_retired:
+        if self._is_deferring:
             self.owed.update(departures)
             return 0
         return self._departures.leave(self.client, departures)
@@ -432,6 +545,8 @@ class Consumer:
             Whether everything is done; if not, the watchdog has to continue.
         """
         self.read_answers()
+        if self._late is not None:
+            self._give_up_connection(exceptions.ConnectionError("its answer was late"))
         self._close_connection()  # nobody would read the replies to later acknowledgements
         self.is_closed = True
         self.names.clear()
@@ -484,6 +599,7 @@ class Consumer:
         self._stack.close()
 
     def _close_connection(self) -> None:
+        self._late = None
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()

@@ -48,6 +48,14 @@ def servers_of(client: redis.Redis) -> list[redis.Redis]:
     return [client]
 
 
+def hurried(client: redis.Redis) -> redis.Redis:
+    """Return a client that waits less for an answer, for what can be done later or without it.
+
+    That is the client itself, unless it is one of a cluster, where one node that hangs should not hold up the others.
+    """
+    return cast("redis.Redis", client.hurried()) if is_cluster(client) else client  # type: ignore[attr-defined]
+
+
 def is_cluster(client: redis.Redis) -> bool:
     """Return whether a client is one of a cluster, whose keys are at several servers."""
     return hasattr(client, "at")

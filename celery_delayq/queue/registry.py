@@ -24,7 +24,7 @@ from redis import exceptions
 from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import keys, scripts
-from celery_delayq.queue.connections import CONNECTION_ERRORS, at_server_of, is_cluster
+from celery_delayq.queue.connections import CONNECTION_ERRORS, at_server_of, hurried, is_cluster
 from celery_delayq.queue.entry import pairs
 
 logger = getLogger(__name__)
@@ -67,7 +67,7 @@ class Registry:
     _reported: ClassVar[set[str]] = set()
 
     def __init__(self, client: redis.Redis, keyprefix: str = "") -> None:
-        self.client = client
+        self.client = hurried(client)
         self.keys = keys.RegistryKeys.of(keyprefix)
 
     def add(self, name: str) -> bool:
@@ -93,8 +93,19 @@ class Registry:
         else:
             self._reported.discard(self.keys.names)
         if is_new:
-            self.client.publish(self.keys.names, name)
+            is_registered &= self._announce(name)
         return is_registered
+
+    def _announce(self, name: str) -> bool:
+        """Tell running loops of a name; returns False if that was not possible on a cluster."""
+        try:
+            self.client.publish(self.keys.names, name)
+        except CONNECTION_ERRORS as exc:
+            if not is_cluster(self.client):
+                raise
+            logger.debug("Cannot announce %r: %s", name, exc)
+            return False
+        return True
 
     def names(self) -> set[str]:
         """Return the registered names.

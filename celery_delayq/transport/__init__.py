@@ -158,6 +158,7 @@ class Transport(kombu_redis.Transport):
         connect: Callable[[], AbstractContextManager[redis.Redis]],
         client: redis.Redis,
         rare_lists: RareLists | None = None,
+        patience_s: float | None = None,
     ) -> Station:
         """Return the station at a server, which all channels of this connection share; made on first use.
 
@@ -166,10 +167,16 @@ class Transport(kombu_redis.Transport):
             connect: see `Consumer`.
             client: on the pool that all channels share.
             rare_lists: by default, new ones.
+            patience_s: see `Consumer`.
         """
         if server not in self._stations:
-            self._stations[server] = Station(self, connect, client, rare_lists or RareLists(self.cycle))
+            self._stations[server] = Station(self, connect, client, rare_lists or RareLists(self.cycle), patience_s)
         return self._stations[server]
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether this connection consumes tasks: its thread has more to do than to wait for one server."""
+        return bool(self._stations)
 
     def retire_station(self, server: str) -> None:
         """Fetch nothing from a server any more, see `Station.retire`. Does nothing if there is no station."""

@@ -25,6 +25,10 @@ class Bindings:
         """
         self._postponed.setdefault(exchange, []).append(bind)
 
+    def knows(self, exchange: str) -> bool:
+        """Return whether the bindings of an exchange were read before, and none waits to be written."""
+        return exchange in self._tables and exchange not in self._postponed
+
     def of(self, exchange: str, read: Callable[[str], Any]) -> Any:
         """Return the bindings of an exchange; the last known ones if they cannot be read.
 

@@ -5,7 +5,8 @@ kombu's Pub/Sub, and commands without a key, go to a home node: any master, as l
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -56,6 +57,11 @@ class ClusterChannel(DelayedChannel):
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         self._routed: Routed | None = None
         self._prefixed: Any = None
+        self._hurried: Any = None
+        #: The version of the topology for which `follow_home` has looked.
+        self._followed = 0
+        #: Whether kombu's commands do not wait for a node that hangs.
+        self._is_hurrying = False
         super().__init__(connection, **kwargs)
         #: Reads the queues that are consumed without acknowledgement.
         self.replies = Replies(self)
@@ -128,7 +134,7 @@ class ClusterChannel(DelayedChannel):
         """A client that sends each command to its node, and adds no key prefix."""
         if self._routed is None or self._routed.topology is not self.topology:
             self._routed = Routed(self.topology)
-            self._prefixed = None
+            self._prefixed = self._hurried = None
             self._delayed_queues.clear()
         return self._routed
 
@@ -136,11 +142,29 @@ class ClusterChannel(DelayedChannel):
         if asynchronous:
             return super()._create_client(asynchronous=True)
         plain = self.plain_client
+        if self._is_hurrying or self._transport.is_fetching:
+            if self._hurried is None:
+                self._hurried = self._kombu_client_of(is_hurried=True)
+            return self._hurried
         if not self.global_keyprefix:
             return plain
         if self._prefixed is None:
-            self._prefixed = PrefixedRouted(self.topology, self.global_keyprefix)
+            self._prefixed = self._kombu_client_of(is_hurried=False)
         return self._prefixed
+
+    def _kombu_client_of(self, *, is_hurried: bool) -> Any:
+        if self.global_keyprefix:
+            return PrefixedRouted(self.topology, self.global_keyprefix, is_hurried=is_hurried)
+        return Routed(self.topology, is_hurried=is_hurried)
+
+    @contextmanager
+    def _hurrying(self) -> Iterator[None]:
+        """Do not wait for a node that hangs, while the block lasts: for what can be done later, or elsewhere."""
+        before, self._is_hurrying = self._is_hurrying, True
+        try:
+            yield
+        finally:
+            self._is_hurrying = before
 
     def check_writable(self) -> None:
         """Do nothing: a replica in a cluster sends its clients to the master."""
@@ -154,7 +178,8 @@ class ClusterChannel(DelayedChannel):
         """
         queue = queue or f"amq.gen-{uuid()}"
         try:
-            return super().queue_declare(queue, passive=passive, **kwargs)
+            with self._hurrying():
+                return super().queue_declare(queue, passive=passive, **kwargs)
         except self.connection_errors:
             if passive:
                 raise
@@ -171,7 +196,12 @@ class ClusterChannel(DelayedChannel):
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         """Bind a queue, see kombu; later if the node of the bindings is away."""
-        bind = partial(super()._queue_bind, exchange, routing_key, pattern, queue)
+        hook = super()._queue_bind
+
+        def bind() -> None:
+            with self._hurrying():
+                hook(exchange, routing_key, pattern, queue)
+
         try:
             bind()
         except self.connection_errors:
@@ -183,8 +213,16 @@ class ClusterChannel(DelayedChannel):
         Raises:
             redis.ConnectionError: they are not known, or some of them were not written yet.
         """
-        table: list[tuple[str, ...]] = self._transport.nodes.bindings.of(exchange, super().get_table)
-        return table
+        bindings = self._transport.nodes.bindings
+        read = super().get_table
+        if not bindings.knows(exchange):
+            return list(bindings.of(exchange, read))
+        with self._hurrying():
+            return list(bindings.of(exchange, read))
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        with self._hurrying():  # any node does
+            super()._put_fanout(exchange, message, routing_key, **kwargs)
 
     # -- consuming
 
@@ -203,16 +241,33 @@ class ClusterChannel(DelayedChannel):
 
     def wait_for_replies(self) -> None:
         """Wait for messages of queues that are consumed without acknowledgement, see `Replies`."""
+        self._follow_home()
         self.replies.wait()
 
     def _receive(self) -> Any:
+        self._follow_home()
+        if "subclient" not in self.__dict__:
+            return None
         try:
             return super()._receive()
         except self.connection_errors:
-            self._leave_home()
+            self.leave_home()
             return None
 
-    def _leave_home(self) -> None:
+    def _follow_home(self) -> None:
+        """Leave a node that is no longer a master: redis-py would connect again to it, and it may hang."""
+        version = self.topology.version
+        if version == self._followed:
+            return
+        self._followed = version
+        client = self.__dict__.get("subclient")
+        connection = None if client is None else client.connection
+        if connection is not None:
+            address = Address(connection.host, int(connection.port))
+            if all(node.address != address for node in self.topology.masters()):
+                self.leave_home()
+
+    def leave_home(self) -> None:
         """Subscribe at another node: kombu does so before it polls next."""
         client = self.__dict__.pop("subclient", None)
         self._in_listen = None
@@ -240,11 +295,12 @@ class PrefixedRouted(kombu_redis.GlobalKeyPrefixMixin, Routed):
     Args:
         topology: the nodes.
         global_keyprefix: the prefix.
+        is_hurried: see `Routed`.
     """
 
-    def __init__(self, topology: Topology, global_keyprefix: str) -> None:
+    def __init__(self, topology: Topology, global_keyprefix: str, *, is_hurried: bool = False) -> None:
         self.global_keyprefix = global_keyprefix
-        super().__init__(topology)
+        super().__init__(topology, is_hurried=is_hurried)
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Any:
         """Return a pipeline that adds the prefix, see redis-py."""

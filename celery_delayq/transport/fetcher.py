@@ -88,6 +88,10 @@ class Fetcher:
         self.is_starved = False
         self._last_delivery: LastDelivery = channel.connection.last_delivery
         self._refusal = Refusal(channel)
+        #: The queue and the list that were asked for messages last.
+        self._asking = "", ""
+        #: What the callback of a kombu consumer has raised last. It may be an error of a connection, but not of ours.
+        self.callback_error: BaseException | None = None
 
     @property
     def _consumer(self) -> Consumer | None:
@@ -246,6 +250,7 @@ class Fetcher:
                     self._on_connection_lost()
                     raise exceptions.ConnectionError(f"Redis did not answer the wait for messages of {name!r}")
                 continue  # the server would have answered
+            self._asking = queue, name
             found = self._ask(name, consumer.fetch, name, share)
             if found is None:
                 continue
@@ -404,8 +409,8 @@ class Fetcher:
             return
         self._settled_until = 0.0
         try:
-            for slot in armed:
-                slot.unblock(self._consumer.client)
+            if not self._unblock(self._consumer, armed):
+                return
         except NOT_SERVING:
             raise
         except exceptions.ResponseError as exc:
@@ -416,6 +421,12 @@ class Fetcher:
             message = self._read(slot)
             if message is not None:
                 self._consumer.give_back(slot.name, [message])
+
+    def _unblock(self, consumer: Consumer, armed: list[Slot]) -> bool:
+        """Make the server end the waits of slots, so that there is a reply to each; returns False to leave them."""
+        for slot in armed:
+            slot.unblock(consumer.client)
+        return True
 
     def _dismiss(self, slot: Slot, message: bytes | None) -> None:
         """Drop a slot whose queue is no longer consumed, and give back the message that it received."""
@@ -482,6 +493,7 @@ class Fetcher:
                 self._channel.connection._deliver(payload, queue)
             except Exception as exc:
                 if not self._refusal.after(consumer, tag, raw, exc):
+                    self.callback_error = exc
                     raise
                 continue
             return True
@@ -531,7 +543,7 @@ class Fetcher:
         for _, name in self._lists([queue]):
             if name not in consumer.lists:
                 consumer.join(name)
-            while messages := consumer.fetch(name, 1):
+            while messages := consumer.fetch(name, 1, is_patient=True):
                 yield name, messages[0]
 
     # -- the end

@@ -43,12 +43,16 @@ class Nodes:
         slot = self._slots.get(server)
         return None if slot is None else str(self.topology.node_of(slot).address)
 
-    def watch(self) -> None:
-        """Look soon which node has which slots, and again from time to time."""
+    def watch(self, *, hurried: bool = True) -> None:
+        """Look which node has which slots, and again from time to time.
+
+        Args:
+            hurried: look soon, even if there is a watch already.
+        """
         if self._watch is None:
             self._watch = NodesWatch(self.topology, self._on_change)
             self._watch.start()
-        else:
+        elif hurried:
             self._watch.hurry()
 
     def lose(self, address: Address | None) -> None:
@@ -57,6 +61,17 @@ class Nodes:
         assert self._watch is not None
         if address is not None:
             self._watch.lose(address)
+
+    def suspect(self, address: Address) -> None:
+        """Look soon, and often until `trust`, whether a node has a successor: it does not answer."""
+        self.watch(hurried=False)
+        assert self._watch is not None
+        self._watch.suspect(address)
+
+    def trust(self, address: Address) -> None:
+        """Record that a node answers, or that nobody waits for it."""
+        if self._watch is not None:
+            self._watch.trust(address)
 
     def is_lost(self, address: Address) -> bool:
         """Return whether a node was lost, and does not answer yet."""

@@ -15,7 +15,7 @@ from kombu.transport import redis as kombu_redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from celery_delayq.queue.connections import is_full
+from celery_delayq.queue.connections import CONNECTION_ERRORS, is_full
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.listener import Listener
 from celery_delayq.transport.rare_lists import RareLists
@@ -26,6 +26,9 @@ _LONGEST_POLL_S = 1.0
 
 #: Interval at which what is no longer needed is ended: leases, and connections, in seconds.
 _TIDY_S = 1.0
+
+#: Pause until a channel of a cluster whose node is lost subscribes at another one, in seconds.
+_RESUBSCRIBE_S = 0.1
 
 #: Pause until a worker for which Redis has no connection left looks for messages again, in seconds.
 _FULL_S = 1.0
@@ -75,7 +78,7 @@ class Poller(kombu_redis.MultiChannelPoller):
     kombu's own code serves fanout queues and queues that are consumed without acknowledgement.
 
     Overrides of `MultiChannelPoller` (kombu 5.6 and 5.7): `on_poll_start`, `on_readable`, `handle_event`, `get`,
-    `fds`, `close`, `maybe_restore_messages`.
+    `fds`, `close`, `maybe_restore_messages`, `_register_LISTEN`.
     """
 
     def __init__(self) -> None:
@@ -240,6 +243,16 @@ class Poller(kombu_redis.MultiChannelPoller):
         if self._slots or self._wakes_at > time.monotonic():
             timeout = _LONGEST_POLL_S if timeout is None else min(timeout, _LONGEST_POLL_S)
         return super().get(callback, timeout=timeout)
+
+    def _register_LISTEN(self, channel: Any) -> None:
+        """Subscribe a channel, see kombu; on a cluster, at the next turn if its node is lost."""
+        try:
+            super()._register_LISTEN(channel)
+        except CONNECTION_ERRORS:
+            if not hasattr(channel, "leave_home"):
+                raise
+            channel.leave_home()
+            self.wake_in(_RESUBSCRIBE_S)
 
     def maybe_restore_messages(self) -> None:
         """Restore the messages that workers with kombu's own transport left, see kombu."""

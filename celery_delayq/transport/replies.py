@@ -20,8 +20,9 @@ from celery_delayq.queue.connections import CONNECTION_ERRORS
 #: How long the server waits at most for a message, in seconds.
 _BLOCK_S = 10
 
-#: Pause before a queue whose slot is on its way to another node is tried again, in seconds.
-_MOVING_S = 0.1
+#: Pause before a queue whose slot is on its way to another node is tried again, and before a worker tries a lost node
+#: again, in seconds.
+_MOVING_S, _LOST_S = 0.1, 1.0
 
 
 class _Reading:
@@ -67,14 +68,14 @@ class Replies:
     def __init__(self, channel: Any) -> None:
         self._channel = channel
         self._readings: dict[str, _Reading] = {}
-        #: Until when no connection is opened (monotonic), because a slot is on its way.
-        self._pause_until = 0.0
+        #: Queue -> when its node is tried again (monotonic).
+        self._again_at: dict[str, float] = {}
 
     def wait(self) -> None:
         """Wait on the servers for messages of all such queues.
 
         Raises:
-            redis.ConnectionError: a node is away.
+            redis.ConnectionError: a node is away; never in a worker, which goes on with the others.
         """
         queues = self._channel.reply_queues
         for queue in self._readings.keys() - set(queues):
@@ -83,21 +84,49 @@ class Replies:
         if not self._channel.qos.can_consume():
             return
         for queue in queues:
-            reading = self._readings.get(queue)
-            if reading is None:
-                if time.monotonic() < self._pause_until:
-                    continue
-                names = self._channel.broker_lists(queue)
-                pool = self._channel.plain_client.node_of(names[0]).client.connection_pool
-                reading = self._readings[queue] = _Reading(pool, queue, names)
-                self._channel.connection.cycle.add_slot(reading, self)
-            reading.arm()
+            if time.monotonic() < self._again_at.get(queue, 0.0):
+                continue
+            try:
+                self._arm(queue)
+            except CONNECTION_ERRORS as exc:
+                self._lose(queue, exc)
+
+    def _arm(self, queue: str) -> None:
+        reading = self._readings.get(queue)
+        if reading is None:
+            names = self._channel.broker_lists(queue)
+            node = self._channel.plain_client.node_of(names[0])
+            if self._channel.connection.is_fetching:
+                node = node.hurried()
+            reading = self._readings[queue] = _Reading(node.client.connection_pool, queue, names)
+            self._channel.connection.cycle.add_slot(reading, self)
+        reading.arm()
+
+    def _lose(self, queue: str, exc: Exception) -> None:
+        """Give up the connection for a queue.
+
+        Raises:
+            redis.ConnectionError: always, unless in a worker, or the queue is not consumed any more.
+        """
+        if queue in self._readings:
+            self._drop(queue)
+        if queue not in self._channel.reply_queues:
+            return  # as those are to a worker's questions to others at its start
+        if not self._channel.connection.is_fetching:
+            raise exc
+        self._pause(queue, _LOST_S)
+
+    def _pause(self, queue: str, seconds: float) -> None:
+        self._again_at[queue] = time.monotonic() + seconds
+        self._channel.connection.nodes.watch()
+        self._channel.connection.cycle.wake_in(seconds)
 
     def on_readable(self, reading: _Reading) -> bool:
         """Deliver a message; returns whether there was one.
 
         Raises:
-            redis.ConnectionError: the node is lost. What it had just sent is lost, too, as with kombu's own transport.
+            redis.ConnectionError: the node is lost; never in a worker. What it had just sent is lost, too, as with
+                kombu's own transport.
         """
         try:
             message = reading.read()
@@ -105,13 +134,11 @@ class Replies:
             self._drop(reading.queue)
             if not is_redirection(understood(exc)):
                 raise
-            self._pause_until = time.monotonic() + _MOVING_S
-            self._channel.connection.nodes.watch()
-            self._channel.connection.cycle.wake_in(_MOVING_S)
+            self._pause(reading.queue, _MOVING_S)
             return False
-        except CONNECTION_ERRORS:
-            self._drop(reading.queue)
-            raise
+        except CONNECTION_ERRORS as exc:
+            self._lose(reading.queue, exc)
+            return False
         if message is None or reading.queue not in self._channel.reply_queues:
             return False
         self._channel.connection._deliver(loads(bytes_to_str(message)), reading.queue)

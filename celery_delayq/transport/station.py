@@ -27,6 +27,7 @@ class Station:
         connect: see `Consumer`.
         client: for the consumer, see `Consumer`.
         rare_lists: the lists at this server that are rarely used.
+        patience_s: see `Consumer`.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Station:
         connect: Callable[[], AbstractContextManager[redis.Redis]],
         client: redis.Redis,
         rare_lists: RareLists,
+        patience_s: float | None = None,
     ) -> None:
         self.consumer = Consumer(
             connect,
@@ -46,6 +48,7 @@ class Station:
                 lambda name, message: transport.on_dead_letter(name, message),
             ),
             expires_ms=transport.expires_ms,
+            patience_s=patience_s,
         )
         self.rare_lists = rare_lists
         self._watchdog = Watchdog(self.consumer, on_lost=transport.cycle.wake)

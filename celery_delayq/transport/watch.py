@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import selectors
 from collections.abc import Callable
 from logging import getLogger
 
+from celery_delayq.cluster import hanging
 from celery_delayq.cluster.topology import Address, Topology
 from celery_delayq.transfer.thread import LoopThread
 from celery_delayq.transport.known import leave
@@ -14,7 +16,7 @@ from celery_delayq.transport.poller import Waker
 logger = getLogger(__name__)
 
 #: How often to look which nodes there are, and how often while one is lost or slots move, in seconds.
-_LOOK_S, _SOON_S = 5.0, 0.25
+_LOOK_S, _SOON_S = 1.5, 0.25
 
 
 class NodesWatch(LoopThread):
@@ -30,6 +32,8 @@ class NodesWatch(LoopThread):
         self._topology = topology
         self._on_change = on_change
         self._lost: set[Address] = set()
+        #: Nodes that do not answer, but have not refused a connection either.
+        self._suspected: set[Address] = set()
         #: The masters when this looked last: others may have brought the topology up to date since.
         self._masters = {node.address for node in topology.masters()}
         self._version = topology.version
@@ -44,6 +48,16 @@ class NodesWatch(LoopThread):
         """Record that a node was lost; it is asked until it answers, or is no longer a master. Safe in any thread."""
         self._lost.add(address)
         self.hurry()
+
+    def suspect(self, address: Address) -> None:
+        """Look soon, and often until `trust`, whether a node has a successor. Safe in any thread."""
+        if address not in self._suspected:
+            self._suspected.add(address)
+            self.hurry()
+
+    def trust(self, address: Address) -> None:
+        """Record that a node answers, or that nobody waits for it. Safe in any thread."""
+        self._suspected.discard(address)
 
     def hurry(self) -> None:
         """Look soon: slots have moved. Safe in any thread."""
@@ -68,19 +82,23 @@ class NodesWatch(LoopThread):
                 except Exception as exc:
                     if not self._stopping:
                         self._outage.begins(exc)
-                if selector.select(_SOON_S if self._lost or is_hurried else _LOOK_S):
+                if selector.select(_SOON_S if self._lost or self._suspected or is_hurried else _LOOK_S):
                     self._waker.drain()
 
     def _look(self) -> None:
-        self._topology.refresh()
+        # Any of them knows; not all watches of the cluster should ask the same one.
+        self._topology.refresh(random.choice([node.address for node in self._topology.masters()]))
         version = self._topology.version
         masters = {node.address for node in self._topology.masters()}
         former, self._masters = self._masters - masters, masters
         for address in former:
             ended = leave(*address)
             logger.info("Redis node %s is no longer a master; ended %d connections to it", address, ended)
-        back = {address for address in self._lost if address not in masters or self._topology.answers(address)}
+        back = {address for address in self._lost if address not in masters or self._topology.answers(address, _SOON_S)}
         self._lost -= back
+        for address in back:
+            self._topology.recovered(address)
+            hanging.answers(address)
         if back or self._version != version:
             self._version = version
             self._on_change()

@@ -47,6 +47,7 @@ class Scale:
         cluster_rounds: turns on a cluster and on one server.
         cluster_tasks: tasks a turn.
         cluster_due: messages that are due on a cluster, a turn.
+        outage_s: how long a worker on a cluster is watched before a node is lost, in seconds.
         storms_together: whether the storms of all variants are awaited at the same full minute, which saves minutes
             and distorts what is measured.
     """
@@ -84,6 +85,7 @@ class Scale:
     cluster_rounds: int
     cluster_tasks: int
     cluster_due: int
+    outage_s: float
     storms_together: bool
 
 
@@ -121,6 +123,7 @@ FULL = Scale(
     cluster_rounds=3,
     cluster_tasks=2_400,
     cluster_due=60_000,
+    outage_s=5.0,
     storms_together=False,
 )
 
@@ -158,5 +161,6 @@ QUICK = Scale(
     cluster_rounds=1,
     cluster_tasks=240,
     cluster_due=6_000,
+    outage_s=2.0,
     storms_together=True,
 )

@@ -244,7 +244,6 @@ def test_each_channel_broadcasts_to_the_same_topic(ours: Broker) -> None:
         assert topics == {f"/{DB}.events"}
 
 
-@pytest.mark.fails_on_cluster("bindings of a channel that ends are removed at the home node: MovedError")
 def test_the_bindings_of_a_broadcast_queue_go_with_its_channel(ours: Broker) -> None:
     exchange = Exchange("news", "fanout")
     with ours.connection.clone() as connection:

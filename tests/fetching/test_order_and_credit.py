@@ -19,7 +19,7 @@ from tests.support import wait_until
 
 pytestmark = pytest.mark.on_cluster
 
-_ORDER = pytest.mark.fails_on_cluster("an order of queues holds only among those of one node")
+_ORDER = pytest.mark.one_server("nodes are asked in turn: an order of queues holds only among those of one node")
 
 # -- order
 

@@ -20,7 +20,6 @@ from tests.support import wait_until
 
 pytestmark = pytest.mark.on_cluster
 
-_LOST = pytest.mark.fails_on_cluster("such an error of a callback is taken for a lost node")
 _CONNECTION_ERRORS = (redis.ConnectionError("lost"), redis.ReadOnlyError("demoted"))
 
 
@@ -94,7 +93,7 @@ def test_what_is_not_to_blame_raises_and_goes_back(ours: Broker, prepare: Callab
     assert not letters(ours)
 
 
-@pytest.mark.parametrize("error", [*(pytest.param(error, marks=_LOST) for error in _CONNECTION_ERRORS), MemoryError()])
+@pytest.mark.parametrize("error", [*_CONNECTION_ERRORS, MemoryError()])
 def test_some_errors_are_never_the_messages(ours: Broker, error: Exception) -> None:
     bad(ours, "fails")
     with Fragile(ours, error) as it:

@@ -1,4 +1,4 @@
-"""A queue that is consumed without acknowledgement is read although its slot moves."""
+"""Queues that are consumed without acknowledgement, as replies are, when their slot moves or their node is lost."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import socket
 from contextlib import suppress
 
 import pytest
+import redis
 from kombu import Connection, Consumer, Queue
 
 from celery_delayq.transport import replies
 from celery_delayq.transport.urls import register
+from tests.brokers import ClusterServer
+from tests.fetching.reading import publish, reader, with_options
 from tests.redis_cluster.routing import errors_at, other_than
 from tests.redis_cluster.servers import Cluster, slot_of
 from tests.support import wait_until
@@ -39,3 +42,37 @@ def test_its_messages_wait_until_the_slot_has_moved(cluster: Cluster, monkeypatc
         other.SimpleQueue("replies").put(1)
         connection.drain_events(timeout=20)
     assert bodies == [1]
+
+
+def cut(cluster: Cluster, queue: str) -> None:
+    """End all connections to the node of a queue."""
+    with redis.Redis(port=cluster.owner(queue).port) as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+def test_who_waits_for_replies_hears_that_the_node_is_lost(cluster: Cluster) -> None:
+    with with_options(ClusterServer(cluster)) as ours, reader(ours, "replies", no_ack=True) as it:
+        assert it.wait() == []
+        cut(cluster, "replies")
+        with pytest.raises(redis.ConnectionError):
+            it.wait(20)
+
+
+def test_that_a_queue_is_no_longer_consumed_is_no_error(cluster: Cluster) -> None:
+    with with_options(ClusterServer(cluster)) as ours, reader(ours, "replies", no_ack=True) as it:
+        assert it.wait() == []
+        it.consumer.cancel()
+        cut(cluster, "replies")
+        assert it.wait() == []
+
+
+def test_who_consumes_tasks_goes_on(cluster: Cluster) -> None:
+    other = cluster.key_of(next(node for node in cluster.nodes if node is not cluster.owner("replies")))
+    with with_options(ClusterServer(cluster)) as ours, reader(ours, other) as tasks:
+        answers = type(tasks)(tasks.channel, "replies", no_ack=True)
+        assert tasks.wait() == []
+        cut(cluster, "replies")
+        publish(ours, other, "task")
+        assert tasks.drain(1) == ["task"]
+        publish(ours, "replies", "reply")
+        assert answers.drain(1) == ["reply"]

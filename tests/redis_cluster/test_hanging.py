@@ -1,0 +1,106 @@
+"""A node that hangs holds up nothing of the other nodes. Its connections stay open, but it does not answer.
+
+Timeouts of connections are so long here that whoever waits for the node fails the test.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from examples.private_redis import PrivateRedis
+from tests.ledger import Ledger
+from tests.redis_cluster import servers
+from tests.redis_cluster.servers import Cluster, ClusterNode
+from tests.support import wait_until
+from tests.worker_app import publisher
+from tests.workers import Worker
+
+#: On all nodes.
+QUEUES = [f"q{number}" for number in range(6)]
+
+CONF = {"broker_transport_options": {"socket_timeout": 300}}
+
+
+@contextmanager
+def patient_cluster(redis_server: PrivateRedis) -> Iterator[tuple[Cluster, Ledger]]:
+    """A cluster in which no node is taken for dead, and an empty ledger."""
+    ledger = Ledger(f"redis://127.0.0.1:{redis_server.port}/9")
+    ledger.clear()
+    with servers.cluster(settings=("--cluster-node-timeout", "300000")) as cluster:
+        yield cluster, ledger
+    ledger.client.close()
+
+
+@contextmanager
+def suspended(node: ClusterNode) -> Iterator[None]:
+    node.suspend()
+    try:
+        yield
+    finally:
+        node.resume()
+
+
+def publish(app: Any, queues: list[str], times: int = 1) -> set[str]:
+    """Publish tasks to each queue: for now, and for a second later."""
+    note = app.tasks["note"]
+    return {
+        note.apply_async(queue=queue, countdown=countdown).id
+        for queue in queues
+        for countdown in (None, 1)
+        for _ in range(times)
+    }
+
+
+def ran(ledger: Ledger) -> list[str]:
+    return [run.task_id for run in ledger.runs()]
+
+
+@pytest.mark.parametrize(
+    ("pool", "key"),
+    [("solo", "q0"), ("threads", "q0"), ("prefork", "q0"), ("threads", "{_kombu.binding}"), ("solo", "q5")],
+    ids=["solo-registry", "threads-registry", "prefork-registry", "threads-bindings", "solo-neither"],
+)
+def test_a_worker_goes_on_with_the_queues_of_other_nodes(redis_server: PrivateRedis, pool: str, key: str) -> None:
+    with patient_cluster(redis_server) as (cluster, ledger), publisher(cluster.url(3), ledger.url, **CONF) as app:
+        victim = cluster.owner(key)
+        others = [queue for queue in QUEUES if cluster.owner(queue) is not victim]
+        there = [queue for queue in QUEUES if queue not in others]
+        assert others
+        assert there
+        publish(app, QUEUES)  # the publisher knows all queues
+        with Worker("-Q", ",".join(QUEUES), pool=pool, broker=cluster.url(3), ledger=ledger.url, conf=CONF) as worker:
+            wait_until(lambda: ran(ledger), "it runs tasks")
+            waiting = publish(app, there, times=100)  # it is busy with the node that is about to hang
+            with suspended(victim):
+                for _ in range(3):
+                    ids = publish(app, others, times=5)
+                    wait_until(lambda ids=ids: ids <= set(ran(ledger)), "the tasks of other nodes ran")
+            wait_until(lambda: waiting <= set(ran(ledger)), "the tasks of the node ran")
+            assert len(ran(ledger)) == len(set(ran(ledger))), "none ran twice"
+            assert "Connection to broker lost" not in worker.log
+            assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize("key", ["delayq:queues", "{_kombu.binding}"], ids=["registry", "bindings"])
+def test_publishing_to_other_nodes_goes_on(redis_server: PrivateRedis, key: str) -> None:
+    with patient_cluster(redis_server) as (cluster, ledger), publisher(cluster.url(3), ledger.url, **CONF) as app:
+        victim = cluster.owner(key)
+        others = [f"q{number}" for number in range(20) if cluster.owner(f"q{number}") is not victim]
+        publish(app, others[:1])  # the bindings of the exchange are known
+        stuck = threading.Thread(target=publish, args=(app, [cluster.key_of(victim)]), daemon=True)
+        with suspended(victim):
+            stuck.start()
+            found: set[str] = set()
+            free = threading.Thread(target=lambda: found.update(publish(app, others)), daemon=True)
+            free.start()
+            wait_until(lambda: not free.is_alive(), "it has published to all other nodes")
+            assert len(found) == 2 * len(others)
+            assert stuck.is_alive()
+        stuck.join()
+        with Worker("-Q", ",".join(others), broker=cluster.url(3), ledger=ledger.url):
+            wait_until(lambda: found <= set(ran(ledger)), "all were stored")
