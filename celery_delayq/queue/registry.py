@@ -107,6 +107,9 @@ class Registry:
             return False
         return True
 
+    def refresh(self) -> None:
+        """Make sure that the next call reads what is there; this class always does, see `SharedRegistry`."""
+
     def names(self) -> set[str]:
         """Return the registered names.
 

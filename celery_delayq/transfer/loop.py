@@ -146,6 +146,7 @@ class TransferLoop(LoopThread):
             returns true, for at most `LONGEST_DELAY_S`.
         serves: returns whether a list is this loop's server's; on Redis Cluster, other nodes have the other lists.
         history: says what a failover lost. Give each loop of a process the same one: it must outlive connections.
+        registry: which queues there are; by default, the loop reads that with its own client.
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class TransferLoop(LoopThread):
         may_begin: Callable[[], bool] = lambda: True,
         history: History | None = None,
         serves: Callable[[str], bool] = lambda name: True,
+        registry: Registry | None = None,
     ) -> None:
         super().__init__("delayq-transfer", logger, "Transfer of delayed messages", "Messages wait in Redis")
         self.id = id or new_id()
@@ -172,6 +174,7 @@ class TransferLoop(LoopThread):
         self._may_begin = may_begin
         self._history = history or History(logger)
         self._serves = serves
+        self._shared_registry = registry
         #: How long before they are due messages move; whoever receives them tells it when they came.
         self.lead = Lead(self.settings.lead_s)
         self._clock = ServerClock()
@@ -234,7 +237,8 @@ class TransferLoop(LoopThread):
     def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
         self._client, self._pubsub = client, pubsub
         self._history.read(client, is_new=True)
-        self._registry = Registry(client, self._keyprefix)
+        self._registry = self._shared_registry or Registry(client, self._keyprefix)
+        self._registry.refresh()
         self._looked = False
         self._looks = 0
         self._watched.clear()

@@ -255,16 +255,18 @@ class Transport(kombu_redis.Transport):
     def _start_loops(self, servers: dict[str, tuple[Any, Callable[[str], bool]]]) -> None:
         assert self._transfer is not None
         settings, histories = self._transfer
+        keyprefix = self.client.transport_options.get("global_keyprefix", "")
         for server in servers.keys() - self._loops.keys():
             connect, serves = servers[server]
             self._loops[server] = loop = TransferLoop(
                 connect,
                 self.task_lists,
-                keyprefix=self.client.transport_options.get("global_keyprefix", ""),
+                keyprefix=keyprefix,
                 settings=settings,
                 may_begin=self.may_transfer,
                 history=self._history_of(server, histories),
                 serves=serves,
+                registry=None if self.nodes is None else self.nodes.registry(keyprefix),
             )
             loop.start()
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from celery_delayq.cluster.client import own_connections
+from celery_delayq.cluster.client import Routed, own_connections
 from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.queue.shared_registry import SharedRegistry
 from celery_delayq.transport.bindings import Bindings
 from celery_delayq.transport.watch import NodesWatch
 
@@ -27,6 +28,13 @@ class Nodes:
         #: Server -> a slot that it has, or had while it was a master.
         self._slots: dict[str, int | None] = {}
         self._watch: NodesWatch | None = None
+        self._registry: SharedRegistry | None = None
+
+    def registry(self, keyprefix: str) -> SharedRegistry:
+        """Return the registry that all transfer loops share."""
+        if self._registry is None:
+            self._registry = SharedRegistry(Routed(self.topology), keyprefix)
+        return self._registry
 
     def servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:
         """Return, for each master, how to connect to it, and which lists it has."""

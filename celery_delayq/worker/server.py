@@ -41,6 +41,8 @@ def check_servers(client: redis.Redis, *, replicas: int = 0, has_sentinel: bool 
             findings = [*check_server(node.client, replicas=replicas), *_check_node(node.client)]
         except (redis.ConnectionError, redis.TimeoutError) as exc:
             findings = [Finding(WARNING, f"Cannot check a node of the cluster: {exc}")]
+        finally:
+            node.close(in_use=False)  # a worker needs no such connection any more
         for finding in findings:
             nodes.setdefault(finding, []).append(str(node.address))
     return [Finding(level, f"{message} ({', '.join(names)})") for (level, message), names in nodes.items()]

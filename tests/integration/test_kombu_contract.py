@@ -221,6 +221,7 @@ OVERRIDDEN: dict[tuple[type, type], dict[str, str]] = {
         "handle_event": "(self, fileno, event)",
         "get": "(self, callback, timeout=None)",
         "maybe_restore_messages": "(self)",
+        "_register_LISTEN": "(self, channel)",
         "close": "(self)",
     },
     (FetchingQoS, virtual.QoS): {
