@@ -23,6 +23,7 @@ from examples.private_redis import PrivateRedis
 from tests.benchmarks.copies import Copier
 from tests.benchmarks.figures import OURS, Figure, Target, in_turns
 from tests.benchmarks.filling import INSTANT, Filler
+from tests.benchmarks.moves import report_moves
 from tests.benchmarks.outages import report_outages
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import Scale
@@ -73,6 +74,7 @@ def run(scale: Scale) -> Report:
     with cluster(_MASTERS, settings=_SETTINGS) as nodes:
         _transfer(report, scale, nodes)
         _single_commands(report, scale, nodes)
+    report_moves(report, _SETTINGS)
     report_outages(report, scale.outage_s)
     report.notes += [
         f"{OURS}: on the cluster. Commands are those of clients, publisher and worker together; what an idle worker "
