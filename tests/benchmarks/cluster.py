@@ -71,6 +71,7 @@ def run(scale: Scale) -> Report:
     with _sides() as sides:
         _commands(report, scale, sides)
         _throughput(report, scale, sides[OURS])
+    _few_queues(report, scale.idle_s)
     with cluster(_MASTERS, settings=_SETTINGS) as nodes:
         _transfer(report, scale, nodes)
         _single_commands(report, scale, nodes)
@@ -262,8 +263,24 @@ def _drain(side: Side, queues: Sequence[str], count: int) -> float:
     return count / (time.perf_counter() - begin)
 
 
+def _few_queues(report: Report, seconds: float) -> None:
+    """Watch an idle worker with a queue on each node."""
+    with cluster(_MASTERS, settings=_SETTINGS) as nodes:
+        queues = _spread(QUEUES, nodes.owner)[1]
+        with BenchWorker(OURS, nodes.nodes[0].port, broker=nodes.url(_MASTERS), queues=queues) as worker:
+            worker.wait_until_ready()
+            time.sleep(_SETTLED_S)
+            with watched([node.client for node in nodes.masters()]) as sent:
+                time.sleep(seconds)
+    figure = report.figure("an idle worker with a queue a node: commands a second and node", "commands/s", target=_IDLE)
+    for counter in sent.nodes:
+        figure.add(OURS, counter.total() / sent.seconds)
+
+
 def _report_idle(report: Report, idle: Mapping[str, Sent]) -> None:
-    figure = report.figure("an idle worker: commands a second and node", "commands/s", target=_IDLE)
+    figure = report.figure(
+        f"an idle worker with {len(QUEUES)} queues: commands a second and node", "commands/s", target=_IDLE
+    )
     for name, sent in idle.items():
         for counter in sent.nodes:
             figure.add(name, counter.total() / sent.seconds)
