@@ -24,7 +24,8 @@ and for Redis Cluster:
     cluster        a channel whose queues are on several nodes
     nodes          what a connection knows of the nodes
     watch          keeps that up to date
-    node_fetchers  fetches from each node
+    node_fetchers  fetches from each node in turn
+    node_fetcher   fetches from one node, and holds up no other
     replies        reads queues without acknowledgement, each on its node
 
 A connection that consumes tasks is a `Consumer` with a lease, which a watchdog renews.

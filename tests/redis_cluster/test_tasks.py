@@ -14,7 +14,7 @@ from kombu import Connection
 from celery_delayq import ConfigurationError, register
 from celery_delayq.queue.keys import ScheduleKeys
 from celery_delayq.transport.fetcher import Fetcher
-from celery_delayq.transport.node_fetchers import NodeFetcher
+from celery_delayq.transport.node_fetcher import NodeFetcher
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.redis_cluster.servers import Cluster, slot_of
