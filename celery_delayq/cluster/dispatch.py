@@ -154,7 +154,7 @@ class Dispatch:
     def _refuse(self, exchange: Exchange, error: Exception) -> None:
         """Make an error the reply to all commands for a node that refuses connections and has no successor."""
         self._refused.add(exchange.node.address)
-        self._router.lost(exchange.node)
+        self._router.lost(exchange.node, error)
         for command in exchange.commands:
             if not self._router.has_other(command.where, self._refused):
                 command.reply = error
@@ -163,8 +163,10 @@ class Dispatch:
         """Find out who serves the slots if a node was lost, or is no longer a master."""
         if exchange.lost is not None:
             self._lost[exchange.node.address] = exchange.lost
-            self._router.lost(exchange.node)
-        elif any(isinstance(command.reply, exceptions.ReadOnlyError) for command in exchange.commands):
+            self._router.lost(exchange.node, exchange.lost)
+            return
+        self._router.answered(exchange.node)
+        if any(isinstance(command.reply, exceptions.ReadOnlyError) for command in exchange.commands):
             self._router.refresh()
 
 

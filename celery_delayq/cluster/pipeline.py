@@ -145,7 +145,7 @@ class RoutedPipeline(Pipeline):
                 self.connection_pool.release(self.connection)
                 self.connection = None
             if isinstance(exc, LOST):
-                self._router.lost(node)
+                self._router.lost(node, exc)
             raise
         self._watched = slot
         return reply
@@ -193,8 +193,8 @@ class RoutedPipeline(Pipeline):
         connection = connection_to(node)
         try:
             return self._transact(connection, stack, asking=asking)
-        except LOST:
-            self._router.lost(node)
+        except LOST as exc:
+            self._router.lost(node, exc)
             raise
         finally:
             node.client.connection_pool.release(connection)

@@ -107,12 +107,22 @@ class Router:
 
     # -- what changed
 
-    def lost(self, node: Node) -> None:
-        """Record that a node does not answer, and ask the others who serves its slots. Never raises."""
+    def lost(self, node: Node, error: Exception) -> None:
+        """Record that a node cannot be used, and ask the others who serves its slots. Never raises.
+
+        Args:
+            node: the node.
+            error: why. One that refuses connections does not hang: asking it again costs nothing.
+        """
         self.topology.failed(node)
-        if self.is_hurried:
+        if self.is_hurried and isinstance(error, exceptions.TimeoutError):
             hanging.hangs(node.address)
         self.refresh()
+
+    def answered(self, node: Node) -> None:
+        """Record that a node answers."""
+        if self.is_hurried:
+            hanging.answers(node.address)
 
     def refresh(self, first: Address | None = None) -> None:
         """Ask the nodes who serves which slot, see `Topology.refresh`. Never raises."""
@@ -156,7 +166,7 @@ class Router:
                 assert node is not None
                 is_again = node.address in refused
                 refused.add(node.address)
-                self.lost(node)
+                self.lost(node, exc.error)
                 if is_again or not self.has_other(slot, refused):
                     raise exc.error from exc.error.__cause__
                 continue

@@ -85,8 +85,14 @@ def test_what_is_held_ahead_does_not_stop_fetching_for_good(ours: Broker) -> Non
         with ours.connection.clone() as connection:
             reader = Reader(connection.default_channel, "q")
             transport = connection.transport
-            transport.most_ahead = lambda: 1
-            transport.ahead.hold(held, 0.05)
+            holding = iter([0.05])
+
+            def most_ahead() -> int:
+                for seconds in holding:  # from the first fetch on, however long it takes to get there
+                    transport.ahead.hold(held, seconds)
+                return 1
+
+            transport.most_ahead = most_ahead
             connection.register_with_event_loop(hub)
             publish(ours, "q", 1)
             timeouts, poll = [], hub.poller.poll
