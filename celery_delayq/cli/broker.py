@@ -15,6 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_delayq.cli.command import Decorator
+from celery_delayq.cluster.redirection import refuse_cluster
 from celery_delayq.errors import DelayqError
 from celery_delayq.inspector import Inspector
 from celery_delayq.settings import check_urls
@@ -54,8 +55,12 @@ def delayq_channel(app: Any) -> Iterator[tuple[Any, Any]]:
                 raise click.ClickException(f"{connection.as_uri()}: {exc}") from exc
             trouble = "lost the connection to" if connected else "cannot connect to"
             advice = "; run the command again to make sure" if connected else ""
-            raise click.ClickException(f"{trouble} {connection.as_uri()}: {exc}{advice}") from exc
+            raise click.ClickException(f"{trouble} {connection.as_uri()}: {str(exc).rstrip('.')}{advice}") from exc
         except RedisError as exc:
+            try:
+                refuse_cluster(exc)
+            except DelayqError as advice:
+                raise click.ClickException(str(advice)) from exc
             raise click.ClickException(f"{connection.as_uri()} refused a command: {exc}") from exc
         except ValueError as exc:  # kombu's of an option, and urllib's of a URL
             if connected:

@@ -6,6 +6,8 @@ from typing import Any
 
 from redis import exceptions
 
+from celery_delayq.errors import ConfigurationError
+
 #: A node does not serve the slot, or not all of it.
 REDIRECTIONS = (
     exceptions.MovedError,
@@ -52,3 +54,16 @@ def understood(exc: Exception) -> Exception:
 def is_redirection(reply: Any) -> bool:
     """Return whether a node did not execute a command, because it does not serve the slot, or not all of it."""
     return isinstance(reply, REDIRECTIONS) and not isinstance(reply, exceptions.MasterDownError)
+
+
+def refuse_cluster(exc: Exception) -> None:
+    """Say what to do if a client of a single server has met a node of a cluster; otherwise do nothing.
+
+    Raises:
+        ConfigurationError: it has.
+    """
+    if isinstance(understood(exc), (exceptions.MovedError, exceptions.AskError, exceptions.ClusterCrossSlotError)):
+        raise ConfigurationError(
+            "this Redis is a node of a Redis Cluster: the broker URL has to start with delayq+cluster://, and not with "
+            "delayq://"
+        ) from exc

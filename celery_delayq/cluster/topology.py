@@ -292,7 +292,7 @@ class Topology:
         Raises:
             ConfigurationError: no node of a cluster answered, but a server that is not in a cluster.
             redis.ClusterDownError: the nodes that answered know no node that serves slots.
-            redis.ConnectionError: no node answered.
+            redis.ConnectionError: no node answered, or accepted the password.
         """
         with self._asking:
             if time.monotonic() - self._asked_at < REFRESH_PAUSE_S:
@@ -338,7 +338,7 @@ class Topology:
         if isinstance(last, exceptions.ClusterDownError):
             raise last
         seeds = ", ".join(map(str, self._seeds))
-        raise exceptions.ConnectionError(f"no node of the Redis Cluster {seeds} answers: {last}") from last
+        raise exceptions.ConnectionError(f"cannot use any node of the Redis Cluster {seeds}: {last}") from last
 
     def _in_order(self, first: Address | None) -> list[Address]:
         """Return all known addresses: those that failed come last."""

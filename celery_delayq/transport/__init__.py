@@ -294,6 +294,11 @@ class Transport(kombu_redis.Transport):
             channel.fetcher.on_nodes_changed()
         self.cycle.wake()
 
+    @property
+    def loops(self) -> list[TransferLoop]:
+        """The loops of all servers."""
+        return list(self._loops.values())
+
     def loop_of(self, name: str) -> TransferLoop | None:
         """Return the loop that transfers to a list; None if there is none."""
         nodes = self.nodes

@@ -17,6 +17,7 @@ from kombu.utils.json import dumps
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_delayq.cluster.redirection import refuse_cluster
 from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.connections import NOT_SERVING
@@ -57,7 +58,7 @@ class DelayedChannel(kombu_redis.Channel):
     kombu's own code still publishes messages that are not delayed. It also consumes messages without
     acknowledgement, and messages from a fanout exchange. Like any channel, it is for one thread at a time.
 
-    Overrides these hooks of kombu (5.6 and 5.7): `_new_queue`, `_put`, `_put_fanout`, `queue_purge`,
+    Overrides these hooks of kombu (5.6 and 5.7): `queue_declare`, `_new_queue`, `_put`, `_put_fanout`, `queue_purge`,
     `_create_client`, `pool`, `basic_consume`, `_basic_cancel`, `basic_get`, `active_queues`, `close`, `_after_fork`.
     """
 
@@ -96,6 +97,18 @@ class DelayedChannel(kombu_redis.Channel):
     def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
         super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
         self.expiry.declared(queue)
+
+    def queue_declare(self, *args: Any, **kwargs: Any) -> Any:
+        """Declare a queue, see kombu.
+
+        Raises:
+            ConfigurationError: the server is a node of a cluster, and the URL is one of a single server.
+        """
+        try:
+            return super().queue_declare(*args, **kwargs)
+        except redis.ResponseError as exc:
+            refuse_cluster(exc)
+            raise
 
     # -- publishing
 
@@ -196,12 +209,14 @@ class DelayedChannel(kombu_redis.Channel):
 
         Raises:
             redis.ReadOnlyError, redis.ClusterDownError: the server cannot serve now.
+            ConfigurationError: it is a node of a cluster.
         """
         try:
             self.plain_client.srem(RegistryKeys.of(self.global_keyprefix).names, "")  # "" is never in it
         except NOT_SERVING:
             raise
         except redis.ResponseError as exc:  # no permission, for example
+            refuse_cluster(exc)
             logger.debug("Cannot check whether Redis accepts writes: %s", exc)
 
     @property

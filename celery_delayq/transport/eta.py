@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -47,17 +47,22 @@ def eta_ms_of(message: Mapping[str, Any]) -> int | None:
     return parse_eta(eta, headers["task"])
 
 
-def seconds_until(due_ms: float, loop: Any) -> float:
+def seconds_until(due_ms: float, loop: Any, others: Iterable[Any] = ()) -> float:
     """Return the seconds until a time (unix, in ms) by the server's clock; negative if it is past.
 
-    If the server's time is not known yet, this process's own clock is used.
+    If the server's time is not known yet, that of other nodes of the cluster is used, or else this process's own clock,
+    which may be wrong.
 
     Args:
         due_ms: the time.
         loop: the `TransferLoop` of the connection, which knows the server's time; None if there is none.
+        others: the loops of other nodes.
     """
-    left_s = -math.inf if loop is None else float(loop.seconds_until_past(due_ms))
-    return due_ms / 1000 - time.time() if left_s == -math.inf else left_s
+    for known in (loop, *others):
+        left_s = -math.inf if known is None else float(known.seconds_until_past(due_ms))
+        if left_s != -math.inf:
+            return left_s
+    return due_ms / 1000 - time.time()
 
 
 def parse_eta(eta: object, task: str) -> int:

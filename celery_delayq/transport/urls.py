@@ -65,10 +65,13 @@ class SeveralHosts:
     Args:
         connection: with `delayq+sentinel://` or `delayq+cluster://` URLs.
         scheme: the rest of the scheme, `sentinel` or `cluster`.
+
+    Attributes:
+        wrapped: the connection.
     """
 
     def __init__(self, connection: Any, scheme: str) -> None:
-        self._connection = connection
+        self.wrapped = connection
         #: The URLs of all hosts; kombu's channel for Sentinel reads them here.
         self.alt = [f"{scheme}://{url.rpartition('://')[2]}" for url in connection.alt]
         if "://" in (connection.hostname or ""):
@@ -77,7 +80,7 @@ class SeveralHosts:
                 setattr(self, name, parts.get(name) or getattr(connection, name))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
+        return getattr(self.wrapped, name)
 
     @property
     def hosts(self) -> list[tuple[str, int | None]]:

@@ -164,7 +164,7 @@ def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     transport = sender.connection.transport
     loop_for, ahead = getattr(transport, "loop_for", None), getattr(transport, "ahead", None)
     loop = loop_for(request.message) if loop_for is not None else None
-    early_s = seconds_until(due_ms, loop)
+    early_s = seconds_until(due_ms, loop, getattr(transport, "loops", ()))
     if loop is not None:
         loop.lead.arrived(due_ms, early_s)
     if not 0 < early_s <= 2 * LONGEST_LEAD_S:

@@ -51,7 +51,7 @@ class ClusterDisplay(Display):
             f"{view.address} {'lost' if view.is_lost else f'{view.delayed}/{view.ready}/{view.in_flight}':>8}"
             for view in self._nodes.views
         )
-        return f"{super()._line(ledger, waiting, elapsed_s)}   by node: {counts}"
+        return f"{super()._line(ledger, waiting, elapsed_s)}   by node (delayed/ready/in-flight): {counts}"
 
     def _picture(self, ledger: Ledger, waiting: int, elapsed_s: float) -> RenderableType:
         table = Table(box=None, padding=(0, 2), header_style="dim")

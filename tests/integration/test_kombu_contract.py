@@ -202,6 +202,7 @@ OVERRIDDEN: dict[tuple[type, type], dict[str, str]] = {
         "_new_queue": "(self, queue, auto_delete=False, **kwargs)",
         "_put": "(self, queue, message, **kwargs)",
         "_put_fanout": "(self, exchange, message, routing_key, **kwargs)",
+        "queue_declare": "(self, queue=None, passive=False, **kwargs)",
         "queue_purge": "(self, queue, **kwargs)",
         "_create_client": "(self, asynchronous=False)",
         "pool": "property",

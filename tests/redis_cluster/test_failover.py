@@ -201,3 +201,17 @@ def test_results_are_awaited_at_another_node_if_one_hangs(redis_server: PrivateR
                 other.backend.store_result(task_id, 4, "SUCCESS")
             assert got == [4]
             victim.resume()
+
+
+def test_publishing_is_tried_again_as_celery_is_told_until_a_replica_has_taken_over(redis_server: PrivateRedis) -> None:
+    policy = {"max_retries": 200, "interval_start": 0.2, "interval_step": 0, "interval_max": 0.2}
+    with cluster_with_replicas(redis_server) as (cluster, ledger):
+        conf = {"task_publish_retry_policy": policy}
+        with publisher(cluster.url(3), ledger.url, **conf) as app:
+            note = app.tasks["note"]
+            note.apply_async(queue="q0")
+            cluster.owner("q0").kill()
+            for countdown in (None, 60):
+                note.apply_async(queue="q0", countdown=countdown)
+            assert cluster.owner("q0").client.llen("q0") >= 1
+            assert len(app.delayq.scheduled()) == 1

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from celery import chord, group
+from celery import Celery, chord, group
 from kombu import Connection
 
 from celery_delayq import ConfigurationError, register
@@ -209,3 +209,16 @@ def test_the_last_queue_of_a_node_may_move_while_the_node_is_asked(
         assert queue.get(timeout=20).payload == "message"
         assert moved_away
         queue.close()
+
+
+def send_to_each(app: Celery) -> None:
+    for queue in QUEUES:
+        app.tasks["note"].apply_async(queue=queue)
+
+
+def test_a_cluster_is_not_a_single_server(cluster: Cluster, ledger: Ledger) -> None:
+    """Whichever node the URL names."""
+    for node in cluster.nodes:
+        url = f"delayq://127.0.0.1:{node.port}"
+        with publisher(url, ledger.url) as app, pytest.raises(ConfigurationError, match=r"delayq\+cluster://"):
+            send_to_each(app)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from kombu.message import Message
 
 from celery_delayq.errors import InvalidEta
-from celery_delayq.transport.eta import due_ms_of, parse_eta
+from celery_delayq.transfer.loop import TransferLoop
+from celery_delayq.transport.eta import due_ms_of, parse_eta, seconds_until
 
 UTC = timezone.utc
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -188,3 +189,32 @@ class TestDueMsOf:
     def test_what_is_not_of_protocol_2_is_now(self, no_task: dict[str, Any]) -> None:
         """Protocol 1 has its eta in the body, which is not ours to read: a worker holds it."""
         assert due_ms_of(no_task) is None
+
+
+def loop_that_knows(ahead_s: float | None = None) -> TransferLoop:
+    """A loop at a server whose clock is ahead of ours by some seconds; None: it has not seen the server's clock yet."""
+    loop = TransferLoop(lambda: None)  # type: ignore[arg-type, return-value]
+    if ahead_s is not None:
+        now = time.monotonic()
+        loop._clock.observe(round((time.time() + ahead_s) * 1_000_000), now, now)
+    return loop
+
+
+class TestSecondsUntil:
+    """This process's own clock may be wrong; those of other nodes of a cluster are more to be trusted."""
+
+    DUE_S = 100.0
+
+    def left_s(self, *loops: TransferLoop | None) -> float:
+        first, *others = loops
+        return seconds_until((time.time() + self.DUE_S) * 1000, first, others)
+
+    def test_by_the_clock_of_the_server(self) -> None:
+        assert self.left_s(loop_that_knows(60), loop_that_knows(30)) == pytest.approx(40, abs=1)
+
+    @pytest.mark.parametrize("first", [None, loop_that_knows()], ids=["no loop", "no clock"])
+    def test_by_the_clock_of_another_node(self, first: TransferLoop | None) -> None:
+        assert self.left_s(first, loop_that_knows(), loop_that_knows(60)) == pytest.approx(40, abs=1)
+
+    def test_by_its_own_clock(self) -> None:
+        assert self.left_s(None, loop_that_knows()) == pytest.approx(100, abs=1)
