@@ -343,6 +343,7 @@ class Topology:
     def _in_order(self, first: Address | None) -> list[Address]:
         """Return all known addresses: those that failed come last."""
         known = [*([] if first is None else [first]), *(node.address for node in self._masters), *self._seeds]
+        known += _last_masters.get(self._seeds, ())
         return sorted(dict.fromkeys(known), key=lambda address: address in self._failed)
 
     def answers(self, address: Address, within_s: float = PATIENCE_S) -> bool:
@@ -391,6 +392,8 @@ class Topology:
         masters = sorted({node for node in slots if node is not None}, key=lambda node: node.address)
         former = {*self._masters, *self._others.values()} - set(masters)
         self._slots, self._masters, self._others = slots, tuple(masters), {}
+        if masters:
+            _last_masters[self._seeds] = tuple(node.address for node in masters)
         if self._home not in masters:
             self._home = None
         self._failed &= {*self._seeds, *(node.address for node in masters)}
@@ -416,13 +419,16 @@ def _ranges(found: Iterable[Any], asked: Address) -> Iterable[tuple[int, int, Ad
     for start, end, master, *_replicas in found:
         host, port, *rest = master
         name = _text(host) or asked.host
-        if name != "?":
+        if name != "?" and int(port):  # a node that has lost its configuration has no port
             yield int(start), int(end), Address(name, int(port)), _text(rest[0]) if rest else ""
 
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value or "")
 
+
+#: Seeds -> the masters of the cluster when one of the process's topologies was last told: all seeds may be dead since.
+_last_masters: dict[tuple[Address, ...], tuple[Address, ...]] = {}
 
 #: All topologies of this process.
 _topologies: weakref.WeakSet[Topology] = weakref.WeakSet()

@@ -75,7 +75,7 @@ class Registry:
 
         If the key has another type, that is logged once, and the name is only announced. Then running loops learn it,
         and a worker that consumes the queue transfers it anyway. The same holds on a cluster while the registry's node
-        is away: loops that know the name register it later.
+        is away or refuses the name: loops that know the name register it later.
         """
         is_registered = True
         try:
@@ -86,10 +86,10 @@ class Registry:
             logger.debug("Cannot register %r: %s", name, exc)
             is_new, is_registered = 1, False
         except exceptions.ResponseError as exc:
-            if not is_wrong_type(exc):
+            if not is_wrong_type(exc) and not is_cluster(self.client):
                 raise
-            self._report(exc)
-            is_new = 1
+            self._report(exc)  # on a cluster, the node of the queue may well take the message
+            is_new, is_registered = 1, is_wrong_type(exc)
         else:
             self._reported.discard(self.keys.names)
         if is_new:

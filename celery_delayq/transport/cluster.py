@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import redis
 from kombu.transport import redis as kombu_redis
@@ -29,9 +28,6 @@ from celery_delayq.transport.node_fetchers import NodeFetchers
 from celery_delayq.transport.nodes import Nodes
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replies import Replies
-
-#: kombu's connection -> the broker list for which it could not store a message last: its node was away.
-_unserved: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 class ClusterQoS(FetchingQoS):
@@ -171,25 +167,7 @@ class ClusterChannel(DelayedChannel):
             self._is_hurrying = before
 
     def check_writable(self) -> None:
-        """Make sure that the node answers at which this connection could not store its last message.
-
-        So Celery pauses between its attempts to publish, as its `task_publish_retry_policy` says. Otherwise it would
-        connect to another node at once, and try only once more.
-
-        Raises:
-            redis.ConnectionError, redis.ResponseError: the node is still away, and has no successor.
-        """
-        broker_list = _unserved.get(self._transport.client.wrapped)
-        if broker_list is not None:
-            self.plain_client.exists(broker_list)
-            _unserved.pop(self._transport.client.wrapped, None)
-
-    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
-        try:
-            super()._put(queue, message, **kwargs)
-        except self.connection_errors:
-            _unserved[self._transport.client.wrapped] = self.broker_list(queue, 0)
-            raise
+        """Do nothing: a replica in a cluster sends its clients to the master."""
 
     # -- kombu's own keys
 

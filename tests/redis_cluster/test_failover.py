@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
@@ -12,12 +12,14 @@ import pytest
 from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
+from celery_delayq.cluster.topology import Topology
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.orphans import Orphan
 from examples.private_redis import PrivateRedis
 from tests.brokers import ClusterServer
 from tests.ledger import Ledger
 from tests.redis_cluster import servers
+from tests.redis_cluster.routing import addresses_of, pool_for
 from tests.redis_cluster.servers import Cluster
 from tests.support import wait_until
 from tests.worker_app import publisher
@@ -203,15 +205,12 @@ def test_results_are_awaited_at_another_node_if_one_hangs(redis_server: PrivateR
             victim.resume()
 
 
-def test_publishing_is_tried_again_as_celery_is_told_until_a_replica_has_taken_over(redis_server: PrivateRedis) -> None:
-    policy = {"max_retries": 200, "interval_start": 0.2, "interval_step": 0, "interval_max": 0.2}
-    with cluster_with_replicas(redis_server) as (cluster, ledger):
-        conf = {"task_publish_retry_policy": policy}
-        with publisher(cluster.url(3), ledger.url, **conf) as app:
-            note = app.tasks["note"]
-            note.apply_async(queue="q0")
-            cluster.owner("q0").kill()
-            for countdown in (None, 60):
-                note.apply_async(queue="q0", countdown=countdown)
-            assert cluster.owner("q0").client.llen("q0") >= 1
-            assert len(app.delayq.scheduled()) == 1
+def test_all_nodes_of_the_url_are_dead() -> None:
+    """A process that has known the others finds them, also with a new connection."""
+    with servers.cluster() as own:
+        seeds = addresses_of(own)[:1]
+        with closing(Topology(seeds, pool_for)) as topology:
+            topology.masters()
+        own.nodes[0].kill()
+        with closing(Topology(seeds, pool_for)) as topology:
+            assert {node.address for node in topology.masters()} >= set(addresses_of(own)[1:])

@@ -12,7 +12,7 @@ from celery import Celery, chord, group
 from kombu import Connection
 
 from celery_delayq import ConfigurationError, register
-from celery_delayq.queue.keys import ScheduleKeys
+from celery_delayq.queue.keys import QueueKeys, ScheduleKeys
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.node_fetcher import NodeFetcher
 from examples.private_redis import PrivateRedis
@@ -222,3 +222,16 @@ def test_a_cluster_is_not_a_single_server(cluster: Cluster, ledger: Ledger) -> N
         url = f"delayq://127.0.0.1:{node.port}"
         with publisher(url, ledger.url) as app, pytest.raises(ConfigurationError, match=r"delayq\+cluster://"):
             send_to_each(app)
+
+
+def test_a_registry_that_is_full_holds_up_no_queue_of_another_node(cluster: Cluster, ledger: Ledger) -> None:
+    registry = cluster.owner("delayq:queues")
+    queue = cluster.key_of(next(node for node in cluster.nodes if node is not registry))
+    with publisher(cluster.url(), ledger.url) as app:
+        app.tasks["note"].apply_async(queue=queue)
+        registry.client.config_set("maxmemory", 1)
+        try:
+            app.tasks["note"].apply_async(queue=queue, countdown=60)
+        finally:
+            registry.client.config_set("maxmemory", 0)
+        assert cluster.owner(queue).client.zcard(QueueKeys.of(queue).timeout_set) == 1
