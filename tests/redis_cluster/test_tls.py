@@ -95,6 +95,7 @@ def test_tasks_and_results(
         assert chord([add.s(n, n) for n in range(5)], total.s()).apply_async().get(timeout=30) == 20
         wait_until(lambda: app.control.ping(timeout=2), "the worker answers")
         assert "Traceback" not in worker.log
+        del waiting, results  # they unsubscribe when they are collected, for which their server must still be there
 
 
 def test_a_node_without_a_known_authority_is_refused(tls_cluster: Cluster, ledger: Ledger) -> None:
