@@ -11,7 +11,9 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def on_a_server(max_examples: int) -> Callable[[Test], Test]:
-    """Decorate a property whose test has a fixture; it empties the server itself, and no example is too slow."""
-    return settings(
-        deadline=None, max_examples=max_examples, suppress_health_check=[HealthCheck.function_scoped_fixture]
-    )
+    """Decorate a property whose test has a fixture; it empties the server itself, and no example is too slow.
+
+    Other executors run it for other parameters of the fixture: one server, and a cluster.
+    """
+    suppressed = [HealthCheck.function_scoped_fixture, HealthCheck.differing_executors]
+    return settings(deadline=None, max_examples=max_examples, suppress_health_check=suppressed)

@@ -90,6 +90,8 @@ def test_the_answer_is_that_of_a_worker_of_stock_celery_that_holds_the_tasks(
         return sorted(shown, key=lambda task: str(task["request"]["id"]))
 
     url = f"{redis_server.url.rpartition('/')[0]}/5"
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()  # a stock worker that stops leaves its tasks there
     with publisher(url, ledger_url, delayqs=0, **conf) as stock:
         assert answer(app, broker_url) == answer(stock, url)
 

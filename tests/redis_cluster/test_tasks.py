@@ -202,6 +202,7 @@ def test_the_last_queue_of_a_node_may_move_while_the_node_is_asked(
         def queues(fetcher: Any) -> Any:
             if not moved_away and sys._getframe(1).f_code is Fetcher.fetch.__code__:
                 moved_away.append(fetcher)
+                connection.transport.on_nodes_changed()  # as whoever notices a move does
                 return []
             return original(fetcher)
 
