@@ -13,6 +13,7 @@ import redis
 
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.scripts import Renewed
 
 #: Due times in the far future, unix time in ms.
 FAR = 4_000_000_000_000
@@ -158,6 +159,14 @@ def lease(queue: DelayedQueue, consumer: str, ms_left: int = 3_600_000) -> bytes
     end = now_ms(queue.client) + ms_left
     queue.client.zadd(queue.keys.consumers, {consumer: end})
     return b"%d" % end
+
+
+def renew(queue: DelayedQueue, consumer: str, *, lease_ms: int = 30_000, join: bool = False) -> Renewed:
+    """Renew a consumer's lease; with `join`, begin one if there is none."""
+    (done,) = scripts.renew(queue.client, [queue.keys], consumer=consumer, lease_ms=lease_ms, join=join)
+    if isinstance(done, Exception):
+        raise done
+    return done
 
 
 def publish(queue: DelayedQueue, *messages: bytes) -> None:

@@ -75,7 +75,14 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
         connector = Connector(connection, failover=True)
         keyprefix = channel.global_keyprefix
 
-    loop = TransferLoop(connector, lambda: lists, keyprefix=keyprefix, settings=settings, on_pass=count)
+    loop = TransferLoop(
+        connector,
+        lambda: lists,
+        keyprefix=keyprefix,
+        settings=settings,
+        on_pass=count,
+        slot_of=channel.slot_of,
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: loop.stop())
     say(f"Transferring delayed tasks of {connection.as_uri()}. Press Ctrl-C to stop.", err=True)

@@ -82,6 +82,7 @@ class Consumer:
         id: readable and unique. The default names the process that made the consumer.
         patience_s: how long its thread waits for the server, in seconds, before `NotYet` is raised; None: until there
             is an answer. See `resume`.
+        slot_of: see `Leases`.
 
     Every method raises `redis.RedisError` if the server is away or refuses, unless its docstring says otherwise.
     """
@@ -96,6 +97,7 @@ class Consumer:
         expires_ms: Mapping[str, int] | None = None,
         id: str | None = None,
         patience_s: float | None = None,
+        slot_of: Callable[[str], int] = lambda key: 0,
     ) -> None:
         self.id = id or consumer_id()
         self.patience_s = patience_s
@@ -109,7 +111,7 @@ class Consumer:
         self._turns = threading.BoundedSemaphore(min(_AT_ONCE, max(1, spare)))
         self.redelivery = redelivery or Redelivery()
         self.db = database_of(self.client)
-        self.leases = Leases(self.id, lease_s, self.db, self._on_lost)
+        self.leases = Leases(self.id, lease_s, self.db, self._on_lost, slot_of)
         #: Names of the lists that it consumes; it may have leases on more lists.
         self.names: set[str] = set()
         self._held: dict[str, Held] = {}

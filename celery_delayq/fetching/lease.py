@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from types import MappingProxyType
 from typing import NoReturn
 
@@ -25,10 +25,19 @@ class Leases:
         seconds: how long the consumer may be silent before others take its messages.
         db: the database of the lists.
         on_lost: called once, when others have given the consumer up; returns how many messages it held.
+        slot_of: returns the hash slot of a key, if keys of several slots cannot be in one command.
     """
 
-    def __init__(self, consumer: str, seconds: float, db: int, on_lost: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        consumer: str,
+        seconds: float,
+        db: int,
+        on_lost: Callable[[], int],
+        slot_of: Callable[[str], int] = lambda key: 0,
+    ) -> None:
         self.seconds = seconds
+        self._slot_of = slot_of
         self._lists: dict[str, QueueKeys] = {}
         #: The leases certainly last until this time, on the monotonic clock.
         self.until = 0.0
@@ -64,7 +73,10 @@ class Leases:
         if name in self._lists:
             return
         keys, sent = QueueKeys.of(name, self._db), time.monotonic()
-        if not self._renew(client, keys, join=True).renewed:
+        (done,) = self._renew(client, [keys], join=True)
+        if isinstance(done, Exception):
+            raise done
+        if not done.renewed:
             self.lose()
         if not self._lists:
             self.until = sent + self.seconds
@@ -75,16 +87,33 @@ class Leases:
 
         Raises:
             LeaseLost: others have given the consumer up.
+            redis.ResponseError: the server refused some; the others are renewed.
         """
         sent = time.monotonic()
-        seen = []
-        for name, keys in list(self._lists.items()):
-            renewed = self._renew(client, keys, join=False)
-            if not renewed.renewed and self._lists.get(name) is keys:  # the list was not left in the meantime
-                self.lose()
-            seen.append((name, renewed))
+        seen: list[tuple[str, Renewed]] = []
+        errors: list[Exception] = []
+        for part in self._together():
+            replies = self._renew(client, [keys for _, keys in part], join=False)
+            for (name, keys), done in zip(part, replies, strict=True):
+                if isinstance(done, Exception):
+                    errors.append(done)
+                    continue
+                if not done.renewed and self._lists.get(name) is keys:  # the list was not left in the meantime
+                    self.lose()
+                seen.append((name, done))
+        if errors:
+            raise errors[0]
         self.until = sent + self.seconds
         return seen
+
+    def _together(self) -> Iterator[list[tuple[str, QueueKeys]]]:
+        """Yield the leases that one command can renew: an idle worker should send few."""
+        slots: dict[int, list[tuple[str, QueueKeys]]] = {}
+        for name, keys in list(self._lists.items()):
+            slots.setdefault(self._slot_of(keys.consumers), []).append((name, keys))
+        for part in slots.values():
+            for first in range(0, len(part), scripts.MAX_RENEW):
+                yield part[first : first + scripts.MAX_RENEW]
 
     def check(self, client: redis.Redis) -> None:
         """Make sure that the leases are valid; asks the server only if they should have ended.
@@ -130,5 +159,5 @@ class Leases:
             )
         raise LeaseLost(self._loss)
 
-    def _renew(self, client: redis.Redis, keys: QueueKeys, *, join: bool) -> Renewed:
-        return scripts.renew(client, keys, consumer=self._consumer, lease_ms=round(self.seconds * 1000), join=join)
+    def _renew(self, client: redis.Redis, lists: list[QueueKeys], *, join: bool) -> list[Renewed | redis.ResponseError]:
+        return scripts.renew(client, lists, consumer=self._consumer, lease_ms=round(self.seconds * 1000), join=join)

@@ -134,6 +134,11 @@ class Watchdog:
         while has_greenlets() and not self._has_ended and time.monotonic() < until:
             time.sleep(0.01)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the server has no connection left for it. Safe in any thread."""
+        return self._outage.is_full
+
     def finish_at_exit(self) -> None:
         """Continue until the closed consumer is done. When the process ends, do the rest at once."""
         atexit.register(self._finish_now)

@@ -88,6 +88,8 @@ class Outage:
         #: None until the server has served the loop for the first time.
         self._lasts: bool | None = None
         self._pause_s = _FIRST_PAUSE_S
+        #: Whether the server has no connection left for the loop.
+        self.is_full = False
 
     def begins(self, exc: Exception) -> None:
         """Note that the loop was interrupted, or still is. Then wait before the next attempt."""
@@ -101,7 +103,7 @@ class Outage:
                 self._meanwhile,
                 exc_info=None if expected else exc,
             )
-        self._lasts = True
+        self._lasts, self.is_full = True, is_full(exc)
         self._pause(self._pause_s * random.uniform(0.5, 1))
         self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
 
@@ -110,7 +112,7 @@ class Outage:
         # Connecting is not enough: a replica, or a server that is still loading, refuses the next commands.
         if self._lasts is not False:
             self._logger.info("%s: connected%s.", self._what, " again" if self._lasts else "")
-        self._lasts, self._pause_s = False, _FIRST_PAUSE_S
+        self._lasts, self.is_full, self._pause_s = False, False, _FIRST_PAUSE_S
 
     def _pause(self, pause_s: float) -> None:
         # Not a threading.Event: it is not safe to set one in a signal handler that interrupts the same call.

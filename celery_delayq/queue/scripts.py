@@ -144,10 +144,13 @@ def resign(client: redis.Redis, keys: QueueKeys, *, transferrer: str) -> bool:
 #: Maximum number of messages that one call of `fetch` moves, or that one call of `put_back` or `recover` accepts.
 MAX_FETCH, MAX_PUT_BACK = 1000, 100
 
+#: Maximum number of leases that one call of `renew` extends.
+MAX_RENEW = 50
+
 
 @dataclass(frozen=True)
 class Renewed:
-    """Result of one call of `renew`.
+    """Result of `renew` for one list.
 
     Attributes:
         renewed: whether the consumer has a lease; False if it was given up.
@@ -167,14 +170,24 @@ class Renewed:
         return {other: score for other, score in self.silent.items() if float(score) <= self.now_ms}
 
 
-def renew(client: redis.Redis, keys: QueueKeys, *, consumer: str, lease_ms: int, join: bool) -> Renewed:
-    """Begin or extend a lease; see `renew.lua`."""
-    renewed, now_ms, *others = load("renew").run(client, (keys.consumers,), (consumer, lease_ms, int(join)))
+def renew(
+    client: redis.Redis, lists: Sequence[QueueKeys], *, consumer: str, lease_ms: int, join: bool
+) -> list[Renewed | redis.ResponseError]:
+    """Begin or extend leases on lists, at most `MAX_RENEW`, in one hash slot; see `renew.lua`.
+
+    Returns for each list the result, or the server's error.
+    """
+    args = (consumer, lease_ms, int(join))
+    now_ms, *replies = load("renew").run(client, [keys.consumers for keys in lists], args)
+    return [reply if isinstance(reply, redis.ResponseError) else _renewed(int(now_ms), *reply) for reply in replies]
+
+
+def _renewed(now_ms: int, renewed: int, *others: bytes) -> Renewed:
     silent: dict[str, bytes] = {}
     given_up: dict[str, bytes] = {}
     for name, score in zip(others[::2], others[1::2], strict=True):
         (silent if float(score) > 0 else given_up)[name.decode("utf-8", "replace")] = score
-    return Renewed(bool(renewed), int(now_ms), silent, given_up)
+    return Renewed(bool(renewed), now_ms, silent, given_up)
 
 
 def fetch(client: redis.Redis, keys: QueueKeys, *, consumer: str, limit: int) -> list[bytes] | None:

@@ -11,7 +11,8 @@ How it tidies the index
 Why it forgets no message
     Notifications are hints. The loop looks at a queue when its subscription is confirmed. It looks at all queues every
     `interval_s` (5 s), in case a notification was lost. Every third time, it also reads which queues there are, and
-    removes the names of empty queues from the registry.
+    removes the names of empty queues from the registry. One command looks at all queues that seem empty; on Redis
+    Cluster, where it takes one for each hash slot, the slots take turns.
 
 One loop is punctual, the others back it up
     Every worker runs a loop, but `transfer.lua` records which one moved messages last. That punctual loop wakes when a
@@ -60,6 +61,9 @@ _MAX_MISSED_HEALTH_CHECKS = 2
 
 #: The registry is read at every third look. Registered queues are also announced; this covers lost announcements.
 _LOOKS_A_REGISTRY = 3
+
+#: Queues that seem empty are looked at every twelfth time at least, if they are in several hash slots.
+_LOOKS_A_SLOT = 12
 
 #: Tidying steps between two looks: at 1 ms per step, they take 1 % of the server's time.
 _TIDY_STEPS = 50
@@ -147,6 +151,7 @@ class TransferLoop(LoopThread):
         serves: returns whether a list is this loop's server's; on Redis Cluster, other nodes have the other lists.
         history: says what a failover lost. Give each loop of a process the same one: it must outlive connections.
         registry: which queues there are; by default, the loop reads that with its own client.
+        slot_of: returns the hash slot of a key, if keys of several slots cannot be in one command.
     """
 
     def __init__(
@@ -162,6 +167,7 @@ class TransferLoop(LoopThread):
         history: History | None = None,
         serves: Callable[[str], bool] = lambda name: True,
         registry: Registry | None = None,
+        slot_of: Callable[[str], int] = lambda key: 0,
     ) -> None:
         super().__init__("delayq-transfer", logger, "Transfer of delayed messages", "Messages wait in Redis")
         self.id = id or new_id()
@@ -175,6 +181,7 @@ class TransferLoop(LoopThread):
         self._history = history or History(logger)
         self._serves = serves
         self._shared_registry = registry
+        self._slot_of = slot_of
         #: How long before they are due messages move; whoever receives them tells it when they came.
         self.lead = Lead(self.settings.lead_s)
         self._clock = ServerClock()
@@ -357,10 +364,10 @@ class TransferLoop(LoopThread):
             watched.has_lead = name in consumed
         # A queue that the server refuses has no known head either, but is tried on its own.
         empty = [w for w in self._watched.values() if w.head_due_ms is None and not w.error]
-        # One command checks all queues that seem empty, however many there are.
-        if empty and client.exists(*(w.queue.keys.timeout_set for w in empty)):
-            for watched in empty:
-                watched.wake_at_ms = 0
+        for part in self._in_turn(empty):
+            if client.exists(*(w.queue.keys.timeout_set for w in part)):
+                for watched in part:
+                    watched.wake_at_ms = 0
         for watched in self._watched.values():
             if watched.head_due_ms is not None or watched.error:
                 watched.wake_at_ms = 0
@@ -369,6 +376,14 @@ class TransferLoop(LoopThread):
         self._choose_untidy()
         self._looked = True
         self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
+
+    def _in_turn(self, empty: list[_Watched]) -> list[list[_Watched]]:
+        """Return the queues to look at now, by hash slot; of several slots, those whose turn it is."""
+        slots: dict[int, list[_Watched]] = {}
+        for watched in empty:
+            slots.setdefault(self._slot_of(watched.queue.keys.timeout_set), []).append(watched)
+        turns = _LOOKS_A_SLOT if len(slots) > 1 else 1
+        return [slots[slot] for slot in sorted(slots)[self._looks % turns :: turns]]
 
     def _choose_untidy(self) -> None:
         """Choose the queues to tidy at random, so that about one of the loops that watch a queue tidies it."""

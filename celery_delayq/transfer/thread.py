@@ -53,6 +53,11 @@ class LoopThread(ABC):
         """Return whether the loop's thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the server has no connection left for the loop. Safe in any thread."""
+        return self._outage.is_full
+
     @abstractmethod
     def run(self) -> None:
         """Work until `stop()` is called. Never raises for server or network errors."""

@@ -179,6 +179,11 @@ class Transport(kombu_redis.Transport):
         """Whether this connection consumes tasks: its thread has more to do than to wait for one server."""
         return bool(self._stations)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a server has no connection left for a transfer loop or a watchdog."""
+        return any(it.is_full for it in self._loops.values()) or any(it.is_full for it in self._stations.values())
+
     def retire_station(self, server: str) -> None:
         """Fetch nothing from a server any more, see `Station.retire`. Does nothing if there is no station."""
         station = self._stations.pop(server, None)
@@ -268,6 +273,7 @@ class Transport(kombu_redis.Transport):
                 history=self._history_of(server, histories),
                 serves=serves,
                 registry=None if self.nodes is None else self.nodes.registry(keyprefix),
+                slot_of=self.Channel.slot_of,
             )
             loop.start()
 

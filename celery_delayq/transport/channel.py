@@ -94,6 +94,11 @@ class DelayedChannel(kombu_redis.Channel):
         self._registered = True
         self.fetcher = self._make_fetcher()
 
+    @staticmethod
+    def slot_of(key: str) -> int:
+        """Return a number that is the same for keys that may be in one command: on one server, for all."""
+        return 0
+
     def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
         super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
         self.expiry.declared(queue)

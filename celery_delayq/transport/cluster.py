@@ -15,6 +15,7 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport.virtual.base import queue_declare_ok_t
 from kombu.utils.uuid import uuid
 from redis.backoff import NoBackoff
+from redis.crc import key_slot
 from redis.retry import Retry
 
 from celery_delayq.cluster.client import Routed
@@ -67,6 +68,11 @@ class ClusterChannel(DelayedChannel):
         self.replies = Replies(self)
 
     # -- names
+
+    @staticmethod
+    def slot_of(key: str) -> int:
+        """Return the hash slot of a key."""
+        return int(key_slot(key.encode()))
 
     def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
         check_name(f"{self.global_keyprefix}{queue}")

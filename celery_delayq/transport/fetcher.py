@@ -309,6 +309,11 @@ class Fetcher:
         """Whether it does without connections that wait."""
         return time.monotonic() < self._sparing_until
 
+    @property
+    def is_in_the_way(self) -> bool:
+        """Whether it may have connections that wait, although the server has none left for leases and transfers."""
+        return not self.is_sparing and self._channel.connection.is_full
+
     def spare_connections(self) -> None:
         """Do without connections that wait, for a while: the server has none left for leases and transfers."""
         self._sparing_until = time.monotonic() + _SPARING_S
@@ -316,6 +321,8 @@ class Fetcher:
         for slot in list(self._slots.values()):
             if not slot.is_armed:
                 self._drop(slot)
+        if self._station is not None:
+            self._station.rare_lists.disconnect()
 
     def _is_fair(self) -> bool:
         return str(self._channel.queue_order_strategy) == "round_robin"

@@ -52,6 +52,8 @@ class Listener:
         self._awaited: set[str] = set()
         self._reader: Identity | None = None
         self._believed_until = 0.0
+        #: How long the server is believed to tell, in seconds.
+        self.trust_s = TRUST_S
         self._times: dict[str, deque[float]] = {}
 
     def fileno(self) -> int:
@@ -84,7 +86,7 @@ class Listener:
         self._awaited.update(*groups)
         if is_new:
             self._reader = consumer.reader
-            self._believed_until = time.monotonic() + TRUST_S
+            self._believed_until = time.monotonic() + self.trust_s
         return True
 
     def is_busy(self, name: str) -> bool:

@@ -22,6 +22,7 @@ from celery_delayq.fetching.connection import FetchConnection
 from celery_delayq.fetching.consumer import Consumer, NotYet
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.transport.fetcher import Fetcher
+from celery_delayq.transport.listener import Listener
 from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.slots import Slot
 from celery_delayq.transport.station import Station
@@ -266,6 +267,12 @@ class NodeRareLists(RareLists):
 
     def _is_elsewhere(self, exc: exceptions.ResponseError) -> bool:
         return isinstance(understood(exc), REDIRECTIONS)
+
+    def make_listener(self, consumer: Consumer) -> Listener:
+        """Open the connection that hears of messages, see `RareLists`."""
+        listener = super().make_listener(consumer)
+        listener.trust_s *= 2  # to ask again takes two commands a hash slot
+        return listener
 
     def _together(self, names: list[str]) -> list[list[str]]:
         """Return the names by hash slot: a node refuses a command with keys of several slots."""

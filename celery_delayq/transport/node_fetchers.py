@@ -173,6 +173,11 @@ class NodeFetchers:
         return any(fetcher.is_sparing for fetcher in self._all)
 
     @property
+    def is_in_the_way(self) -> bool:
+        """Whether it may have connections that wait, although a node has none left for leases and transfers."""
+        return any(fetcher.is_in_the_way for fetcher in self._all)
+
+    @property
     def has_fetched(self) -> bool:
         """Whether there is something to deliver."""
         return any(fetcher.has_fetched for fetcher in self._all)

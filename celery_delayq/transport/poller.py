@@ -185,6 +185,8 @@ class Poller(kombu_redis.MultiChannelPoller):
                 self._waker = Waker()
                 self.poller.register(self._waker.fileno(), self.eventflags)
             try:
+                if fetcher.is_in_the_way:
+                    self._on_full(fetcher)
                 found = fetcher.fill()
                 if fetcher.is_sparing:
                     self.wake_in(_FULL_S)

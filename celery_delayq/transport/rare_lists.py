@@ -12,7 +12,7 @@ from redis import exceptions
 
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import NOT_SERVING
-from celery_delayq.transport.listener import TRUST_S, Listener
+from celery_delayq.transport.listener import Listener
 
 logger = getLogger(__name__)
 
@@ -52,7 +52,7 @@ class RareLists:
         """
         try:
             if self._listener is None:
-                self._listener = Listener(consumer.client.connection_pool)
+                self._listener = self.make_listener(consumer)
                 self._cycle.add_slot(self._listener, self)
             listener = self._listener
             unknown = [name for name in names if not listener.is_awaited(consumer, name)]
@@ -69,8 +69,12 @@ class RareLists:
             return False
         if are_empty and not self._will_check:
             self._will_check = True
-            self._cycle.call_later(TRUST_S, self._check)
+            self._cycle.call_later(listener.trust_s, self._check)
         return are_empty
+
+    def make_listener(self, consumer: Consumer) -> Listener:
+        """Open the connection that hears of messages."""
+        return Listener(consumer.client.connection_pool)
 
     def _is_elsewhere(self, exc: exceptions.ResponseError) -> bool:
         """Return whether an error says that a list is on its way to another server."""

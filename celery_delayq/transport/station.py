@@ -49,10 +49,16 @@ class Station:
             ),
             expires_ms=transport.expires_ms,
             patience_s=patience_s,
+            slot_of=transport.Channel.slot_of,
         )
         self.rare_lists = rare_lists
         self._watchdog = Watchdog(self.consumer, on_lost=transport.cycle.wake)
         self._watchdog.start()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the server has no connection left for its watchdog."""
+        return self._watchdog.is_full
 
     def close(self, keep: Collection[str]) -> None:
         """Close the consumer, see `Consumer.close`. What cannot be done now is left to the watchdog."""

@@ -46,6 +46,7 @@ class Consumers:
         expires_ms: dict[str, int] | None = None,
         is_here: bool = False,
         port: int | None = None,
+        slot_of: Callable[[str], int] = lambda key: 0,
         **options: Any,
     ) -> Consumer:
         """Return a consumer that has joined these lists and that nobody looks after; it never retries by itself.
@@ -62,6 +63,7 @@ class Consumers:
             redelivery=redelivery,
             expires_ms=expires_ms,
             id=None if is_here else new_id(),
+            slot_of=slot_of,
         )
         self._consumers.append(consumer)
         for name in names or ("q",):

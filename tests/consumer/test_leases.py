@@ -163,6 +163,33 @@ class TestLease:
             consumer.end_leases()
         assert "r" in consumer.leases.lists
 
+    def test_others_go_on_if_the_server_refuses_one(self, consumers: Consumers) -> None:
+        consumer = consumers.make("q", "r", "s")
+        for name in "qs":
+            consumers.client.zadd(keys.QueueKeys.of(name).consumers, {consumer.id: 1})
+        consumers.client.set(keys.QueueKeys.of("r").consumers, "text")
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            consumer.renew()
+        assert [consumers.score(consumer, name) > 1 for name in "qs"] == [True, True]
+        assert not consumer.is_lost
+
+    @pytest.mark.parametrize("slots", [1, 3])
+    def test_are_renewed_with_one_command_a_hash_slot(
+        self, consumers: Consumers, slots: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = [f"list {number}" for number in range(2 * scripts.MAX_RENEW)]
+        consumer = consumers.make(*names, slot_of=lambda key: int(key.strip("}").split()[-1]) % slots)
+        sizes = []
+        renew = scripts.renew
+
+        def count(client: Any, lists: Any, **options: Any) -> Any:
+            sizes.append(len(lists))
+            return renew(client, lists, **options)
+
+        monkeypatch.setattr(scripts, "renew", count)
+        assert sorted(name for name, done in consumer.renew() if done.renewed) == sorted(names)
+        assert sorted(sizes) == ([50, 50] if slots == 1 else [33, 33, 34])
+
 
 def _refuse(*args: Any, **options: Any) -> bool:
     raise redis.ConnectionError("lost")

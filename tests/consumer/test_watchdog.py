@@ -290,9 +290,12 @@ class TestServerClock:
             consumers.take(consumer, consumer.id.encode())
         renew, is_set = scripts.renew, threading.Event()
 
-        def renew_later(*args: Any, **options: Any) -> Renewed:
-            done = renew(*args, **options)
-            return replace(done, now_ms=done.now_ms + step_ms * is_set.is_set())
+        def renew_later(*args: Any, **options: Any) -> list[Renewed]:
+            return [
+                replace(done, now_ms=done.now_ms + step_ms * is_set.is_set())
+                for done in renew(*args, **options)
+                if isinstance(done, Renewed)
+            ]
 
         with closing(consumers.client.pubsub()) as pubsub:
             pubsub.subscribe(keys.alive_channel(stuck.id))

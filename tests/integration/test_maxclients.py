@@ -48,6 +48,24 @@ def test_a_worker_goes_on_with_the_connections_that_it_has(ledger: Ledger) -> No
             assert "Connection to broker lost" not in worker.log
 
 
+def test_leases_and_transfers_come_first(ledger: Ledger) -> None:
+    """Whatever has the connections: those that only wait for messages give way."""
+    with PrivateRedis() as server, publisher(url_of(server), ledger.url) as app, server.client() as client:
+        note = app.tasks["note"]
+        note.apply_async()  # connects
+        with Worker(broker=url_of(server), ledger=ledger.url) as worker:
+            worker.wait_for_log("Transfer of delayed messages: connected")
+            wait_until(lambda: client.info("clients")["blocked_clients"] == 1, "it waits on the list of its queue")
+            client.config_set("maxclients", 1)
+            loop = max(client.client_list(), key=lambda it: int(it["sub"]))
+            client.client_kill_filter(_id=loop["id"])
+            worker.wait_for_log("its limit maxclients of 1 is reached")
+            wait_until(lambda: client.info("clients")["blocked_clients"] == 0, "it waits no more")
+            client.config_set("maxclients", len(client.client_list()) + 2)  # two for the loop
+            ids = [note.apply_async(countdown=0.2).id for _ in range(3)]
+            wait_until(lambda: ledger.has(ids), "all have run")
+
+
 def test_a_worker_that_gets_no_connection_says_why(ledger: Ledger) -> None:
     with PrivateRedis("--maxclients", "4") as server, server.client() as client:
         client.ping()  # this one stays connected

@@ -65,6 +65,7 @@ class Loops:
         idle_s: float = NEVER_S,
         may_begin: Callable[[], bool] = lambda: True,
         serves: Callable[[str], bool] = lambda name: True,
+        slot_of: Callable[[str], int] = lambda key: 0,
     ) -> TransferLoop:
         """Return a loop; unless told otherwise, it never looks without a reason."""
 
@@ -80,6 +81,7 @@ class Loops:
             id=id,
             may_begin=may_begin,
             serves=serves,
+            slot_of=slot_of,
         )
         self._loops.append(loop)
         return loop

@@ -52,6 +52,19 @@ class TestOneLoop:
         seed(queue, {codec.pack(b"12345678", b"silent"): 1})
         wait_for_delivery(queue, b"silent")
 
+    def test_finds_what_it_was_not_notified_of_in_each_hash_slot(self, loops: Loops, queue: DelayedQueue) -> None:
+        """On a cluster, where a command looks at one slot only, they take turns."""
+        queues = [DelayedQueue(queue.client, f"q{number}") for number in range(30)]
+        for one in queues:
+            one.register()
+        loops.start(interval_s=0.1, slot_of=lambda key: int(key.strip("}").rpartition("q")[2]) // 2)
+        for one in queues:
+            loops.wait_for(one)
+        for one in queues:
+            seed(one, {codec.pack(b"12345678", b"silent"): 1})
+        for one in queues:
+            wait_for_delivery(one, b"silent")
+
     def test_finds_an_earlier_head_that_it_was_not_notified_of(self, loops: Loops, queue: DelayedQueue) -> None:
         offer(queue, "far")
         queue.register()

@@ -31,6 +31,9 @@ WITHOUT_QUEUE = {
     "settle": RegistryKeys.of(),
 }
 
+#: Whose keys are those of several queues in one slot.
+SEVERAL_QUEUES = {"renew": [QueueKeys.of("{q}"), QueueKeys.of("{q}:3")]}
+
 #: How to call each wrapper, and a reply that it understands.
 CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "offer": ({"due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False}, [b"1", 1]),
@@ -54,7 +57,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "settle": ({"retired": []}, 1),
     "tidy": ({"places": []}, [0, 0]),
     "amend": ({"entry": b"", "due_ms": 1, "payload": b""}, b"1"),
-    "renew": ({"consumer": "me", "lease_ms": 1, "join": True}, [1, b"1000"]),
+    "renew": ({"consumer": "me", "lease_ms": 1, "join": True}, [b"1000", [1], [1]]),
     "fetch": ({"consumer": "me", "limit": 1}, []),
     "put_back": ({"consumer": "me", "messages": []}, 0),
     "recover": (
@@ -91,7 +94,8 @@ def names_of(table: str, body: str) -> list[str]:
         for name, value in zip(left.split(","), right.split(","), strict=True):
             for index in indices(table, value):
                 names[index] = name.strip()
-    return [names[index] for index in sorted(names)]
+    each = re.findall(rf"for _, (\w+) in ipairs\({table}\)", body)
+    return [*(names[index] for index in sorted(names)), *each]
 
 
 def call_wrapper(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Sequence[Any]]:
@@ -105,7 +109,7 @@ def call_wrapper(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Sequen
 
     monkeypatch.setattr(Script, "run", run)
     wrapper = getattr(scripts, name, None) or getattr(schedule_scripts, name)
-    wrapper(None, WITHOUT_QUEUE.get(name, QueueKeys.of("q")), **arguments)
+    wrapper(None, WITHOUT_QUEUE.get(name) or SEVERAL_QUEUES.get(name) or QueueKeys.of("q"), **arguments)
     return passed
 
 
@@ -126,6 +130,9 @@ def test_body_and_wrapper_have_the_inputs_of_the_header(name: str, table: str, m
     header, body = header_and_body(name)
     documented = re.findall(rf"^{table}\[(\d+)\] \w", header, re.MULTILINE)
     numbers = list(range(1, len(passed[table]) + 1))
+    if table == "KEYS" and name in SEVERAL_QUEUES:
+        assert re.search(r"^KEYS    \w", header, re.MULTILINE)
+        numbers = []
     assert [int(index) for index in documented] == numbers
     assert indices(table, body) == numbers
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import redis
 
 from celery_delayq.queue import scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import Renewed
 from tests.state import give, lease, nothing_changes, now_ms, out_of_memory, state, wrong_type
+from tests.state import renew as renew_lease
 
 ME = "host:1:me"
 CONSUMERS = "delayq:consumers:{q}"
@@ -17,7 +20,7 @@ GIVEN_UP = -1_700_000_000_000
 
 
 def renew(queue: DelayedQueue, join: bool = False) -> Renewed:
-    return scripts.renew(queue.client, queue.keys, consumer=ME, lease_ms=LEASE_MS, join=join)
+    return renew_lease(queue, ME, lease_ms=LEASE_MS, join=join)
 
 
 def leave(queue: DelayedQueue) -> bool:
@@ -55,6 +58,37 @@ class TestRenewing:
         renew(queue, join=True)
         found = dict(state(queue.client)[CONSUMERS])
         assert {other: found[other] for other in others} == others
+
+
+class TestSeveralLists:
+    """Of one hash slot, so that they are on one node of a cluster."""
+
+    LISTS = tuple(QueueKeys.of(name) for name in ("{q}", "{q}:3", "{q}:6"))
+
+    def renew(self, queue: DelayedQueue, join: bool = False) -> list[Renewed | redis.ResponseError]:
+        return scripts.renew(queue.client, self.LISTS, consumer=ME, lease_ms=LEASE_MS, join=join)
+
+    def test_each_lease_goes_on_or_not(self, queue: DelayedQueue) -> None:
+        lasting, given_up, left = (keys.consumers for keys in self.LISTS)
+        queue.client.zadd(lasting, {ME: 1, "another": 1000})
+        queue.client.zadd(given_up, {ME: GIVEN_UP})
+        first, second, third = self.renew(queue)
+        assert isinstance(first, Renewed)
+        assert first == Renewed(True, first.now_ms, {"another": b"1000"}, {})
+        assert second == third == Renewed(False, first.now_ms, {}, {})
+        assert queue.client.zscore(lasting, ME) == first.now_ms + LEASE_MS
+        assert queue.client.zscore(given_up, ME) == GIVEN_UP
+        assert not queue.client.exists(left)
+
+    def test_a_key_of_another_type_stops_only_its_own(self, queue: DelayedQueue) -> None:
+        queue.client.set(self.LISTS[1].consumers, "text")
+        first, second, third = self.renew(queue, join=True)
+        assert isinstance(second, redis.ResponseError)
+        assert "WRONGTYPE" in str(second)
+        assert isinstance(first, Renewed)
+        assert first.renewed
+        assert third == first
+        assert queue.client.get(self.LISTS[1].consumers) == b"text"
 
 
 class TestSeeingOthers:

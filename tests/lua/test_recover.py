@@ -26,6 +26,7 @@ from tests.state import (
     now_ms,
     out_of_memory,
     publish,
+    renew,
     state,
     wrong_type,
 )
@@ -181,7 +182,7 @@ class TestGivenUp:
         publish(queue, b"waiting")
         recover(queue, ended(queue), b"2")
         call: dict[str, Any] = {"client": queue.client, "keys": queue.keys, "consumer": GONE}
-        assert not scripts.renew(**call, lease_ms=1000, join=True).renewed
+        assert not renew(queue, GONE, join=True).renewed
         assert scripts.fetch(**call, limit=1) is None
         assert queue.client.lrem(IN_FLIGHT, -1, b"2") == 0  # its acknowledgement
         assert delivered(queue) == [b"2", b"waiting"]
@@ -291,7 +292,7 @@ class Interleaved(RuleBasedStateMachine):
 
     def join(self, name: str) -> None:
         """Join; a consumer that was given up is replaced by one with another id."""
-        while not scripts.renew(**self.call(name), lease_ms=1_000_000, join=True).renewed:
+        while not renew(self.queue, self.ids[name], lease_ms=1_000_000, join=True).renewed:
             self.ids[name] = f"{name} {int(self.ids[name].split()[1]) + 1}"
 
     def chosen(self, name: str, places: list[int]) -> list[bytes]:
