@@ -11,7 +11,7 @@ from rich.table import Table
 
 from celery_delayq.cli.broker import check_complete, inspecting
 from celery_delayq.cli.command import Decorator, command, json_option, usage_errors
-from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_json, text
+from celery_delayq.cli.output import NARROW, WIDTH, add_columns, console, new_table, print_json, text
 from celery_delayq.cli.times import Span, shown, shown_span
 from celery_delayq.inspector.away import LostQueue
 from celery_delayq.inspector.counts import Counts, QueueCounts
@@ -56,18 +56,24 @@ def status(ctx: click.Context, span: timedelta, buckets: int, as_json: bool) -> 
 
 
 def queue_table(counts: Counts, width: int) -> Table:
-    """Return a table of the queues, with totals, for a console that is `width` columns wide."""
+    """Return a table of the queues, with totals, for a console that is `width` columns wide.
+
+    On a cluster, it has room for both nodes and punctual workers only from 120 columns on.
+    """
     narrow = width < NARROW
     clustered = _is_cluster(counts)
+    with_workers = width >= WIDTH or not clustered
     table = new_table(f"{shown(to_datetime(counts.at_ms))} UTC", dense=narrow)
     add_columns(table, "queue", *(["node"] if clustered else []))
     add_columns(table, *(name.replace("_", "-") for name in _NUMBERS), right=True, firm=True)
     add_columns(table, "next due (UTC)", firm=True)
     add_columns(table, "left", right=True, firm=True)
-    add_columns(table, "punctual worker")
+    if with_workers:
+        add_columns(table, "punctual worker")
     for queue in _sorted(counts):
         if isinstance(queue, LostQueue):
-            table.add_row(text(queue.queue), text(f"{queue.node or '-'} {queue.error}"), *["-"] * (len(_NUMBERS) + 3))
+            dashes = ["-"] * (len(_NUMBERS) + 2 + with_workers)
+            table.add_row(text(queue.queue), text(f"{queue.node or '-'} {queue.error}"), *dashes)
             continue
         left = None if queue.next_due_ms is None else shown_span(to_timedelta(queue.next_due_ms - counts.at_ms))
         table.add_row(
@@ -76,7 +82,7 @@ def queue_table(counts: Counts, width: int) -> Table:
             *(f"{getattr(queue, name):,}" for name in _NUMBERS),
             shown(queue.next_due, short=narrow),
             text(left),
-            text(", ".join(sorted({_process(loop) for loop in queue.punctual})) or None),
+            *([text(", ".join(sorted({_process(loop) for loop in queue.punctual})) or None)] if with_workers else []),
         )
     if len(counts.queues) > 1:
         table.add_section()
