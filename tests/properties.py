@@ -11,7 +11,12 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def on_a_server(max_examples: int) -> Callable[[Test], Test]:
-    """Decorate a property whose test has a fixture; it empties the server itself, and no example is too slow."""
+    """Decorate a property whose test has a fixture; it empties the server itself, and no example is too slow.
+
+    With each kind of broker, pytest calls the method of another instance of the class; the instance has no state.
+    """
     return settings(
-        deadline=None, max_examples=max_examples, suppress_health_check=[HealthCheck.function_scoped_fixture]
+        deadline=None,
+        max_examples=max_examples,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
     )
