@@ -52,6 +52,11 @@ class DelayQ:
     Times are datetimes, or unix time in seconds. Naive datetimes are taken as UTC, like a naive eta in Celery. The
     server's clock decides which tasks are due or overdue, and how much time is left.
 
+    While a node of a Redis Cluster is away, methods that take ids find tasks at the other nodes; if an id is not there,
+    they raise an error. Methods for all queues raise one, too, that names the node and its queues. `counts` and
+    `scheduled` do without these queues if you pass `partial=True`. Methods for one queue need only its node. While the
+    node of the registry (`delayq:queues`) is away, only the queues of the app's configuration are known.
+
     All these methods raise:
         TypeError: an argument has the wrong type, or a task is neither an id nor a result.
         kombu.exceptions.OperationalError: the server cannot be reached, or refuses a command. If the connection was
@@ -88,6 +93,8 @@ class DelayQ:
         due_before: Time | None = None,
         limit: int = 100,
         cursor: str | None = None,
+        *,
+        partial: bool = False,
     ) -> Page:
         """Return a page of waiting tasks, in due order across all queues and priorities.
 
@@ -103,13 +110,14 @@ class DelayQ:
             due_before: only tasks due before this time.
             limit: maximum number of tasks per page, 1 to 1,000.
             cursor: cursor of the previous page.
+            partial: leave out queues whose nodes of a Redis Cluster are away. `Page.lost` names them.
 
         Raises:
             ValueError: `limit` or a time is out of range, or `cursor` is not a valid cursor.
         """
         criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before)
         with self._inspector("cannot list waiting tasks") as inspector:
-            return inspector.scheduled(criteria, limit=limit, cursor=cursor)
+            return inspector.scheduled(criteria, limit=limit, cursor=cursor, partial=partial)
 
     def iter_scheduled(
         self,
@@ -224,7 +232,7 @@ class DelayQ:
         with self._inspector("cannot cancel all matching tasks") as inspector:
             return inspector.cancel_all(criteria, everything=everything, dry_run=dry_run, on_progress=on_progress)
 
-    def counts(self, *, span: float = 3600, buckets: int = 60) -> Counts:
+    def counts(self, *, span: float = 3600, buckets: int = 60, partial: bool = False) -> Counts:
         """Count ready, delayed, overdue, in-flight and dead messages for each queue, with a histogram of due times.
 
         Cheap for the server: commands of O(log N) at most. The counts are not a snapshot: a message that moves in the
@@ -233,25 +241,29 @@ class DelayQ:
         Args:
             span: how far ahead the histogram of due times reaches, in seconds.
             buckets: number of parts of the histogram, 1 to 1,000.
+            partial: leave out queues whose nodes of a Redis Cluster are away. `Counts.lost` names them.
 
         Raises:
             ValueError: an argument is out of range.
         """
         with self._inspector("cannot count messages") as inspector:
-            return inspector.counts(span=span, buckets=buckets)
+            return inspector.counts(span=span, buckets=buckets, partial=partial)
 
-    def export(self, file: File, *, on_progress: OnProgress | None = None) -> int:
+    def export(self, file: File, *, queues: Iterable[str] = (), on_progress: OnProgress | None = None) -> int:
         """Write all waiting tasks to a file of JSON lines, and return how many there were. See `backup.export`.
 
         Args:
             file: a path or an open file. A file at a path appears only when it is complete.
+            queues: only tasks of these queues; by default, all tasks.
             on_progress: called from time to time with the number of written tasks and the total.
 
         Raises:
             OSError: the file cannot be written.
         """
+        if isinstance(queues, str):
+            raise TypeError(f"queues must be several names, not {queues!r}")
         with self._inspector("cannot export waiting tasks") as inspector:
-            return backup.export(inspector.lists, file, on_progress)
+            return backup.export(inspector.lists, file, on_progress, queues=tuple(queues))
 
     def import_(self, file: File, *, on_progress: OnProgress | None = None) -> Imported:
         """Store exported tasks, so that they wait again. Tasks that wait already are skipped; see `backup.import_`.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,7 +14,8 @@ from celery_delayq.cli.command import command, confirm, json_option, plural, yes
 from celery_delayq.cli.output import print_json, progress
 from celery_delayq.cli.plain import say
 from celery_delayq.errors import InvalidExport
-from celery_delayq.inspector import backup
+from celery_delayq.inspector import Inspector, backup
+from celery_delayq.inspector.away import Lost, NodesAway
 from celery_delayq.inspector.backup import File
 
 #: File name that means standard input or output.
@@ -21,13 +24,17 @@ _STANDARD = "-"
 
 @command("export")
 @click.argument("file")
+@click.option("-Q", "--queues", default="", metavar="QUEUE[,QUEUE]...", help="Export only tasks of these queues.")
 @yes_option
 @json_option
-def export(ctx: click.Context, file: str, yes: bool, as_json: bool) -> None:
+def export(ctx: click.Context, file: str, queues: str, yes: bool, as_json: bool) -> None:
     """Write all waiting tasks to FILE as JSON lines. `-` means standard output.
 
     The file appears only when it is complete. It contains task arguments, so only its owner can read it.
     """
+    wanted = [queue for queue in map(str.strip, queues.split(",")) if queue]
+    if queues and not wanted:
+        raise click.UsageError("give -Q at least one queue")
     target: File = file
     if file == _STANDARD:
         if as_json:
@@ -36,14 +43,26 @@ def export(ctx: click.Context, file: str, yes: bool, as_json: bool) -> None:
     elif Path(file).is_file():
         confirm(f"{file} exists. Replace it?", yes)
     with inspecting(ctx.obj.app) as inspector, progress("exporting") as on_progress:
+        for queue in wanted:
+            check_queue(inspector, queue)
         try:
-            number = backup.export(inspector.lists, target, on_progress)
+            number = backup.export(inspector.lists, target, on_progress, queues=wanted)
+        except NodesAway as exc:
+            raise click.ClickException(f"{exc}. {_advice(inspector, exc.lost, wanted)}") from exc
         except OSError as exc:
             raise click.ClickException(f"cannot write {file}: {exc.strerror or exc}") from exc
     if as_json:
         print_json({"exported": number})
     else:
         say(f"{plural(number)} exported to {file}.", err=file == _STANDARD)
+
+
+def _advice(inspector: Inspector, lost: Lost, wanted: Sequence[str]) -> str:
+    """Return what to do about an export that would not be complete."""
+    away = {queue.queue for queue in lost.queues}
+    others = [queue for queue in wanted or inspector.queues() if queue not in away]
+    advice = f", or export the queues that can be read: -Q {shlex.quote(','.join(others))}" if others else ""
+    return f"The export would not be complete: run it again when the node or its replica answers{advice}"
 
 
 @command("import")

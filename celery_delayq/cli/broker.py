@@ -18,6 +18,7 @@ from celery_delayq.cli.command import Decorator
 from celery_delayq.cluster.redirection import refuse_cluster
 from celery_delayq.errors import DelayqError
 from celery_delayq.inspector import Inspector
+from celery_delayq.inspector.away import Lost
 from celery_delayq.settings import check_urls
 from celery_delayq.transport import Transport, register
 
@@ -53,9 +54,12 @@ def delayq_channel(app: Any) -> Iterator[tuple[Any, Any]]:
         except _NO_CONNECTION as exc:
             if isinstance(exc.__cause__, ResponseError):
                 raise click.ClickException(f"{connection.as_uri()}: {exc}") from exc
-            trouble = "lost the connection to" if connected else "cannot connect to"
+            url = connection.as_uri()
+            trouble = f"lost the connection to {url}" if connected else f"cannot connect to {url}"
+            if connected and connection.transport.nodes is not None:  # the error names the node
+                trouble = f"lost the connection to a node of {url}"
             advice = "; run the command again to make sure" if connected else ""
-            raise click.ClickException(f"{trouble} {connection.as_uri()}: {str(exc).rstrip('.')}{advice}") from exc
+            raise click.ClickException(f"{trouble}: {str(exc).rstrip('.')}{advice}") from exc
         except RedisError as exc:
             try:
                 refuse_cluster(exc)
@@ -87,6 +91,16 @@ def check_queue(inspector: Inspector, queue: str | None) -> None:
     near = difflib.get_close_matches(queue, names)
     advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known queues are {', '.join(names)}"
     raise click.ClickException(f"unknown queue {queue!r}: {advice}")
+
+
+def check_complete(lost: Lost) -> None:
+    """Say what is not shown because nodes of a cluster are away; called after everything else is shown.
+
+    Raises:
+        click.ClickException: something is not shown.
+    """
+    if lost:
+        raise click.ClickException(f"this is not complete: {lost}")
 
 
 def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

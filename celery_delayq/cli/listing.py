@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from celery_delayq.cli.broker import check_queue, inspecting, queue_option
+from celery_delayq.cli.broker import check_complete, check_queue, inspecting, queue_option
 from celery_delayq.cli.command import body_option, command, json_option, usage_errors
 from celery_delayq.cli.output import (
     NARROW,
@@ -27,6 +27,7 @@ from celery_delayq.cli.output import (
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import When, at, shown, shown_span
 from celery_delayq.inspector import Inspector
+from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.pages import Criteria
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.queue.scripts import MAX_PAGE
@@ -101,10 +102,11 @@ def _call(task: ScheduledTask) -> str:
 
 
 class _Listing:
-    """Reads tasks batch by batch. `cursor` is where the rest starts, or None at the end."""
+    """Reads tasks batch by batch. `cursor` is where the rest starts, or None at the end. `lost` is what is left out."""
 
     def __init__(self, inspector: Inspector, criteria: Criteria, limit: int | None, cursor: str | None) -> None:
         self.cursor = cursor
+        self.lost = Lost()
         self._inspector = inspector
         self._criteria = criteria
         self._left = math.inf if limit is None else limit
@@ -116,9 +118,10 @@ class _Listing:
         tasks: list[ScheduledTask] = []
         with self._progress() as on_progress:
             while not self._is_at_end and (size := min(self._left, MAX_PAGE - len(tasks))):
-                page = self._inspector.scheduled(self._criteria, limit=int(size), cursor=self.cursor)
+                page = self._inspector.scheduled(self._criteria, limit=int(size), cursor=self.cursor, partial=True)
                 tasks += page
                 self.cursor = page.cursor
+                self.lost |= page.lost
                 self._is_at_end = page.cursor is None
                 self._left -= len(page)
                 self._examined += page.examined
@@ -151,7 +154,7 @@ def list_(ctx: click.Context, limit: int, cursor: str | None, everything: bool, 
         listing = _Listing(inspector, criteria, None if everything else limit, cursor)
         with usage_errors():
             batch = listing.batch()
-            if not batch and not as_json:
+            if not batch and not listing.lost and not as_json:
                 say("No waiting tasks match.", err=True)
             while batch:
                 _write(batch, as_json)
@@ -160,6 +163,7 @@ def list_(ctx: click.Context, limit: int, cursor: str | None, everything: bool, 
         print_json({"cursor": listing.cursor})
     elif listing.cursor is not None:
         say(f"There may be more tasks: continue with --cursor {listing.cursor}, or show all with --all.", err=True)
+    check_complete(listing.lost)
 
 
 def _write(tasks: Sequence[ScheduledTask], as_json: bool) -> None:

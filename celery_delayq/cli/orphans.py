@@ -52,8 +52,8 @@ def orphans() -> None:
 @json_option
 def list_(ctx: click.Context, as_json: bool) -> None:
     """Show the delayed queues that no Python worker transfers."""
-    _, channel = ctx.with_resource(delayq_channel(ctx.obj.app))
-    rows = [_row(orphan) for orphan in orphaned.find(channel.plain_client, channel.global_keyprefix)]
+    with delayq_channel(ctx.obj.app) as (_, channel):
+        rows = [_row(orphan) for orphan in orphaned.find(channel.plain_client, channel.global_keyprefix)]
     _print(rows, as_json, "There are no orphans: workers transfer all delayed queues.")
 
 
@@ -66,9 +66,10 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 @json_option
 def entries(ctx: click.Context, queue: str, codec: str, limit: int, as_json: bool) -> None:
     """Show the entries that wait for the list QUEUE, and when they are due."""
-    _, channel = ctx.with_resource(delayq_channel(ctx.obj.app))
-    found = islice(Orphan.look(channel.plain_client, queue).entries(channel.plain_client), limit)
-    _print([_entry_row(entry, codec) for entry in found], as_json, f"Nothing waits for {queue}.")
+    with delayq_channel(ctx.obj.app) as (_, channel):
+        found = islice(Orphan.look(channel.plain_client, queue).entries(channel.plain_client), limit)
+        rows = [_entry_row(entry, codec) for entry in found]
+    _print(rows, as_json, f"Nothing waits for {queue}.")
 
 
 @command("adopt")
@@ -105,23 +106,23 @@ def adopt(
         raise click.UsageError("--queue and --codec need --task")
     if task is not None:
         _check_task(app, task)
-    _, channel = ctx.with_resource(delayq_channel(app))
-    client, keyprefix = channel.plain_client, channel.global_keyprefix
-    chosen = _chosen(client, keyprefix, queues, force)
-    for orphan in chosen:
-        row = {**_row(orphan), "dry_run": dry_run, "task": task}
-        if task is None:
-            if not dry_run:
-                orphan.adopt(client, keyprefix)
-            row.update(taken=orphan.waiting, left=0)
-        else:
-            tasks = _Tasks(app, task, CODECS[codec], queue, channel, orphan.name)
-            taken, left = _count(client, orphan, tasks) if dry_run else _hand_over(client, orphan, tasks)
-            row.update(taken=taken, left=left)
-        if as_json:
-            print_json(row)
-        else:
-            say(_sentence(row, codec))
+    with delayq_channel(app) as (_, channel):
+        client, keyprefix = channel.plain_client, channel.global_keyprefix
+        chosen = _chosen(client, keyprefix, queues, force)
+        for orphan in chosen:
+            row = {**_row(orphan), "dry_run": dry_run, "task": task}
+            if task is None:
+                if not dry_run:
+                    orphan.adopt(client, keyprefix)
+                row.update(taken=orphan.waiting, left=0)
+            else:
+                tasks = _Tasks(app, task, CODECS[codec], queue, channel, orphan.name)
+                taken, left = _count(client, orphan, tasks) if dry_run else _hand_over(client, orphan, tasks)
+                row.update(taken=taken, left=left)
+            if as_json:
+                print_json(row)
+            else:
+                say(_sentence(row, codec))
     if dry_run and not as_json:
         say("Dry run: nothing was changed. To adopt, add --no-dry-run.")
 

@@ -9,11 +9,12 @@ import click
 from rich.bar import Bar
 from rich.table import Table
 
-from celery_delayq.cli.broker import inspecting
+from celery_delayq.cli.broker import check_complete, inspecting
 from celery_delayq.cli.command import Decorator, command, json_option, usage_errors
-from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_json, text
+from celery_delayq.cli.output import NARROW, WIDTH, add_columns, console, new_table, print_json, text
 from celery_delayq.cli.times import Span, shown, shown_span
-from celery_delayq.inspector.counts import Counts
+from celery_delayq.inspector.away import LostQueue
+from celery_delayq.inspector.counts import Counts, QueueCounts
 from celery_delayq.times import to_datetime, to_timedelta
 
 #: Number columns: attributes of `QueueCounts`.
@@ -39,42 +40,67 @@ def status(ctx: click.Context, span: timedelta, buckets: int, as_json: bool) -> 
 
     For each queue, show the counts, the next due time and the worker that transfers punctually. Below, show a histogram
     of due times.
+
+    On a Redis Cluster, also show the node of each queue. If a node does not answer, show all others, and exit with 1.
     """
     with inspecting(ctx.obj.app) as inspector, usage_errors():
-        counts = inspector.counts(span=span.total_seconds(), buckets=buckets)
+        counts = inspector.counts(span=span.total_seconds(), buckets=buckets, partial=True)
     if as_json:
         print_json(_as_json(counts))
-        return
-    out = console()
-    out.print(queue_table(counts, out.width))
-    out.print()
-    out.print(histogram(counts))
+    else:
+        out = console()
+        out.print(queue_table(counts, out.width))
+        out.print()
+        out.print(histogram(counts))
+    check_complete(counts.lost)
 
 
 def queue_table(counts: Counts, width: int) -> Table:
-    """Return a table of the queues, with totals, for a console that is `width` columns wide."""
+    """Return a table of the queues, with totals, for a console that is `width` columns wide.
+
+    On a cluster, it has room for both nodes and punctual workers only from 120 columns on.
+    """
     narrow = width < NARROW
+    clustered = _is_cluster(counts)
+    with_workers = width >= WIDTH or not clustered
     table = new_table(f"{shown(to_datetime(counts.at_ms))} UTC", dense=narrow)
-    add_columns(table, "queue")
+    add_columns(table, "queue", *(["node"] if clustered else []))
     add_columns(table, *(name.replace("_", "-") for name in _NUMBERS), right=True, firm=True)
     add_columns(table, "next due (UTC)", firm=True)
     add_columns(table, "left", right=True, firm=True)
-    add_columns(table, "punctual worker")
-    for queue in counts.queues:
+    if with_workers:
+        add_columns(table, "punctual worker")
+    for queue in _sorted(counts):
+        if isinstance(queue, LostQueue):
+            dashes = ["-"] * (len(_NUMBERS) + 2 + with_workers)
+            table.add_row(text(queue.queue), text(f"{queue.node or '-'} {queue.error}"), *dashes)
+            continue
         left = None if queue.next_due_ms is None else shown_span(to_timedelta(queue.next_due_ms - counts.at_ms))
         table.add_row(
             text(queue.queue),
+            *([text(queue.node)] if clustered else []),
             *(f"{getattr(queue, name):,}" for name in _NUMBERS),
             shown(queue.next_due, short=narrow),
             text(left),
-            text(", ".join(sorted({_process(loop) for loop in queue.punctual})) or None),
+            *([text(", ".join(sorted({_process(loop) for loop in queue.punctual})) or None)] if with_workers else []),
         )
     if len(counts.queues) > 1:
         table.add_section()
         table.add_row(
-            "all", *(f"{number:,}" for number in _totals(counts).values()), shown(counts.next_due, short=narrow)
+            "all others" if counts.lost.queues else "all",
+            *([""] if clustered else []),
+            *(f"{number:,}" for number in _totals(counts).values()),
+            shown(counts.next_due, short=narrow),
         )
     return table
+
+
+def _is_cluster(counts: Counts) -> bool:
+    return bool(counts.lost) or any(queue.node for queue in counts.queues)
+
+
+def _sorted(counts: Counts) -> list[QueueCounts | LostQueue]:
+    return sorted((*counts.queues, *counts.lost.queues), key=lambda queue: queue.queue)
 
 
 def histogram(counts: Counts) -> Table:
@@ -109,18 +135,22 @@ def _as_json(counts: Counts) -> dict[str, Any]:
     def text_of(ms: int | None) -> str | None:
         return None if ms is None else to_datetime(ms).isoformat()
 
-    queues = [
-        {
+    def row(queue: QueueCounts | LostQueue) -> dict[str, Any]:
+        if isinstance(queue, LostQueue):
+            fields: dict[str, Any] = {"queue": queue.queue, **dict.fromkeys(_NUMBERS), "next_due": None, "punctual": []}
+            return {**fields, "node": queue.node, "error": queue.error}
+        fields = {
             "queue": queue.queue,
             **{name: getattr(queue, name) for name in _NUMBERS},
             "next_due": text_of(queue.next_due_ms),
             "punctual": queue.punctual,
         }
-        for queue in counts.queues
-    ]
+        return {**fields, "node": queue.node, "error": None} if clustered else fields
+
+    clustered = _is_cluster(counts)
     return {
         "at": text_of(counts.at_ms),
-        "queues": queues,
+        "queues": [row(queue) for queue in _sorted(counts)],
         "totals": _totals(counts),
         "next_due": counts.next_due and counts.next_due.isoformat(),
         "histogram": [
@@ -128,4 +158,5 @@ def _as_json(counts: Counts) -> dict[str, Any]:
             for bucket in counts.histogram
         ],
         "later": counts.later,
+        **({"error": str(counts.lost) or None} if clustered else {}),
     }

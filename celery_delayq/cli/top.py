@@ -13,17 +13,18 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from celery_delayq.cli.broker import check_queue, inspecting, queue_option
+from celery_delayq.cli.broker import check_complete, check_queue, inspecting, queue_option
 from celery_delayq.cli.command import command, usage_errors
 from celery_delayq.cli.listing import task_table
 from celery_delayq.cli.output import console
 from celery_delayq.cli.plain import visible
 from celery_delayq.cli.status import histogram, queue_table, span_option
 from celery_delayq.inspector import Inspector
+from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.pages import Criteria
 
-#: Draws one screen.
-Frame = Callable[[Inspector], RenderableType]
+#: Draws one screen; also returns what is not on it because nodes of a cluster are away.
+Frame = Callable[[Inspector], tuple[RenderableType, Lost]]
 
 
 @command("top")
@@ -40,21 +41,23 @@ def top(ctx: click.Context, interval: float, limit: int, queue: str | None, span
     """Show counts and the next due tasks, and keep refreshing. Press Ctrl-C to quit."""
     out = console()
 
-    def frame(inspector: Inspector) -> RenderableType:
+    def frame(inspector: Inspector) -> tuple[RenderableType, Lost]:
         with usage_errors():
-            counts = inspector.counts(span=span.total_seconds(), buckets=12)
-        page = inspector.scheduled(Criteria.of(queue=queue), limit=limit)
-        return Group(
-            queue_table(counts, out.width), "", task_table(page, out.width, title="next"), "", histogram(counts)
-        )
+            counts = inspector.counts(span=span.total_seconds(), buckets=12, partial=True)
+        page = inspector.scheduled(Criteria.of(queue=queue), limit=limit, partial=True)
+        lost = counts.lost | page.lost
+        trouble = [Text(f"{visible(lost)}\n", "red")] if lost else []
+        tasks = task_table(page, out.width, title="next")
+        return Group(*trouble, queue_table(counts, out.width), "", tasks, "", histogram(counts)), lost
 
     if not (once or out.is_terminal):
         raise click.UsageError("top needs a terminal: add --once, or use `status`")
     with inspecting(ctx.obj.app) as inspector:
         check_queue(inspector, queue)
-        first = frame(inspector)
+        first, lost = frame(inspector)
     if once:
         out.print(first)
+        check_complete(lost)
     else:
         _live(ctx.obj.app, out, first, frame, interval)
 
@@ -70,7 +73,7 @@ def _live(app: Any, out: Console, first: RenderableType, frame: Frame, interval:
                 try:
                     with inspecting(app) as inspector:
                         while True:
-                            live.update(frame(inspector), refresh=True)
+                            live.update(frame(inspector)[0], refresh=True)
                             time.sleep(interval)
                 except click.ClickException as exc:
                     trouble = Text(f"{visible(exc.message)}\nRetrying every {interval:g} s.", "red")

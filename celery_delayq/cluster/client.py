@@ -17,7 +17,7 @@ from redis import exceptions
 from celery_delayq.cluster.dispatch import execute
 from celery_delayq.cluster.pipeline import RoutedPipeline
 from celery_delayq.cluster.router import Router
-from celery_delayq.cluster.topology import Address, Node, Topology
+from celery_delayq.cluster.topology import HURRY_S, Address, Node, Topology
 
 
 class Routed(redis.Redis):
@@ -45,6 +45,7 @@ class Routed(redis.Redis):
             With 0, it goes to another node if it has to, but does not wait.
         owns_topology: whether `close` closes the topology.
         is_hurried: see `Router`; for what can be done later, or without the node.
+        hurry_s: see `Router`.
     """
 
     #: redis-py may close a client that was never made completely.
@@ -58,9 +59,10 @@ class Routed(redis.Redis):
         deadline_s: float | None = None,
         owns_topology: bool = False,
         is_hurried: bool = False,
+        hurry_s: float = HURRY_S,
     ) -> None:
         self.topology = topology
-        self.router = Router(topology, home, deadline_s, is_hurried=is_hurried)
+        self.router = Router(topology, home, deadline_s, is_hurried=is_hurried, hurry_s=hurry_s)
         self._owns_topology = owns_topology
         super().__init__(connection_pool=self.router.pool)
 
@@ -113,6 +115,7 @@ class Routed(redis.Redis):
             home=home or router.home,
             deadline_s=router.deadline_s,
             is_hurried=is_hurried or router.is_hurried,
+            hurry_s=router.hurry_s,
         )
 
     def pubsub(self, **kwargs: Any) -> Any:

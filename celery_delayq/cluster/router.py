@@ -13,7 +13,7 @@ from redis.crc import key_slot
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.connecting import NotSent
 from celery_delayq.cluster.redirection import is_redirection, understood
-from celery_delayq.cluster.topology import Address, Node, Topology
+from celery_delayq.cluster.topology import HURRY_S, Address, Node, Topology
 from celery_delayq.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -41,8 +41,9 @@ class Router:
         topology: the nodes.
         home: the home node: where commands without a key go; by default that of the topology.
         deadline_s: how long a command is tried while no node serves its slot, in seconds; by default `DEADLINE_S`.
-        is_hurried: wait for an answer of a node for `topology.HURRY_S` at most, and not at all if it hangs, as far as
-            this process knows.
+        is_hurried: wait for an answer of a node for `hurry_s` at most, and not at all if it hangs, as far as this
+            process knows.
+        hurry_s: see `is_hurried`; in seconds.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class Router:
         deadline_s: float | None = None,
         *,
         is_hurried: bool = False,
+        hurry_s: float = HURRY_S,
     ) -> None:
         self.topology = topology
         self.home = home
         self.deadline_s = deadline_s
         self.is_hurried = is_hurried
+        self.hurry_s = hurry_s
         encoder: Any = self.pool.get_encoder()
         self._encode: Callable[[Any], bytes] = encoder.encode
 
@@ -96,7 +99,7 @@ class Router:
 
     def _connected(self, node: Node) -> Node:
         """Return a node with the connections that this client uses."""
-        return node.hurried() if self.is_hurried else node
+        return node.hurried(self.hurry_s) if self.is_hurried else node
 
     def has_other(self, where: int | Address | None, refused: Collection[Address]) -> bool:
         """Return whether there is a node now, see `node_for`, that has not refused a connection."""
@@ -112,8 +115,11 @@ class Router:
 
         Args:
             node: the node.
-            error: why. One that refuses connections does not hang: asking it again costs nothing.
+            error: why; its message will name the node. One that refuses connections does not hang: asking it again
+                costs nothing.
         """
+        if isinstance(error, exceptions.RedisError) and str(node.address) not in str(error):
+            error.args = (f"Redis node {node.address}: {error}",)
         self.topology.failed(node)
         if self.is_hurried and isinstance(error, exceptions.TimeoutError):
             hanging.hangs(node.address)

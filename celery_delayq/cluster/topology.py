@@ -67,19 +67,20 @@ class Node:
         self.id = id
         credentials = pool.connection_kwargs.get("credential_provider")
         self.client = redis.Redis(connection_pool=pool, credential_provider=credentials)
-        self._hurried: Node | None = None
+        #: Patience in seconds -> this node with connections that wait no longer.
+        self._hurried: dict[float, Node] = {}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}>"
 
-    def hurried(self) -> Node:
-        """Return the same node with other connections, which wait for an answer for `HURRY_S` at most."""
-        if self._hurried is None:
+    def hurried(self, within_s: float = HURRY_S) -> Node:
+        """Return the same node with other connections, which wait for an answer for some seconds at most."""
+        if within_s not in self._hurried:
             pool: Any = self.client.connection_pool
-            options = _hurried(pool.connection_kwargs, HURRY_S)
+            options = _hurried(pool.connection_kwargs, within_s)
             hurried = redis.ConnectionPool(pool.connection_class, pool.max_connections, **options)
-            self._hurried = Node(self.address, hurried, self.id)
-        return self._hurried
+            self._hurried[within_s] = Node(self.address, hurried, self.id)
+        return self._hurried[within_s]
 
     def close(self, *, in_use: bool = True) -> None:
         """Close its connections; later commands open new ones.
@@ -88,8 +89,8 @@ class Node:
             in_use: also close those that somebody uses now.
         """
         self.client.connection_pool.disconnect(inuse_connections=in_use)
-        if self._hurried is not None:
-            self._hurried.close(in_use=in_use)
+        for hurried in list(self._hurried.values()):
+            hurried.close(in_use=in_use)
 
 
 def _hurried(options: dict[str, Any], seconds: float) -> dict[str, Any]:

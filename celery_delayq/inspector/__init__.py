@@ -1,5 +1,6 @@
 """Read and change waiting tasks. No worker needs to run.
 
+    away          nodes of a cluster that are away, and what is lost meanwhile
     broker_lists  the broker lists of an app, and which of them hold an id
     task          a waiting task
     pages         waiting tasks in due order across all queues

@@ -19,7 +19,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +72,8 @@ class Released:
     left: int
 
 
-def export(lists: BrokerLists, file: File, on_progress: OnProgress | None = None) -> int:
-    """Write all waiting tasks to a file, and return how many there were.
+def export(lists: BrokerLists, file: File, on_progress: OnProgress | None = None, *, queues: Sequence[str] = ()) -> int:
+    """Write all waiting tasks, or those of some queues, to a file, and return how many there were.
 
     The file is written under a temporary name and renamed as the last step, so the path holds either the complete new
     file or the old one. If the process is killed, the unfinished file stays beside it, with a random ending. Only its
@@ -84,13 +84,17 @@ def export(lists: BrokerLists, file: File, on_progress: OnProgress | None = None
 
     Raises:
         OSError: the file cannot be written.
+        NodesAway: nodes of a cluster are away, and with them some of the queues. No file appears; an open file gets
+            nothing, or no last line if a node was lost in the middle.
     """
     written = 0
     with _writing(file) as write:
-        size = sum(lists.delayed_queue(found).size() for found in lists.waiting())
+        waiting, lost = lists.waiting(*queues)
+        lost.check()
+        size = sum(lists.delayed_queue(found).size() for found in waiting)
         exported_at = to_datetime(lists.now_ms()).isoformat()
         write({"format": FORMAT, "version": VERSION, "exported_at": exported_at, "tasks": size})
-        for broker_list, tasks in walk(lists, Criteria(), on_progress):
+        for broker_list, tasks in walk(lists, Criteria(tuple(queues)), on_progress):
             for task in tasks:
                 write(_line(broker_list, task))
             written += len(tasks)
@@ -161,7 +165,7 @@ def release(lists: BrokerLists, queue: str | None = None, on_progress: OnProgres
     """
     began_us = lists.now_us()
     released = left = 0
-    for broker_list, tasks in walk(lists, Criteria(queue=queue), on_progress):
+    for broker_list, tasks in walk(lists, Criteria.of(queue=queue), on_progress):
         movable = [task for task in tasks if task.is_task and not _offered_since(began_us, task)]
         left += len(tasks) - len(movable)
         pairs = [(task.entry, messages.with_eta(task.entry.payload, _eta(task), None)) for task in movable]

@@ -6,8 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from celery_delayq.inspector.away import Lost, LostQueue, NodesAway, execute, impatient, is_away, lost_queue, node_of
 from celery_delayq.queue import codec
+from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.keys import RegistryKeys
 from celery_delayq.queue.registry import registered
 
 #: Number of message ids that one command looks up.
@@ -33,16 +36,21 @@ class BrokerLists:
     """The broker lists that have a delayed queue, and those of the app's queues.
 
     Like its channel, it is for one thread at a time. Every method raises `redis.RedisError` if the server is away or
-    refuses a command.
+    refuses a command. `known` and `waiting` go on without nodes of a cluster that are away, and say what is lost.
 
     Args:
         channel: a channel of our transport.
         queues: names of the app's queues.
+
+    Attributes:
+        client: a client for what may take long.
+        asking: one that does not wait for a node of a cluster that hangs.
     """
 
     def __init__(self, channel: Any, queues: Iterable[str] = ()) -> None:
         self.channel = channel
         self.client = channel.plain_client
+        self.asking = impatient(self.client)
         self._queues = tuple(queues)
 
     def now_ms(self) -> int:
@@ -50,34 +58,82 @@ class BrokerLists:
         return self.now_us() // 1000
 
     def now_us(self) -> int:
-        """Return the server's time, unix time in microseconds."""
-        seconds, microseconds = self.client.time()
+        """Return the server's time, unix time in microseconds; on a cluster that of any node."""
+        try:
+            seconds, microseconds = self.asking.time()
+        except CONNECTION_ERRORS as exc:
+            if not is_away(self.client, exc):
+                raise
+            seconds, microseconds = self.asking.time()  # of another node
         return int(seconds) * 1_000_000 + int(microseconds)
 
-    def all(self, queue: str | None = None) -> list[BrokerList]:
-        """Return the lists, sorted by name; only those of one queue if it is given."""
-        names = registered(self.client, self.channel.global_keyprefix)
+    def known(self, *queues: str) -> tuple[list[BrokerList], Lost]:
+        """Return the lists, sorted by name; only those of some queues if any are given.
+
+        While the registry's node of a cluster is away, these are the lists of the app's queues and of the given ones.
+        """
+        lost = Lost()
+        prefix = self.channel.global_keyprefix
+        try:
+            names = registered(self.asking, prefix)
+        except CONNECTION_ERRORS as exc:
+            if not is_away(self.client, exc):
+                raise
+            names = {name for queue in queues for name in self.channel.broker_lists(queue)}
+            if not queues:
+                lost = Lost(registry=lost_queue(self.client, "", RegistryKeys.of(prefix).names, exc).reason)
         for known in self._queues:
             names.update(self.channel.broker_lists(known))
-        return sorted(found for found in map(self.parse, names) if queue in (None, found.queue))
+        return sorted(found for found in map(self.parse, names) if not queues or found.queue in queues), lost
+
+    def all(self) -> list[BrokerList]:
+        """Return all lists, sorted by name.
+
+        Raises:
+            NodesAway: they are not known, see `known`.
+        """
+        lists, lost = self.known()
+        lost.check()
+        return lists
 
     def exists(self, queue: str) -> bool:
         """Return whether there is a queue of this name: a task waits for it, or somebody has published to it.
 
+        While nodes of a cluster are away that would know, there may be one.
+
         Source: kombu 5.7 `transport.redis.Channel.keyprefix_queue`. These are the exchange's bindings, which stay.
         """
-        if any(found.queue == queue for found in self.all()):
+        lists, lost = self.known()
+        if lost or any(found.queue == queue for found in lists):
             return True
         bindings = f"{self.channel.global_keyprefix}{self.channel.keyprefix_queue % (queue,)}"
-        return bool(self.client.exists(bindings, *self.channel.broker_lists(queue)))
+        try:
+            return bool(self.asking.exists(bindings, *self.channel.broker_lists(queue)))
+        except CONNECTION_ERRORS as exc:
+            if not is_away(self.client, exc):
+                raise
+            return True
 
-    def waiting(self, queue: str | None = None) -> list[BrokerList]:
-        """Return the lists that have waiting messages."""
-        lists = self.all(queue)
-        with self.client.pipeline(transaction=False) as pipe:
+    def waiting(self, *queues: str) -> tuple[list[BrokerList], Lost]:
+        """Return the lists that have waiting messages, see `known`; and what is lost."""
+        lists, lost = self.known(*queues)
+        with self.asking.pipeline(transaction=False) as pipe:
             for found in lists:
                 pipe.zcard(self.delayed_queue(found).keys.timeout_set)
-            return [found for found, size in zip(lists, pipe.execute(), strict=True) if size]
+            sizes = execute(self.asking, pipe)
+        away = {found: size for found, size in zip(lists, sizes, strict=True) if isinstance(size, Exception)}
+        lost |= Lost(tuple(self.lose(found, exc) for found, exc in away.items()))
+        return [found for found, size in zip(lists, sizes, strict=True) if size and found not in away], lost
+
+    def lose(self, broker_list: BrokerList, error: Exception) -> LostQueue:
+        """Return the queue that is lost by an error of its node. With a single server, raise the error."""
+        if not is_away(self.client, error):
+            raise error
+        return lost_queue(self.client, broker_list.queue, broker_list.name, error)
+
+    def node_of(self, broker_list: BrokerList) -> str | None:
+        """Return host and port of the node of a cluster that has a list; None with a single server."""
+        return node_of(self.client, broker_list.name)
 
     def parse(self, name: str) -> BrokerList:
         """Return the list with this full name.
@@ -100,22 +156,25 @@ class BrokerLists:
 
         Returns:
             For each id, the delayed queues that have a place for it; and the error of a list that could not be read:
-            the server refuses it, or its node of a cluster is away.
+            the server refuses it, or its node of a cluster is away, or that of the names of all lists.
         """
-        queues = [self.delayed_queue(found) for found in self.all()]
+        lists, lost = self.known()
+        queues = [self.delayed_queue(found) for found in lists]
         holders: dict[str, list[DelayedQueue]] = {message_id: [] for message_id in message_ids}
         refused: Exception | None = None
         ids = list(holders)
         for start in range(0, len(ids), _IDS_A_COMMAND):
             part = ids[start : start + _IDS_A_COMMAND]
             fields = [field for message_id in part for field in codec.index_fields(message_id)]
-            with self.client.pipeline(transaction=False) as pipe:
+            with self.asking.pipeline(transaction=False) as pipe:
                 for queue in queues:
                     pipe.hmget(queue.keys.index, fields)
                     pipe.zcard(queue.keys.repeated)
                 answers = pipe.execute(raise_on_error=False)
-            for queue, places, repeated in zip(queues, answers[::2], answers[1::2], strict=True):
+            for broker_list, queue, places, repeated in zip(lists, queues, answers[::2], answers[1::2], strict=True):
                 errors = [answer for answer in (places, repeated) if isinstance(answer, Exception)]
+                if errors and is_away(self.client, errors[0]):
+                    lost |= Lost((self.lose(broker_list, errors[0]),))
                 if errors:
                     refused = errors[0]
                     continue
@@ -125,7 +184,7 @@ class BrokerLists:
                 for message_id, is_there in zip(part, found, strict=True):
                     if is_there:
                         holders[message_id].append(queue)
-        return holders, refused
+        return holders, NodesAway(lost) if lost else refused
 
     def _repeated(self, queue: DelayedQueue, message_ids: Sequence[str]) -> list[bool]:
         """Return, for each id, whether the queue has further entries of it."""

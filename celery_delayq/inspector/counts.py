@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby, pairwise
 from typing import Any
 
+from celery_delayq.inspector.away import Lost, LostQueue, execute
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.queue.scripts import score_to_ms
 from celery_delayq.times import seconds, to_datetime
@@ -30,6 +31,7 @@ class QueueCounts:
         dead: dead letters.
         next_due_ms: when the next message is due, unix time in ms; None if none waits.
         punctual: ids of the loops that moved messages last, as `<host>:<process id>:<number>`; one per list in use.
+        node: host and port of its node of a Redis Cluster; None with a single server.
     """
 
     queue: str
@@ -40,6 +42,7 @@ class QueueCounts:
     dead: int
     next_due_ms: int | None
     punctual: tuple[str, ...]
+    node: str | None = None
 
     @property
     def next_due(self) -> datetime | None:
@@ -64,11 +67,13 @@ class Counts:
         at_ms: time of the count, unix time in ms by the server's clock.
         queues: counts of each queue, sorted by name.
         histogram: due times, starting at `at_ms`.
+        lost: queues that are not counted because nodes of a cluster are away.
     """
 
     at_ms: int
     queues: tuple[QueueCounts, ...]
     histogram: tuple[Bucket, ...]
+    lost: Lost = field(default_factory=Lost)
 
     @property
     def next_due(self) -> datetime | None:
@@ -81,10 +86,11 @@ class Counts:
         return sum(queue.delayed - queue.overdue for queue in self.queues) - sum(b.count for b in self.histogram)
 
 
-def count(lists: BrokerLists, *, span: float, buckets: int) -> Counts:
+def count(lists: BrokerLists, *, span: float, buckets: int, partial: bool = False) -> Counts:
     """Count the messages of all lists; see `DelayQ.counts`. Two pipelines with commands of O(1) and O(log N).
 
     Raises:
+        NodesAway: nodes of a cluster are away, and `partial` is False.
         TypeError: `span` is not a number, or `buckets` is not a whole number.
         ValueError: an argument is out of range.
     """
@@ -96,15 +102,21 @@ def count(lists: BrokerLists, *, span: float, buckets: int) -> Counts:
         raise ValueError(f"span must be more than 0 and at most {_LONGEST_SPAN_S} seconds, not {span!r}")
     now_ms = lists.now_ms()
     edges = [now_ms + 1 + round(number * span * 1000 / buckets) for number in range(buckets + 1)]
-    found = sorted(lists.all(), key=lambda broker_list: broker_list.queue)
-    answers = _ask(lists, found, now_ms, edges)
+    known, lost = lists.known()
+    known.sort(key=lambda broker_list: broker_list.queue)
+    answers, losses = _ask(lists, known, now_ms, edges)
+    lost |= Lost(tuple(losses))
+    if not partial:
+        lost.check()
+    without = {away.queue for away in lost.queues}
+    found = [broker_list for broker_list in known if broker_list.queue not in without]
     queues = [
-        _summed(queue, [answers[broker_list.name] for broker_list in group])
-        for queue, group in groupby(found, key=lambda broker_list: broker_list.queue)
+        _summed(queue, lists.node_of(group[0]), [answers[broker_list.name] for broker_list in group])
+        for queue, group in ((queue, list(group)) for queue, group in groupby(found, key=lambda it: it.queue))
     ]
-    sums = [sum(answer.due[number] for answer in answers.values()) for number in range(buckets)]
-    histogram = (Bucket(*ends, number) for ends, number in zip(pairwise(edges), sums, strict=True))
-    return Counts(now_ms, tuple(queues), tuple(histogram))
+    dues = [answers[broker_list.name].due for broker_list in found]
+    histogram = (Bucket(*ends, sum(due[at] for due in dues)) for at, ends in enumerate(pairwise(edges)))
+    return Counts(now_ms, tuple(queues), tuple(histogram), lost)
 
 
 #: A thousand years.
@@ -121,8 +133,11 @@ class _Answer:
     due: list[int]
 
 
-def _ask(lists: BrokerLists, found: Sequence[BrokerList], now_ms: int, edges: Sequence[int]) -> dict[str, _Answer]:
-    with lists.client.pipeline(transaction=False) as pipe:
+def _ask(
+    lists: BrokerLists, found: Sequence[BrokerList], now_ms: int, edges: Sequence[int]
+) -> tuple[dict[str, _Answer], list[LostQueue]]:
+    """Return the counts of the lists by name, and the queues of lists whose nodes are away."""
+    with lists.asking.pipeline(transaction=False) as pipe:
         for broker_list in found:
             keys = lists.delayed_queue(broker_list).keys
             pipe.llen(keys.queue)
@@ -134,35 +149,45 @@ def _ask(lists: BrokerLists, found: Sequence[BrokerList], now_ms: int, edges: Se
             pipe.zrange(keys.consumers, 0, -1)
             for start, end in pairwise(edges):
                 pipe.zcount(keys.timeout_set, start, f"({end}")
-        replies = iter(pipe.execute())
-    answers, holders = {}, {}
+        replies = iter(execute(lists.asking, pipe))
+    answers, holders, losses = {}, {}, []
     for broker_list in found:
-        ready, delayed, overdue, dead, head, punctual, consumers = (next(replies) for _ in range(7))
+        numbers = [next(replies) for _ in range(7)]
+        due = [next(replies) for _ in edges[1:]]
+        if errors := [reply for reply in (*numbers, *due) if isinstance(reply, Exception)]:
+            losses.append(lists.lose(broker_list, errors[0]))
+            continue
+        ready, delayed, overdue, dead, head, punctual, consumers = numbers
         answers[broker_list.name] = _Answer(
             [ready, delayed, overdue, 0, dead],
             score_to_ms(head[0][1]) if head else None,
             (punctual or b"").decode(errors="replace").partition(":")[2],
-            [next(replies) for _ in edges[1:]],
+            due,
         )
         holders[broker_list] = [consumer.decode(errors="surrogateescape") for consumer in consumers if consumer]
-    for name, number in _in_flight(lists, holders):
-        answers[name].numbers[3] += number
-    return answers
+    for broker_list, number in _in_flight(lists, holders):
+        if isinstance(number, Exception):
+            losses.append(lists.lose(broker_list, number))
+        else:
+            answers[broker_list.name].numbers[3] += number
+    return answers, losses
 
 
-def _in_flight(lists: BrokerLists, holders: dict[BrokerList, list[str]]) -> Iterator[tuple[str, int]]:
-    with lists.client.pipeline(transaction=False) as pipe:
+def _in_flight(
+    lists: BrokerLists, holders: dict[BrokerList, list[str]]
+) -> Iterator[tuple[BrokerList, int | Exception]]:
+    with lists.asking.pipeline(transaction=False) as pipe:
         for broker_list, consumers in holders.items():
             for consumer in consumers:
                 pipe.llen(lists.delayed_queue(broker_list).keys.in_flight(consumer))
-        names = [broker_list.name for broker_list, consumers in holders.items() for _ in consumers]
-        yield from zip(names, pipe.execute(), strict=True)
+        asked = [broker_list for broker_list, consumers in holders.items() for _ in consumers]
+        yield from zip(asked, execute(lists.asking, pipe), strict=True)
 
 
-def _summed(queue: str, answers: Sequence[_Answer]) -> QueueCounts:
+def _summed(queue: str, node: str | None, answers: Sequence[_Answer]) -> QueueCounts:
     ready, delayed, overdue, in_flight, dead = (
         sum(numbers) for numbers in zip(*(a.numbers for a in answers), strict=True)
     )
     dues: list[Any] = [answer.next_due_ms for answer in answers if answer.next_due_ms is not None]
     punctual = sorted({answer.punctual for answer in answers} - {""})
-    return QueueCounts(queue, ready, delayed, overdue, in_flight, dead, min(dues, default=None), tuple(punctual))
+    return QueueCounts(queue, ready, delayed, overdue, in_flight, dead, min(dues, default=None), tuple(punctual), node)

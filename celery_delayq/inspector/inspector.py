@@ -28,6 +28,11 @@ class Inspector:
     refuses a command. The server may refuse a single list (wrong type, or ACL). Calls by id still find tasks in the
     other lists; calls for all lists fail with an error that names the key.
 
+    The same holds for nodes of a Redis Cluster that are away. Calls by id find tasks at the other nodes. Calls for all
+    lists raise `NodesAway`, which names the nodes and their queues, before they change anything; `counts` and
+    `scheduled` do without those queues if `partial` is true. A node may take 2 s to answer. While the node that has the
+    names of all delayed queues is away, only those of the app's queues and that of the caller are known.
+
     Args:
         channel: a channel of our transport.
         queues: names of the app's queues. Queues with waiting tasks are found without this.
@@ -38,7 +43,8 @@ class Inspector:
 
     def queues(self) -> list[str]:
         """Return the names of the app's queues, and of queues that may have waiting tasks."""
-        return sorted({found.queue for found in self.lists.all()})
+        known, _ = self.lists.known()
+        return sorted({found.queue for found in known})
 
     def has_queue(self, queue: str) -> bool:
         """Return whether there is a queue of this name; see `BrokerLists.exists`."""
@@ -58,9 +64,11 @@ class Inspector:
         found = self._each(task_ids, first)
         return {task_id: min(tasks, key=lambda task: task.due_ms, default=None) for task_id, tasks in found.items()}
 
-    def scheduled(self, criteria: Criteria, *, limit: int = 100, cursor: str | None = None) -> Page:
+    def scheduled(
+        self, criteria: Criteria, *, limit: int = 100, cursor: str | None = None, partial: bool = False
+    ) -> Page:
         """Return a page of waiting tasks; see `DelayQ.scheduled`."""
-        return page(self.lists, criteria, limit, cursor)
+        return page(self.lists, criteria, limit, cursor, partial=partial)
 
     def to_examine(self, criteria: Criteria) -> int:
         """Return how many tasks a search examines; see `pages.to_examine`."""
@@ -105,13 +113,14 @@ class Inspector:
         """Move waiting tasks to their broker lists; see `DelayQ.run_now`. Atomic for each entry."""
         return self._move(task_ids, None)
 
-    def counts(self, *, span: float = 3600, buckets: int = 60) -> Counts:
+    def counts(self, *, span: float = 3600, buckets: int = 60, partial: bool = False) -> Counts:
         """Count messages; see `DelayQ.counts`."""
-        return count(self.lists, span=span, buckets=buckets)
+        return count(self.lists, span=span, buckets=buckets, partial=partial)
 
     def dead_letters(self, queue: str) -> list[DeadLetters]:
         """Return the dead lists of a queue, one for each priority. The queue need not be known."""
-        names = {found.name for found in self.lists.all(queue)}
+        known, _ = self.lists.known(queue)
+        names = {found.name for found in known}
         names.update(self.lists.channel.broker_lists(queue))
         return [DeadLetters(self.lists.client, name, writer=self.lists.channel.writer) for name in sorted(names)]
 

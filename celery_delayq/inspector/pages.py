@@ -6,12 +6,14 @@ import base64
 import heapq
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from celery_delayq.inspector.away import Lost, LostQueue, NodesAway
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.messages import marks_of
+from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.entry import Entry, Position
 from celery_delayq.queue.scripts import MAX_PAGE
 from celery_delayq.times import Time, to_ms
@@ -29,13 +31,13 @@ class Criteria:
     """Selects tasks. Without any criterion, selects all tasks.
 
     Attributes:
-        queue: only tasks of this queue.
+        queues: only tasks of these queues; empty for all.
         task: only tasks of this name.
         due_from_ms: only tasks due at this time or later, unix time in ms.
         due_to_ms: only tasks due at this time or earlier, unix time in ms.
     """
 
-    queue: str | None = None
+    queues: tuple[str, ...] = ()
     task: str | None = None
     due_from_ms: int | None = None
     due_to_ms: int | None = None
@@ -59,7 +61,7 @@ class Criteria:
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{name} must be a name as a str, not {value!r}")
         return cls(
-            queue,
+            () if queue is None else (queue,),
             task,
             None if due_after is None else to_ms(due_after, "due_after"),
             None if due_before is None else to_ms(due_before, "due_before") - 1,
@@ -93,11 +95,14 @@ class Page:
         tasks: the tasks. There may be fewer than the limit, or none, although more follow: only `cursor` tells.
         cursor: where the next page starts; None after the last page. It stays valid when tasks change.
         examined: number of tasks that were examined to find these.
+        lost: what is not on the page because nodes of a cluster are away. Later pages have of a lost queue only what is
+            due after the last task of this page.
     """
 
     tasks: tuple[ScheduledTask, ...]
     cursor: str | None
     examined: int = 0
+    lost: Lost = field(default_factory=Lost)
 
     def __iter__(self) -> Iterator[ScheduledTask]:
         return iter(self.tasks)
@@ -131,11 +136,18 @@ class _Cursor:
 
 
 def page(
-    lists: BrokerLists, criteria: Criteria, limit: int, cursor: str | None, most_examined: int = MOST_EXAMINED
+    lists: BrokerLists,
+    criteria: Criteria,
+    limit: int,
+    cursor: str | None,
+    most_examined: int = MOST_EXAMINED,
+    *,
+    partial: bool = False,
 ) -> Page:
     """Return a page of waiting tasks; see `DelayQ.scheduled`. All calls are bounded: O(log N), a few hundred entries.
 
     Raises:
+        NodesAway: nodes of a cluster are away, and `partial` is False.
         TypeError: `limit` is not a whole number, or `cursor` is not a string.
         ValueError: `limit` is out of range, or `cursor` is not the cursor of a page.
     """
@@ -145,19 +157,29 @@ def page(
         raise ValueError(f"limit must be 1 to {MAX_PAGE}, not {limit!r}")
     last = None if cursor is None else _Cursor.decode(cursor)
     read = min(limit + 1, _READ) if criteria.task is None else min(most_examined, _SEARCHED)
-    streams = [_stream(lists, found, criteria, last, read) for found in lists.waiting(criteria.queue)]
+    waiting, lost = lists.waiting(*criteria.queues)
+    if not partial:
+        lost.check()
+    losses: list[LostQueue] = []
+    streams = [_stream(lists, found, criteria, last, read, losses) for found in waiting]
     now_ms = lists.now_ms()
     tasks: list[ScheduledTask] = []
     examined = 0
     for step in heapq.merge(*streams, key=lambda step: (step.entry.due_ms, step.broker_list.name)):
         if last is not None and (len(tasks) == limit or examined >= most_examined):
-            return Page(tuple(tasks), last.encode(), examined)
+            more = last.encode()
+            break
         examined += step.examined
         last = _Cursor(step.broker_list.name, step.entry.position)
         task = scheduled_task(step.entry, step.broker_list, now_ms)
         if criteria.matches(task):
             tasks.append(task)
-    return Page(tuple(tasks), None, examined)
+    else:
+        more = None
+    lost |= Lost(tuple(losses))
+    if not partial:
+        lost.check()
+    return Page(tuple(tasks), more, examined, lost)
 
 
 @dataclass(frozen=True)
@@ -170,9 +192,17 @@ class _Step:
 
 
 def _stream(
-    lists: BrokerLists, broker_list: BrokerList, criteria: Criteria, last: _Cursor | None, limit: int
+    lists: BrokerLists,
+    broker_list: BrokerList,
+    criteria: Criteria,
+    last: _Cursor | None,
+    limit: int,
+    losses: list[LostQueue],
 ) -> Iterator[_Step]:
-    """Yield the entries of one list that may match and come after the last task; see `DelayedQueue.search`."""
+    """Yield the entries of one list that may match and come after the last task; see `DelayedQueue.search`.
+
+    If its node of a cluster is away, its queue is added to `losses`.
+    """
     after: Position | None = None
     due_from_ms = criteria.due_from_ms
     if last is not None and last.broker_list == broker_list.name:
@@ -183,11 +213,14 @@ def _stream(
     found = lists.delayed_queue(broker_list).search(
         criteria.marks, after, due_from_ms=due_from_ms, due_to_ms=criteria.due_to_ms, limit=limit
     )
-    for read, entries in found:
-        for entry in entries[:-1]:
-            yield _Step(broker_list, entry, 1)
-        if entries:
-            yield _Step(broker_list, entries[-1], read - len(entries) + 1)
+    try:
+        for read, entries in found:
+            for entry in entries[:-1]:
+                yield _Step(broker_list, entry, 1)
+            if entries:
+                yield _Step(broker_list, entries[-1], read - len(entries) + 1)
+    except CONNECTION_ERRORS as exc:
+        losses.append(lists.lose(broker_list, exc))
 
 
 #: Called from time to time with the number of examined entries and the total.
@@ -200,13 +233,18 @@ def walk(
     """Yield all matching tasks in bounded batches, list by list, each in due order. Batches may be empty.
 
     See `DelayQ.scheduled` for tasks that change in the meantime.
+
+    Raises:
+        NodesAway: a node of a cluster is away. If it is so at the beginning, nothing is yielded.
     """
+    waiting, lost = lists.waiting(*criteria.queues)
+    lost.check()
     total = to_examine(lists, criteria)
     limit = _READ if criteria.task is None else _SEARCHED
     now_ms = lists.now_ms()
     done = 0
-    for found in lists.waiting(criteria.queue):
-        for read, entries in lists.delayed_queue(found).search(criteria.marks, **criteria.span, limit=limit):
+    for found in waiting:
+        for read, entries in _searched(lists, found, criteria, limit):
             tasks = (scheduled_task(entry, found, now_ms) for entry in entries)
             yield found, [task for task in tasks if criteria.matches(task)]
             done += read
@@ -214,6 +252,16 @@ def walk(
                 on_progress(done, max(done, total))
 
 
+def _searched(
+    lists: BrokerLists, broker_list: BrokerList, criteria: Criteria, limit: int
+) -> Iterator[tuple[int, list[Entry]]]:
+    try:
+        yield from lists.delayed_queue(broker_list).search(criteria.marks, **criteria.span, limit=limit)
+    except CONNECTION_ERRORS as exc:
+        raise NodesAway(Lost((lists.lose(broker_list, exc),))) from exc
+
+
 def to_examine(lists: BrokerLists, criteria: Criteria) -> int:
-    """Return how many tasks a search examines: all tasks of the queue and the time span."""
-    return sum(lists.delayed_queue(found).count(**criteria.span) for found in lists.waiting(criteria.queue))
+    """Return how many tasks a search examines: all tasks of the queues and the time span; see `BrokerLists.waiting`."""
+    waiting, _ = lists.waiting(*criteria.queues)
+    return sum(lists.delayed_queue(found).count(**criteria.span) for found in waiting)

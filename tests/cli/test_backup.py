@@ -38,6 +38,15 @@ class TestExportAndImport:
         assert app.delayq.get(task_id).args == "('é',)"
         is_wrong_use(command("export", "-", "--json"), "--json")
 
+    def test_of_some_queues(self, app: Celery, command: Command, path: Path) -> None:
+        ids = {queue: publish(app, queue=queue) for queue in ("one", "two", "three")}
+        assert command("export", path, "-Q", "one, two").stdout == f"2 tasks exported to {path}.\n"
+        app.delayq.cancel(list(ids.values()))
+        assert command("import", path).stdout.startswith("2 tasks stored")
+        assert {queue for queue, task in app.delayq.get(ids.values()).items() if task} == {ids["one"], ids["two"]}
+        failed(command("export", path, "--yes", "-Q", "one,tow"), "unknown queue 'tow': did you mean 'two'")
+        is_wrong_use(command("export", path, "--yes", "-Q", " ,"), "give -Q at least one queue")
+
     def test_a_file_is_replaced_only_with_yes(self, app: Celery, command: Command, path: Path) -> None:
         path.write_text("precious")
         is_wrong_use(command("export", path), f"{path} exists. Replace it?", "pass --yes")

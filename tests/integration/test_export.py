@@ -79,6 +79,14 @@ class TestThereAndBack:
         ids = {f"id{number}" for number in range(25)} | {"bytes"}
         assert set(app.delayq.cancel(ids).values()) == {True}
 
+    def test_of_some_queues(self, app: Celery, waiting: DelayedQueue, path: Path) -> None:
+        ids = [app.tasks["note"].apply_async(eta=LATER, queue=queue).id for queue in ("one", "two", "three")]
+        assert app.delayq.export(path, queues=["one", "two"]) == 2
+        assert {line["id"] for line in map(json.loads, path.read_text().splitlines()[1:-1])} == set(ids[:2])
+        assert app.delayq.export(path, queues=["unknown"]) == 0
+        with pytest.raises(TypeError, match="queues must be several names, not 'one'"):
+            app.delayq.export(path, queues="one")
+
     def test_again_changes_nothing(self, app: Celery, full: DelayedQueue, path: Path) -> None:
         app.delayq.export(path)
         empty(full.client)

@@ -71,3 +71,16 @@ def test_a_node_that_refuses_connections_does_not_hang() -> None:
             node.restart()
             own.wait_until_ok()
             assert hurried.get(KEY) is None
+
+
+def test_its_patience_can_be_chosen(topology: Topology) -> None:
+    patient = Routed(topology, is_hurried=True, hurry_s=2)
+    clients = (Routed(topology), Routed(topology).hurried(), patient, patient.hurried(), patient.client())
+    pools = [client.router.node_for(None).client.connection_pool for client in clients]
+    assert [pool.connection_kwargs["socket_timeout"] for pool in pools] == [30, 0.5, 2, 2, 2]
+
+
+def test_its_errors_name_the_node(node: ClusterNode, hurried: Routed) -> None:
+    node.suspend()
+    with pytest.raises(redis.TimeoutError, match=f"Redis node {node.address}"), hurried.pipeline() as pipe:
+        pipe.get(KEY).execute()

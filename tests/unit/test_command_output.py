@@ -9,6 +9,9 @@ from rich.console import Console
 
 from celery_delayq.cli.listing import task_table
 from celery_delayq.cli.output import console, text
+from celery_delayq.cli.status import queue_table
+from celery_delayq.inspector.away import Lost, LostQueue
+from celery_delayq.inspector.counts import Counts, QueueCounts
 from tests.unit.test_task import HEADERS, stored, task_of
 
 TASK_ID = "725cd883-37f0-4d8a-9182-9c79ac5cca49"
@@ -50,6 +53,21 @@ def test_a_wide_terminal_folds_names_and_cuts_arguments() -> None:
 def test_keyword_arguments_are_shown_where_there_are_any() -> None:
     assert "(42,) {'why': 'unpaid'}" in shown(200)[2]
     assert "{}" not in shown(200, kwargsrepr="{}")[2]
+
+
+@pytest.mark.parametrize("width", [80, 99, 100, 120])
+def test_the_queues_of_a_cluster_fit_with_their_nodes(width: int) -> None:
+    queue = QueueCounts("celery", 1, 12_345, 0, 2, 0, 1_800_000_036_000, ("web1:4711:1",), "10.0.0.1:6379")
+    lost = Lost((LostQueue("orders", "10.0.0.2:6379", "does not answer"),))
+    out = Console(width=width, file=io.StringIO())
+    with out.capture() as captured:
+        out.print(queue_table(Counts(1_800_000_000_000, (queue,), (), lost), width))
+    lines = captured.get().splitlines()
+    assert all(len(line) <= width for line in lines)
+    start, end = lines[1].index("node"), lines[1].index("ready")
+    nodes = "".join(line[start:end].strip() for line in lines[3:])
+    assert nodes.replace(" ", "") == "10.0.0.1:637910.0.0.2:6379doesnotanswer"
+    assert all(name in captured.get() for name in ("celery", "orders", "12,345"))
 
 
 def test_nothing_is_markup_or_control() -> None:
