@@ -40,6 +40,7 @@ from celery_delayq.schedule.planned_entry import PlannedEntry
 from celery_delayq.schedule.records import Record, Seen, State, Step
 from celery_delayq.schedule.store import NodeLost, ScheduleStore
 from celery_delayq.schedule.transitions import PeriodicEntry, Policy, Transition, missed_until, next_transition
+from celery_delayq.transport.replicas import NotReplicated
 
 logger = getLogger(__name__)
 
@@ -326,7 +327,7 @@ class Planner:
         except NodeLost:
             self._leave(name, planned)
             return None
-        except ResponseError as exc:
+        except (ResponseError, NotReplicated) as exc:
             self._fail(name, planned, exc)
             return None
         entry = self._entry(planned)
@@ -402,6 +403,8 @@ class Planner:
         if parked is None:
             return False
         state, seen = parked
+        if not is_planned and not self._store.may_leave(name, queue, seen):
+            return False
         planned.parked = [*planned.parked, (queue, seen)]
         if is_planned:  # a failover may still undo that
             return True

@@ -86,8 +86,8 @@ class ScheduleStore:
         self._queues: dict[str, DelayedQueue] = {}
         self._keeper = keeper
         self._must_keep = must_keep
-        #: Until when replicas are not waited for, since they did not answer, by the monotonic clock.
-        self._hurried_until = 0.0
+        #: Queue -> until when its replicas are not waited for, since they did not answer, by the monotonic clock.
+        self._hurried_until: dict[str, float] = {}
 
     def queue(self, name: str) -> DelayedQueue:
         """Return the delayed queue of a broker list."""
@@ -281,14 +281,34 @@ class ScheduleStore:
         """
         if self._keeper is None:
             return True
-        if time.monotonic() < self._hurried_until:
-            return not self._must_keep
+        is_there = self._keep(entry, queue, seen)
+        return not self._must_keep if is_there is None else is_there
+
+    def may_leave(self, entry: str, queue: str, seen: Seen) -> bool:
+        """Return whether an entry still has this state in a queue that it leaves.
+
+        With `must_keep`, a replica has to have it: what the entry has sent there is known nowhere else later.
+
+        Raises:
+            NotReplicated: a failover could undo what it has sent there: no replica has that.
+        """
+        if self._keeper is None or not self._must_keep:
+            return True
+        is_there = self._keep(entry, queue, seen)
+        if is_there is None:
+            raise NotReplicated(f"no replica has what was sent to queue {queue!r}; the entry leaves it when one does")
+        return is_there
+
+    def _keep(self, entry: str, queue: str, seen: Seen) -> bool | None:
+        """Return whether an entry has this state and a replica knows; None if no replica answers."""
+        if time.monotonic() < self._hurried_until.get(queue, 0.0):
+            return None
         call = self._call(Step(entry, queue, seen, seen.raw))  # WAIT is about writes of its own connection
         try:
             (reply,) = load("plan").run_each(self._keeper, [call])
         except NotReplicated:
-            self._hurried_until = time.monotonic() + _HURRIED_S
-            return not self._must_keep
+            self._hurried_until[queue] = time.monotonic() + _HURRIED_S
+            return None
         done = _planned(reply)
         return isinstance(done, Planned) and done.outcome == scripts.DONE
 

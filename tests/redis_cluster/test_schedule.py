@@ -164,3 +164,32 @@ def test_a_failover_that_undoes_a_move_begins_nothing_anew(replicated_broker: Cl
         found = sorted(planned(client, "blue") + planned(client, "red"))
         assert found == list(range(found[0], found[-1] + 1, EVERY_MS))
         wait_until(lambda: not client.hexists(QueueKeys.of("blue").schedule, "mine"), "nothing is left of the move")
+
+
+def test_a_failover_of_the_node_that_an_entry_leaves_loses_no_occurrence(
+    replicated_broker: ClusterServer, ledger_url: str
+) -> None:
+    """An entry leaves a node once a replica has what was sent there: nobody would know of it elsewhere."""
+    cluster = replicated_broker.cluster
+    options = {"broker_transport_options": {"replicas": 1, "replicas_timeout": 5.0}}
+    with publisher(cluster.url(3), ledger_url, **options) as app, replicated_broker.client() as client, planning(app):
+        schedule = app.delayq.schedule
+        schedule.add("mine", "note", EVERY_MS / 1000, options=entry("red")["options"])
+        wait_for_more(client, ("red",), 20)
+        source = cluster.owner("red")
+        assert source is not cluster.owner(ScheduleKeys.of().definitions)
+        (replica,) = cluster.replicas_of(source)
+        with cut_from_master(replica, source):
+            wait_for_more(client, ("red",), 10)
+            schedule.update("mine", options=entry("blue")["options"])
+            wait_until(lambda: schedule.get("mine").error, "it may not leave")
+            assert "replica" in schedule.get("mine").error
+            assert planned(client, "blue") == []
+            source.kill()
+        wait_until(lambda: replica in cluster.masters(), "the replica takes over", 60)
+        source.restart()
+        cluster.wait_until_ok()
+        wait_for_more(client, ("blue",), 10)
+        found = sorted(planned(client, "blue") + planned(client, "red"))
+        assert found == list(range(found[0], found[-1] + 1, EVERY_MS))
+        wait_until(lambda: schedule.get("mine").error is None, "it may leave")
