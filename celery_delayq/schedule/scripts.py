@@ -39,18 +39,20 @@ class Planned:
         now_ms: the server's time, unix time in ms.
         state: the present state of the entry; empty if there is none.
         forgotten: how many states of the queue have been forgotten.
+        alone: whether a message was offered, and no other waits in the queue.
     """
 
     outcome: int
     now_ms: int
     state: bytes
     forgotten: bytes
+    alone: bool = False
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> Planned:
         """Parse the script's reply."""
-        outcome, now_ms, state, forgotten = reply
-        return cls(int(outcome), int(now_ms), state, forgotten)
+        outcome, now_ms, state, forgotten, alone = reply
+        return cls(int(outcome), int(now_ms), state, forgotten, bool(alone))
 
 
 def plan_call(

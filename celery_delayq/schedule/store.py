@@ -242,10 +242,16 @@ class ScheduleStore:
 
         Returns the result for each entry, or the server's error, or NodeLost: nobody knows whether it has moved.
         """
-        for name in {step.queue for step in steps if step.state}:
-            self.queue(name).register()
-        replies = self._run_each("plan", [self._call(step) for step in steps])
-        return [_planned(reply) for reply in replies]
+        just_registered = {name for name in {step.queue for step in steps if step.state} if self.queue(name).register()}
+        replies = [_planned(reply) for reply in self._run_each("plan", [self._call(step) for step in steps])]
+        alone = {
+            step.queue for step, done in zip(steps, replies, strict=True) if isinstance(done, Planned) and done.alone
+        }
+        for name in alone - just_registered:
+            # The queue was empty: its name may have left the registry, or a failover may have undone it.
+            with suppress(redis.ResponseError):
+                self.queue(name).register(again=True)
+        return replies
 
     def _call(self, step: Step) -> Call:
         return scripts.plan_call(

@@ -65,7 +65,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
         [1, [], 0, b""],
     ),
     "leave": ({"consumer": "me"}, 1),
-    "plan": ({"entry": "e", "seen": b"", "forgotten": b"0", "state": b"s"}, [1, b"1000", b"s", b"0"]),
+    "plan": ({"entry": "e", "seen": b"", "forgotten": b"0", "state": b"s"}, [1, b"1000", b"s", b"0", 0]),
     "record": ({"changes": []}, [1]),
     "announce": ({"app": "a", "configuration": "c", "lifetime_ms": 1}, [b"c", b"1000", b"1000", b"1000"]),
 }

@@ -33,6 +33,13 @@ def test_offers_the_message_and_writes_the_state(queue: DelayedQueue) -> None:
     assert [entry.due_ms for entry in queue.find("one")] == [FAR]
 
 
+def test_tells_whether_the_queue_was_empty(queue: DelayedQueue) -> None:
+    assert not plan(queue, b"lazy").alone
+    assert plan(queue, b"at 1", b"lazy", offer=message("one")).alone
+    assert plan(queue, b"at 2", b"at 1", withdraw=message_key("one"), offer=message("two")).alone
+    assert not plan(queue, b"at 3", b"at 2", offer=message("three")).alone
+
+
 def test_of_two_planners_that_saw_the_same_one_goes_on(queue: DelayedQueue) -> None:
     plan(queue, b"at 1", offer=message("one"))
     assert plan(queue, b"at 2", b"at 1", offer=message("two")).outcome == DONE

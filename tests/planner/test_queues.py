@@ -28,6 +28,16 @@ class TestQueues:
         assert after.at_ms == before.at_ms
         assert stage.state("a") is None
 
+    def test_a_queue_that_the_registry_has_forgotten_is_registered_again(self, stage: Stage) -> None:
+        """A failover may undo that a queue was registered, and while it is empty, no loop notices."""
+        planner = started(stage, {"a": 1})
+        stage.client.delete("delayq:queues")
+        stage.set_back("a", 2000, transferred=True)
+        planner.read()
+        run(planner)
+        assert stage.waiting() != []
+        assert stage.client.sismember("delayq:queues", "celery")
+
     def test_and_the_old_planner_does_not_move_it_back(self, stage: Stage) -> None:
         old = started(stage, {"a": 60})
         started(stage, {"a": 60}, queues={"t": "other"})

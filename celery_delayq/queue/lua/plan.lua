@@ -21,8 +21,9 @@ ARGV[9] payload       any bytes
 ARGV[10] mirrored     '1' to write the delay list too
 ARGV[11] channel      of Redisson
 
-Returns {outcome, now, state, forgotten}: 1, or 0 if the state has changed, or -1 if the message no longer waits; the
-server's time (ms); the present state; the present count of forgotten states.
+Returns {outcome, now, state, forgotten, alone}: 1, or 0 if the state has changed, or -1 if the message no longer waits;
+the server's time (ms); the present state; the present count of forgotten states; 1 if a message was offered and no other
+waits.
 
 A planner that saw no state may have slept since then, and another planner may have planned the entry elsewhere or
 removed it. So forgotten states are counted, and "no state" is accepted only if none was forgotten since then.
@@ -42,7 +43,7 @@ local now = string.format('%.0f', math.floor(now_us / 1000))
 local current = redis.call('HGET', schedule, entry) or ''
 local count = redis.call('HGET', schedule, '') or '0'
 if current ~= seen or (seen == '' and count ~= forgotten) then
-    return {0, now, current, count}
+    return {0, now, current, count, 0}
 end
 -- Keys of another type fail here, before anything is changed.
 redis.call('HLEN', index)
@@ -54,7 +55,7 @@ if old_message ~= '' then
     if withdraw(timeout_set, delay_list, old_message, place) then
         redis.call('HDEL', index, old_message)
     elseif must_wait then
-        return {-1, now, current, count}
+        return {-1, now, current, count, 0}
     end
 end
 if state == '' then
@@ -63,7 +64,9 @@ if state == '' then
 else
     redis.call('HSET', schedule, entry, state)
 end
+local alone = 0
 if message_key ~= '' then
     write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
+    alone = redis.call('ZCARD', timeout_set) == 1 and 1 or 0
 end
-return {1, now, state, count}
+return {1, now, state, count, alone}
