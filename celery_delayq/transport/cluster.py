@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_delayq.cluster.client import Routed
-from celery_delayq.cluster.names import check_name, is_tagged, priority_list
+from celery_delayq.cluster.names import check_name, is_tagged, priority_list, queue_of
 from celery_delayq.cluster.pipeline import RoutedPipeline
 from celery_delayq.cluster.topology import PATIENCE_S, Address, Topology, pool_at
 from celery_delayq.errors import ConfigurationError
@@ -69,7 +69,7 @@ class ClusterChannel(DelayedChannel):
     # -- names
 
     def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
-        check_name(f"{self.global_keyprefix}{queue}")
+        check_name(queue, self.global_keyprefix)
         super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
 
     def _q_for_pri(self, queue: str, pri: int) -> str:
@@ -84,9 +84,7 @@ class ClusterChannel(DelayedChannel):
 
     def queue_of(self, plain: str) -> str:
         """Return the queue of a list for a priority, see `_q_for_pri`."""
-        if plain.startswith("{") and plain.endswith("}"):
-            return plain[1:-1].removeprefix(self.global_keyprefix)
-        return plain
+        return queue_of(plain, self.global_keyprefix)
 
     # -- connections
 
