@@ -76,7 +76,14 @@ class Victim:
         return [task for tasks in (inspect.active(), inspect.reserved()) for task in next(iter((tasks or {}).values()))]
 
 
-@pytest.fixture(scope="module", params=["prefork", "threads", "solo"])
+#: The pools differ, and do not know the broker.
+POOLS = [
+    "prefork",
+    *(pytest.param(name, marks=pytest.mark.one_server("a pool is enough")) for name in ("threads", "solo")),
+]
+
+
+@pytest.fixture(scope="module", params=POOLS)
 def pool(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

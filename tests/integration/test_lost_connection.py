@@ -20,6 +20,8 @@ from tests.state import looks_for_consumers
 from tests.support import lasting_keys, wait_until
 from tests.workers import Worker
 
+pytestmark = pytest.mark.on_cluster
+
 #: So many messages the worker holds at least: Celery's prefetch multiplier; gevent's main greenlet waits for room.
 _HELD = {"prefork": 4, "threads": 4, "gevent": 1}
 

@@ -19,7 +19,7 @@ from tests.workers import Worker
 
 pytestmark = pytest.mark.on_cluster
 
-one_is_enough = pytest.mark.one_server("it takes long, and more happens in the others")
+one_is_enough = pytest.mark.one_server("it takes long; test_both_transfer.py kills Python's side of a cluster, too")
 
 #: Tasks from each side, and when they are due, in ms from now.
 COUNT, FIRST_MS, SPREAD_MS = 150, 8000, 2000
@@ -43,7 +43,9 @@ def publish_from_both(redisson: Redisson, client: redis.Redis, broker_url: str, 
     return promised
 
 
-@pytest.mark.parametrize("killed", [pytest.param("nobody", marks=one_is_enough), "java", "worker"])
+@pytest.mark.parametrize(
+    "killed", [pytest.param("nobody", marks=one_is_enough), "java", pytest.param("worker", marks=one_is_enough)]
+)
 def test_every_task_runs(
     start_redisson: StartRedisson, broker_client: redis.Redis, broker_url: str, ledger: Ledger, killed: str
 ) -> None:
