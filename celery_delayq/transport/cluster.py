@@ -41,8 +41,8 @@ class ClusterChannel(DelayedChannel):
     """A channel whose queues are on the nodes of a Redis Cluster, by their hash slots.
 
     Overrides these hooks of kombu (5.6 and 5.7) besides those of `DelayedChannel`: `_q_for_pri`, `_get_pool`,
-    `queue_declare`, `queue_delete`, `_queue_bind`, `get_table`, `_receive`, and the prefixes of kombu's own keys, which
-    have to share a slot.
+    `queue_declare`, `queue_delete`, `_queue_bind`, `get_table`, `_receive`, `supports_batch_publish`, and the prefixes
+    of kombu's own keys, which have to share a slot.
     """
 
     QoS = ClusterQoS
@@ -163,6 +163,14 @@ class ClusterChannel(DelayedChannel):
             yield
         finally:
             self._is_hurrying = before
+
+    @property
+    def supports_batch_publish(self) -> bool:
+        """Whether `Producer.batch` sends its messages together, see kombu 5.7.
+
+        kombu denies it to any connection that has a `Retry`. Ours tries once.
+        """
+        return True
 
     def check_writable(self) -> None:
         """Do nothing: a replica in a cluster sends its clients to the master."""
