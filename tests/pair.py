@@ -113,11 +113,11 @@ class Pairs:
     @contextmanager
     def lagging(self) -> Iterator[None]:
         """Suspend the replicas while the block lasts."""
-        for replica in self._replicas:
-            replica.suspend()
-        for master in self._masters:  # as with `Pair.suspend`
-            master.client.client_kill_filter(_type="replica")
         try:
+            for replica in self._replicas:
+                replica.suspend()
+            for master in self._masters:  # as with `Pair.suspend`
+                master.client.execute_command("CLIENT", "KILL", "TYPE", "replica")
             yield
         finally:
             self.resume()
