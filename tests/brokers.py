@@ -37,8 +37,12 @@ def _chain(replies: list[Any]) -> list[Any]:
 
 def _sum_of_calls(replies: list[Any]) -> dict[str, dict[str, int]]:
     """Merge replies to INFO commandstats."""
-    names = _union(replies)
-    return {name: {"calls": sum(reply.get(name, {"calls": 0})["calls"] for reply in replies)} for name in names}
+    return {
+        name: {
+            count: sum(reply.get(name, {}).get(count, 0) for reply in replies) for count in ("calls", "failed_calls")
+        }
+        for name in _union(replies)
+    }
 
 
 #: Commands that are about one server, and how the answers of all nodes become one.

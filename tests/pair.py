@@ -1,4 +1,4 @@
-"""A Redis master and its replica, which can stop to follow and take over."""
+"""A Redis master and its replica, which can stop to follow and take over; and a cluster of such pairs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import redis
+
+from examples.private_cluster import follows
 from examples.private_redis import PrivateRedis
+from tests.brokers import ClusterServer
+from tests.redis_cluster.servers import Cluster, cluster
 from tests.support import wait_until
 
 #: Otherwise a replica waits for 5 s before it follows.
@@ -29,6 +34,15 @@ class Pair:
     def urls(self) -> str:
         """Both servers, for a worker that goes on to the next one."""
         return f"{self.url};delayq://127.0.0.1:{self.replica.port}/0"
+
+    def client(self) -> redis.Redis:
+        """Return a new client of the master; the caller closes it."""
+        return self.master.client()
+
+    def written(self) -> int:
+        """Return how much was written so far, in bytes."""
+        with self.master.client() as client:
+            return int(client.info("replication")["master_repl_offset"])
 
     def wait_until_replicated(self) -> None:
         """Wait until the replica has all that was written so far."""
@@ -65,6 +79,55 @@ class Pair:
         self.resume()
         with self.replica.client() as client:
             client.replicaof("NO", "ONE")
+
+
+class Pairs:
+    """A cluster whose masters have a replica each. The methods are those of `Pair`; all replicas stop to follow."""
+
+    def __init__(self, whole: Cluster) -> None:
+        self._cluster = whole
+        self._masters = whole.masters()
+        self._replicas = [replica for master in self._masters for replica in whole.replicas_of(master)]
+
+    @property
+    def url(self) -> str:
+        return self._cluster.url(3)
+
+    def client(self) -> redis.Redis:
+        """Return a new client of the masters; the caller closes it."""
+        return ClusterServer(self._cluster).client()
+
+    def written(self) -> int:
+        """Return how much was written so far, in bytes."""
+        return sum(int(node.client.info("replication")["master_repl_offset"]) for node in self._masters)
+
+    def resume(self) -> None:
+        """Let the replicas go on."""
+        for replica in self._replicas:
+            replica.resume()
+
+    def wait_until_it_follows(self) -> None:
+        for replica in self._replicas:
+            wait_until(lambda: follows(replica), f"{replica} follows", 20)  # noqa: B023
+
+    @contextmanager
+    def lagging(self) -> Iterator[None]:
+        """Suspend the replicas while the block lasts."""
+        try:
+            for replica in self._replicas:
+                replica.suspend()
+            for master in self._masters:  # as with `Pair.suspend`
+                master.client.execute_command("CLIENT", "KILL", "TYPE", "replica")
+            yield
+        finally:
+            self.resume()
+
+
+@contextmanager
+def replicated_nodes() -> Iterator[Pairs]:
+    """A cluster of three masters and three replicas. None takes over."""
+    with cluster(replicas=1, settings=("--cluster-node-timeout", "15000")) as whole:
+        yield Pairs(whole)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Names of the keys of a queue on Redis Cluster: all of them have to be in one hash slot.
+"""Names of the keys of a queue on Redis Cluster: all of them have to be in one hash slot, and the queue's alone.
 
 The names themselves come from `queue.keys`; here is what a cluster asks of them.
 """
@@ -49,19 +49,40 @@ def priority_list(queue: str, suffix: str) -> str:
     return f"{{{queue}}}{suffix}"
 
 
-def check_name(name: str, keyprefix: str = "") -> None:
-    """Make sure that all keys of a queue are in one hash slot. A name without braces always passes, unless empty.
+def queue_of(plain: str, keyprefix: str = "") -> str:
+    """Return the queue of a list for a priority, see `priority_list`.
 
     Args:
-        name: the queue. Either its full name, as `queue.keys` has it, or its name without `global_keyprefix`.
-        keyprefix: the `global_keyprefix` if `name` is without it.
+        plain: the list, without `global_keyprefix`, separator and priority.
+        keyprefix: the `global_keyprefix`.
+    """
+    between = plain[1:-1]
+    added = plain == f"{{{between}}}" and between.startswith(keyprefix) and not is_tagged(between)
+    return between.removeprefix(keyprefix) if added else plain
+
+
+def check_name(name: str, keyprefix: str = "") -> None:
+    """Make sure that all keys of a queue are in one hash slot, and no other queue's.
+
+    A name without braces always passes, unless empty.
+
+    Args:
+        name: the queue, without `global_keyprefix`.
+        keyprefix: the `global_keyprefix`.
 
     Raises:
         ConfigurationError: they are not.
     """
-    if _share_slot(name, keyprefix):
+    shares_slot, other = _share_slot(name, keyprefix), queue_of(name, keyprefix)
+    if shares_slot and other == name:
         return
     prefix = f" with global_keyprefix {keyprefix!r}" if keyprefix else ""
+    if shares_slot:
+        raise ConfigurationError(
+            f"queue name {name!r}{prefix} cannot be used on Redis Cluster: its lists for priorities would be those of "
+            f"the queue {other!r}. Use a name without braces, or one that goes on after its hash tag, such as "
+            "'{shop}:orders'"
+        )
     if not name:
         raise ConfigurationError(
             f"the empty queue name{prefix} cannot be used on Redis Cluster: the keys of the queue would be in "
@@ -84,8 +105,8 @@ def keys_of(name: str, keyprefix: str = "") -> Iterator[str]:
     """Yield the names of keys and channels of a queue: of its list, and of one for a priority, which stands for all.
 
     Args:
-        name: see `check_name`.
-        keyprefix: see `check_name`.
+        name: the queue; with `global_keyprefix`, unless that is given.
+        keyprefix: the `global_keyprefix`.
     """
     full = f"{keyprefix}{name}"
     for_priority = f"{name}{_SUFFIX}" if is_tagged(full) else priority_list(full, _SUFFIX)

@@ -27,8 +27,11 @@ CONNECTION_ERRORS = (*LOST, *NOT_SERVING)
 
 def is_full(exc: BaseException) -> bool:
     """Return whether an error says that the server has no connection left: its limit `maxclients` is reached."""
-    return "max number of clients reached" in str(exc)
+    return any(text in str(exc) for text in _FULL)
 
+
+#: What a server says that has no connection left; and a node of a cluster.
+_FULL = ("max number of clients reached", "max number of clients + cluster connections reached")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 

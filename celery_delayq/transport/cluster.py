@@ -19,7 +19,7 @@ from redis.crc import key_slot
 from redis.retry import Retry
 
 from celery_delayq.cluster.client import Routed
-from celery_delayq.cluster.names import check_name, is_tagged, priority_list
+from celery_delayq.cluster.names import check_name, is_tagged, priority_list, queue_of
 from celery_delayq.cluster.pipeline import RoutedPipeline
 from celery_delayq.cluster.topology import PATIENCE_S, Address, Topology, pool_at
 from celery_delayq.errors import ConfigurationError
@@ -42,8 +42,8 @@ class ClusterChannel(DelayedChannel):
     """A channel whose queues are on the nodes of a Redis Cluster, by their hash slots.
 
     Overrides these hooks of kombu (5.6 and 5.7) besides those of `DelayedChannel`: `_q_for_pri`, `_get_pool`,
-    `queue_declare`, `queue_delete`, `_queue_bind`, `get_table`, `_receive`, and the prefixes of kombu's own keys, which
-    have to share a slot.
+    `queue_declare`, `queue_delete`, `_queue_bind`, `get_table`, `_receive`, `supports_batch_publish`, and the prefixes
+    of kombu's own keys, which have to share a slot.
     """
 
     QoS = ClusterQoS
@@ -75,7 +75,7 @@ class ClusterChannel(DelayedChannel):
         return int(key_slot(key.encode()))
 
     def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
-        check_name(f"{self.global_keyprefix}{queue}")
+        check_name(queue, self.global_keyprefix)
         super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
 
     def _q_for_pri(self, queue: str, pri: int) -> str:
@@ -90,9 +90,7 @@ class ClusterChannel(DelayedChannel):
 
     def queue_of(self, plain: str) -> str:
         """Return the queue of a list for a priority, see `_q_for_pri`."""
-        if plain.startswith("{") and plain.endswith("}"):
-            return plain[1:-1].removeprefix(self.global_keyprefix)
-        return plain
+        return queue_of(plain, self.global_keyprefix)
 
     # -- connections
 
@@ -171,6 +169,14 @@ class ClusterChannel(DelayedChannel):
             yield
         finally:
             self._is_hurrying = before
+
+    @property
+    def supports_batch_publish(self) -> bool:
+        """Whether `Producer.batch` sends its messages together, see kombu 5.7.
+
+        kombu denies it to any connection that has a `Retry`. Ours tries once.
+        """
+        return True
 
     def check_writable(self) -> None:
         """Do nothing: a replica in a cluster sends its clients to the master."""

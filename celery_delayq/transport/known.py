@@ -9,7 +9,9 @@ import weakref
 from typing import Any
 
 import redis
+from redis import exceptions
 
+from celery_delayq.queue.connections import is_full
 from celery_delayq.transfer.thread import interrupt
 
 #: The connections of this process, by `id`. A plain dict: safe in all threads.
@@ -42,6 +44,21 @@ class _Known:
         """Connect, see redis-py."""
         remember(self)
         return super().connect()  # type: ignore[misc]
+
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        """Read a reply, see redis-py, which does not know what a node says that has no connection left.
+
+        It would take that for the refusal of a command of its own, and go on with a connection that is closed.
+
+        Raises:
+            redis.ConnectionError: the node has no connection left, as of a single server.
+        """
+        try:
+            return super().read_response(*args, **kwargs)  # type: ignore[misc]
+        except exceptions.ResponseError as exc:
+            if is_full(exc):
+                raise exceptions.ConnectionError(str(exc)) from exc
+            raise
 
 
 class NodeConnection(_Known, redis.Connection):

@@ -20,6 +20,8 @@ from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
+pytestmark = pytest.mark.one_server("a node of a cluster is demoted by a failover only: redis_cluster/test_failover.py")
+
 
 @pytest.fixture
 def app(broker_url: str, ledger: Ledger) -> Iterator[Celery]:

@@ -21,10 +21,10 @@ from dateutil.parser import isoparse
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys
 from examples.private_redis import PrivateRedis
 from tests.brokers import ClusterServer, Server
-from tests.faults.transferring import transferring
 from tests.planner.wandering import QUEUES
 from tests.redis_cluster.servers import Cluster, ClusterNode, cut_from_master, slot_of
 from tests.support import wait_until
+from tests.transferring import transferring
 from tests.worker_app import publisher
 
 pytestmark = pytest.mark.on_cluster

@@ -137,10 +137,10 @@ def broker(server: Server, scheme: str, db: int, **options: Any) -> Iterator[Bro
 
 
 @contextmanager
-def brokers(server: PrivateRedis, **options: Any) -> Iterator[tuple[Broker, Broker]]:
+def brokers(server: PrivateRedis, our_server: Server, **options: Any) -> Iterator[tuple[Broker, Broker]]:
     """kombu's broker and ours."""
     with (
         broker(server, "redis", 1, **options) as stock,
-        broker(server, "delayq", 2, **options) as ours,
+        broker(our_server, "delayq", 2, **options) as ours,
     ):
         yield stock, ours

@@ -13,6 +13,8 @@ from celery.utils.time import remaining
 
 from celery_delayq.beat import Scheduler
 
+pytestmark = pytest.mark.one_server("it is about Celery")
+
 
 @pytest.mark.parametrize("method", ["setup_schedule", "tick", "close"])
 def test_a_scheduler_has_the_methods_that_are_overridden(method: str) -> None:

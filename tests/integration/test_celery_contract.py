@@ -23,6 +23,8 @@ from celery_delayq.remote_control.broadcast import BY_ID, BY_STAMPS
 from celery_delayq.transport import producer
 from celery_delayq.worker.handover import tasks_waiting
 
+pytestmark = pytest.mark.one_server("it is about Celery")
+
 METHODS: dict[Any, dict[str, str]] = {
     Control: {
         "broadcast": "(self, command, arguments=None, destination=None, connection=None, reply=False, timeout=1.0, "

@@ -17,10 +17,16 @@ from celery_delayq import ConfigurationError, DelayedQueue, DelayQ
 from celery_delayq.settings import settings_of
 from celery_delayq.worker.bootsteps import Plan, Transfer
 from examples.private_redis import PrivateRedis, name_and_version
+from tests.brokers import ClusterServer, Server
 from tests.ledger import ALL_WELL, Ledger
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
+
+pytestmark = pytest.mark.on_cluster
+
+of_one_server = pytest.mark.one_server("a URL of one server is what it is about")
+no_server = pytest.mark.one_server("no server is asked")
 
 OURS = "celery_delayq.transport:Transport"
 
@@ -40,14 +46,18 @@ def number_of_loops(client: redis.Redis) -> int:
 
 @pytest.mark.parametrize("delayqs", [1, 2])
 def test_one_loop_runs_however_often_delayq_was_made(
-    broker_url: str, ledger: Ledger, app: Celery, broker_client: redis.Redis, delayqs: int
+    broker_server: Server, broker_url: str, ledger: Ledger, app: Celery, broker_client: redis.Redis, delayqs: int
 ) -> None:
+    """On a cluster, one for each master."""
+    expected = len(broker_server.cluster.masters()) if isinstance(broker_server, ClusterServer) else 1
     with Worker(broker=broker_url, ledger=ledger.url, conf={"delayqs": delayqs}):
         runs_delayed_tasks(app, ledger)
-        assert number_of_loops(broker_client) == 1
+        wait_until(lambda: number_of_loops(broker_client) >= expected, "all are connected")
+        assert number_of_loops(broker_client) == expected
     assert number_of_loops(broker_client) == 0
 
 
+@of_one_server
 @pytest.mark.parametrize("delayqs", [0, 1])
 def test_broker_transport_with_a_redis_url(
     broker_server: PrivateRedis, ledger: Ledger, broker_client: redis.Redis, delayqs: int
@@ -61,11 +71,13 @@ def test_broker_transport_with_a_redis_url(
             assert number_of_loops(broker_client) == 1
 
 
+@of_one_server
 def test_a_worker_whose_broker_is_not_ours_is_told(broker_server: PrivateRedis, ledger: Ledger) -> None:
     with Worker(broker=broker_server.url, ledger=ledger.url) as worker:
         worker.wait_for_log("DelayQ(app) has no effect")
 
 
+@pytest.mark.one_server("it has another broker")
 def test_a_worker_whose_broker_is_not_even_redis_runs_tasks(tmp_path: Path, ledger: Ledger) -> None:
     """Its prefork pool is the one without an event loop, which this broker does not know."""
     options = {"data_folder_in": str(tmp_path), "data_folder_out": str(tmp_path), "control_folder": str(tmp_path)}
@@ -77,11 +89,13 @@ def test_a_worker_whose_broker_is_not_even_redis_runs_tasks(tmp_path: Path, ledg
         assert app.tasks["note"].delay("done").get(timeout=20) == "done"
 
 
+@of_one_server
 def test_and_that_periodic_tasks_do_not_run(broker_server: PrivateRedis, ledger: Ledger) -> None:
     with Worker(broker=broker_server.url, ledger=ledger.url, conf={"beat_scheduler": "delayq"}) as worker:
         worker.wait_for_log("Periodic tasks do not run")
 
 
+@no_server
 def test_delayq_twice_makes_each_step_once() -> None:
     app = Celery("twice", broker="delayq://", set_as_current=False)
     DelayQ(app)
@@ -113,6 +127,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@no_server
 @pytest.mark.parametrize(("conf", "message"), WRONG.values(), ids=WRONG)
 def test_a_worker_with_a_wrong_configuration_ends_and_says_what_is_wrong(
     broker_url: str, ledger: Ledger, conf: dict[str, Any], message: str
@@ -121,6 +136,7 @@ def test_a_worker_with_a_wrong_configuration_ends_and_says_what_is_wrong(
         assert message in worker.log
 
 
+@no_server
 @pytest.mark.parametrize(
     ("broker", "message"),
     [
@@ -135,6 +151,7 @@ def test_urls_that_would_lead_past_our_transport_are_refused(ledger: Ledger, bro
         assert message in worker.log
 
 
+@no_server
 def test_urls_that_would_lead_past_our_transport_are_refused_in_a_list_too() -> None:
     app = Celery("urls", set_as_current=False)
     app.conf.update(broker_url=["redis://a", "redis://b"], broker_transport=OURS)
@@ -155,6 +172,7 @@ def refused(**arguments: Any) -> Iterator[Worker]:
         worker.__exit__()
 
 
+@of_one_server
 def test_options_of_kombu_and_redis_py_pass_through(broker_server: PrivateRedis) -> None:
     options = {
         "visibility_timeout": 60,
@@ -201,17 +219,20 @@ class TestNamespace:
         with Worker(**self.worker(tmp_path, broker_url, ledger.url, grace=0.5)):
             runs_delayed_tasks(app, ledger)
 
+    @no_server
     def test_and_checked(self, tmp_path: Path, broker_url: str, ledger: Ledger) -> None:
         with refused(**self.worker(tmp_path, broker_url, ledger.url, grace=-1)) as worker:
             assert "delayq_transfer_grace must be 0.01 to 60, not -1" in worker.log
 
 
-def test_a_server_that_may_lose_tasks_is_reported_at_start(ledger: Ledger) -> None:
-    with (
-        PrivateRedis("--maxmemory-policy", "allkeys-lru") as server,
-        Worker(broker=f"delayq://127.0.0.1:{server.port}/0", ledger=ledger.url) as worker,
-    ):
-        with server.client() as client:
-            name = name_and_version(client.info("server")).partition(" ")[0]
-        worker.wait_for_log(f"WARNING/MainProcess] {name} has maxmemory-policy allkeys-lru")
-        worker.wait_for_log(f"INFO/MainProcess] {name} has no persistence")
+def test_a_server_that_may_lose_tasks_is_reported_at_start(
+    broker_url: str, broker_client: redis.Redis, ledger: Ledger
+) -> None:
+    broker_client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        with Worker(broker=broker_url, ledger=ledger.url) as worker:
+            name = name_and_version(broker_client.info("server")).partition(" ")[0]
+            worker.wait_for_log(f"WARNING/MainProcess] {name} has maxmemory-policy allkeys-lru")
+            worker.wait_for_log(f"INFO/MainProcess] {name} has no persistence")
+    finally:
+        broker_client.config_set("maxmemory-policy", "noeviction")

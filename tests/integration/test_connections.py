@@ -25,6 +25,8 @@ from tests.support import wait_until
 from tests.worker_app import PASSWORD, USER, publisher
 from tests.workers import Worker
 
+pytestmark = pytest.mark.one_server("kinds of connections to one server; redis_cluster has those of a cluster")
+
 
 def runs_delayed_tasks(
     broker: str,

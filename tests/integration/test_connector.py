@@ -12,6 +12,8 @@ import redis
 from celery_delayq.transport import Connector, Transport, register
 from celery_delayq.transport import connector as module
 
+pytestmark = pytest.mark.one_server("it tries the URL in use only; see redis_cluster/test_hanging.py")
+
 
 def test_a_silent_peer_does_not_hold_the_loop_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SOCKET_TIMEOUT_S", 0.2)

@@ -27,6 +27,8 @@ from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
+pytestmark = pytest.mark.one_server("Sentinel and lists of servers; see redis_cluster/test_failover.py")
+
 QUEUES = ["celery", "second"]
 
 #: Celery's pauses between attempts to connect are 2, 4, 6 s and so on: after so long, the current one would be 6 s.

@@ -17,6 +17,8 @@ from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import CeleryCommand, Worker
 
+pytestmark = pytest.mark.one_server("see redis_cluster/test_connections.py")
+
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "limits.md"
 _QUIET = ("--without-gossip", "--without-mingle")
 

@@ -15,13 +15,16 @@ from hypothesis import strategies as st
 
 from celery_delayq import DeadLetters
 from celery_delayq.queue.dead_letters import INVALID_TASK, NOT_A_MESSAGE, DeadLetter
-from examples.private_redis import PrivateRedis
+from tests import brokers
+from tests.brokers import Server
 from tests.integration import hostile
 from tests.integration.long_tasks import in_flight, long_worker, open_gate
 from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
+
+pytestmark = pytest.mark.on_cluster
 
 
 class Victim:
@@ -73,20 +76,31 @@ class Victim:
         return [task for tasks in (inspect.active(), inspect.reserved()) for task in next(iter((tasks or {}).values()))]
 
 
-@pytest.fixture(scope="module", params=["prefork", "threads", "solo"])
+#: The pools differ, and do not know the broker.
+POOLS = [
+    "prefork",
+    *(pytest.param(name, marks=pytest.mark.one_server("a pool is enough")) for name in ("threads", "solo")),
+]
+
+
+@pytest.fixture(scope="module", params=POOLS)
 def pool(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def victim(pool: str) -> Iterator[Victim]:
+def victim(broker_server: Server, ledger_url: str, pool: str) -> Iterator[Victim]:
     """One worker for all: it is to survive."""
-    with PrivateRedis() as server, server.client() as client:
-        url = f"delayq://127.0.0.1:{server.port}/0"
-        ledger = Ledger(f"redis://127.0.0.1:{server.port}/9")
-        with publisher(url, ledger.url) as app, long_worker(broker=url, ledger=ledger, pool=pool) as worker:
-            yield Victim(worker, app, client, ledger)
-        ledger.client.close()
+    url, ledger = brokers.url_of(broker_server), Ledger(ledger_url)
+    ledger.clear()
+    with (
+        broker_server.client() as client,
+        publisher(url, ledger.url) as app,
+        long_worker(broker=url, ledger=ledger, pool=pool) as worker,
+    ):
+        client.flushall()
+        yield Victim(worker, app, client, ledger)
+    ledger.client.close()
 
 
 def test_what_ends_a_stock_worker_is_set_aside_with_the_reason(victim: Victim) -> None:

@@ -23,13 +23,15 @@ from celery_delayq.transport import SentinelTransport, Transport
 from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
 from celery_delayq.transport.poller import Poller
 from celery_delayq.transport.qos import FetchingQoS
-from examples.private_redis import PrivateRedis
+from tests.brokers import Server, url_of
 from tests.integration.publishing import DIRECT, LATER, Broker, broker
+
+pytestmark = pytest.mark.on_cluster
 
 
 @pytest.fixture
-def ours(redis_server: PrivateRedis) -> Iterator[Broker]:
-    with broker(redis_server, "delayq", 3) as ours:
+def ours(any_broker: Server) -> Iterator[Broker]:
+    with broker(any_broker, "delayq", 3) as ours:
         yield ours
 
 
@@ -89,9 +91,9 @@ def test_a_transferred_message_is_requeued_for_now(ours: Broker) -> None:
 
 
 def test_unacknowledged_messages_come_back_when_their_connection_ends(
-    redis_server: PrivateRedis,
+    any_broker: Server,
 ) -> None:
-    with broker(redis_server, "delayq", 3) as ours:
+    with broker(any_broker, "delayq", 3) as ours:
         ours.publish("body", eta=LATER.isoformat())
         ours.transfer_all()
         with ours.connection.clone() as other:
@@ -148,12 +150,16 @@ def test_a_consumer_that_is_not_celerys_gets_delayed_messages_when_they_are_due(
     assert not loop.is_alive()
 
 
+#: On a cluster, it is refused unless there is a key prefix.
+ALL_BRACES = pytest.param("{tasks}", marks=pytest.mark.one_server("see test_names.py"))
+
+
 @pytest.mark.parametrize("options", [{}, {"global_keyprefix": "shop:"}, {"sep": "::", "priority_steps": [0, 5]}])
-@pytest.mark.parametrize("queue", ["tasks", "tasks.3", "shop:tasks", "a\x06\x16b", "{tasks}"])
+@pytest.mark.parametrize("queue", ["tasks", "tasks.3", "shop:tasks", "a\x06\x16b", "{tasks}:a", ALL_BRACES])
 def test_the_name_of_a_broker_list_says_queue_and_priority(
-    redis_server: PrivateRedis, options: dict[str, Any], queue: str
+    any_broker: Server, options: dict[str, Any], queue: str
 ) -> None:
-    with broker(redis_server, "delayq", 3, **options) as ours:
+    with broker(any_broker, "delayq", 3, **options) as ours:
         for step in ours.channel.priority_steps:
             name = ours.channel.broker_list(queue, step)
             assert BrokerLists(ours.channel).parse(name) == BrokerList(name, queue, step)
@@ -177,8 +183,8 @@ def test_a_deleted_queue_is_gone(ours: Broker) -> None:
     assert ours.client.keys("*") == []
 
 
-def test_a_connection_that_was_collected_can_be_used_again(redis_server: PrivateRedis) -> None:
-    with Connection(f"delayq://127.0.0.1:{redis_server.port}/3") as connection:
+def test_a_connection_that_was_collected_can_be_used_again(any_broker: Server) -> None:
+    with Connection(url_of(any_broker, 3)) as connection:
         DIRECT(connection.default_channel).declare()
         connection.collect()
         producer = connection.Producer()
@@ -293,6 +299,7 @@ def test_every_method_that_we_override_is_among_them(derived: type, base: type) 
     assert ours & of_kombu == OVERRIDDEN[derived, base].keys()
 
 
+@pytest.mark.one_server("it is about kombu")
 def test_kombu_has_the_attributes_that_we_rely_on(ours: Broker) -> None:
     with ours.connection.clone() as connection:
         transport, channel = connection.transport, connection.default_channel

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
+
+pytestmark = pytest.mark.one_server("see redis_cluster/test_maxclients.py")
 
 
 def connections(server: PrivateRedis) -> int:

@@ -32,6 +32,14 @@ from tests.support import lasting_keys, wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
+pytestmark = pytest.mark.on_cluster
+
+#: Celery and its pool decide, whatever the broker is.
+of_celery = pytest.mark.one_server("the broker does not decide it")
+
+#: What each of them does is the same on a cluster.
+one_is_enough = pytest.mark.one_server("it takes long, and runs in another form")
+
 #: A lease as short as it may be.
 SHORT = {"lease": 2}
 
@@ -83,7 +91,9 @@ def is_idle(client: redis.Redis, *names: str) -> None:
 
 
 @pytest.mark.parametrize("priority", [0, 9])
-@pytest.mark.parametrize(("pool", "acks_late"), [("solo", False), ("solo", True), ("prefork", True)])
+@pytest.mark.parametrize(
+    ("pool", "acks_late"), [pytest.param("solo", False, marks=one_is_enough), ("solo", True), ("prefork", True)]
+)
 def test_an_idle_worker_gets_the_next_task_while_the_first_works(
     app: Celery, ledger: Ledger, start: Any, broker_client: redis.Redis, pool: str, acks_late: bool, priority: int
 ) -> None:
@@ -127,7 +137,7 @@ def test_a_multiplier_reserves_as_many_as_it_says(
     is_idle(broker_client)
 
 
-@pytest.mark.parametrize("acks_late", [False, True])
+@pytest.mark.parametrize("acks_late", [pytest.param(False, marks=one_is_enough), True])
 def test_a_busy_pool_takes_several_tasks_at_once(
     app: Celery, ledger: Ledger, start: Any, broker_client: redis.Redis, acks_late: bool
 ) -> None:
@@ -165,6 +175,7 @@ def test_disabled_prefetch_takes_a_task_only_for_an_idle_child(
     is_idle(broker_client)
 
 
+@of_celery
 def test_autoscale(app: Celery, ledger: Ledger, start: Any, broker_client: redis.Redis) -> None:
     start("--autoscale=4,1", pool="prefork", concurrency=1, conf={"worker_prefetch_multiplier": 1})
     ids = publish(app, 40, "gated")
@@ -174,6 +185,7 @@ def test_autoscale(app: Celery, ledger: Ledger, start: Any, broker_client: redis
     is_idle(broker_client)
 
 
+@of_celery
 def test_the_pool_grows_and_shrinks(app: Celery, ledger: Ledger, start: Any, broker_client: redis.Redis) -> None:
     start(pool="prefork", concurrency=1, conf={"worker_prefetch_multiplier": 1, "task_acks_late": True})
     ids = publish(app, 5, "gated")
@@ -195,6 +207,7 @@ def test_the_pool_grows_and_shrinks(app: Celery, ledger: Ledger, start: Any, bro
     is_idle(broker_client)
 
 
+@of_celery
 def test_rate_limits_hold_nobody_else_up(app: Celery, ledger: Ledger, start: Any, broker_client: redis.Redis) -> None:
     start(pool="prefork", concurrency=2)
     begin = time.monotonic()
@@ -235,7 +248,7 @@ def test_broadcasts_reach_a_worker_that_has_no_credit(app: Celery, ledger: Ledge
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-@pytest.mark.parametrize("acks_late", [False, True])
+@pytest.mark.parametrize("acks_late", [pytest.param(False, marks=one_is_enough), True])
 def test_a_warm_shutdown_puts_back_in_order_what_has_not_begun(
     app: Celery, ledger: Ledger, start: Any, broker_client: redis.Redis, pool: str, acks_late: bool
 ) -> None:
@@ -283,7 +296,7 @@ def test_a_cold_shutdown_loses_nothing(
     is_idle(broker_client)
 
 
-@pytest.mark.parametrize("pool", ["solo", "prefork"])
+@pytest.mark.parametrize("pool", [pytest.param("solo", marks=one_is_enough), "prefork"])
 def test_nothing_is_left_after_a_clean_stop(
     app: Celery, ledger: Ledger, start: Any, broker_client: redis.Redis, pool: str
 ) -> None:
@@ -292,7 +305,7 @@ def test_nothing_is_left_after_a_clean_stop(
     ran(ledger, ids)
     worker.send_signal(signal.SIGTERM)
     assert worker.wait() == 0
-    left = {key for key in lasting_keys(broker_client) if not key.startswith("_kombu.")}
+    left = {key for key in lasting_keys(broker_client) if not key.startswith(("_kombu.", "{_kombu."))}
     assert left == {"delayq:queues"}
     assert broker_client.pubsub_channels("delayq:*") == []
 
@@ -300,7 +313,7 @@ def test_nothing_is_left_after_a_clean_stop(
 # -- leases
 
 
-@pytest.mark.parametrize("pool", ["solo", "prefork"])
+@pytest.mark.parametrize("pool", [pytest.param("solo", marks=one_is_enough), "prefork"])
 def test_a_task_that_takes_longer_than_the_lease_runs_once(
     app: Celery, ledger: Ledger, start: Any, broker_client: redis.Redis, pool: str
 ) -> None:
@@ -318,6 +331,7 @@ def test_a_worker_tells_by_what_the_visibility_timeout_is_replaced(app: Celery, 
     assert app.tasks["note"].delay(1).get(timeout=20) == 1
 
 
+@pytest.mark.one_server("no server is asked")
 @pytest.mark.parametrize(
     ("transport", "complaint"),
     [
@@ -364,6 +378,7 @@ def log_of_all(workers: list[Worker]) -> str:
     return "".join(worker.log for worker in workers)
 
 
+@pytest.mark.one_server("it takes long; see tests/faults/test_poison.py")
 def test_a_task_that_kills_its_workers_ends_in_the_dead_list(
     app: Celery, ledger: Ledger, doomed: Any, broker_client: redis.Redis
 ) -> None:
@@ -384,6 +399,7 @@ def test_a_task_that_kills_its_workers_ends_in_the_dead_list(
     is_idle(broker_client)
 
 
+@one_is_enough
 def test_dead_letters_are_no_failures_if_the_app_says_so(app: Celery, doomed: Any, broker_client: redis.Redis) -> None:
     workers = doomed(1, delayq_fail_dead_letters=False)
     result = app.tasks["kill_worker"].delay()
@@ -420,6 +436,7 @@ def client_commands(server: PrivateRedis, seconds: float) -> int:
     return sum(command["client_type"] != "lua" for command in seen)
 
 
+@pytest.mark.one_server("a stock worker cannot use a cluster; see tests/benchmarks/test_cluster.py")
 @pytest.mark.timeout(180)
 def test_an_idle_worker_sends_hardly_more_commands_than_a_stock_one(ledger: Ledger) -> None:
     sent = {}

@@ -13,24 +13,31 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, DelayqError, NotAllSent, NotReplicated
-from tests.pair import Pair, replicated
+from tests.pair import Pair, Pairs, replicated, replicated_nodes
 from tests.worker_app import publisher
+
+pytestmark = pytest.mark.on_cluster
 
 HOUR = 3600
 LATER = datetime.now(timezone.utc) + timedelta(days=1)
 
 
+@pytest.fixture(autouse=True)
+def nothing_astray() -> None:
+    """The cluster is another one than that of all other tests."""
+
+
 @pytest.fixture(scope="module")
-def lasting_pair() -> Iterator[Pair]:
+def lasting_pair(broker_kind: str) -> Iterator[Pair | Pairs]:
     """A pair for all tests that do not kill it."""
-    with replicated() as pair:
+    with replicated_nodes() if broker_kind == "cluster" else replicated() as pair:
         yield pair
 
 
 @pytest.fixture
-def pair(lasting_pair: Pair) -> Pair:
+def pair(lasting_pair: Pair | Pairs) -> Pair | Pairs:
     """An empty master and its replica."""
-    with lasting_pair.master.client() as client:
+    with lasting_pair.client() as client:
         client.flushall()
         client.script_flush()
         client.config_resetstat()
@@ -46,9 +53,9 @@ def mortal_pair() -> Iterator[Pair]:
 
 
 @contextmanager
-def shop(pair: Pair, ledger_url: str, **options: Any) -> Iterator[Celery]:
+def shop(pair: Pair | Pairs, ledger_url: str, **options: Any) -> Iterator[Celery]:
     """An app that waits for one replica."""
-    options = {"replicas": 1, "replicas_timeout": 1.0, "socket_timeout": 10, **options}
+    options = {"replicas": 1, "replicas_timeout": 0.3, "socket_timeout": 10, **options}
     with publisher(pair.url, ledger_url, broker_transport_options=options) as app:
         yield app
 
@@ -84,22 +91,22 @@ WRITES: dict[str, tuple[Callable[[Celery], Any], Callable[[Celery, Any], object]
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_write_waits_until_the_replica_has_it(pair: Pair, ledger_url: str, write: str) -> None:
+def test_a_write_waits_until_the_replica_has_it(pair: Pair | Pairs, ledger_url: str, write: str) -> None:
     prepare, act = WRITES[write]
+    with shop(pair, ledger_url, replicas_timeout=5.0) as patient:
+        delay(patient, "waiting")
+        delay(patient, "other")
+        patient.delayq.schedule.add("periodic", "note", HOUR)
+        prepared = prepare(patient)
     with shop(pair, ledger_url) as app:
-        delay(app, "waiting")
-        delay(app, "other")
-        app.delayq.schedule.add("periodic", "note", HOUR)
-        prepared = prepare(app)
-        with pair.master.client() as client:
-            before = client.info("replication")["master_repl_offset"]
-            with pair.lagging(), pytest.raises(NotReplicated, match="nobody knows whether it survives"):
-                act(app, prepared)
-            assert client.info("replication")["master_repl_offset"] > before, "it was not even tried"
+        before = pair.written()
+        with pair.lagging(), pytest.raises(NotReplicated, match="nobody knows whether it survives"):
+            act(app, prepared)
+        assert pair.written() > before, "it was not even tried"
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_write_succeeds_with_a_replica_that_follows(pair: Pair, ledger_url: str, write: str) -> None:
+def test_a_write_succeeds_with_a_replica_that_follows(pair: Pair | Pairs, ledger_url: str, write: str) -> None:
     prepare, act = WRITES[write]
     with shop(pair, ledger_url, replicas_timeout=5.0) as app:
         delay(app, "waiting")
@@ -108,6 +115,7 @@ def test_a_write_succeeds_with_a_replica_that_follows(pair: Pair, ledger_url: st
         act(app, prepare(app))
 
 
+@pytest.mark.one_server("see tests/faults/test_nothing_lost.py")
 class TestAnUncleanFailover:
     def test_loses_nothing_that_was_confirmed(self, mortal_pair: Pair, ledger_url: str) -> None:
         with shop(mortal_pair, ledger_url, replicas_timeout=5.0) as app:
@@ -131,18 +139,20 @@ class TestAnUncleanFailover:
 
 
 class TestNotReplicated:
+    @pytest.mark.one_server("no server is asked")
     def test_is_what_callers_catch(self) -> None:
         assert issubclass(NotReplicated, DelayqError)
         assert issubclass(NotReplicated, OperationalError)
 
-    def test_celery_publishes_again_and_the_message_is_stored_once(self, pair: Pair, ledger_url: str) -> None:
+    def test_celery_publishes_again_and_the_message_is_stored_once(self, pair: Pair | Pairs, ledger_url: str) -> None:
         with shop(pair, ledger_url) as app, pair.lagging():
             with pytest.raises(NotReplicated):
                 app.tasks["note"].apply_async(task_id="a", countdown=HOUR, retry_policy={"max_retries": 2})
-            with pair.master.client() as client:
+            with pair.client() as client:
                 assert client.info("commandstats")["cmdstat_wait"]["calls"] == 3
                 assert DelayedQueue(client, "celery").size() == 1
 
+    @pytest.mark.one_server("it looks into the replica")
     def test_a_retry_that_succeeds_is_a_success(self, pair: Pair, ledger_url: str) -> None:
         with shop(pair, ledger_url) as app, pair.lagging():
             app.tasks["note"].apply_async(
@@ -156,28 +166,28 @@ class TestNotReplicated:
             with pair.replica.client() as client:
                 assert DelayedQueue(client, "celery").size() == 1
 
-    def test_of_many_tasks_says_that_they_are_uncertain(self, pair: Pair, ledger_url: str) -> None:
+    def test_of_many_tasks_says_that_they_are_uncertain(self, pair: Pair | Pairs, ledger_url: str) -> None:
         with shop(pair, ledger_url) as app, pair.lagging():
             with pytest.raises(NotAllSent, match="NotReplicated") as caught:
                 app.delayq.apply_async_many(app.tasks["note"].s().set(eta=LATER) for _ in range(3))
             assert (caught.value.sent, len(caught.value.failed), len(caught.value.uncertain)) == (0, 0, 3)
             assert isinstance(caught.value.__cause__, NotReplicated)
-            with pair.master.client() as client:
+            with pair.client() as client:
                 client.config_resetstat()
                 with pytest.raises(NotAllSent):
                     app.delayq.apply_async_many(caught.value.uncertain)
                 assert client.info("commandstats")["cmdstat_wait"]["calls"] == 1
                 assert DelayedQueue(client, "celery").size() == 3
 
-    def test_a_refusal_is_told_first(self, pair: Pair, ledger_url: str) -> None:
-        with shop(pair, ledger_url) as app, pair.master.client() as client, pair.lagging():
+    def test_a_refusal_is_told_first(self, pair: Pair | Pairs, ledger_url: str) -> None:
+        with shop(pair, ledger_url) as app, pair.client() as client, pair.lagging():
             client.set("redisson_delay_queue_timeout:{celery}", "no ZSET")
             with pytest.raises(OperationalError, match="WRONGTYPE"):
                 delay(app, "a")
 
 
-def test_without_the_option_nothing_waits(pair: Pair, ledger_url: str) -> None:
-    with shop(pair, ledger_url, replicas=0) as app, pair.master.client() as client:
+def test_without_the_option_nothing_waits(pair: Pair | Pairs, ledger_url: str) -> None:
+    with shop(pair, ledger_url, replicas=0) as app, pair.client() as client:
         delay(app, "a")
         delay(app, "b", None)
         app.delayq.cancel("a")

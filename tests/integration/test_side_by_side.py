@@ -22,6 +22,8 @@ from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
+pytestmark = pytest.mark.one_server("stock Celery cannot use a cluster")
+
 #: What makes a worker or a producer one with kombu's own transport, and one with ours.
 STOCK, OURS = "redis", "delayq"
 

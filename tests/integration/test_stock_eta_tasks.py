@@ -20,6 +20,8 @@ from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
+pytestmark = pytest.mark.one_server("stock Celery cannot use a cluster")
+
 FAR = datetime(2040, 1, 1, tzinfo=timezone.utc)
 SOME = 300
 

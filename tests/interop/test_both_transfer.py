@@ -12,10 +12,12 @@ import redis
 from celery_delayq import DelayedQueue
 from celery_delayq.queue.codec import unpack
 from celery_delayq.queue.scripts import score_to_ms
-from tests.interop.conftest import NOT_LATE_MS, StartRedisson, TransferCommand
-from tests.interop.redisson import CURRENT, NEWEST, Redisson
+from tests.interop.conftest import CURRENT_ELSEWHERE, NOT_LATE_MS, StartRedisson, TransferCommand
+from tests.interop.redisson import NEWEST, Redisson
 from tests.state import now_ms
 from tests.support import wait_until
+
+pytestmark = pytest.mark.on_cluster
 
 #: Values from each side.
 COUNT = 1000
@@ -48,8 +50,14 @@ def nothing_lost_nothing_twice(jobs: DelayedQueue, due: Mapping[bytes, int]) -> 
     assert jobs.client.llen(jobs.keys.dead) == 0
 
 
-@pytest.mark.parametrize("mirror_list", [False, True], ids=["plain", "mirrored"])
-@pytest.mark.parametrize("version", [NEWEST, CURRENT])
+@pytest.mark.parametrize(
+    "mirror_list",
+    [
+        pytest.param(False, id="plain", marks=pytest.mark.one_server("it takes long, and the next test is like it")),
+        pytest.param(True, id="mirrored"),
+    ],
+)
+@pytest.mark.parametrize("version", [NEWEST, CURRENT_ELSEWHERE])
 def test_each_is_delivered_once_and_none_is_late(
     start_redisson: StartRedisson,
     transfer_command: TransferCommand,
@@ -63,11 +71,9 @@ def test_each_is_delivered_once_and_none_is_late(
     assert len(due) == 2 * COUNT
     late: dict[bytes, int] = {}
     while len(late) < 2 * COUNT:
-        popped = broker_client.brpop([jobs.name], timeout=30)
-        assert popped, f"{2 * COUNT - len(late)} were lost"
-        more: list[bytes] = broker_client.rpop(jobs.name, COUNT) or []
+        popped = wait_until(lambda: broker_client.rpop(jobs.name, COUNT), f"{2 * COUNT - len(late)} come")
         at_ms = now_ms(broker_client)
-        for payload in (popped[1], *more):
+        for payload in popped:
             assert payload not in late, f"{payload!r} came twice"
             late[payload] = at_ms - due[payload]
     assert min(late.values()) >= 0
@@ -76,7 +82,13 @@ def test_each_is_delivered_once_and_none_is_late(
         pass
 
 
-@pytest.mark.parametrize("killed", ["java", "python"])
+@pytest.mark.parametrize(
+    "killed",
+    [
+        pytest.param("java", marks=pytest.mark.one_server("it takes long; test_workers_and_java.py kills Java")),
+        "python",
+    ],
+)
 def test_killing_either_side_in_the_middle_changes_nothing(
     start_redisson: StartRedisson, transfer_command: TransferCommand, jobs: DelayedQueue, killed: str
 ) -> None:

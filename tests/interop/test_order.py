@@ -17,6 +17,8 @@ from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
+pytestmark = pytest.mark.on_cluster
+
 #: Time between two due times, in ms: each is transferred by a call of its own.
 APART_MS = 100
 

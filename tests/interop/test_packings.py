@@ -14,6 +14,8 @@ from tests.interop.redisson import NEWEST, OLD, Redisson
 from tests.state import now_ms, seed
 from tests.support import wait_until
 
+pytestmark = pytest.mark.on_cluster
+
 #: Entries that no version of Redisson can read.
 GARBAGE = [b"garbage", b"\x08 too short", b"\xff" * 100, b""]
 
@@ -84,6 +86,7 @@ def test_an_old_redisson_stops_at_an_entry_of_python(start_redisson: StartRediss
     assert jobs.take(timeout_s=10) == b"python"
 
 
+@pytest.mark.one_server("it takes long, and is about a script of Redisson's")
 def test_redisson_itself_repeats_what_comes_before_an_entry_of_its_old_version(
     start_redisson: StartRedisson, jobs: DelayedQueue
 ) -> None:
@@ -97,6 +100,7 @@ def test_redisson_itself_repeats_what_comes_before_an_entry_of_its_old_version(
     assert jobs.size() == 2
 
 
+@pytest.mark.one_server("it takes long; the test of both packings is like it")
 def test_an_upgrade_with_entries_pending_loses_nothing(
     start_redisson: StartRedisson, transfer_command: TransferCommand, jobs: DelayedQueue
 ) -> None:

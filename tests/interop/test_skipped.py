@@ -9,6 +9,8 @@ import pytest
 from tests.interop import redisson
 from tests.interop.conftest import without_java
 
+pytestmark = pytest.mark.one_server("no server is asked")
+
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -20,9 +20,6 @@ from tests.workers import Worker
 
 pytestmark = pytest.mark.on_cluster
 
-#: What a cluster does not change.
-the_same = pytest.mark.one_server("it is the same on a cluster")
-
 
 def offer_task(redisson: Redisson, task: str, *args: Any, queue: str = "celery", **options: Any) -> tuple[str, int]:
     """Let Java offer a task; return its id and when it is due, unix time in ms."""
@@ -40,8 +37,8 @@ def worker_urls(broker_url: str, ledger: Ledger) -> dict[str, str]:
     ("version", "codec"),
     [
         (NEWEST, "string"),
-        pytest.param(NEWEST, "bytes", marks=the_same),
-        pytest.param(CURRENT, "string", marks=the_same),
+        pytest.param(NEWEST, "bytes", marks=pytest.mark.one_server("the other codec and the old version do")),
+        pytest.param(CURRENT, "string", marks=pytest.mark.one_server("see test_cluster.py")),
         (OLD, "bytes"),
     ],
 )
@@ -80,7 +77,6 @@ def test_the_priority_decides_the_list(newest: Redisson, broker_client: redis.Re
     assert [DelayedQueue(broker_client, name).size() for name in names] == [3, 3, 3, 1]
 
 
-@the_same
 def test_an_expired_task_of_java_does_not_run(
     newest: Redisson, broker_client: redis.Redis, ledger: Ledger, worker_urls: dict[str, str]
 ) -> None:
@@ -92,7 +88,6 @@ def test_an_expired_task_of_java_does_not_run(
     assert not ledger.has([expired])
 
 
-@the_same
 def test_the_result_of_a_task_of_java_is_found_by_its_id(
     newest: Redisson, ledger: Ledger, worker_urls: dict[str, str]
 ) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import redis
 
 from celery_delayq import DelayedQueue
-from celery_delayq.transfer.loop import TransferLoop
+from celery_delayq.transfer.loop import TransferSettings
 from tests.brokers import Server
 from tests.interop.conftest import CURRENT_ELSEWHERE, NOT_LATE_MS, StartRedisson
 from tests.interop.redisson import NEWEST, Redisson
 from tests.ledger import Ledger
 from tests.state import now_ms
+from tests.transferring import transferring
 from tests.worker_app import publisher
 from tests.workers import Worker
 
@@ -23,17 +22,6 @@ pytestmark = pytest.mark.on_cluster
 
 #: No UTF-8, and bytes that formats use: a payload is any bytes.
 BINARY = b"\x00\xff\x06\x16{}[]\r\n\x80" * 3
-
-
-@contextmanager
-def transferring(broker: Server, *names: str) -> Iterator[None]:
-    """Run a transfer loop in this process."""
-    loop = TransferLoop(broker.client, lambda: names)
-    loop.start()
-    try:
-        yield
-    finally:
-        loop.stop()
 
 
 def test_java_takes_and_decodes_what_celery_offers(
@@ -60,9 +48,8 @@ def test_java_takes_and_decodes_what_celery_offers(
     }
 
 
-@pytest.mark.one_server("the loop of this process knows one")
 def test_java_takes_a_value_that_python_offers(redisson: Redisson, broker: Server, jobs: DelayedQueue) -> None:
-    with transferring(broker, "jobs"):
+    with transferring(broker, TransferSettings()):
         due_ms = now_ms(jobs.client) + 1000
         redisson.ask("take", "jobs")
         jobs.offer(BINARY, due_ms=due_ms)

@@ -19,7 +19,7 @@ from tests.workers import Worker
 
 pytestmark = pytest.mark.on_cluster
 
-one_is_enough = pytest.mark.one_server("it takes long; test_cluster.py has more")
+one_is_enough = pytest.mark.one_server("it takes long; test_both_transfer.py kills Python's side of a cluster, too")
 
 #: Tasks from each side, and when they are due, in ms from now.
 COUNT, FIRST_MS, SPREAD_MS = 150, 8000, 2000

@@ -13,6 +13,8 @@ from celery_delayq.schedule.store import ScheduleStore
 from tests.planner.conftest import Stage
 from tests.support import wait_until
 
+pytestmark = pytest.mark.on_cluster
+
 
 class Planning:
     """A planner that has very much to do, until it is told that what is overdue has gone on."""

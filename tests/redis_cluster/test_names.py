@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from celery_delayq.cluster.names import check_name, is_tagged, keys_of, priority_list, slot_of
+from celery_delayq.cluster.names import check_name, is_tagged, keys_of, priority_list, queue_of, slot_of
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.queue.keys import QueueKeys
 
@@ -18,15 +20,19 @@ names = st.one_of(st.text(alphabet="{}ab:", max_size=12), st.text())
 BAD = ["a{b", "a}b", "}x", "{}x", "q{}y{z}", "{", "}", "{}", "a}", "{x", "{}{x}"]
 
 
+def _lists(name: str, keyprefix: str, suffixes: Iterable[str]) -> set[str]:
+    """Return the lists of a queue: for priority 0, and for others."""
+    full = keyprefix + name
+    found = {full}
+    for suffix in suffixes:
+        found.add(f"{full}{suffix}" if is_tagged(full) else f"{keyprefix}{priority_list(full, suffix)}")
+    return found
+
+
 def _all_keys(name: str, keyprefix: str) -> set[str]:
     """Return more keys of a queue than `check_name` looks at, under the names that a channel gives them."""
-    full = keyprefix + name
-    suffixes = [f"{sep}{step}" for sep in (SEP, ":", "}", "{x}") for step in (3, 6, 9, 10)]
-    lists = [full]
-    for suffix in suffixes:
-        lists.append(f"{full}{suffix}" if is_tagged(full) else f"{keyprefix}{priority_list(full, suffix)}")
     keys = set()
-    for each in lists:
+    for each in _lists(name, keyprefix, [f"{sep}{step}" for sep in (SEP, ":", "}", "{x}") for step in (3, 6, 9, 10)]):
         queue_keys = QueueKeys.of(each)
         keys.update(vars(queue_keys).values())
         keys.update(queue_keys.in_flight(consumer) for consumer in ("0123", "host@1"))
@@ -91,7 +97,42 @@ def test_any_name_is_refused_or_has_all_keys_in_one_slot(name: str, keyprefix: s
 
 @given(names, st.sampled_from(["", "p:", "{shop}:", "a{b", "a}b", "{}"]))
 def test_the_full_name_gives_the_same_answer(name: str, keyprefix: str) -> None:
-    assert _is_refused(name, keyprefix) is _is_refused(keyprefix + name, "")
+    slots = "different hash slots"
+    assert _is_refused(name, keyprefix, slots) is _is_refused(keyprefix + name, "", slots)
+
+
+@pytest.mark.parametrize(("name", "keyprefix", "other"), [
+    ("{tasks}", "", "tasks"), ("{p:tasks}", "p:", "tasks"), ("{p:}", "p:", ""),
+])  # fmt: skip
+def test_names_whose_lists_would_be_those_of_another_queue_are_refused(name: str, keyprefix: str, other: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"those of the queue {other!r}"):
+        check_name(name, keyprefix)
+    check_name(other, keyprefix or "p:")
+
+
+@pytest.mark.parametrize(("name", "keyprefix"), [("{tasks}", "p:"), ("{tasks}", "{p}:"), ("{{p}:tasks}", "{p}:")])
+def test_names_that_are_all_braces_are_good_beside_a_prefix(name: str, keyprefix: str) -> None:
+    check_name(name, keyprefix)
+
+
+@given(names, names, st.sampled_from(["", "p:", "{shop}:", "a}"]))
+@example("tasks", "{tasks}", "")
+@example("tasks", "{p:tasks}", "p:")
+def test_no_two_queues_share_a_list(one: str, other: str, keyprefix: str) -> None:
+    if one == other or _is_refused(one, keyprefix) or _is_refused(other, keyprefix):
+        return
+    assert not _lists(one, keyprefix, (f"{SEP}3",)) & _lists(other, keyprefix, (f"{SEP}3",))
+
+
+@given(names, st.sampled_from(["", "p:", "{shop}:", "a}"]))
+@example("{tasks}", "p:")
+@example("{tasks}", "{shop}:")
+@example("{{shop}:tasks}", "{shop}:")
+@example("", "p:")
+def test_a_list_tells_its_queue(name: str, keyprefix: str) -> None:
+    if not _is_refused(name, keyprefix):
+        (found,) = _lists(name, keyprefix, (SEP,)) - {f"{keyprefix}{name}"}
+        assert queue_of(found.removeprefix(keyprefix).removesuffix(SEP), keyprefix) == name
 
 
 @given(st.text(st.characters(exclude_characters="{}", exclude_categories=["Cs"]), min_size=1))
@@ -103,9 +144,9 @@ def test_names_without_braces_are_never_refused(name: str) -> None:
     }
 
 
-def _is_refused(name: str, keyprefix: str) -> bool:
+def _is_refused(name: str, keyprefix: str, why: str = "") -> bool:
     try:
         check_name(name, keyprefix)
-    except ConfigurationError:
-        return True
+    except ConfigurationError as error:
+        return why in str(error)
     return False

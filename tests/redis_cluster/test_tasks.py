@@ -159,6 +159,13 @@ def test_a_worker_that_ends_leaves_no_binding(cluster: Cluster, ledger: Ledger) 
     assert not cluster.owner(bindings).client.smembers(bindings)
 
 
+@pytest.mark.parametrize("name", ["{q0}", "{q}"])
+def test_a_queue_does_not_get_the_lists_of_another_one(cluster: Cluster, ledger: Ledger, name: str) -> None:
+    """The list for priority 3 of `q0` is `{q0}` with that priority."""
+    with publisher(cluster.url(), ledger.url) as app, pytest.raises(ConfigurationError, match="priorities"):
+        app.tasks["note"].apply_async(queue=name, priority=3)
+
+
 @pytest.mark.parametrize("name", ["a}b", "}x", "{}x"])
 def test_names_whose_keys_would_be_on_several_nodes_are_refused(cluster: Cluster, ledger: Ledger, name: str) -> None:
     with publisher(cluster.url(), ledger.url) as app, pytest.raises(ConfigurationError, match="slot"):

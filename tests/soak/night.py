@@ -17,9 +17,12 @@ from pathlib import Path
 import redis
 from dateutil.parser import isoparse
 
+from celery_delayq.cluster.client import Routed
 from examples.private_redis import PrivateRedis
+from tests.brokers import ClusterServer, Server, url_of
 from tests.clocks import clock_from, server_with
 from tests.ledger import Ledger
+from tests.redis_cluster.servers import cluster
 from tests.soak.scene import ended
 from tests.soak.soak import Result
 from tests.soak.verdict import Verdict
@@ -33,8 +36,14 @@ _ZONE = "Europe/Berlin"
 #: Names of entries: one of every second, one of 2 o'clock, and those of every minute by number.
 _SECOND, _DAILY = "every second", "at two"
 
+#: Where tasks wait: on a cluster, each at another node.
+_QUEUES = ("q0", "q1", "q2")
+
 #: Everybody works within so many seconds; if not, it is tried again with more.
 _START_S = (15, 30, 60)
+
+#: No node of a cluster is taken for dead because the machine is busy.
+_PATIENT = ("--cluster-node-timeout", "15000")
 
 #: So far a faked clock drifts from that of the machine, in ms.
 _DRIFT_MS = 50
@@ -88,27 +97,28 @@ class TooSlow(Exception):
 Occurrence = tuple[str, int]
 
 
-def run_night(night: Night, *, minutes: int = 2, entries: int = 300) -> Result:
+def run_night(night: Night, *, minutes: int = 2, entries: int = 300, on_cluster: bool = False) -> Result:
     """Let the clock change once; the verdict is on occurrences.
 
     Args:
         night: which.
         minutes: how long to go on after the change.
         entries: how many tasks run every minute.
+        on_cluster: whether the broker is a cluster.
 
     Raises:
         TooSlow: this machine does not start two workers within a minute.
     """
     for start_s in _START_S[:-1]:
         with suppress(TooSlow):
-            return _run(night, start_s, minutes, entries)
-    return _run(night, _START_S[-1], minutes, entries)
+            return _run(night, start_s, minutes, entries, on_cluster)
+    return _run(night, _START_S[-1], minutes, entries, on_cluster)
 
 
-def _run(night: Night, start_s: float, minutes: int, entries: int) -> Result:
+def _run(night: Night, start_s: float, minutes: int, entries: int, on_cluster: bool) -> Result:
     jump_ms = round(night.jump.timestamp() * 1000)
     end_ms = jump_ms + minutes * 60_000 + 3000
-    with _stage(night.jump - timedelta(seconds=start_s), entries) as (client, ledger, workers):
+    with _stage(night.jump - timedelta(seconds=start_s), entries, on_cluster) as (client, ledger, workers):
         wait_until(lambda: _sent(ledger), "planners plan, and a task of every second runs", 60)
         from_ms = now_ms(client)
         if from_ms > jump_ms - 3000:
@@ -123,29 +133,47 @@ def _run(night: Night, start_s: float, minutes: int, entries: int) -> Result:
             wait_until(lambda: max(_seconds(ledger)) >= end_ms, "the task of every second has run", _SENT_S)
         first_ms = min(_seconds(ledger))
         expected |= {(_SECOND, at_ms) for at_ms in range(first_ms, end_ms, 1000)}
-        lag_ms = now_ms(ledger.client) - now_ms(client)
-        verdict = _judge(expected, {at: times for at, times in _sent(ledger).items() if at[1] < end_ms}, lag_ms)
+        lags_ms = {queue: now_ms(ledger.client) - now_ms(_clock(client, queue)) for queue in _QUEUES}
+        verdict = _judge(expected, {at: times for at, times in _sent(ledger).items() if at[1] < end_ms}, lags_ms)
         return Result(night.name, 1, verdict, ended(workers))
 
 
+def _clock(client: redis.Redis, queue: str) -> redis.Redis:
+    """Return a client of the server that has a queue: each node of a cluster has a clock of its own."""
+    return client.at(queue) if isinstance(client, Routed) else client
+
+
+def _queue(name: str) -> str:
+    """Return the queue of an entry."""
+    return _QUEUES[sum(name.encode()) % len(_QUEUES)]
+
+
 @contextmanager
-def _stage(start: datetime, entries: int) -> Iterator[tuple[redis.Redis, Ledger, list[Worker]]]:
+def _stage(start: datetime, entries: int, on_cluster: bool) -> Iterator[tuple[redis.Redis, Ledger, list[Worker]]]:
     """A broker at a time, a ledger with a clock of today, and two workers that plan."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="delayq-night-")))
         ledger = Ledger(stack.enter_context(PrivateRedis()).url)
         stack.callback(ledger.client.close)
-        broker = stack.enter_context(PrivateRedis(server=server_with({**clock_from(start), "TZ": "UTC"}, folder)))
+        server = server_with({**clock_from(start), "TZ": "UTC"}, folder)
+        broker: Server = (
+            ClusterServer(stack.enter_context(cluster(server=server, settings=_PATIENT)))
+            if on_cluster
+            else stack.enter_context(PrivateRedis(server=server))
+        )
         client = stack.enter_context(broker.client())
         conf = {"timezone": _ZONE, "beat_scheduler": "celery_delayq.beat:Scheduler", "task_ignore_result": True}
-        url = f"delayq://127.0.0.1:{broker.port}/0"
+        url = url_of(broker)
         with publisher(url, ledger.url, **conf) as app:
+
+            def add(name: str, when: str | float) -> None:
+                app.delayq.schedule.add(name, "occurrence", when, [name], options={"queue": _queue(name)})
+
             for number in range(entries):
-                app.delayq.schedule.add(f"minute {number}", "occurrence", "* * * * *", [f"minute {number}"])
-            app.delayq.schedule.add(_DAILY, "occurrence", "0 2 * * *", [_DAILY])
-            # The last one: once it runs, the others are known.
-            app.delayq.schedule.add(_SECOND, "occurrence", 1.0, [_SECOND])
-        workers = [Worker(broker=url, ledger=ledger.url, conf=conf) for _ in range(2)]
+                add(f"minute {number}", "* * * * *")
+            add(_DAILY, "0 2 * * *")
+            add(_SECOND, 1.0)  # the last one: once it runs, the others are known
+        workers = [Worker("-Q", ",".join(_QUEUES), broker=url, ledger=ledger.url, conf=conf) for _ in range(2)]
         for worker in workers:
             stack.callback(worker.__exit__)
             worker.start()
@@ -165,7 +193,11 @@ def _seconds(ledger: Ledger) -> list[int]:
     return [at_ms for name, at_ms in _sent(ledger) if name == _SECOND]
 
 
-def _judge(expected: set[Occurrence], sent: Mapping[Occurrence, list[float]], lag_ms: float) -> Verdict:
+def _judge(expected: set[Occurrence], sent: Mapping[Occurrence, list[float]], lags_ms: Mapping[str, float]) -> Verdict:
+    def late_ms(at: Occurrence) -> float:
+        name, at_ms = at
+        return min(sent[at]) - lags_ms[_queue(name)] - at_ms
+
     def named(occurrences: Iterable[Occurrence]) -> set[str]:
         return {
             f"{name} at {datetime.fromtimestamp(at_ms / 1000, timezone.utc).isoformat()}" for name, at_ms in occurrences
@@ -177,6 +209,6 @@ def _judge(expected: set[Occurrence], sent: Mapping[Occurrence, list[float]], la
         lost=named(expected - sent.keys()),
         twice=twice,
         unexplained=twice | named(sent.keys() - expected),
-        early=named(at for at, times in sent.items() if min(times) - lag_ms + _DRIFT_MS < at[1]),
-        late_s=[(min(times) - lag_ms - at_ms) / 1000 for (_, at_ms), times in sent.items()],
+        early=named(at for at in sent if late_ms(at) < -_DRIFT_MS),
+        late_s=[late_ms(at) / 1000 for at in sent],
     )

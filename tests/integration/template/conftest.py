@@ -9,10 +9,12 @@ import pytest
 import redis
 from celery import Celery
 from celery.canvas import Signature
-from kombu import Exchange, Queue
+from kombu import Exchange, Queue, pools
 
 from celery_delayq.publishing.template import TaskTemplate
 from examples.private_redis import PrivateRedis
+from tests import brokers
+from tests.brokers import Server
 from tests.integration.publishing import stored
 from tests.worker_app import publisher
 
@@ -29,32 +31,27 @@ NAMES = ("first", "second", "third")
 
 
 @pytest.fixture
-def server(redis_server: PrivateRedis) -> PrivateRedis:
-    """A server with an empty database 5."""
-    with redis_server.client(db=5) as client:
+def client(any_broker: Server) -> Iterator[redis.Redis]:
+    """A client of an empty database 5, or of an empty cluster."""
+    with any_broker.client(**({"db": 5} if isinstance(any_broker, PrivateRedis) else {})) as client:
         client.flushdb()
-    return redis_server
-
-
-@pytest.fixture
-def client(server: PrivateRedis) -> Iterator[redis.Redis]:
-    """A client of that database."""
-    with server.client(db=5) as client:
+        pools.reset()  # kombu's pooled connections know of bindings that are deleted here
         yield client
 
 
 @pytest.fixture
-def broker_url(server: PrivateRedis) -> str:
+def broker_url(any_broker: Server, client: redis.Redis) -> str:
     """Where the messages go."""
-    return f"delayq://127.0.0.1:{server.port}/5"
+    return brokers.url_of(any_broker, 5)
 
 
 @pytest.fixture
 def app(broker_url: str, ledger_url: str) -> Iterator[Celery]:
     """An app whose queues are declared, some of them on a topic exchange."""
-    with publisher(broker_url, ledger_url, task_queues=QUEUES) as app, app.connection_for_write() as connection:
-        for queue in QUEUES:
-            queue(connection.default_channel).declare()
+    with publisher(broker_url, ledger_url, task_queues=QUEUES) as app:
+        with app.producer_pool.acquire(block=True) as producer:  # another connection would not know the exchange's type
+            for queue in QUEUES:
+                queue(producer.channel).declare()
         yield app
 
 
@@ -82,7 +79,7 @@ def notes(app: Celery, **options: Any) -> list[Signature]:
 def taken(client: redis.Redis) -> dict[str, list[dict[str, Any]]]:
     """All messages by list; they are gone afterwards."""
     messages = stored(client)
-    keys = [key for key in client.scan_iter() if not key.startswith(b"_kombu.binding.")]
+    keys = [key for key in client.scan_iter() if not key.startswith((b"_kombu.binding.", b"{_kombu.binding}"))]
     client.delete("-", *keys)
     return messages
 

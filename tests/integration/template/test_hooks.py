@@ -16,6 +16,8 @@ from tests.integration.publishing import stored
 from tests.integration.template.conftest import NAMES, notes, nothing
 from tests.worker_app import publisher
 
+pytestmark = pytest.mark.on_cluster
+
 
 @pytest.fixture
 def seen(app: Celery, by_template: list[str]) -> Iterator[list[str]]:

@@ -20,11 +20,14 @@ from kombu.exceptions import OperationalError
 from celery_delayq import DelayedQueue, NotAllSent
 from celery_delayq.publishing import bulk
 from celery_delayq.publishing.template import TaskTemplate
+from tests.brokers import list_for
 from tests.integration.publishing import stored
 from tests.integration.template.conftest import NAMES, QUEUES, TOPIC, notes, nothing, taken
 from tests.ledger import Ledger
 from tests.state import calls
 from tests.worker_app import publisher
+
+pytestmark = pytest.mark.on_cluster
 
 #: The same in every process that collects these tests.
 LATER, LONG_AGO = datetime(2040, 1, 2, 3, 4, 5, 678901, timezone.utc), datetime(2020, 1, 1, tzinfo=timezone.utc)
@@ -234,7 +237,7 @@ def test_a_task_may_alternate_between_queues_and_priorities(
     found = {name: [message["headers"]["id"] for message in messages] for name, messages in stored(client).items()}
     assert found == {
         "celery": ids[::5],
-        "celery\x06\x169": ids[1::5],
+        list_for(client, "celery", 9): ids[1::5],
         "other": sorted(ids[2::5] + ids[3::5], key=ids.index),
         "sports": ids[4::5],
         "all": ids[4::5],

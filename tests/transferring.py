@@ -16,17 +16,17 @@ from examples.private_redis import PrivateRedis
 from tests.brokers import Server
 from tests.redis_cluster.servers import Cluster
 
-_SETTINGS = TransferSettings(interval_s=0.5)
+_OFTEN = TransferSettings(interval_s=0.5)
 
 
 @contextmanager
-def transferring(broker: Server) -> Iterator[None]:
+def transferring(broker: Server, settings: TransferSettings = _OFTEN) -> Iterator[None]:
     """Transfer what is due as long as the block lasts; nobody takes it from its queue."""
     with ExitStack() as stack:
         if isinstance(broker, PrivateRedis):
-            loops = [TransferLoop(broker.client, settings=_SETTINGS)]
+            loops = [TransferLoop(broker.client, settings=settings)]
         else:
-            loops = stack.enter_context(_loops_of_nodes(broker.cluster))
+            loops = stack.enter_context(_loops_of_nodes(broker.cluster, settings))
         for loop in loops:
             loop.start()
             stack.callback(loop.stop)
@@ -34,14 +34,14 @@ def transferring(broker: Server) -> Iterator[None]:
 
 
 @contextmanager
-def _loops_of_nodes(cluster: Cluster) -> Iterator[list[TransferLoop]]:
+def _loops_of_nodes(cluster: Cluster, settings: TransferSettings) -> Iterator[list[TransferLoop]]:
     """A loop for each node, which works while that is a master; and a thread that looks which ones are."""
     addresses = [Address("127.0.0.1", node.port) for node in cluster.nodes]
     topology = Topology(addresses, _connect)
     loops = [
         TransferLoop(
             partial(own_connections, topology, address, must_be_master=True),
-            settings=_SETTINGS,
+            settings=settings,
             serves=partial(topology.serves, address),
         )
         for address in addresses

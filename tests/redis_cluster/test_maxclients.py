@@ -1,0 +1,80 @@
+"""A node that has no connection left: the worker says so, and goes on with those that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from celery_delayq.transport.known import NodeConnection
+from tests.ledger import Ledger
+from tests.redis_cluster.servers import Cluster, ClusterNode
+from tests.support import wait_until
+from tests.worker_app import publisher
+from tests.workers import Worker
+
+REACHED = "its limit maxclients is reached"
+
+
+def connections(node: ClusterNode) -> int:
+    """How many count for the limit: those of clients, and two for each other node."""
+    return len(node.client.client_list()) + 2 * (len(node.rows()) - 1)
+
+
+@contextmanager
+def limited(node: ClusterNode, limit: int) -> Iterator[None]:
+    """Let a node have so many connections at most while the block lasts; those that there are stay."""
+    before = node.client.config_get("maxclients")["maxclients"]
+    node.client.config_set("maxclients", limit)
+    try:
+        yield
+    finally:
+        node.client.config_set("maxclients", before)
+
+
+def wanted(cluster: Cluster, node: ClusterNode, ledger: Ledger) -> int:
+    """How many connections to a node a worker opens if it may. One of them may be due to chance."""
+    before = connections(node)
+    with Worker(broker=cluster.url(3), ledger=ledger.url) as worker:
+        worker.wait_for_log("Transfer of delayed messages: connected", times=len(cluster.masters()))
+        worker.wait_for_log("Lease renewal of consumer")
+        wait_until(lambda: node.client.info("clients")["blocked_clients"] == 1, "it waits on the list of its queue")
+        wait_until(lambda: node.client.info("clients")["tracking_clients"] == 1, "it listens for the other lists")
+        return connections(node) - before
+
+
+def log_of_a_worker(cluster: Cluster, node: ClusterNode, ledger: Ledger, count: int) -> str:
+    """Let a worker have so many connections to a node; return its log when all tasks have run."""
+    ledger.clear()
+    with publisher(cluster.url(3), ledger.url) as app:
+        note = app.tasks["note"]
+        first = note.apply_async().id
+        with (
+            limited(node, connections(node) + count),
+            Worker(broker=cluster.url(3), ledger=ledger.url) as worker,
+        ):
+            wait_until(lambda: ledger.has([first]), "the first has run")
+            ids = [note.apply_async(countdown=countdown).id for countdown in (None, 0.2, None, 1.0)]
+            wait_until(lambda: ledger.has(ids), "all have run")
+            return worker.log
+
+
+def test_a_worker_goes_on_with_the_connections_that_it_has(cluster: Cluster, ledger: Ledger) -> None:
+    node = cluster.owner("celery")
+    most = wanted(cluster, node, ledger)
+    logs = (log_of_a_worker(cluster, node, ledger, count) for count in (most - 1, most - 2))
+    log = next((log for log in logs if REACHED in log), "")
+    assert log.count(REACHED) == 1
+    assert "Traceback" not in log
+    assert log.count("is lost: ") < 3, "it does not begin anew again and again"
+
+
+def test_a_node_that_is_full_is_not_taken_for_one_that_refuses_a_command(cluster: Cluster) -> None:
+    """redis-py knows what a single server says, and reads over what a node says while it connects."""
+    node = cluster.nodes[0]
+    connection = NodeConnection(host="127.0.0.1", port=node.port)
+    with limited(node, 1), pytest.raises(redis.ConnectionError, match="max number of clients"):
+        connection.connect()
+    connection.disconnect()
