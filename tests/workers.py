@@ -176,9 +176,12 @@ class Worker(CeleryCommand):
     The default is one solo process, which starts fastest, and asks no neighbours for a second.
     """
 
-    def __init__(self, *options: str, pool: str = "solo", concurrency: int = 2, **kwargs: Any) -> None:
+    def __init__(
+        self, *options: str, pool: str = "solo", concurrency: int = 2, gossip: bool = False, **kwargs: Any
+    ) -> None:
         name = f"w{id(self):x}@%h"
-        common = ("--loglevel=INFO", "--without-gossip", "--without-mingle", f"--pool={pool}", f"-n{name}")
+        alone = () if gossip else ("--without-gossip", "--without-mingle")
+        common = ("--loglevel=INFO", *alone, f"--pool={pool}", f"-n{name}")
         size = () if pool == "solo" else (f"--concurrency={concurrency}",)
         super().__init__("worker", *common, *size, *options, **kwargs)
 

@@ -124,7 +124,7 @@ class Recovery:
     def _tell_dead(self, name: str, dead: list[bytes]) -> None:
         logger.error(
             "%d messages of %r became dead letters in the list %r: they cannot be read, or their workers were killed "
-            "too often while they ran. `celery -A ... delayq dead list` shows them",
+            "too often while they ran. `celery -A ... delayq dead list` with the name of the queue shows them",
             len(dead),
             name,
             keys.QueueKeys.of(name).dead,

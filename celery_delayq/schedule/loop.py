@@ -63,13 +63,15 @@ class PlannerLoop(LoopThread):
     Args:
         connect: called for every (re)connection. Returns a context manager that yields a store with its own
             connections and a factory of planners, and that closes the connections.
+        is_awaited: whether transfers wait until this has planned, even if it cannot connect.
     """
 
-    def __init__(self, connect: Callable[[], Any]) -> None:
+    def __init__(self, connect: Callable[[], Any], *, is_awaited: bool = True) -> None:
         super().__init__(
             "delayq-planner", logger, "Planning of periodic tasks", "Occurrences that are already planned still run"
         )
         self._connect = connect
+        self._is_awaited = is_awaited
         #: Where it is subscribed.
         self._server = ""
         self._has_planned = threading.Event()
@@ -77,7 +79,8 @@ class PlannerLoop(LoopThread):
     def wait_until_planned(self, timeout_s: float) -> bool:
         """Wait until all entries that were overdue when the loop started are processed. Return whether they are.
 
-        New entries may not be planned by then. If no message is overdue, this returns at once.
+        New entries may not be planned by then. If no message is overdue, this returns at once; also after an error if
+        nothing waits for this.
         """
         return self._has_planned.wait(timeout_s)
 
@@ -91,6 +94,8 @@ class PlannerLoop(LoopThread):
                     finally:
                         self._unsubscribe()
             except Exception as exc:
+                if not self._is_awaited:
+                    self._has_planned.set()
                 if not self._stopping:
                     self._outage.begins(exc)
 

@@ -21,6 +21,7 @@ from celery_delayq.settings import settings_of
 from celery_delayq.transport import Connector, Transport
 from celery_delayq.transport.producer import Producer
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
+from celery_delayq.transport.urls import is_cluster as is_cluster_url
 
 #: How long a planner waits for replicas before it forgets where an entry was, in ms.
 _KEPT_MS = 100
@@ -77,7 +78,8 @@ def planner_loop(
 
             yield store, make_planner
 
-    return PlannerLoop(connect)
+    # One node of a cluster must not hold up the transfers of the others.
+    return PlannerLoop(connect, is_awaited=not is_cluster_url(connection))
 
 
 def store_of(channel: Any, *, replicate: bool = False) -> ScheduleStore:

@@ -76,7 +76,7 @@ def uses_everything(url: str, ledger: Ledger) -> None:
     options = {"broker": url, "ledger": ledger.url, "conf": conf}
     with (
         publisher(url, ledger.url, **conf) as app,
-        Worker("-Q", ",".join(["celery", *QUEUES]), "-E", pool="threads", **options) as worker,
+        Worker("-Q", ",".join(["celery", *QUEUES]), "-E", pool="threads", gossip=True, **options) as worker,
     ):
         add, note, total = app.tasks["add"], app.tasks["note"], app.tasks["total"]
         results = [

@@ -193,3 +193,13 @@ def test_a_failover_of_the_node_that_an_entry_leaves_loses_no_occurrence(
         found = sorted(planned(client, "blue") + planned(client, "red"))
         assert found == list(range(found[0], found[-1] + 1, EVERY_MS))
         wait_until(lambda: schedule.get("mine").error is None, "it may leave")
+
+
+def test_transfers_do_not_wait_for_a_planner_whose_node_is_away(broker: ClusterServer, ledger_url: str) -> None:
+    cluster = broker.cluster
+    with publisher(cluster.url(3), ledger_url, beat_schedule=SCHEDULE) as app, broker.client() as client:
+        with planning(app):
+            wait_for_more(client, QUEUES)
+        cluster.owner(ScheduleKeys.of(together=True).definitions).kill()
+        with planning(app) as loop:
+            assert loop.wait_until_planned(8), "less than a transfer would wait otherwise"
