@@ -2,7 +2,10 @@
 
 finding      what a check found, and how bad it is
 servers      the servers that are checked, and what follows if one is away
-version, persistence, memory, replication     checks of a server
+version, persistence, memory, replication, room, clock, permissions     checks of a server
+waiting      what waits at a server, for the next two
+transfer, overdue, planning     checks of what processes do there
 options      checks the settings of an app
-at_start     all of this, for workers
+check        all of this, for `celery delayq check`
+at_start     some of this, for workers
 """

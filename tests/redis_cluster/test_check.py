@@ -1,0 +1,102 @@
+"""`celery delayq check` on a cluster some of whose nodes are away: a line for each, and the rest is checked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_delayq import DelayedQueue
+from tests.cli.running import Done, run
+from tests.ledger import Ledger
+from tests.redis_cluster import servers
+from tests.redis_cluster.servers import Cluster, ClusterNode
+from tests.state import now_ms, offer
+from tests.worker_app import publisher
+
+#: On all nodes.
+QUEUES = [f"q{number}" for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def own_cluster() -> Iterator[Cluster]:
+    """A cluster in which no node is taken for dead, so that it is for the check to find out."""
+    with servers.cluster(settings=("--cluster-node-timeout", "300000")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["suspended", "dead"])
+def victim(request: pytest.FixtureRequest, own_cluster: Cluster) -> Iterator[ClusterNode]:
+    """A node that is away."""
+    node = own_cluster.nodes[0]
+    if request.param == "dead":
+        node.kill()
+    else:
+        node.suspend()
+    yield node
+    if request.param == "dead":
+        node.restart()
+        own_cluster.wait_until_ok()
+    else:
+        node.resume()
+
+
+@pytest.fixture
+def app(own_cluster: Cluster, ledger: Ledger) -> Iterator[Celery]:
+    options = {"broker_transport_options": {"socket_timeout": 300}}
+    with publisher(own_cluster.url(3), ledger.url, task_queues=None, **options) as app:
+        for queue in QUEUES:
+            app.amqp.queues.add(queue)
+        yield app
+
+
+def lines(done: Done, check: str) -> list[dict[str, Any]]:
+    return [line for line in done.lines() if line["check"] == check]
+
+
+def served(cluster: Cluster) -> Iterator[tuple[str, redis.Redis]]:
+    """Yield the queues whose nodes answer, with a client of their node."""
+    for queue in QUEUES:
+        with suppress(LookupError):
+            yield queue, cluster.owner(queue).client
+
+
+def test_a_node_that_is_away_is_a_line_and_the_others_are_checked(
+    own_cluster: Cluster, victim: ClusterNode, app: Celery
+) -> None:
+    start = time.monotonic()
+    done = run(app, "check", "--json")
+    took_s = time.monotonic() - start
+    assert done.code == 1
+    errors = [line for line in done.lines() if line["level"] == "error"]
+    assert [line["servers"] for line in errors] == [[str(victim.address)]]
+    assert errors[0]["message"].startswith(f"Cannot use the node {victim.address}: ")
+    others = sorted(str(node.address) for node in own_cluster.nodes if node is not victim)
+    for check in ("permissions", "clock", "memory", "transfer", "overdue"):
+        assert sorted(name for line in lines(done, check) for name in line["servers"]) == others
+    assert took_s < 60
+
+
+def test_a_probe_sees_the_queues_of_the_other_nodes(own_cluster: Cluster, victim: ClusterNode, app: Celery) -> None:
+    """And it fails in any case: nobody knows what is overdue at the node that is away."""
+    assert run(app, "check", "--max-overdue", "60").code == 1
+    queue, client = next(served(own_cluster))
+    offer(DelayedQueue(client, queue), "late", now_ms(client) - 100_000, b"{}")
+    try:
+        done = run(app, "check", "--json", "--max-overdue", "60")
+    finally:
+        client.flushall()
+    assert done.code == 1
+    assert any(f"overdue in queue {queue!r}" in line["message"] for line in lines(done, "overdue"))
+
+
+def test_findings_that_nodes_share_are_one_line(own_cluster: Cluster, app: Celery) -> None:
+    done = run(app, "check", "--json")
+    (finding,) = lines(done, "persistence")
+    assert sorted(finding["servers"]) == sorted(str(node.address) for node in own_cluster.nodes)
+    assert "persistence  Redis has no persistence" in run(app, "check").stdout.replace("Valkey", "Redis")
