@@ -62,7 +62,7 @@ def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tup
                 raise click.ClickException(f"{connection.as_uri()}: {exc}") from exc
             trouble = "lost the connection to" if connected else "cannot connect to"
             advice = "; run the command again to make sure" if connected else ""
-            raise click.ClickException(f"{trouble} {connection.as_uri()}: {str(exc).rstrip('.')}{advice}") from exc
+            raise click.ClickException(f"{trouble} {connection.as_uri()}: {_reason(exc)}{advice}") from exc
         except RedisError as exc:
             try:
                 refuse_cluster(exc)
@@ -116,6 +116,12 @@ def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) 
 def queue_option(help: str = "Only tasks of this queue.") -> Decorator:
     """Return the option `--queue`, with shell completion."""
     return click.option("--queue", shell_complete=complete_queue, help=help)
+
+
+def _reason(exc: Exception) -> str:
+    """Return why there is no connection. If no sentinel names a master, redis-py describes its clients at length."""
+    text = str(exc).rstrip(".")
+    return text.partition(" : ")[0] if text.startswith("No master found") else text
 
 
 def _hurried(patience_s: float) -> dict[str, Any]:

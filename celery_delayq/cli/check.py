@@ -93,21 +93,14 @@ def _print(findings: Sequence[Finding]) -> None:
     add_columns(table, "finding")
     servers = {name for finding in findings for name in finding.servers}
     for finding in findings:
-        told = text(_told(finding, len(servers)))
-        table.add_row(Text(finding.level.value, _STYLES[finding.level]), text(finding.check), told)
+        level = Text(finding.level.value, _STYLES[finding.level])
+        table.add_row(level, text(finding.check), text(finding.told(len(servers))))
         if finding.advice:
             table.add_row("", "", text(finding.advice))
     out = console()
     out.print(table)
     counts = Counter(finding.level for finding in findings)
     out.print(f"\n{plural(counts[Level.ERROR], 'error')}, {plural(counts[Level.WARNING], 'warning')}.")
-
-
-def _told(finding: Finding, servers: int) -> str:
-    """Return what was found, and at which servers, if not at all of them."""
-    if len(finding.servers) in (0, servers):
-        return finding.message
-    return f"{finding.message} ({', '.join(finding.servers)})"
 
 
 def _as_json(finding: Finding) -> dict[str, Any]:

@@ -39,8 +39,7 @@ def say_at_start(
     findings = check_servers(servers, replicas=replicas, has_sentinel=has_sentinel)
     logger.info("celery_delayq %s with %s. %s.", __version__, _names(servers), described(app))
     for finding in findings:
-        at = f" ({', '.join(finding.servers)})" if len(servers) > 1 else ""
-        logger.log(finding.level.for_logs, "%s%s", finding.text, at)
+        logger.log(finding.level.for_logs, "%s", f"{finding.told(len(servers))} {finding.advice}".rstrip())
 
 
 def check_servers(servers: Sequence[Server], *, replicas: int = 0, has_sentinel: bool = False) -> list[Finding]:

@@ -53,10 +53,15 @@ class Finding:
     servers: tuple[str, ...] = ()
     was_checked: bool = True
 
-    @property
-    def text(self) -> str:
-        """The message and the advice."""
-        return f"{self.message} {self.advice}".rstrip()
+    def told(self, of: int) -> str:
+        """Return the message, with the names of the servers, unless it is about all of them or names them itself.
+
+        Args:
+            of: how many servers there are.
+        """
+        if len(self.servers) in (0, of) or all(name in self.message for name in self.servers):
+            return self.message
+        return f"{self.message} ({', '.join(self.servers)})"
 
 
 def not_checked(check: str, why: object) -> Finding:

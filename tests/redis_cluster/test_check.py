@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +13,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.health.at_start import say_at_start
 from tests.cli.running import Done, run
 from tests.ledger import Ledger
 from tests.redis_cluster import servers
@@ -84,7 +86,6 @@ def test_a_node_that_is_away_is_a_line_and_the_others_are_checked(
 
 def test_a_probe_sees_the_queues_of_the_other_nodes(own_cluster: Cluster, victim: ClusterNode, app: Celery) -> None:
     """And it fails in any case: nobody knows what is overdue at the node that is away."""
-    assert run(app, "check", "--max-overdue", "60").code == 1
     queue, client = next(served(own_cluster))
     offer(DelayedQueue(client, queue), "late", now_ms(client) - 100_000, b"{}")
     try:
@@ -92,7 +93,24 @@ def test_a_probe_sees_the_queues_of_the_other_nodes(own_cluster: Cluster, victim
     finally:
         client.flushall()
     assert done.code == 1
+    assert lines(done, "server")[0]["servers"] == [str(victim.address)]
     assert any(f"overdue in queue {queue!r}" in line["message"] for line in lines(done, "overdue"))
+
+
+def test_a_worker_starts_all_the_same_and_says_so(
+    victim: ClusterNode, app: Celery, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("celery_delayq.test")
+    app.conf.broker_transport_options = {"socket_timeout": 1}
+    with app.connection_for_write() as connection, caplog.at_level(logging.INFO):
+        say_at_start(logger, app, connection.default_channel.plain_client)
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == logger.name]
+    assert said[0][0] == "INFO"
+    assert "with a Redis Cluster of 3 masters (" in said[0][1]
+    (away,) = (message for level, message in said if message.startswith("Cannot use"))
+    assert ("WARNING", away) in said
+    assert away.startswith(f"Cannot use the node {victim.address}: ")
+    assert sum("has no persistence" in message for _, message in said) == 1
 
 
 def test_findings_that_nodes_share_are_one_line(own_cluster: Cluster, app: Celery) -> None:
