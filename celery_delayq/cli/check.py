@@ -14,6 +14,7 @@ from rich.text import Text
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, json_option, plural
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, text
+from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import Span
 from celery_delayq.health.check import check_broker, check_only_overdue
 from celery_delayq.health.finding import Finding, Level, not_checked, sentence
@@ -83,8 +84,10 @@ def _overdue(app: Any, most_s: float) -> list[Finding]:
 def _cannot(exc: click.ClickException) -> Finding:
     """Return the finding that the broker cannot be checked."""
     refused = _REFUSED.search(exc.message)
-    advice = f"As an administrator: ACL SETUSER USER +{refused[1]}. Then check again." if refused else ""
-    return Finding("server", Level.ERROR, sentence(exc.message), advice)
+    if refused is None:
+        return Finding("server", Level.ERROR, sentence(exc.message))
+    advice = "Let an administrator allow it, with the command below, and check again."
+    return Finding("server", Level.ERROR, sentence(exc.message), advice, f"ACL SETUSER USER +{refused[1]}")
 
 
 def _print(findings: Sequence[Finding]) -> None:
@@ -99,6 +102,9 @@ def _print(findings: Sequence[Finding]) -> None:
             table.add_row("", "", text(finding.advice))
     out = console()
     out.print(table)
+    for line in dict.fromkeys(finding.command for finding in findings if finding.command):
+        out.print()
+        say(line)  # in one line, to copy
     counts = Counter(finding.level for finding in findings)
     out.print(f"\n{plural(counts[Level.ERROR], 'error')}, {plural(counts[Level.WARNING], 'warning')}.")
 
@@ -109,5 +115,6 @@ def _as_json(finding: Finding) -> dict[str, Any]:
         "level": finding.level.value,
         "message": finding.message,
         "advice": finding.advice,
+        "command": finding.command,
         "servers": finding.servers,
     }

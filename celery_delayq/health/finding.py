@@ -42,6 +42,7 @@ class Finding:
         level: how bad it is.
         message: what is so, in whole sentences.
         advice: what to do, in whole sentences; empty if there is nothing to do.
+        command: a command of Redis that the advice is about, in one line; empty if there is none.
         servers: names of the servers that this is about; empty if it is about none of them.
         was_checked: whether the check could be made.
     """
@@ -50,6 +51,7 @@ class Finding:
     level: Level
     message: str
     advice: str = ""
+    command: str = ""
     servers: tuple[str, ...] = ()
     was_checked: bool = True
 

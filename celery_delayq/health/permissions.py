@@ -212,7 +212,8 @@ def check_permissions(server: Server, *, needed: Callable[[Server], Sequence[Nee
             _CHECK,
             Level.ERROR,
             f"The user {name} may not do all that workers and producers need.",
-            f"As an administrator: ACL SETUSER {name} {rules}",
+            "Let an administrator allow it, with the command below.",
+            f"ACL SETUSER {name} {rules}",
         )
     else:
         yield Finding(_CHECK, Level.OK, f"The user {name} may do all that workers and producers need.")

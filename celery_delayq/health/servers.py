@@ -106,7 +106,9 @@ def examine(server: Server, checks: Mapping[str, Check], *, away: Level = Level.
 def is_away(server: Server, exc: Exception, level: Level = Level.ERROR) -> Finding:
     """Return the finding that a server cannot be used."""
     what = f"Cannot use the node {server.name}" if server.in_cluster else f"Cannot use {server.name}"
-    return Finding("server", level, f"{what}: {str(exc).rstrip('.')}.", _AWAY[server.in_cluster], (server.name,))
+    return Finding(
+        "server", level, f"{what}: {str(exc).rstrip('.')}.", _AWAY[server.in_cluster], servers=(server.name,)
+    )
 
 
 _AWAY = {

@@ -13,6 +13,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.queue.keys import ScheduleKeys
 from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import PrivateRedis
 from tests.cli.running import Command, Done, is_wrong_use, run
@@ -55,7 +56,9 @@ class TestNobodyRuns:
         done = command("check", "--json")
         assert done.code == 0
         assert {line["level"] for line in done.lines()} == {"ok", "warning"}
-        assert all(line.keys() == {"check", "level", "message", "advice", "servers"} for line in done.lines())
+        assert all(
+            line.keys() == {"check", "level", "message", "advice", "command", "servers"} for line in done.lines()
+        )
         assert only(done, "transfer")["level"] == "warning"
         assert only(done, "transfer")["advice"] == "Start a worker, or `celery delayq transfer`."
         assert only(done, "persistence")["level"] == "warning"
@@ -126,13 +129,32 @@ def test_a_worker_that_plans(
         assert only(done, "planner")["message"] == "1 periodic task; 1 planner is subscribed."
 
 
-def test_entries_that_cannot_be_planned(app: Celery, waiting: DelayedQueue, command: Command) -> None:
+def test_entries_that_cannot_be_planned(
+    unused: None, broker_kind: str, app: Celery, waiting: DelayedQueue, command: Command
+) -> None:
     app.delayq.schedule.add("tick", "note", 3600)
-    waiting.client.hset("delayq:schedule_errors", "tick", "refused")
-    levels = {line["level"]: line["advice"] for line in found(command("check", "--json"), "planner")}
-    if "warning" in levels:
-        assert "schedule list" in levels["warning"]
-    assert "error" in levels
+    waiting.client.hset(ScheduleKeys.of(together=broker_kind == "cluster").errors, "tick", "refused")
+    findings = {line["level"]: line for line in found(command("check", "--json"), "planner")}
+    assert findings.keys() == {"error", "warning"}
+    assert findings["warning"]["message"] == "1 of 1 periodic task could not be planned."
+    assert "schedule list" in findings["warning"]["advice"]
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize(
+    ("conf", "words"),
+    [
+        ({"beat_schedule": {"bad": {"task": "note", "schedule": "soon"}}}, "The periodic task 'bad' is invalid: "),
+        ({"beat_schedule": ["bad"]}, "beat_schedule must be a dict"),
+        ({"beat_scheduler": "celery_delayq.beat:Shceduler"}, "beat_scheduler must be celery_delayq.beat:Scheduler"),
+    ],
+)
+def test_a_schedule_that_is_wrong(broker_url: str, ledger_url: str, conf: dict[str, Any], words: str) -> None:
+    with publisher(broker_url, ledger_url, **{"beat_scheduler": "celery_delayq.beat:Scheduler", **conf}) as app:
+        done = run(app, "check", "--json")
+    assert done.code == 1
+    errors = [line for line in found(done, "planner") if line["level"] == "error"]
+    assert words in errors[0]["message"]
 
 
 class TestOverdue:
@@ -175,6 +197,26 @@ class TestOverdue:
     def test_spans_that_are_none(self, command: Command) -> None:
         is_wrong_use(command("check", "--max-overdue", "soon"), "cannot parse 'soon' as a span of time")
         is_wrong_use(command("check", "--max-overdue", "-1"), "must not be negative")
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize(
+    ("without", "line"),
+    [("-blmove", "ACL SETUSER shop +blmove"), ("-ping", "ACL SETUSER USER +ping")],
+)
+def test_what_a_user_lacks_is_a_line_to_copy(
+    broker_server: PrivateRedis, broker_client: redis.Redis, ledger_url: str, without: str, line: str
+) -> None:
+    broker_client.execute_command("ACL", "SETUSER", "shop", "on", ">secret", "~*", "&*", "+@all", without)
+    try:
+        with publisher(f"delayq://shop:secret@127.0.0.1:{broker_server.port}/0", ledger_url) as app:
+            done = run(app, "check")
+            as_json = run(app, "check", "--json")
+    finally:
+        broker_client.execute_command("ACL", "DELUSER", "shop")
+    assert done.code == as_json.code == 1
+    assert line in done.stdout.splitlines()
+    assert [finding["command"] for finding in as_json.lines() if finding["command"]] == [line]
 
 
 def test_settings_without_a_connection(ledger_url: str) -> None:

@@ -55,7 +55,7 @@ def check(admin: redis.Redis, any_redis_server: PrivateRedis) -> Check:
 
 def rules_in(finding: Finding) -> list[str]:
     """Return the rules of the line for administrators."""
-    return finding.advice.partition("ACL SETUSER shop ")[2].split()
+    return finding.command.removeprefix("ACL SETUSER shop ").split()
 
 
 def test_the_rights_in_the_manual_are_enough(check: Check) -> None:
