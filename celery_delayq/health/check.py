@@ -14,7 +14,7 @@ from celery_delayq.health.clock import check_clock
 from celery_delayq.health.finding import Finding, Level, merged, not_checked
 from celery_delayq.health.memory import check_memory
 from celery_delayq.health.overdue import check_overdue
-from celery_delayq.health.permissions import check_permissions, needs
+from celery_delayq.health.permissions import check_permissions, needs, with_same_command
 from celery_delayq.health.persistence import check_persistence
 from celery_delayq.health.planning import check_planning, configured_here
 from celery_delayq.health.replication import check_replication
@@ -67,7 +67,7 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
         "transfer": broker.of_waiting(check_transfer),
         "overdue": broker.of_waiting(check_overdue),
     }
-    return merged([*broker.examine_all(of_server), *found])
+    return merged(with_same_command([*broker.examine_all(of_server), *found]))
 
 
 def check_only_overdue(app: Any, channel: Any, *, most_s: float) -> list[Finding]:

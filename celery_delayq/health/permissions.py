@@ -8,6 +8,7 @@ administrators only.) What is refused appears in `ACL LOG`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -212,11 +213,21 @@ def check_permissions(server: Server, *, needed: Callable[[Server], Sequence[Nee
             _CHECK,
             Level.ERROR,
             f"The user {name} may not do all that workers and producers need.",
-            "Let an administrator allow it, with the command below.",
+            f"Let an administrator allow it, with the command below{', at each node' if server.in_cluster else ''}.",
             f"ACL SETUSER {name} {rules}",
         )
     else:
         yield Finding(_CHECK, Level.OK, f"The user {name} may do all that workers and producers need.")
+
+
+def with_same_command(findings: Iterable[Finding]) -> list[Finding]:
+    """Let each command allow what is missing at any node of a cluster: slots move, and it is one line to copy."""
+    found = list(findings)
+    rules = dict.fromkeys(rule for finding in found for rule in finding.command.split()[3:])
+    return [
+        replace(finding, command=" ".join([*finding.command.split()[:3], *rules])) if finding.command else finding
+        for finding in found
+    ]
 
 
 def _refused(connection: Any, needed: Sequence[Need]) -> list[str]:

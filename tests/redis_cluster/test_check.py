@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import redis
@@ -19,7 +20,7 @@ from tests.ledger import Ledger
 from tests.redis_cluster import servers
 from tests.redis_cluster.servers import Cluster, ClusterNode
 from tests.state import now_ms, offer
-from tests.worker_app import publisher
+from tests.worker_app import PASSWORD, publisher
 
 #: On all nodes.
 QUEUES = [f"q{number}" for number in range(6)]
@@ -118,3 +119,19 @@ def test_findings_that_nodes_share_are_one_line(own_cluster: Cluster, app: Celer
     (finding,) = lines(done, "persistence")
     assert sorted(finding["servers"]) == sorted(str(node.address) for node in own_cluster.nodes)
     assert "persistence  Redis has no persistence" in run(app, "check").stdout.replace("Valkey", "Redis")
+
+
+def test_all_nodes_get_the_same_line_for_administrators(own_cluster: Cluster, app: Celery, ledger: Ledger) -> None:
+    """Although each has other queues."""
+    rules = ["on", f">{PASSWORD}", "+@all", "&*", "~redisson_delay_queue*", "~delayq:*", "~*.celery.pidbox*"]
+    for node in own_cluster.nodes:
+        node.client.execute_command("ACL", "SETUSER", "shop", "reset", *rules, "~{_kombu.binding}*", "~celery*")
+    login = f"delayq+cluster://shop:{quote(PASSWORD, safe='')}@"
+    with publisher(own_cluster.url(3).replace("delayq+cluster://", login), ledger.url) as theirs:
+        for queue in QUEUES:
+            theirs.amqp.queues.add(queue)
+        done = run(theirs, "check", "--json")
+    (finding,) = lines(done, "permissions")
+    assert len(finding["servers"]) == 3
+    missing = {f"~{queue}*" for queue in QUEUES} | {f"~{{{queue}}}*" for queue in QUEUES} | {"~{celery}*"}
+    assert set(finding["command"].removeprefix("ACL SETUSER shop ").split()) == missing
