@@ -8,7 +8,7 @@ below use milliseconds.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,29 +114,42 @@ def check_transport_options(given: Mapping[str, Any], others: Iterable[str] = ()
     Raises:
         ConfigurationError: one of our options has a wrong value or contradicts another, or a name is probably misspelt.
     """
-    for name in given.keys() - TRANSPORT_OPTIONS.keys() - set(others):
+    for problem in wrong_transport_options(given, others):
+        raise ConfigurationError(problem)
+    return {
+        name: option.check(_in_transport_options(name), given.get(name, option.default))
+        for name, option in TRANSPORT_OPTIONS.items()
+    }
+
+
+def wrong_transport_options(given: Mapping[str, Any], others: Iterable[str] = ()) -> Iterator[str]:
+    """Yield all that is wrong with our transport options, see `check_transport_options`."""
+    for name in sorted(given.keys() - TRANSPORT_OPTIONS.keys() - set(others)):
         meant = misspelt(name, TRANSPORT_OPTIONS)
-        if meant:
-            raise ConfigurationError(f"unknown option {name!r} in broker_transport_options: did you mean {meant!r}?")
-        if name.startswith(PREFIX) or name in APP_SETTINGS:
-            bare = name.removeprefix(PREFIX)
-            if bare in TRANSPORT_OPTIONS:
-                raise ConfigurationError(f"unknown option {name!r} in broker_transport_options: did you mean {bare!r}?")
-            raise ConfigurationError(
+        bare = name.removeprefix(PREFIX)
+        if meant or (bare != name and bare in TRANSPORT_OPTIONS):
+            yield f"unknown option {name!r} in broker_transport_options: did you mean {meant or bare!r}?"
+        elif bare != name or name in APP_SETTINGS:
+            yield (
                 f"{name!r} does not belong in broker_transport_options: "
                 f"it is an app setting; set app.conf.{PREFIX}{misspelt(bare, APP_SETTINGS) or bare}"
             )
-    checked = {
-        name: option.check(f"broker_transport_options[{name!r}]", given.get(name, option.default))
-        for name, option in TRANSPORT_OPTIONS.items()
-    }
-    longest_s = given.get("socket_timeout", SOCKET_TIMEOUT_S)
-    if checked["replicas"] and isinstance(longest_s, (int, float)) and checked["replicas_timeout"] >= longest_s:
-        raise ConfigurationError(
-            f"broker_transport_options['replicas_timeout'] ({checked['replicas_timeout']:g} s) must be less than "
+    checked: dict[str, Any] = {}
+    for name, option in TRANSPORT_OPTIONS.items():
+        try:
+            checked[name] = option.check(_in_transport_options(name), given.get(name, option.default))
+        except ConfigurationError as exc:
+            yield str(exc)
+    wait_s, longest_s = checked.get("replicas_timeout", 0.0), given.get("socket_timeout", SOCKET_TIMEOUT_S)
+    if checked.get("replicas") and isinstance(longest_s, (int, float)) and wait_s >= longest_s:
+        yield (
+            f"broker_transport_options['replicas_timeout'] ({wait_s:g} s) must be less than "
             f"socket_timeout ({longest_s:g} s): otherwise the connection is lost while replicas are waited for"
         )
-    return checked
+
+
+def _in_transport_options(name: str) -> str:
+    return f"broker_transport_options[{name!r}]"
 
 
 @dataclass(frozen=True)
@@ -180,12 +193,8 @@ def app_settings(given: Mapping[str, Any]) -> AppSettings:
     Raises:
         ConfigurationError: a name is unknown, or a value has the wrong type or is out of range.
     """
-    for name in given.keys() - APP_SETTINGS.keys():
-        meant = misspelt(name, APP_SETTINGS)
-        hint = f"did you mean {PREFIX}{meant}?" if meant else f"known settings are {_names(APP_SETTINGS)}"
-        if name in TRANSPORT_OPTIONS:
-            hint = f"{name} belongs in broker_transport_options"
-        raise ConfigurationError(f"unknown setting {PREFIX}{name}: {hint}")
+    for problem in wrong_app_settings(given):
+        raise ConfigurationError(problem)
     values = {
         name: option.check(PREFIX + name, given.get(name, option.default)) for name, option in APP_SETTINGS.items()
     }
@@ -203,6 +212,26 @@ def app_settings(given: Mapping[str, Any]) -> AppSettings:
     return AppSettings(transfer, values["fail_dead_letters"], values["inspect_limit"], schedule)
 
 
+def wrong_app_settings(given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield all that is wrong with the settings of an app, see `app_settings`."""
+    for name in sorted(given.keys() - APP_SETTINGS.keys()):
+        meant = misspelt(name, APP_SETTINGS)
+        hint = f"did you mean {PREFIX}{meant}?" if meant else f"known settings are {_names(APP_SETTINGS)}"
+        if name in TRANSPORT_OPTIONS:
+            hint = f"{name} belongs in broker_transport_options"
+        yield f"unknown setting {PREFIX}{name}: {hint}"
+    for name, option in APP_SETTINGS.items():
+        try:
+            option.check(PREFIX + name, given.get(name, option.default))
+        except ConfigurationError as exc:
+            yield str(exc)
+
+
+def changed(given: Mapping[str, Any], options: Mapping[str, Option]) -> dict[str, Any]:
+    """Return the options whose values differ from the defaults, sorted by name."""
+    return {name: given[name] for name in sorted(options) if name in given and given[name] != options[name].default}
+
+
 def settings_of(app: Any) -> AppSettings:
     """Return the checked settings of an app.
 
@@ -210,10 +239,10 @@ def settings_of(app: Any) -> AppSettings:
         ConfigurationError: a `delayq_*` setting is unknown, a value is wrong, or a URL would bypass our transport.
     """
     check_urls(app)
-    return app_settings(_delayq_settings(app.conf))
+    return app_settings(given_settings(app.conf))
 
 
-def _delayq_settings(conf: Any) -> dict[str, Any]:
+def given_settings(conf: Any) -> dict[str, Any]:
     """Return all settings with our prefix, without the prefix. The app may use any namespace and case."""
     namespace = (getattr(conf, "prefix", None) or "").lower()
     found = {}

@@ -6,7 +6,7 @@ broker     the app's broker, its inspector and its queues
 plain      lines without control characters
 output     tables, JSON, progress
 times      parsing and formatting of times
-status, listing, changes, backup, dead, top, transfer      the commands
+status, listing, changes, backup, dead, top, transfer, check      the commands
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from celery_delayq.cli.group import Commands
 #: Command name -> module and attribute.
 _COMMANDS = {
     "cancel": "changes:cancel",
+    "check": "check:check",
     "dead": "dead:dead",
     "export": "backup:export",
     "import": "backup:import_",

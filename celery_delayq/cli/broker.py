@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.away import Lost
 from celery_delayq.settings import check_urls
 from celery_delayq.transport import Transport, register
+from celery_delayq.transport.urls import is_cluster, is_sentinel
 
 _ADVICE = (
     "start the broker URL with delayq:// instead of redis://, and create DelayQ(app) in the module that "
@@ -31,21 +32,27 @@ _NO_CONNECTION = (OperationalError, RedisConnectionError, RedisTimeoutError)
 
 
 @contextmanager
-def delayq_channel(app: Any) -> Iterator[tuple[Any, Any]]:
+def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tuple[Any, Any]]:
     """Connect, and yield the connection and a channel. Errors name the URL without its password.
+
+    Args:
+        app: the Celery app.
+        patience_s: how long to wait for each answer, in seconds; then, each URL is tried once. By default, the options
+            say how long.
 
     Raises:
         click.ClickException: the app uses another transport, the URL or a setting is wrong, or the server cannot be
             reached, refuses a command, or goes away.
     """
     register()  # for `-b delayq://...` with an app that has no DelayQ
-    with _connection(app) as connection:
+    hurried = {} if patience_s is None else _hurried(patience_s)
+    with _connection(app, hurried) as connection:
         connected = False
         try:
             check_urls(app)
             if not isinstance(connection.transport, Transport):
                 raise click.ClickException(f"the broker is {connection.as_uri()}: {_ADVICE}")
-            connection.ensure_connection(max_retries=1)
+            connection.ensure_connection(max_retries=1 if patience_s is None else _other_urls(connection))
             channel = connection.default_channel
             connected = True
             yield connection, channel
@@ -59,7 +66,7 @@ def delayq_channel(app: Any) -> Iterator[tuple[Any, Any]]:
             if connected and connection.transport.nodes is not None:  # the error names the node
                 trouble = f"lost the connection to a node of {url}"
             advice = "; run the command again to make sure" if connected else ""
-            raise click.ClickException(f"{trouble}: {str(exc).rstrip('.')}{advice}") from exc
+            raise click.ClickException(f"{trouble}: {_reason(exc)}{advice}") from exc
         except RedisError as exc:
             try:
                 refuse_cluster(exc)
@@ -125,9 +132,26 @@ def queue_option(help: str = "Only tasks of this queue.") -> Decorator:
     return click.option("--queue", shell_complete=complete_queue, help=help)
 
 
-def _connection(app: Any) -> Any:
+def _reason(exc: Exception) -> str:
+    """Return why there is no connection. If no sentinel names a master, redis-py describes its clients at length."""
+    text = str(exc).rstrip(".")
+    return text.partition(" : ")[0] if text.startswith("No master found") else text
+
+
+def _hurried(patience_s: float) -> dict[str, Any]:
+    """Return transport options with shorter timeouts. Nothing is written, so no replica is waited for."""
+    return {"socket_timeout": patience_s, "socket_connect_timeout": patience_s, "replicas": 0}
+
+
+def _other_urls(connection: Any) -> int:
+    """Return how many times to try to connect again without a pause: kombu takes the next URL each time."""
+    has_one = is_cluster(connection) or is_sentinel(connection)  # these look at all URLs themselves
+    return 0 if has_one else max(0, len(connection.alt or ()) - 1)
+
+
+def _connection(app: Any, options: Mapping[str, Any]) -> Any:
     try:
-        connection = app.connection_for_write()
+        connection = app.connection_for_write(transport_options=options)
         connection.get_transport_cls()  # kombu looks up a scheme such as `delay+socket` only now
         connection.may_be_replica = True  # a replica is enough for reading
         return connection

@@ -11,12 +11,12 @@ from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command
 from celery_delayq.cli.plain import say, visible
 from celery_delayq.errors import DelayqError
+from celery_delayq.health.at_start import say_at_start
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.settings import settings_of
 from celery_delayq.transfer.loop import TransferLoop
 from celery_delayq.transport import Connector
-from celery_delayq.worker.server import check_servers
 
 #: The package's logger; `--loglevel` sets its level.
 logger = logging.getLogger("celery_delayq")
@@ -68,8 +68,7 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
     except DelayqError as exc:
         raise click.ClickException(str(exc)) from exc
     with delayq_channel(app) as (connection, channel):
-        for finding in check_servers(channel.plain_client):
-            logger.log(finding.level, finding.message)
+        say_at_start(logger, app, channel.plain_client)
         lists = {name for queue in app.amqp.queues for name in channel.broker_lists(queue)}
         lists.update(name for name in map(str.strip, queues.split(",")) if name)
         connector = Connector(connection, failover=True)

@@ -71,8 +71,11 @@ __all__ = ["ClusterTransport", "Connector", "SentinelTransport", "Transport", "r
 
 logger = getLogger(__name__)
 
-#: Options that kombu reads outside of its channels.
-_KOMBU_OPTIONS = ("polling_interval", "reauth_check_interval", "wait_for_connection", "credential_provider")
+#: Options that kombu's Redis transport reads, in its channels and elsewhere.
+KOMBU_OPTIONS = (
+    *kombu_redis.SentinelChannel.from_transport_options,
+    *("polling_interval", "reauth_check_interval", "wait_for_connection", "credential_provider"),
+)
 
 
 class Transport(kombu_redis.Transport):
@@ -96,10 +99,7 @@ class Transport(kombu_redis.Transport):
     channel_errors = (*kombu_redis.Transport.channel_errors, NotReplicated)
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
-        self.options = check_transport_options(
-            client.transport_options,
-            others=(*kombu_redis.SentinelChannel.from_transport_options, *_KOMBU_OPTIONS),
-        )
+        self.options = check_transport_options(client.transport_options, others=KOMBU_OPTIONS)
         #: List -> time until an unused list expires, in ms; for queues declared with `expires` (kombu 5.7).
         self.expires_ms: dict[str, int] = {}
         #: The pool that all channels share, see `DelayedChannel.pool`.

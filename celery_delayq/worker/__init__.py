@@ -1,7 +1,6 @@
 """The parts that run in a Celery worker.
 
 bootsteps      start and stop the loops
-server         checks the Redis server
 reconnect      tries to connect several times a second
 handover       tracks the tasks that the pool has taken
 invalid_task   finds the defect of a message that no worker can take

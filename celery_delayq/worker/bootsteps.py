@@ -13,6 +13,7 @@ from celery.worker import state
 from kombu.serialization import prepare_accept_content
 
 from celery_delayq.beat import is_ours
+from celery_delayq.health.at_start import say_at_start
 from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
@@ -27,7 +28,6 @@ from celery_delayq.worker.failures import fail_task
 from celery_delayq.worker.handover import Handover, is_busy, is_stopping, tasks_waiting
 from celery_delayq.worker.invalid_task import defect_of, late_defect_of
 from celery_delayq.worker.reconnect import reconnect_soon
-from celery_delayq.worker.server import check_servers
 
 logger = get_logger(__name__)
 
@@ -109,13 +109,13 @@ class Transfer(bootsteps.StartStopStep):
             )
             return
         if not self._server_checked:
-            findings = check_servers(
+            say_at_start(
+                logger,
+                consumer.app,
                 consumer.connection.default_channel.plain_client,
                 replicas=transport.options["replicas"],
                 has_sentinel=is_sentinel(consumer.connection),
             )
-            for finding in findings:
-                logger.log(finding.level, finding.message)
             self._server_checked = True
         transport.running_tags = self._handover.delivery_tags
         transport.is_busy = is_busy

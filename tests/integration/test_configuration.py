@@ -13,7 +13,7 @@ import redis
 from celery import Celery
 from kombu import Connection
 
-from celery_delayq import ConfigurationError, DelayedQueue, DelayQ
+from celery_delayq import ConfigurationError, DelayedQueue, DelayQ, __version__
 from celery_delayq.settings import settings_of
 from celery_delayq.worker.bootsteps import Plan, Transfer
 from examples.private_redis import PrivateRedis, name_and_version
@@ -233,6 +233,20 @@ def test_a_server_that_may_lose_tasks_is_reported_at_start(
         with Worker(broker=broker_url, ledger=ledger.url) as worker:
             name = name_and_version(broker_client.info("server")).partition(" ")[0]
             worker.wait_for_log(f"WARNING/MainProcess] {name} has maxmemory-policy allkeys-lru")
-            worker.wait_for_log(f"INFO/MainProcess] {name} has no persistence")
+            worker.wait_for_log(f"WARNING/MainProcess] {name} has no persistence")
     finally:
         broker_client.config_set("maxmemory-policy", "noeviction")
+
+
+@pytest.mark.one_server("a cluster has several addresses")
+def test_a_worker_says_at_its_start_what_it_is_and_what_it_uses(
+    broker_server: PrivateRedis, broker_url: str, ledger: Ledger
+) -> None:
+    conf = {"broker_transport_options": {"lease": 60.0, "delivery_limit": 20}, "delayq_transfer_grace": 0.5}
+    with Worker(broker=broker_url, ledger=ledger.url, conf=conf) as worker:
+        with broker_server.client() as client:
+            server = name_and_version(client.info("server"))
+        worker.wait_for_log(
+            f"INFO/MainProcess] celery_delayq {__version__} with {server} at 127.0.0.1:{broker_server.port}. "
+            "Options that differ from the defaults: lease 60.0, delayq_transfer_grace 0.5."
+        )

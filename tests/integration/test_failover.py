@@ -19,6 +19,7 @@ from kombu.exceptions import OperationalError
 from celery_delayq import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys
 from examples.private_redis import PrivateRedis
+from tests.cli.running import run
 from tests.ledger import Execution, Ledger
 from tests.pair import Pair, replicated
 from tests.sentinel import Replicated
@@ -308,3 +309,21 @@ class TestPublisher:
             app.connection_for_write() as connection,
         ):
             assert connection.default_channel.pool.connection_kwargs["socket_timeout"] == 10
+
+
+def test_a_check_knows_that_sentinel_may_fail_over(servers: Replicated, app: Celery) -> None:
+    done = run(app, "check", "--json")
+    assert {line["check"]: line["level"] for line in done.lines()}["permissions"] == "ok"
+    assert done.code == 0
+    replicas = [line for line in done.lines() if line["check"] == "replicas"]
+    assert [line["level"] for line in replicas] == ["warning", "warning"]
+    assert "Add a second replica, then set it to 1." in replicas[0]["advice"]
+    assert {tuple(line["servers"]) for line in replicas} == {(f"127.0.0.1:{servers.master.port}",)}
+
+
+def test_commands_say_in_short_that_no_sentinel_answers(servers: Replicated, app: Celery) -> None:
+    servers.sentinel.kill()
+    done = run(app, "check", "--json")
+    assert done.code == 1
+    (finding,) = (line for line in done.lines() if line["check"] == "server")
+    assert finding["message"].endswith(": No master found for 'shop'.")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from logging import INFO, WARNING
 
 import pytest
 import redis
 
 from celery_delayq.errors import UnsupportedServer
-from celery_delayq.worker.server import Finding, check_server
+from celery_delayq.health.at_start import check_servers
+from celery_delayq.health.finding import Finding, Level
+from celery_delayq.health.servers import servers_of
 from examples.private_redis import PrivateRedis, name_and_version
 from tests.pair import replicated
 
@@ -18,21 +19,25 @@ from tests.pair import replicated
 def admin(any_redis_server: PrivateRedis) -> Iterator[redis.Redis]:
     """A client that may change the server's configuration, which the end of the test restores."""
     with any_redis_server.client() as client:
-        before = client.config_get("maxmemory-policy") | client.config_get("save")
+        before = client.config_get("maxmemory*") | client.config_get("save")
         yield client
-        for name, value in before.items():
-            client.config_set(name, value)
+        for name in ("maxmemory", "maxmemory-policy", "save"):
+            client.config_set(name, before[name])
         client.config_set("appendonly", "no")
 
 
-def levels(findings: list[Finding]) -> list[int]:
+def check_server(client: redis.Redis, *, replicas: int = 0, has_sentinel: bool = False) -> list[Finding]:
+    return check_servers(servers_of(client), replicas=replicas, has_sentinel=has_sentinel)
+
+
+def levels(findings: list[Finding]) -> list[Level]:
     return [finding.level for finding in findings]
 
 
-def test_a_server_without_persistence_is_mentioned(admin: redis.Redis) -> None:
+def test_a_server_without_persistence_is_warned_of(admin: redis.Redis) -> None:
     (finding,) = check_server(admin)
-    assert finding.level == INFO
-    assert "appendonly yes" in finding.message
+    assert finding.level is Level.WARNING
+    assert "appendonly yes" in finding.advice
 
 
 @pytest.mark.parametrize(("name", "value"), [("appendonly", "yes"), ("save", "900 1")])
@@ -41,13 +46,31 @@ def test_a_server_with_persistence_is_well(admin: redis.Redis, name: str, value:
     assert check_server(admin) == []
 
 
-@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "allkeys-random"])
-def test_a_server_that_evicts_keys_is_warned_of(admin: redis.Redis, policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "maxmemory"), [("allkeys-lru", 0), ("allkeys-random", 2**30), ("volatile-ttl", 2**30)]
+)
+def test_a_server_that_evicts_keys_is_warned_of(admin: redis.Redis, policy: str, maxmemory: int) -> None:
+    admin.config_set("save", "900 1")
     admin.config_set("maxmemory-policy", policy)
-    findings = check_server(admin)
-    assert levels(findings) == [WARNING, INFO]
-    assert f"maxmemory-policy {policy}" in findings[0].message
-    assert "noeviction" in findings[0].message
+    admin.config_set("maxmemory", maxmemory)
+    (finding,) = check_server(admin)
+    assert finding.level is Level.WARNING
+    assert f"maxmemory-policy {policy}" in finding.message
+    assert "noeviction" in finding.advice
+
+
+def test_a_volatile_policy_without_a_limit_evicts_nothing(admin: redis.Redis) -> None:
+    admin.config_set("save", "900 1")
+    admin.config_set("maxmemory-policy", "volatile-lru")
+    assert check_server(admin) == []
+
+
+def test_a_server_whose_memory_is_nearly_full_is_warned_of(admin: redis.Redis) -> None:
+    admin.config_set("save", "900 1")
+    admin.config_set("maxmemory", int(admin.info("memory")["used_memory"] * 1.05))
+    (finding,) = check_server(admin)
+    assert finding.level is Level.WARNING
+    assert "of the 1 MB that maxmemory allows" in finding.message
 
 
 def test_a_user_who_may_not_read_the_configuration_is_not_bothered(
@@ -86,7 +109,7 @@ def test_an_old_server_is_refused(client: redis.Redis, monkeypatch: pytest.Monke
 def test_newer_servers_are_accepted(client: redis.Redis, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     info = client.info()
     monkeypatch.setattr(client, "info", lambda: {**info, "redis_version": version})
-    assert levels(check_server(client)) == [INFO]
+    assert levels(check_server(client)) == [Level.WARNING]
 
 
 class TestFailover:
@@ -98,7 +121,7 @@ class TestFailover:
 
     def test_too_few_replicas(self, admin: redis.Redis) -> None:
         (finding,) = check_server(admin, replicas=2)
-        assert finding.level == WARNING
+        assert finding.level is Level.WARNING
         assert "has 0 replicas, but the transport option replicas is 2" in finding.message
 
     def test_enough_replicas(self, admin: redis.Redis) -> None:
@@ -108,7 +131,7 @@ class TestFailover:
 
     def test_with_sentinel(self, admin: redis.Redis) -> None:
         findings = check_server(admin, has_sentinel=True)
-        assert levels(findings) == [WARNING, WARNING]
+        assert levels(findings) == [Level.WARNING, Level.WARNING]
         assert "min-replicas-to-write 0" in findings[0].message
         assert "replica-serve-stale-data yes" in findings[1].message
 

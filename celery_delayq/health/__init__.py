@@ -1,0 +1,11 @@
+"""Health: whether the server, the settings and the processes are as they should be.
+
+finding      what a check found, and how bad it is
+servers      the servers that are checked, and what follows if one is away
+version, persistence, memory, replication, room, clock, permissions     checks of a server
+waiting      what waits at a server, for the next two
+transfer, overdue, planning     checks of what processes do there
+options      checks the settings of an app
+check        all of this, for `celery delayq check`
+at_start     some of this, for workers
+"""

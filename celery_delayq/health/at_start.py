@@ -1,0 +1,83 @@
+"""What a worker, and `celery delayq transfer`, check and say at their start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from logging import Logger
+from typing import Any
+
+import redis
+
+from celery_delayq._version import __version__
+from celery_delayq.errors import UnsupportedServer
+from celery_delayq.health.finding import Finding, Level, merged
+from celery_delayq.health.memory import check_memory
+from celery_delayq.health.options import described
+from celery_delayq.health.persistence import check_persistence
+from celery_delayq.health.replication import check_replication
+from celery_delayq.health.servers import Server, examine, servers_of
+from celery_delayq.health.version import check_version, name_and_version, too_old
+
+
+def say_at_start(
+    logger: Logger, app: Any, client: redis.Redis, *, replicas: int = 0, has_sentinel: bool = False
+) -> None:
+    """Log the versions, the options that differ from the defaults, and what the operator should know.
+
+    Args:
+        logger: where to log.
+        app: the Celery app.
+        client: a client of its server, or of its cluster.
+        replicas: the transport option `replicas`.
+        has_sentinel: whether Redis Sentinel names the server.
+
+    Raises:
+        UnsupportedServer: a server is older than Redis 6.2.
+        redis.RedisError: see `servers_of`.
+    """
+    servers = servers_of(client)
+    findings = check_servers(servers, replicas=replicas, has_sentinel=has_sentinel)
+    logger.info("celery_delayq %s with %s. %s.", __version__, _names(servers), described(app))
+    for finding in findings:
+        logger.log(finding.level.for_logs, "%s", f"{finding.told(len(servers))} {finding.advice}".rstrip())
+
+
+def check_servers(servers: Sequence[Server], *, replicas: int = 0, has_sentinel: bool = False) -> list[Finding]:
+    """Return what the operator should know about a server, or about all masters of a cluster; empty if all is well.
+
+    Args:
+        servers: see `servers_of`.
+        replicas: the transport option `replicas`.
+        has_sentinel: whether Redis Sentinel names the server.
+
+    Raises:
+        UnsupportedServer: a server is older than Redis 6.2.
+    """
+    checks = {
+        "server": _refuse_old,
+        "memory": check_memory,
+        "persistence": check_persistence,
+        "replicas": lambda server: check_replication(server, replicas=replicas, has_sentinel=has_sentinel),
+    }
+    found: list[Finding] = []
+    for server in servers:
+        found += examine(server, checks, away=Level.WARNING)
+        if server.in_cluster:  # a worker needs no such connection any more
+            server.client.connection_pool.disconnect(inuse_connections=False)
+    return [it for it in merged(found) if it.was_checked and it.level is not Level.OK]
+
+
+def _refuse_old(server: Server) -> Iterable[Finding]:
+    problem = too_old(server)
+    if problem:
+        raise UnsupportedServer(problem)
+    return check_version(server)
+
+
+def _names(servers: Sequence[Server]) -> str:
+    """Return what the servers are, and where."""
+    if not servers[0].in_cluster:
+        return f"{name_and_version(servers[0])} at {servers[0].name}"
+    masters = "1 master" if len(servers) == 1 else f"{len(servers)} masters"
+    versions = sorted({name_and_version(server) for server in servers if server.is_known})
+    return f"a Redis Cluster of {masters} ({', '.join(versions) or 'of which none answers'})"

@@ -1,0 +1,151 @@
+"""All checks of an app and its broker, for `celery delayq check`. Nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import redis
+
+from celery_delayq.errors import ConfigurationError
+from celery_delayq.health.clock import check_clock
+from celery_delayq.health.finding import Finding, Level, merged, not_checked
+from celery_delayq.health.memory import check_memory
+from celery_delayq.health.overdue import check_overdue
+from celery_delayq.health.permissions import check_permissions, needs, with_same_command
+from celery_delayq.health.persistence import check_persistence
+from celery_delayq.health.planning import check_planning, configured_here
+from celery_delayq.health.replication import check_replication
+from celery_delayq.health.room import check_room
+from celery_delayq.health.servers import Check, Server, examine, is_away, servers_of
+from celery_delayq.health.transfer import check_transfer
+from celery_delayq.health.version import check_version
+from celery_delayq.health.waiting import Waiting, read_waiting
+from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.queue.connections import LOST
+from celery_delayq.queue.delayed_queue import database_of
+from celery_delayq.queue.keys import RegistryKeys
+from celery_delayq.queue.registry import Registry
+from celery_delayq.schedule.configured import Configured
+from celery_delayq.schedule.service import store_of
+
+#: How many nodes are checked at once.
+_MOST_AT_ONCE = 16
+
+
+def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -> list[Finding]:
+    """Return what all checks of a broker found.
+
+    Args:
+        app: the Celery app.
+        channel: a channel of our transport. Its timeouts say how long the check takes if a server hangs.
+        replicas: the transport option `replicas`.
+        has_sentinel: whether Redis Sentinel names the server.
+
+    Raises:
+        redis.RedisError: the only server, or each node of the cluster, is away.
+    """
+    found: list[Finding] = []
+    broker = _Broker(app, channel)
+    try:
+        entries = configured_here(app)
+    except ConfigurationError as exc:
+        entries = None
+        found.append(Finding("planner", Level.ERROR, f"{exc}."))
+    needed = partial(needs, channel, broker.queues, broker.db)
+    of_server: dict[str, Check] = {
+        "server": check_version,
+        "persistence": check_persistence,
+        "memory": check_memory,
+        "replicas": partial(check_replication, replicas=replicas, has_sentinel=has_sentinel),
+        "connections": check_room,
+        "permissions": partial(check_permissions, needed=needed),
+        "clock": check_clock,
+        "planner": partial(_planning, keys=store_of(channel).keys, entries=entries),
+        "transfer": broker.of_waiting(check_transfer),
+        "overdue": broker.of_waiting(check_overdue),
+    }
+    return merged(with_same_command([*broker.examine_all(of_server), *found]))
+
+
+def check_only_overdue(app: Any, channel: Any, *, most_s: float) -> list[Finding]:
+    """Return whether messages of any queue are overdue for longer than `most_s` seconds: errors, if they are.
+
+    Args:
+        app: the Celery app.
+        channel: see `check_broker`.
+        most_s: the longest that is no error.
+
+    Raises:
+        redis.RedisError: the only server, or each node of the cluster, is away.
+    """
+    broker = _Broker(app, channel)
+    return merged(broker.examine_all({"overdue": broker.of_waiting(partial(check_overdue, most_s=most_s))}))
+
+
+class _Broker:
+    """The servers of an app's broker, and its lists."""
+
+    def __init__(self, app: Any, channel: Any) -> None:
+        client = channel.plain_client
+        self.queues: tuple[str, ...] = tuple(app.amqp.queues)
+        self.db = database_of(client)
+        self.servers = servers_of(client)
+        self._keyprefix: str = channel.global_keyprefix
+        self._lists = BrokerLists(channel, self.queues)
+        self._channel = channel
+        self._all_lists: list[BrokerList] = []
+        #: Server -> what waits there.
+        self._waiting: dict[str, Waiting] = {}
+        #: Server -> the finding that it is away.
+        self._away: dict[str, Finding] = {}
+
+    def examine_all(self, checks: Mapping[str, Check]) -> Iterator[Finding]:
+        """Yield the findings about all servers, several of which are examined at the same time."""
+        about_lists = list(self._find_lists())
+        with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(self.servers))) as pool:
+            for findings in pool.map(lambda server: self._examine(server, checks), self.servers):
+                yield from findings
+        yield from about_lists
+
+    def _examine(self, server: Server, checks: Mapping[str, Check]) -> list[Finding]:
+        away = self._away.get(server.name)
+        return [away] if away is not None else list(examine(server, checks))
+
+    def _find_lists(self) -> Iterator[Finding]:
+        names = {name for queue in self.queues for name in self._channel.broker_lists(queue)}
+        registry = next(
+            (it for it in self.servers if it.serves(RegistryKeys.of(self._keyprefix).names)), self.servers[0]
+        )
+        try:
+            names |= Registry(registry.client, self._keyprefix).names()
+        except LOST as exc:
+            self._away[registry.name] = is_away(registry, exc)
+        except redis.RedisError as exc:
+            yield not_checked("overdue", f"queues that are not the app's: {exc}")
+        self._all_lists = sorted(map(self._lists.parse, names))
+        lost = {it.queue for it in self._all_lists if not any(server.serves(it.name) for server in self.servers)}
+        if lost:
+            yield Finding(
+                "server",
+                Level.ERROR,
+                f"No node of the cluster serves {', '.join(map(repr, sorted(lost)))}.",
+                "Find out which node had the hash slots, and bring it back.",
+            )
+
+    def of_waiting(self, check: Callable[[Waiting], Iterable[Finding]]) -> Check:
+        """Return a check of a server, which needs what waits there."""
+
+        def check_server(server: Server) -> Iterable[Finding]:
+            if server.name not in self._waiting:
+                self._waiting[server.name] = read_waiting(server, self._all_lists, self._keyprefix, self.db)
+            return check(self._waiting[server.name])
+
+        return check_server
+
+
+def _planning(server: Server, *, keys: Any, entries: Configured | None) -> Iterable[Finding]:
+    """Check the planner at the server with the periodic tasks."""
+    return check_planning(server, keys=keys, entries=entries) if server.serves(keys.definitions) else ()

@@ -1,0 +1,269 @@
+"""What the user of the broker URL may not do, and which ACL rules would allow it.
+
+Each command is sent within MULTI, which ends with DISCARD: the server says whether it is allowed, and executes none of
+them. So the user needs no right to read ACLs, and it works on all versions. (`ACL DRYRUN` came with Redis 7, and is for
+administrators only.) What is refused appears in `ACL LOG`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, NamedTuple
+
+import redis
+
+from celery_delayq.fetching.connection import connection_of
+from celery_delayq.health.finding import Finding, Level, not_checked
+from celery_delayq.health.servers import Server
+from celery_delayq.queue.keys import QueueKeys, RegistryKeys, ScheduleKeys, alive_channel
+
+_CHECK = "permissions"
+
+#: A script that no server has. To run it is to read and write its keys.
+_NO_SCRIPT = "0" * 40
+
+#: Part of what all servers say if a command, a key or a channel is not allowed.
+_NO_COMMAND, _NO_KEY, _NO_CHANNEL = "permissions to run", "permissions to access a key", "permissions to access a chan"
+
+#: What Redis 7.0 and older say.
+_SAME = {"to access one of the keys": "to access a key", "to access one of the channels": "to access a channel"}
+
+#: Every command that a worker, a producer or `celery delayq` sends, also in scripts, with arguments as an example. KEY
+#: stands for a key, and CHANNEL for a channel. The words in capitals are the name.
+COMMANDS = tuple(
+    line.split()
+    for line in """
+    BLMOVE KEY KEY RIGHT LEFT 1
+    BRPOP KEY 1
+    CLIENT CACHING yes
+    CLIENT INFO
+    CLIENT KILL id 0
+    CLIENT TRACKING off
+    CLIENT UNBLOCK 0
+    CONFIG GET save
+    DEL KEY
+    EVAL script 1 KEY
+    EVALSHA script 1 KEY
+    EXISTS KEY
+    EXPIRE KEY 1
+    GET KEY
+    HDEL KEY field
+    HEXISTS KEY field
+    HGET KEY field
+    HGETALL KEY
+    HINCRBY KEY field 1
+    HLEN KEY
+    HMGET KEY field
+    HSCAN KEY 0
+    HSET KEY field value
+    INFO
+    LLEN KEY
+    LPOS KEY value
+    LPUSH KEY value
+    LRANGE KEY 0 0
+    LREM KEY 1 value
+    PEXPIRE KEY 1
+    PING
+    PSUBSCRIBE CHANNEL
+    PUBLISH CHANNEL message
+    PUBSUB CHANNELS
+    PUBSUB NUMSUB CHANNEL
+    PUNSUBSCRIBE CHANNEL
+    RPOP KEY
+    RPUSH KEY value
+    SADD KEY member
+    SCAN 0
+    SCRIPT EXISTS script
+    SCRIPT LOAD script
+    SET KEY value
+    SETEX KEY 1 value
+    SISMEMBER KEY member
+    SMEMBERS KEY
+    SREM KEY member
+    SUBSCRIBE CHANNEL
+    TIME
+    UNLINK KEY
+    UNSUBSCRIBE CHANNEL
+    WAIT 0 0
+    ZADD KEY 1 member
+    ZCARD KEY
+    ZCOUNT KEY 0 0
+    ZLEXCOUNT KEY - +
+    ZMSCORE KEY member
+    ZRANGE KEY 0 0
+    ZRANGEBYLEX KEY - +
+    ZRANGEBYSCORE KEY 0 0
+    ZREM KEY member
+    ZREMRANGEBYRANK KEY 0 0
+    ZREVRANGEBYLEX KEY + -
+    ZREVRANGEBYSCORE KEY 0 0
+    ZSCORE KEY member
+    """.strip().splitlines()
+)
+
+#: The same, on a cluster only.
+CLUSTER_COMMANDS = (["CLUSTER", "SLOTS"],)
+
+
+class Need(NamedTuple):
+    """Something that has to be allowed.
+
+    Attributes:
+        command: a command that is refused otherwise, as it is sent.
+        refusal: what the server says then.
+        rule: the ACL rule that allows it.
+    """
+
+    command: tuple[str, ...]
+    refusal: str
+    rule: str
+
+
+def needs(channel: Any, queues: Iterable[str], db: int, server: Server) -> list[Need]:
+    """Return all that has to be allowed at a server.
+
+    Args:
+        channel: a channel of our transport.
+        queues: names of the app's queues.
+        db: number of the database.
+        server: on a cluster, keys of other nodes are left out: it would refuse them anyway.
+    """
+    some_key = next(key for number in count() if server.serves(key := f"delayq:{{{number}}}"))
+    lines = (*COMMANDS, *(CLUSTER_COMMANDS if server.in_cluster else ()))
+    commands = [_command(line, some_key) for line in lines]
+    keys = {key: rule for key, rule in _keys(channel, queues, db, server.in_cluster) if server.serves(key)}
+    queue, registry = QueueKeys.of("celery", db), RegistryKeys.of(channel.global_keyprefix)
+    channels = (
+        ("PSUBSCRIBE", f"/{db}.celery.pidbox"),
+        ("SUBSCRIBE", queue.channel),
+        ("PUBLISH", queue.channel, ""),
+        ("SUBSCRIBE", queue.transferrer_channel),
+        ("SUBSCRIBE", alive_channel("", db)),
+        ("SUBSCRIBE", "__redis__:invalidate"),
+        ("SUBSCRIBE", registry.names),
+    )
+    return [
+        *commands,
+        *(Need(("EVALSHA", _NO_SCRIPT, "1", key), _NO_KEY, rule) for key, rule in keys.items()),
+        # kombu subscribes to patterns, which Redis allows only to users who may use exactly these: hence all channels.
+        *(Need(command, _NO_CHANNEL, "&*") for command in channels),
+    ]
+
+
+def _command(line: Sequence[str], key: str) -> Need:
+    """Return the need for a command of the list above."""
+    stands_for = {"KEY": key, "CHANNEL": "delayq:queues", "script": _NO_SCRIPT}
+    name = [word for word in line[:2] if word.isupper() and word not in stands_for]
+    return Need(tuple(stands_for.get(word, word) for word in line), _NO_COMMAND, f"+{'|'.join(name).lower()}")
+
+
+def _keys(channel: Any, queues: Iterable[str], db: int, in_cluster: bool) -> Iterator[tuple[str, str]]:
+    """Yield keys, one of each kind, and the rule that allows those like it."""
+    prefix, sep = channel.global_keyprefix, channel.sep
+
+    def rule_for(key: str, otherwise: str) -> tuple[str, str]:
+        if key.startswith("redisson_delay_queue"):
+            return key, "~redisson_delay_queue*"
+        if prefix and key.startswith(prefix):
+            return key, f"~{prefix}*"
+        return key, "~delayq:*" if key.startswith("delayq:") else otherwise
+
+    for name in (name for queue in queues for name in channel.broker_lists(queue)):
+        yield rule_for(name, f"~{name.partition(sep)[0]}*")
+        keys = QueueKeys.of(name, db)
+        for key in (keys.timeout_set, keys.delay_list, keys.index, keys.in_flight("consumer")):
+            yield rule_for(key, "")
+    bindings = channel.keyprefix_queue.removesuffix(".%s")
+    yield rule_for(f"{prefix}{bindings}.celery", f"~{bindings}*")
+    yield rule_for(f"{prefix}host.reply.celery.pidbox", "~*.celery.pidbox*")
+    if not in_cluster:
+        for key in (channel.unacked_key, channel.unacked_index_key, channel.unacked_mutex_key):
+            yield rule_for(f"{prefix}{key}", f"~{channel.unacked_key}*")
+    registry, schedule = RegistryKeys.of(prefix), ScheduleKeys.of(prefix, db, together=in_cluster)
+    for key in (registry.names, registry.retired, schedule.definitions, schedule.configurations, schedule.errors):
+        yield rule_for(key, "")
+
+
+def check_permissions(server: Server, *, needed: Callable[[Server], Sequence[Need]]) -> Iterator[Finding]:
+    """Yield what the user may not do.
+
+    Args:
+        server: the server.
+        needed: returns what has to be allowed there, see `needs`.
+    """
+    connection = connection_of(server.client.connection_pool)
+    name = _user_of(connection)
+    try:
+        connection.connect()  # redis-py itself would forget Sentinel
+        opened = _reply(connection, "MULTI")
+        if not isinstance(opened, Exception):
+            missing = _refused(connection, needed(server))
+        elif _NO_COMMAND in str(opened):
+            missing = ["+@transaction"]
+        else:
+            yield not_checked(_CHECK, opened)
+            return
+    finally:
+        connection.disconnect()
+    if missing:
+        rules = " ".join(missing)
+        yield Finding(
+            _CHECK,
+            Level.ERROR,
+            f"The user {name} may not do all that workers and producers need.",
+            f"Let an administrator allow it, with the command below{', at each node' if server.in_cluster else ''}.",
+            f"ACL SETUSER {name} {rules}",
+        )
+    else:
+        yield Finding(_CHECK, Level.OK, f"The user {name} may do all that workers and producers need.")
+
+
+def with_same_command(findings: Iterable[Finding]) -> list[Finding]:
+    """Let each command allow what is missing at any node of a cluster: slots move, and it is one line to copy."""
+    found = list(findings)
+    rules = dict.fromkeys(rule for finding in found for rule in finding.command.split()[3:])
+    return [
+        replace(finding, command=" ".join([*finding.command.split()[:3], *rules])) if finding.command else finding
+        for finding in found
+    ]
+
+
+def _refused(connection: Any, needed: Sequence[Need]) -> list[str]:
+    """Return the rules that are missing, within MULTI."""
+    connection.send_packed_command(connection.pack_commands([need.command for need in needed]))
+    replies = [_read(connection) for _ in needed]
+    _reply(connection, "DISCARD")
+    refused = (need.rule for need, reply in zip(needed, replies, strict=True) if need.refusal in _normal(reply))
+    return list(dict.fromkeys(refused))
+
+
+def _reply(connection: Any, *command: str) -> Any:
+    connection.send_command(*command)
+    return _read(connection)
+
+
+def _read(connection: Any) -> Any:
+    """Return a reply; an error is one, too."""
+    try:
+        return connection.read_response()
+    except redis.ResponseError as exc:
+        return exc
+
+
+def _normal(reply: Any) -> str:
+    """Return an error as newer servers say it; empty for other replies."""
+    if not isinstance(reply, Exception):
+        return ""
+    text = str(reply)
+    for older, newer in _SAME.items():
+        text = text.replace(older, newer)
+    return text
+
+
+def _user_of(connection: Any) -> str:
+    """Return the name of a connection's user. In Redis 6.2, only administrators may ask for their own."""
+    provider = connection.credential_provider
+    username, *password = provider.get_credentials() if provider is not None else (connection.username, None)
+    return str(username) if username and password else "default"  # a password alone is that of `default`

@@ -1,0 +1,63 @@
+"""Whether somebody plans the periodic tasks, if there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from celery_delayq.beat import is_ours
+from celery_delayq.health.finding import Finding, Level
+from celery_delayq.health.servers import Server
+from celery_delayq.queue.keys import ScheduleKeys
+from celery_delayq.schedule.configured import Configured, configured
+
+_CHECK = "planner"
+
+
+def configured_here(app: Any) -> Configured | None:
+    """Return the periodic tasks in the configuration of an app; None if its scheduler is another one.
+
+    Raises:
+        ConfigurationError: a setting is wrong.
+    """
+    return configured(app) if is_ours(app) else None
+
+
+def check_planning(server: Server, *, keys: ScheduleKeys, entries: Configured | None) -> Iterator[Finding]:
+    """Yield whether a planner is there. The server is the one with the periodic tasks.
+
+    Args:
+        server: the server.
+        keys: the keys of the schedule.
+        entries: what `configured_here` returns.
+    """
+    client = server.client
+    # The empty name counts the changes. Entries of the configuration are recorded when they are planned first.
+    recorded = int(client.hlen(keys.definitions)) - int(client.hexists(keys.definitions, ""))
+    count = max(recorded, 0 if entries is None else len(entries.entries))
+    if entries is not None:
+        for name, error in sorted(entries.errors.items()):
+            yield Finding(_CHECK, Level.ERROR, f"The periodic task {name!r} is invalid: {error.rstrip('.')}.")
+    if not count:
+        yield Finding(_CHECK, Level.OK, "There are no periodic tasks of this package.")
+        return
+    tasks = "1 periodic task" if count == 1 else f"{count:,} periodic tasks"
+    planners = int(client.pubsub_numsub(keys.channel)[0][1])
+    failed = int(client.hlen(keys.errors))
+    if not planners:
+        advice = (
+            'Set beat_scheduler = "celery_delayq.beat:Scheduler", and restart the workers.'
+            if entries is None
+            else "Start a worker, or celery beat."
+        )
+        yield Finding(_CHECK, Level.ERROR, f"Nobody plans {tasks}: no planner is subscribed.", advice)
+    elif not failed:
+        subscribed = "1 planner is" if planners == 1 else f"{planners} planners are"
+        yield Finding(_CHECK, Level.OK, f"{tasks}; {subscribed} subscribed.")
+    if failed:
+        yield Finding(
+            _CHECK,
+            Level.WARNING,
+            f"{failed} of {tasks} could not be planned.",
+            "`celery delayq schedule list` shows the errors.",
+        )

@@ -1,0 +1,99 @@
+"""What waits at a server, and who transfers it: read once, in two round trips, for several checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from celery_delayq.health.servers import Server
+from celery_delayq.inspector.broker_lists import BrokerList
+from celery_delayq.queue.keys import QueueKeys, RegistryKeys
+from celery_delayq.queue.scripts import score_to_ms
+
+
+@dataclass
+class Waiting:
+    """What waits at a server.
+
+    Attributes:
+        loops: how many transfer loops hear of new queues at this server; None if that cannot be told.
+        untransferred: queues in which messages wait, and to whose lists nobody is subscribed.
+        has_messages: whether any message waits.
+        overdue: queue -> number of overdue messages, and age of the oldest, in seconds.
+        refused: queue -> why it could not be read.
+    """
+
+    loops: int | None = None
+    untransferred: set[str] = field(default_factory=set)
+    has_messages: bool = False
+    overdue: dict[str, tuple[int, float]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def read_waiting(server: Server, lists: Sequence[BrokerList], keyprefix: str, db: int) -> Waiting:
+    """Return what waits at a server.
+
+    Args:
+        server: the server.
+        lists: all broker lists; those of other servers are left out.
+        keyprefix: kombu's `global_keyprefix`.
+        db: number of the database.
+
+    Raises:
+        redis.ConnectionError, redis.TimeoutError: the server is away.
+    """
+    here = [(found, QueueKeys.of(found.name, db)) for found in lists if server.serves(found.name)]
+    waiting = Waiting()
+    replies = iter(_ask_who(server, here, keyprefix))
+    now_ms = next(replies)
+    loops = next(replies)
+    waiting.loops = None if isinstance(loops, Exception) else int(loops[0][1])
+    late: list[tuple[BrokerList, QueueKeys, int]] = []
+    for found, keys in here:
+        head, subscribed = next(replies), next(replies)
+        if isinstance(head, Exception):
+            waiting.refused[found.queue] = str(head)
+            continue
+        if not head:
+            continue
+        waiting.has_messages = True
+        if not isinstance(subscribed, Exception) and not int(subscribed[0][1]):
+            waiting.untransferred.add(found.queue)
+        due_ms = score_to_ms(head[0][1])
+        if due_ms is not None and due_ms <= now_ms:
+            late.append((found, keys, due_ms))
+    _count(server, late, now_ms, waiting)
+    return waiting
+
+
+def _ask_who(server: Server, here: Sequence[tuple[BrokerList, QueueKeys]], keyprefix: str) -> list[Any]:
+    """Return the server's time in ms, the subscribers of the registry, and two replies for each list."""
+    with server.client.pipeline(transaction=False) as pipe:
+        pipe.time()
+        pipe.pubsub_numsub(RegistryKeys.of(keyprefix).names)
+        for _, keys in here:
+            pipe.zrange(keys.timeout_set, 0, 0, withscores=True)
+            pipe.pubsub_numsub(keys.transferrer_channel)
+        replies = pipe.execute(raise_on_error=False)
+    if isinstance(replies[0], Exception):
+        raise replies[0]
+    seconds, microseconds = replies[0]
+    return [int(seconds) * 1000 + int(microseconds) // 1000, *replies[1:]]
+
+
+def _count(server: Server, late: Sequence[tuple[BrokerList, QueueKeys, int]], now_ms: int, waiting: Waiting) -> None:
+    with server.client.pipeline(transaction=False) as pipe:
+        for _, keys, _ in late:
+            pipe.zcount(keys.timeout_set, "-inf", now_ms)
+        counts = pipe.execute(raise_on_error=False)
+    for (found, _, due_ms), count in zip(late, counts, strict=True):
+        if isinstance(count, ResponseError):
+            waiting.refused[found.queue] = str(count)
+            continue
+        number, age_s = waiting.overdue.get(found.queue, (0, 0.0))
+        # Somebody may have transferred them meanwhile.
+        if count:
+            waiting.overdue[found.queue] = number + count, max(age_s, (now_ms - due_ms) / 1000)
