@@ -36,7 +36,7 @@ _THOROUGH = (
     *(f"redis_cluster/test_{name}.py" for name in ("acl", "failover", "schedule", "tls", "versions")),
     "integration/template",
     *(f"integration/test_{name}.py" for name in ("example_orders", "lost_connection", "prefetch", "release")),
-    *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks")),
+    *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks", "events", "monitors", "tracing")),
 )
 
 
