@@ -3,6 +3,7 @@
 bootsteps      start and stop the loops
 server         checks the Redis server
 reconnect      tries to connect several times a second
+lateness       tells OpenTelemetry how late a task began
 received       tells monitors the eta of a delayed task
 handover       tracks the tasks that the pool has taken
 invalid_task   finds the defect of a message that no worker can take

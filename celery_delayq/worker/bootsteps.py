@@ -26,6 +26,7 @@ from celery_delayq.transport.urls import is_sentinel
 from celery_delayq.worker.failures import fail_task
 from celery_delayq.worker.handover import Handover, is_busy, is_stopping, tasks_waiting
 from celery_delayq.worker.invalid_task import defect_of, late_defect_of
+from celery_delayq.worker.lateness import note_clock, trace_lateness
 from celery_delayq.worker.received import is_received, tell_eta
 from celery_delayq.worker.reconnect import reconnect_soon
 from celery_delayq.worker.server import check_servers
@@ -93,6 +94,7 @@ class Transfer(bootsteps.StartStopStep):
         )
         signals.task_received.connect(run_when_due, dispatch_uid="celery_delayq.run_when_due")
         tell_eta(consumer.app)
+        trace_lateness()
         reconnect_soon(consumer)
         super().__init__(consumer, **kwargs)
 
@@ -169,6 +171,7 @@ def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     loop_for, ahead = getattr(transport, "loop_for", None), getattr(transport, "ahead", None)
     loop = loop_for(request.message) if loop_for is not None else None
     early_s = seconds_until(due_ms, loop, getattr(transport, "loops", ()))
+    note_clock(request, due_ms, early_s)
     if loop is not None:
         loop.lead.arrived(due_ms, early_s)
     if not 0 < early_s <= 2 * LONGEST_LEAD_S:
