@@ -79,7 +79,17 @@ def told(events: Events) -> dict[str, dict[str, Any]]:
     return {event["type"]: {name: event[name] for name in event.keys() - _OWN} for event in events}
 
 
-@pytest.mark.parametrize("conf", [{}, {"timezone": "Asia/Tokyo", "enable_utc": False}], ids=["utc", "tokyo"])
+@pytest.mark.parametrize(
+    "conf",
+    [
+        pytest.param({}, id="utc"),
+        pytest.param(
+            {"timezone": "Asia/Tokyo", "enable_utc": False},
+            id="tokyo",
+            marks=pytest.mark.one_server("a time zone has nothing to do with nodes"),
+        ),
+    ],
+)
 def test_they_are_those_of_a_stock_worker_field_by_field(
     broker_server: Server, other_server: PrivateRedis, scenes: Callable[..., Scene], conf: dict[str, Any]
 ) -> None:

@@ -66,7 +66,11 @@ class Traced:
 
 @pytest.mark.parametrize(
     ("pool", "instrument", "links"),
-    [("solo", "import", True), ("prefork", "process", True), ("threads", "import", False)],
+    [
+        pytest.param("solo", "import", True, marks=pytest.mark.one_server("receivers have nothing to do with nodes")),
+        ("prefork", "process", True),
+        pytest.param("threads", "import", False, marks=pytest.mark.one_server("nor have parents")),
+    ],
 )
 def test_a_trace_survives_the_wait(
     app: Celery,
