@@ -121,8 +121,9 @@ def test_with_every_pool(broker_server: Server, scenes: Callable[..., Scene], po
     scene = scenes(broker_server, pool=pool)
     results = [scene.app.tasks["note"].apply_async(countdown=0.5 + number / 20) for number in range(10)]
     for result in results:
-        sent, received, *_ = scene.all_of(result.id)
-        assert received["type"] == "task-received"
+        # Not all events: Celery 5.6 loses some that threads send while it writes others.
+        (received,) = wait_until(lambda task_id=result.id: scene.of(task_id, "task-received"), "it is received", 30)
+        (sent,) = scene.of(result.id, "task-sent")
         assert received["eta"] == sent["eta"] is not None
 
 
