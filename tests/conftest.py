@@ -39,7 +39,7 @@ _THOROUGH = (
     ),
     "integration/template",
     *(f"integration/test_{name}.py" for name in ("example_orders", "lost_connection", "prefetch", "release")),
-    *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks")),
+    *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks", "events", "monitors", "tracing")),
 )
 
 

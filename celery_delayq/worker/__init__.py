@@ -2,6 +2,8 @@
 
 bootsteps      start and stop the loops
 reconnect      tries to connect several times a second
+lateness       tells OpenTelemetry how late a task began
+received       tells monitors the eta of a delayed task
 handover       tracks the tasks that the pool has taken
 invalid_task   finds the defect of a message that no worker can take
 failures       stores results of tasks whose messages were set aside

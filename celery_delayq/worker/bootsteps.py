@@ -27,6 +27,8 @@ from celery_delayq.transport.urls import is_sentinel
 from celery_delayq.worker.failures import fail_task
 from celery_delayq.worker.handover import Handover, is_busy, is_stopping, tasks_waiting
 from celery_delayq.worker.invalid_task import defect_of, late_defect_of
+from celery_delayq.worker.lateness import note_clock, trace_lateness
+from celery_delayq.worker.received import is_received, tell_eta
 from celery_delayq.worker.reconnect import reconnect_soon
 
 logger = get_logger(__name__)
@@ -91,6 +93,8 @@ class Transfer(bootsteps.StartStopStep):
             consumer.pool, cancels_late=consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss
         )
         signals.task_received.connect(run_when_due, dispatch_uid="celery_delayq.run_when_due")
+        tell_eta(consumer.app)
+        trace_lateness()
         reconnect_soon(consumer)
         super().__init__(consumer, **kwargs)
 
@@ -152,19 +156,22 @@ def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
 
     A message comes before its eta by the transfer's lead at most. The worker waits for the rest: a timer for most of
     it, and `Ahead` for the last part. A worker with a wrong clock neither runs it early nor holds it. The task still
-    finds its eta in `self.request.eta`. The loop learns how early or late the message came.
+    finds its eta in `self.request.eta`, and monitors find it in the event (`received.py`). The loop learns how early or
+    late the message came.
 
     Uses a private attribute of Celery (5.6 and 5.7): `Request._eta`, because the worker's strategy decides by the
     read-only property `eta`. `task_received` is sent just before that.
     """
     if DUE_PROPERTY not in (request.message.properties or {}) or request.eta is None:
         return
+    is_received(sender, request)
     due_ms = request.eta.timestamp() * 1000
     request._eta = None
     transport = sender.connection.transport
     loop_for, ahead = getattr(transport, "loop_for", None), getattr(transport, "ahead", None)
     loop = loop_for(request.message) if loop_for is not None else None
     early_s = seconds_until(due_ms, loop, getattr(transport, "loops", ()))
+    note_clock(request, due_ms, early_s)
     if loop is not None:
         loop.lead.arrived(due_ms, early_s)
     if not 0 < early_s <= 2 * LONGEST_LEAD_S:

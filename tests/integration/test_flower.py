@@ -25,13 +25,14 @@ ETA = datetime(2040, 1, 1, tzinfo=timezone.utc)
 
 
 class Flower:
-    """A `celery flower` process, and what its pages and its API answer."""
+    """A `celery flower` process, and what its pages and its API answer; options are those of `celery`."""
 
-    def __init__(self, broker: str, ledger: str) -> None:
+    def __init__(self, *options: str, broker: str, ledger: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.command = CeleryCommand(
+            *options,
             "flower",
             "--address=127.0.0.1",
             f"--port={port}",
@@ -51,7 +52,7 @@ class Flower:
 
 @pytest.fixture(scope="module")
 def flower(broker_url: str, ledger_url: str) -> Iterator[Flower]:
-    flower = Flower(broker_url, ledger_url)
+    flower = Flower(broker=broker_url, ledger=ledger_url)
     with flower.command:
         wait_until(lambda: flower.ask("/api/tasks"), "Flower answers", 30)
         yield flower

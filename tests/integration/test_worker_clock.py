@@ -111,7 +111,7 @@ def test_a_worker_holds_a_transferred_message_for_the_rest_of_the_lead_at_most(
 def test_a_worker_that_does_not_know_the_servers_time_yet_waits_for_the_lead_by_its_own(app: Celery) -> None:
     """As when it has just connected, while another worker moves messages ahead."""
     eta = datetime.now(timezone.utc) + timedelta(seconds=0.09)
-    request = SimpleNamespace(message=Message(properties={DUE_PROPERTY: 1}), eta=eta, _eta=eta)
+    request = SimpleNamespace(message=Message(properties={DUE_PROPERTY: 1}), eta=eta, _eta=eta, delivery_info={})
     transport = SimpleNamespace(loop_for=lambda message: None)
     consumer = SimpleNamespace(connection=SimpleNamespace(transport=transport))
     run_when_due(consumer, request)
@@ -124,7 +124,7 @@ def test_what_is_due_at_once_takes_no_timer(app: Celery) -> None:
     transport = SimpleNamespace(loop_for=lambda message: loop, ahead=Ahead())
     message = Message(properties={DUE_PROPERTY: 1})
     eta = datetime.now(timezone.utc)
-    request = SimpleNamespace(message=message, eta=eta, _eta=eta)
+    request = SimpleNamespace(message=message, eta=eta, _eta=eta, delivery_info={})
     began = time.monotonic()
     run_when_due(SimpleNamespace(connection=SimpleNamespace(transport=transport)), request)
     assert request._eta is None
