@@ -33,7 +33,10 @@ _THOROUGH = (
     *("benchmarks", "interop", "soak", "consumer/test_flaps.py", "planner/test_interleavings.py"),
     *(f"faults/test_{name}.py" for name in ("demoted_master", "nights", "nothing_lost", "planners", "poison")),
     "faults/test_server_faults.py",
-    *(f"redis_cluster/test_{name}.py" for name in ("acl", "failover", "maxclients", "schedule", "tls", "versions")),
+    *(
+        f"redis_cluster/test_{name}.py"
+        for name in ("acl", "failover", "half_moved", "maxclients", "schedule", "tls", "versions")
+    ),
     "integration/template",
     *(f"integration/test_{name}.py" for name in ("example_orders", "lost_connection", "prefetch", "release")),
     *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks")),
