@@ -35,11 +35,11 @@ _THOROUGH = (
     "faults/test_server_faults.py",
     *(
         f"redis_cluster/test_{name}.py"
-        for name in ("acl", "check", "failover", "maxclients", "schedule", "tls", "versions")
+        for name in ("acl", "check", "failover", "half_moved", "maxclients", "schedule", "tls", "versions")
     ),
     "integration/template",
     *(f"integration/test_{name}.py" for name in ("example_orders", "lost_connection", "prefetch", "release")),
-    *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks", "events", "monitors", "tracing")),
+    *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks")),
 )
 
 

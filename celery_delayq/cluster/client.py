@@ -161,6 +161,8 @@ class Routed(redis.Redis):
 def own_connections(topology: Topology, address: Address, *, must_be_master: bool = False) -> Iterator[Routed]:
     """Give a client with connections of its own, whose commands without a key go to a node; close them at the end.
 
+    It does not wait for a slot that no node serves, or that moves: what it is for must go on with other slots.
+
     Args:
         topology: the nodes; it is not changed.
         address: the node; if it is no longer a master, they go to any other.
@@ -174,6 +176,6 @@ def own_connections(topology: Topology, address: Address, *, must_be_master: boo
         is_master = any(node.address == address for node in own.masters())
         if must_be_master and not is_master:
             raise exceptions.ConnectionError(f"Redis node {address} is no longer a master")
-        yield Routed(own, home=address if is_master else None)
+        yield Routed(own, home=address if is_master else None, deadline_s=0)
     finally:
         own.close()

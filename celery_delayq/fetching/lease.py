@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NoReturn
 
 import redis
 
 from celery_delayq.errors import LeaseLost
+from celery_delayq.fetching.native import logger_for
 from celery_delayq.queue import scripts
+from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import Renewed
+
+logger = logger_for(__name__)
 
 
 class Leases:
@@ -45,6 +49,8 @@ class Leases:
         self._db = db
         self._on_lost = on_lost
         self._loss = ""
+        #: List -> the error with which the server refused to renew its lease.
+        self._refused: dict[str, str] = {}
 
     @property
     def is_lost(self) -> bool:
@@ -83,28 +89,52 @@ class Leases:
         self._lists[name] = keys
 
     def renew(self, client: redis.Redis) -> list[tuple[str, Renewed]]:
-        """Renew all leases; returns each list's name with the reply of the server.
+        """Renew all leases; returns each list's name with the reply of the server. One that is refused is logged.
 
         Raises:
             LeaseLost: others have given the consumer up.
-            redis.ResponseError: the server refused some; the others are renewed.
+            redis.ConnectionError: the server is away.
+            redis.ResponseError: the server refused all of them.
         """
         sent = time.monotonic()
         seen: list[tuple[str, Renewed]] = []
-        errors: list[Exception] = []
+        refused: dict[str, Exception] = {}
         for part in self._together():
-            replies = self._renew(client, [keys for _, keys in part], join=False)
-            for (name, keys), done in zip(part, replies, strict=True):
+            for (name, keys), done in zip(part, self._renew_each(client, part), strict=True):
                 if isinstance(done, Exception):
-                    errors.append(done)
+                    refused[name] = done
                     continue
                 if not done.renewed and self._lists.get(name) is keys:  # the list was not left in the meantime
                     self.lose()
                 seen.append((name, done))
-        if errors:
-            raise errors[0]
+        if refused and not seen:
+            raise next(iter(refused.values()))
+        self._note(refused)
         self.until = sent + self.seconds
         return seen
+
+    def _renew_each(
+        self, client: redis.Redis, part: list[tuple[str, QueueKeys]]
+    ) -> Sequence[Renewed | redis.ResponseError]:
+        """Renew leases with one command, or one by one if the server refuses that for one of them.
+
+        While the slot of several lists moves, a node of a cluster serves each of them, but not all together.
+        """
+        lists = [keys for _, keys in part]
+        try:
+            return self._renew(client, lists, join=False)
+        except CONNECTION_ERRORS:
+            raise
+        except redis.ResponseError as exc:
+            if len(lists) == 1:
+                return [exc]
+        return [done for one in part for done in self._renew_each(client, [one])]
+
+    def _note(self, refused: Mapping[str, Exception]) -> None:
+        for name, exc in refused.items():
+            if self._refused.get(name) != str(exc):
+                logger.error("Cannot renew the lease on %r: %s. Others may take its messages", name, exc)
+        self._refused = {name: str(exc) for name, exc in refused.items()}
 
     def _together(self) -> Iterator[list[tuple[str, QueueKeys]]]:
         """Yield the leases that one command can renew: an idle worker should send few."""

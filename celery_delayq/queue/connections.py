@@ -97,7 +97,7 @@ class Outage:
     def begins(self, exc: Exception) -> None:
         """Note that the loop was interrupted, or still is. Then wait before the next attempt."""
         if not self._lasts:
-            expected = isinstance(exc, CONNECTION_ERRORS)
+            expected = isinstance(exc, (*CONNECTION_ERRORS, exceptions.TryAgainError))
             self._logger.log(
                 WARNING if expected else ERROR,
                 "%s interrupted: %s. %s; reconnecting...",

@@ -65,6 +65,9 @@ _LOOKS_A_REGISTRY = 3
 #: Queues that seem empty are looked at every twelfth time at least, if they are in several hash slots.
 _LOOKS_A_SLOT = 12
 
+#: How soon a queue is looked at again whose hash slot is moving, in seconds.
+_MOVING_S = 0.25
+
 #: Tidying steps between two looks: at 1 ms per step, they take 1 % of the server's time.
 _TIDY_STEPS = 50
 
@@ -311,7 +314,7 @@ class TransferLoop(LoopThread):
                 self._by_channel[channel].wake_at_ms = 0
         elif message["type"] == "message":
             data = _text(message["data"])
-            if channel == self._registry_channel:
+            if channel == self._registry_channel and data:
                 self._known.add(data)
                 if self._serves(data):
                     self._watch({data})
@@ -365,7 +368,7 @@ class TransferLoop(LoopThread):
         # A queue that the server refuses has no known head either, but is tried on its own.
         empty = [w for w in self._watched.values() if w.head_due_ms is None and not w.error]
         for part in self._in_turn(empty):
-            if client.exists(*(w.queue.keys.timeout_set for w in part)):
+            if self._any_exists(part):
                 for watched in part:
                     watched.wake_at_ms = 0
         for watched in self._watched.values():
@@ -382,8 +385,18 @@ class TransferLoop(LoopThread):
         slots: dict[int, list[_Watched]] = {}
         for watched in empty:
             slots.setdefault(self._slot_of(watched.queue.keys.timeout_set), []).append(watched)
-        turns = _LOOKS_A_SLOT if len(slots) > 1 else 1
-        return [slots[slot] for slot in sorted(slots)[self._looks % turns :: turns]]
+        if len(slots) == 1:
+            return list(slots.values())
+        turn = self._looks % _LOOKS_A_SLOT
+        return [of_slot for slot, of_slot in slots.items() if slot % _LOOKS_A_SLOT == turn]
+
+    def _any_exists(self, part: list[_Watched]) -> bool:
+        """Return whether a message may wait in one of these queues."""
+        assert self._client is not None
+        try:
+            return bool(self._client.exists(*(watched.queue.keys.timeout_set for watched in part)))
+        except exceptions.TryAgainError:  # half of them are at another node
+            return True
 
     def _choose_untidy(self) -> None:
         """Choose the queues to tidy at random, so that about one of the loops that watch a queue tidies it."""
@@ -497,6 +510,10 @@ class TransferLoop(LoopThread):
             )
         except CONNECTION_ERRORS:
             raise
+        except exceptions.TryAgainError as exc:  # its slot is on its way to another node
+            watched.error, watched.head_due_ms, watched.wake_at_ms = str(exc), None, None
+            self._next_look = min(self._next_look, time.monotonic() + _MOVING_S)
+            return
         except exceptions.ResponseError as exc:
             # A queue that the server refuses (wrong type, no permission, no memory) must not stop the others.
             if str(exc) != watched.error:

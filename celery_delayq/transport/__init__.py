@@ -179,10 +179,10 @@ class Transport(kombu_redis.Transport):
         """Whether this connection consumes tasks: its thread has more to do than to wait for one server."""
         return bool(self._stations)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether a server has no connection left for a transfer loop or a watchdog."""
-        return any(it.is_full for it in self._loops.values()) or any(it.is_full for it in self._stations.values())
+    def is_full(self, server: str) -> bool:
+        """Return whether a server has no connection left for its transfer loop or its watchdog."""
+        loop, station = self._loops.get(server), self._stations.get(server)
+        return (loop is not None and loop.is_full) or (station is not None and station.is_full)
 
     def retire_station(self, server: str) -> None:
         """Fetch nothing from a server any more, see `Station.retire`. Does nothing if there is no station."""

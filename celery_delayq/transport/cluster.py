@@ -184,15 +184,15 @@ class ClusterChannel(DelayedChannel):
     # -- kombu's own keys
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
-        """Declare a queue, see kombu. While its node is away, the count of its messages is 0.
+        """Declare a queue, see kombu. While its node is away, or out of memory, the count of its messages is 0.
 
-        So a worker starts although a node is away: the queues of the other nodes are served.
+        So a worker starts all the same: the queues of the other nodes are served.
         """
         queue = queue or f"amq.gen-{uuid()}"
         try:
             with self._hurrying():
                 return super().queue_declare(queue, passive=passive, **kwargs)
-        except self.connection_errors:
+        except (*self.connection_errors, redis.OutOfMemoryError):  # within MULTI, that refuses any command
             if passive:
                 raise
             return queue_declare_ok_t(queue, 0, 0)
@@ -207,7 +207,7 @@ class ClusterChannel(DelayedChannel):
         return None
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
-        """Bind a queue, see kombu; later if the node of the bindings is away."""
+        """Bind a queue, see kombu; later if the node of the bindings is away, or out of memory."""
         hook = super()._queue_bind
 
         def bind() -> None:
@@ -216,7 +216,7 @@ class ClusterChannel(DelayedChannel):
 
         try:
             bind()
-        except self.connection_errors:
+        except (*self.connection_errors, redis.OutOfMemoryError):
             self._transport.nodes.bindings.postpone(exchange, bind)
 
     def get_table(self, exchange: str) -> list[tuple[str, ...]]:

@@ -63,6 +63,9 @@ class Fetcher:
         station: returns the station of the channel's connection; called at the first fetch.
     """
 
+    #: The server that it fetches from, as `Transport.station` names it.
+    server = ""
+
     def __init__(self, channel: Any, station: Callable[[], Station]) -> None:
         self._channel = channel
         self._station_of = station
@@ -312,7 +315,7 @@ class Fetcher:
     @property
     def is_in_the_way(self) -> bool:
         """Whether it may have connections that wait, although the server has none left for leases and transfers."""
-        return not self.is_sparing and self._channel.connection.is_full
+        return not self.is_sparing and bool(self._channel.connection.is_full(self.server))
 
     def spare_connections(self) -> None:
         """Do without connections that wait, for a while: the server has none left for leases and transfers."""

@@ -52,6 +52,7 @@ class NodeFetcher(Fetcher):
     def __init__(self, channel: Any, siblings: NodeFetchers, address: Address) -> None:
         super().__init__(channel, self._open_station)
         self.address = address
+        self.server = str(address)
         self._siblings = siblings
         #: The connection on which an answer is late, and since when (monotonic).
         self._late: FetchConnection | None = None
@@ -60,7 +61,7 @@ class NodeFetcher(Fetcher):
     def _open_station(self) -> Station:
         transport, topology = self._channel.connection, self._channel.topology
         station: Station = transport.station(
-            str(self.address),
+            self.server,
             partial(own_connections, topology, self.address),
             # Without patience: while one list waits for its slot, the others are read. Nor for a node that hangs.
             Routed(topology, home=self.address, deadline_s=0, is_hurried=True),

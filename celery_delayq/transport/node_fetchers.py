@@ -27,6 +27,9 @@ logger = getLogger(__name__)
 #: How long a node that had no messages is asked after the others, in seconds.
 _EMPTY_S = 0.1
 
+#: When a node that has no connection left is asked again, in seconds.
+_FULL_S = 1.0
+
 
 class NodeFetchers:
     """Fetches for one channel, as `Fetcher` does. It belongs to the consuming thread.
@@ -42,6 +45,8 @@ class NodeFetchers:
         self._turns: deque[Address] = deque()
         #: Node -> until when it is asked after the others (monotonic), because it had no messages.
         self._empty_until: dict[Address, float] = {}
+        #: Node without a connection left -> when it is asked again (monotonic).
+        self._full_until: dict[Address, float] = {}
         self._version = -1
         #: Whether queues or nodes may have changed since the last fetch.
         self._is_changed = True
@@ -95,6 +100,7 @@ class NodeFetchers:
     def _end(self, fetcher: NodeFetcher) -> None:
         self._fetchers.pop(fetcher.address, None)
         self._empty_until.pop(fetcher.address, None)
+        self._full_until.pop(fetcher.address, None)
         with suppress(ValueError):
             self._turns.remove(fetcher.address)
         fetcher.abandon()
@@ -129,7 +135,6 @@ class NodeFetchers:
 
         Raises:
             LeaseLost: see `Fetcher.fill`.
-            redis.ConnectionError: the node has no connection left.
             Exception: the callback of a consumer has raised it.
         """
         try:
@@ -137,14 +142,36 @@ class NodeFetchers:
         except LeaseLost:
             raise
         except CONNECTION_ERRORS as exc:
-            if is_full(exc) or exc is fetcher.callback_error:
+            if exc is fetcher.callback_error:
                 raise
-            self.lose(fetcher, exc)
+            if is_full(exc):
+                self._on_full(fetcher)
+            else:
+                self.lose(fetcher, exc)
         except exceptions.ResponseError as exc:
             if not isinstance(understood(exc), REDIRECTIONS) or exc is fetcher.callback_error:
                 raise
             self._channel.connection.nodes.watch()
         return False
+
+    def _on_full(self, fetcher: NodeFetcher) -> None:
+        """Leave the connections to a node to its loop and its watchdog, and look there for messages once a second."""
+        if fetcher.address not in self._full_until:
+            logger.error(
+                "Redis node %s has no connection left for this worker: its limit maxclients is reached. The worker "
+                "looks for its messages once a second. Raise maxclients, or see docs/limits.md",
+                fetcher.address,
+            )
+        self._full_until[fetcher.address] = time.monotonic() + _FULL_S
+        self._channel.connection.cycle.wake_in(_FULL_S)
+        if not fetcher.is_sparing:
+            self._try(fetcher, NodeFetcher.spare_connections)
+
+    def _is_full(self, fetcher: NodeFetcher) -> bool:
+        """Return whether a node has refused a connection just now."""
+        if fetcher.is_in_the_way:
+            self._on_full(fetcher)
+        return time.monotonic() < self._full_until.get(fetcher.address, 0.0)
 
     def _try_each(self, action: Callable[[NodeFetcher], Any]) -> None:
         for fetcher in list(self._fetchers.values()):
@@ -174,8 +201,8 @@ class NodeFetchers:
 
     @property
     def is_in_the_way(self) -> bool:
-        """Whether it may have connections that wait, although a node has none left for leases and transfers."""
-        return any(fetcher.is_in_the_way for fetcher in self._all)
+        """Whether all nodes have to be spared: never, since `fill` looks at each of them."""
+        return False
 
     @property
     def has_fetched(self) -> bool:
@@ -204,16 +231,21 @@ class NodeFetchers:
         now = time.monotonic()
         for address in sorted(self._turns, key=lambda address: now < self._empty_until.get(address, 0.0)):
             fetcher = self._fetchers.get(address)
-            if fetcher is None or not fetcher.has_queues:
+            if fetcher is None or not fetcher.has_queues or self._is_full(fetcher):
                 continue
-            if self._try(fetcher, NodeFetcher.fetch):
+            has_fetched = self._try(fetcher, NodeFetcher.fetch)
+            if not self._is_full(fetcher) and not fetcher.is_sparing:
+                self._full_until.pop(address, None)
+            if has_fetched:
                 self._turns.remove(address)
                 self._turns.append(address)
                 self._empty_until.pop(address, None)
                 return True
             if fetcher.is_empty:
                 self._empty_until[address] = time.monotonic() + _EMPTY_S
-        self._try_each(NodeFetcher.wait)
+        for fetcher in self._all:
+            if not self._is_full(fetcher):
+                self._try(fetcher, NodeFetcher.wait)
         return False
 
     def deliver(self) -> bool:

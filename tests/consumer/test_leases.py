@@ -163,15 +163,41 @@ class TestLease:
             consumer.end_leases()
         assert "r" in consumer.leases.lists
 
-    def test_others_go_on_if_the_server_refuses_one(self, consumers: Consumers) -> None:
+    def test_others_go_on_if_the_server_refuses_one(
+        self, consumers: Consumers, caplog: pytest.LogCaptureFixture
+    ) -> None:
         consumer = consumers.make("q", "r", "s")
         for name in "qs":
             consumers.client.zadd(keys.QueueKeys.of(name).consumers, {consumer.id: 1})
         consumers.client.set(keys.QueueKeys.of("r").consumers, "text")
-        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-            consumer.renew()
+        until = consumer.leases.until
+        for _ in range(2):
+            assert [name for name, _ in consumer.renew()] == ["q", "s"]
+        assert caplog.text.count("Cannot renew the lease on 'r': WRONGTYPE") == 1
+        assert consumer.leases.until > until
         assert [consumers.score(consumer, name) > 1 for name in "qs"] == [True, True]
         assert not consumer.is_lost
+
+    def test_others_go_on_if_the_server_refuses_the_command_for_one(
+        self, consumers: Consumers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The user may not use a key, or its hash slot is moving."""
+        consumer = consumers.make("q", "r", "s")
+        renew = scripts.renew
+
+        def refuse(client: Any, lists: Any, **options: Any) -> Any:
+            if any("{r}" in queue_keys.consumers for queue_keys in lists):
+                raise redis.exceptions.NoPermissionError("no permissions to access one of the keys")
+            return renew(client, lists, **options)
+
+        monkeypatch.setattr(scripts, "renew", refuse)
+        assert [name for name, _ in consumer.renew()] == ["q", "s"]
+
+    def test_all_that_are_refused_are_an_error(self, consumers: Consumers) -> None:
+        consumer = consumers.make("q")
+        consumers.client.set(keys.QueueKeys.of("q").consumers, "text")
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            consumer.renew()
 
     @pytest.mark.parametrize("slots", [1, 3])
     def test_are_renewed_with_one_command_a_hash_slot(

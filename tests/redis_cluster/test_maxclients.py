@@ -71,6 +71,20 @@ def test_a_worker_goes_on_with_the_connections_that_it_has(cluster: Cluster, led
     assert log.count("is lost: ") < 3, "it does not begin anew again and again"
 
 
+def test_the_queues_of_other_nodes_go_on_while_one_is_full(cluster: Cluster, ledger: Ledger) -> None:
+    """Whether or not the worker consumes from the full one."""
+    queues = {cluster.owner(name): name for name in map("q{}".format, range(50))}
+    full = cluster.masters()[0]
+    others = [queue for node, queue in queues.items() if node is not full]
+    url = ";".join(f"delayq+cluster://{node.address}" for node in queues if node is not full)
+    with publisher(cluster.url(3), ledger.url) as app, limited(full, connections(full)):
+        with Worker("-Q", ",".join(queues.values()), broker=url, ledger=ledger.url) as worker:
+            ids = [app.tasks["note"].apply_async(queue=queue, countdown=c).id for queue in others for c in (None, 0.5)]
+            wait_until(lambda: ledger.has(ids), "all of the others run", 20)
+            worker.wait_for_log(f"Redis node {full.address} has no connection left")
+            assert worker.log.count("has no connection left") == 1
+
+
 def test_a_node_that_is_full_is_not_taken_for_one_that_refuses_a_command(cluster: Cluster) -> None:
     """redis-py knows what a single server says, and reads over what a node says while it connects."""
     node = cluster.nodes[0]

@@ -1,0 +1,51 @@
+"""A slot that stays half moved, as an interrupted reshard leaves it, holds up nothing but its own queue."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from celery_delayq.queue.keys import QueueKeys
+from tests.ledger import Ledger
+from tests.redis_cluster.routing import other_than
+from tests.redis_cluster.servers import Cluster, slot_of
+from tests.support import wait_until
+from tests.worker_app import publisher
+from tests.workers import Worker
+
+#: Long enough for what is due to be transferred many times over, and less than a command may wait for a slot.
+_SOON_S = 15
+
+
+def beside(cluster: Cluster, queue: str) -> str:
+    """Return another queue at the node of a queue, in another slot."""
+    names = (f"{queue}-{number}" for number in count())
+    return next(name for name in names if cluster.owner(name) is cluster.owner(queue))
+
+
+def test_delayed_tasks_and_leases_of_the_other_queues_of_the_node_go_on(cluster: Cluster, ledger: Ledger) -> None:
+    stuck = "celery"
+    other = beside(cluster, stuck)
+    source = cluster.owner(stuck)
+    lease = {"broker_transport_options": {"lease": 5.0}}
+    with (
+        publisher(cluster.url(3), ledger.url) as app,
+        Worker("-Q", f"{stuck},{other}", broker=cluster.url(3), ledger=ledger.url, conf=lease) as worker,
+    ):
+        note = app.tasks["note"]
+        first = note.apply_async(queue=other)
+        wait_until(lambda: ledger.has([first.id]), "it works")
+        held_up = [note.apply_async(queue=stuck, countdown=1, priority=priority).id for priority in (0, 3, 6)]
+        consumers = QueueKeys.of(other).consumers
+        with cluster.moving(slot_of(stuck), other_than(cluster, source)):
+            ends = dict(source.client.zrange(consumers, 0, -1, withscores=True))
+            ids = [note.apply_async(queue=other, countdown=1).id for _ in range(5)]
+            wait_until(lambda: ledger.has(ids), "delayed tasks of the other queue run", _SOON_S)
+            wait_until(
+                lambda: all(source.client.zscore(consumers, one) > end + 4000 for one, end in ends.items()),
+                "its leases are renewed twice",
+                _SOON_S,
+            )
+        wait_until(lambda: ledger.has(held_up), "what was held up runs when the slot has moved")
+        assert {run.task_id for run in ledger.runs()} == {first.id, *ids, *held_up}
+        assert len(ledger.runs()) == 1 + len(ids) + len(held_up), "nothing runs twice"
+        assert "Traceback" not in worker.log
