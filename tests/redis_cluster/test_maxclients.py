@@ -77,12 +77,15 @@ def test_the_queues_of_other_nodes_go_on_while_one_is_full(cluster: Cluster, led
     full = cluster.masters()[0]
     others = [queue for node, queue in queues.items() if node is not full]
     url = ";".join(f"delayq+cluster://{node.address}" for node in queues if node is not full)
-    with publisher(cluster.url(3), ledger.url) as app, limited(full, connections(full)):
-        with Worker("-Q", ",".join(queues.values()), broker=url, ledger=ledger.url) as worker:
-            ids = [app.tasks["note"].apply_async(queue=queue, countdown=c).id for queue in others for c in (None, 0.5)]
-            wait_until(lambda: ledger.has(ids), "all of the others run", 20)
-            worker.wait_for_log(f"Redis node {full.address} has no connection left")
-            assert worker.log.count("has no connection left") == 1
+    with (
+        publisher(cluster.url(3), ledger.url) as app,
+        limited(full, connections(full)),
+        Worker("-Q", ",".join(queues.values()), broker=url, ledger=ledger.url) as worker,
+    ):
+        ids = [app.tasks["note"].apply_async(queue=queue, countdown=c).id for queue in others for c in (None, 0.5)]
+        wait_until(lambda: ledger.has(ids), "all of the others run", 20)
+        worker.wait_for_log(f"Redis node {full.address} has no connection left")
+        assert worker.log.count("has no connection left") == 1
 
 
 def test_a_node_that_is_full_is_not_taken_for_one_that_refuses_a_command(cluster: Cluster) -> None:
