@@ -16,6 +16,7 @@ from contextlib import suppress
 from logging import getLogger
 from typing import Any, Protocol
 
+import redis
 from redis import exceptions
 
 from celery_delayq.schedule.store import ScheduleStore
@@ -63,13 +64,15 @@ class PlannerLoop(LoopThread):
     Args:
         connect: called for every (re)connection. Returns a context manager that yields a store with its own
             connections and a factory of planners, and that closes the connections.
+        chores: called at each look, and at the end, with the client of the store; see `TransferLoop`.
     """
 
-    def __init__(self, connect: Callable[[], Any]) -> None:
+    def __init__(self, connect: Callable[[], Any], chores: Callable[[redis.Redis], None] = lambda client: None) -> None:
         super().__init__(
             "delayq-planner", logger, "Planning of periodic tasks", "Occurrences that are already planned still run"
         )
         self._connect = connect
+        self._chores = chores
         #: Where it is subscribed.
         self._server = ""
         self._has_planned = threading.Event()
@@ -88,6 +91,7 @@ class PlannerLoop(LoopThread):
                 with self._connect() as (store, make_planner):
                     try:
                         self._serve(store, make_planner)
+                        self._chores(store.client)
                     finally:
                         self._unsubscribe()
             except Exception as exc:
@@ -130,6 +134,7 @@ class PlannerLoop(LoopThread):
                 if self._pubsub.health_check_response_counter >= 2:
                     raise exceptions.ConnectionError("Redis did not answer on the subscription")
                 planner.look()
+                self._chores(store.client)
                 if store.server() != self._server:  # a failover, or the slot moved
                     self._subscribe(store)
                     planner.begin_reading()
