@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.metrics.parsing import Metrics, Scrape
 from tests.support import wait_until
-from tests.workers import Worker
+from tests.workers import CeleryCommand, Worker
 
 pytestmark = pytest.mark.on_cluster
 
@@ -103,7 +103,9 @@ def test_a_suspended_worker_counts_the_leases_that_it_lost(
         publish(app, ledger, 1)
         with Worker(broker=broker_url, ledger=ledger.url, conf=conf):
             first.suspend()
-            wait_until(lambda: (scrape().get("delayq_consumers") or 0) == 1, "others have given it up")
+            consumers = waiting.keys.consumers
+            wait_until(lambda: waiting.client.zcount(consumers, "-inf", "(0"), "others have given it up")
+            assert scrape().get("delayq_consumers") == 1
             first.resume()
             wait_until(lambda: (scrape().get("delayq_lost_leases_total") or 0) >= 1, "it says so itself", 60)
 
@@ -124,8 +126,6 @@ def test_counts_outlive_an_outage_of_redis(
     app: Celery, broker_url: str, ledger: Ledger, waiting: DelayedQueue, broker_server: object, scrape: Scrape
 ) -> None:
     """What was counted before is added afterwards; the totals of this server are gone, as it keeps nothing."""
-    from examples.private_redis import PrivateRedis
-
     assert isinstance(broker_server, PrivateRedis)
     with Worker(broker=broker_url, ledger=ledger.url) as worker:
         publish(app, ledger, 5)
@@ -139,12 +139,10 @@ def test_counts_outlive_an_outage_of_redis(
 def test_the_transfer_command_counts_as_well(
     app: Celery, broker_url: str, ledger: Ledger, waiting: DelayedQueue, scrape: Scrape
 ) -> None:
-    from tests.workers import CeleryCommand
-
     with CeleryCommand("delayq", "transfer", broker=broker_url, ledger=ledger.url) as command:
         command.wait_for_log("Press Ctrl-C")
         app.tasks["note"].apply_async(countdown=0.1)
         wait_until(lambda: scrape().get("delayq_ready_messages") == 1, "it was transferred")
-        os.kill(command.pid, signal.SIGTERM)
+        command.send_signal(signal.SIGTERM)
         command.wait()
     assert scrape().get(TRANSFERRED) == 1
