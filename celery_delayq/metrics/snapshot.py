@@ -70,7 +70,7 @@ class Queue:
         self.delayed += found.delayed
         self.overdue += found.overdue
         self.dead += found.dead
-        self.due.update(dict(zip(WITHIN_S, found.due, strict=True)))
+        self.due.update(dict(zip(WITHIN_S, found.due, strict=False)))  # there are none if nothing is there
         self.lasting.update(found.lasting)
         self.ended += len(found.ended)
         self.punctual.update({found.punctual} - {""})

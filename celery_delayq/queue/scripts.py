@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import redis
@@ -179,21 +179,23 @@ class Measured:
     """
 
     now_ms: int
-    ready: int
-    delayed: int
-    overdue: int
-    head_due_ms: int | None
-    dead: int
-    punctual: str
-    lasting: tuple[str, ...]
-    ended: tuple[str, ...]
-    given_up: tuple[str, ...]
-    due: tuple[int, ...]
-    totals: dict[str, int]
+    ready: int = 0
+    delayed: int = 0
+    overdue: int = 0
+    head_due_ms: int | None = None
+    dead: int = 0
+    punctual: str = ""
+    lasting: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+    given_up: tuple[str, ...] = ()
+    due: tuple[int, ...] = ()
+    totals: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, reply: Any) -> Measured:
         """Return what a reply says."""
+        if len(reply) == 1:
+            return cls(int(reply[0]))
         now, ready, delayed, overdue, head, dead, punctual, *consumers, due, totals = reply
         lasting, ended, given_up = (tuple(name.decode(errors="surrogateescape") for name in part) for part in consumers)
         return cls(

@@ -11,7 +11,8 @@ ARGV    spans         ms, within which messages become due
 
 Returns {now, ready, delayed, overdue, head, dead, transferrer, lasting, ended, given up, {number, ...}, {what, number,
 ...}}: the server's time (ms, text), numbers of messages, the due time of the first ('' if none waits), consumers by the
-state of their leases (1,000 each at most), how many messages become due within each span, and the totals.
+state of their leases (1,000 each at most), how many messages become due within each span, and the totals. Only {now} if
+there is nothing of that: most queues have messages of one priority only.
 ]]
 local queue, timeout_set, dead_list, transferrer, consumers, totals =
     KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -20,6 +21,10 @@ local MOST = 1000
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_text = string.format('%.0f', now)
+
+if redis.call('EXISTS', queue, timeout_set, dead_list, transferrer, consumers, totals) == 0 then
+    return {now_text}
+end
 
 local due = {}
 for _, span in ipairs(ARGV) do
