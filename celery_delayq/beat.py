@@ -93,7 +93,7 @@ class Scheduler(beat.Scheduler):
         counters = Counters()
         with self.app.connection_for_write() as connection:
             flusher = Flusher(counters, connection.transport_options.get("global_keyprefix", ""))
-        return {"on_missed": Recorder(counters).on_missed, "chores": flusher.flush}
+        return {"on_missed": Recorder(counters).on_missed, "chores": flusher.flush_everywhere}
 
     def close(self) -> None:
         """Stop the planner."""

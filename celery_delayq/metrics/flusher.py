@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import redis
@@ -21,7 +22,7 @@ from redis import exceptions
 
 from celery_delayq.fetching.native import logger_for
 from celery_delayq.metrics.counters import Counters
-from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, NOT_SERVING, hurried
+from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, NOT_SERVING, hurried, is_cluster
 from celery_delayq.queue.keys import QueueKeys, counted
 from celery_delayq.queue.script import load
 from celery_delayq.queue.scripts import TOTALS_S, count_call
@@ -78,8 +79,34 @@ class Flusher:
             for name in names:
                 del self._claims[name]
 
+    def flush_everywhere(self, client: redis.Redis) -> None:
+        """Add what was counted, on a cluster at each node; those that are away are left out.
+
+        Args:
+            client: of the server, or of the cluster.
+
+        Raises:
+            redis.ConnectionError: the server is away; of a cluster, nobody knows the nodes.
+        """
+        if not self.has_pending:
+            return
+        if not is_cluster(client):
+            self.flush(client)
+            return
+        client = hurried(client)
+        for node in client.masters():  # type: ignore[attr-defined]
+            serves = partial(client.topology.serves, node.address)  # type: ignore[attr-defined]
+            try:
+                self.flush(client.with_home(node), serves)  # type: ignore[attr-defined]
+            except CONNECTION_ERRORS as exc:
+                logger.debug("Cannot add to the metrics at %s: %s", node.address, exc)
+
     def _add(self, client: redis.Redis, pending: dict[str, dict[str, int]]) -> None:
-        seconds, _ = client.time()  # if the connection is lost already, this shows it, and nothing was sent
+        try:
+            seconds, _ = client.time()  # if the connection is lost already, this shows it, and nothing was sent
+        except exceptions.ResponseError as exc:
+            self._note("Cannot add to the metrics", exc)
+            return
         now_s = int(seconds)
         calls = [count_call(QueueKeys.of(name), now_s=now_s, numbers=numbers) for name, numbers in pending.items()]
         try:

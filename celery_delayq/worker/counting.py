@@ -45,7 +45,7 @@ class Counting:
             return
         try:
             with self._connector() as client:
-                self._flusher.flush(client)
+                self._flusher.flush_everywhere(client)
         except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
             logger.info("What this worker counted last is missing in the metrics: %s", exc)
 

@@ -6,12 +6,14 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import redis
 
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
+from celery_delayq.queue.connections import servers_of
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.script import Script
 from tests.state import out_of_memory
@@ -81,7 +83,29 @@ def wrong_type(client: redis.Redis) -> Iterator[None]:
     client.delete(KEYS.metrics)
 
 
-@pytest.mark.parametrize("refusing", [wrong_type, out_of_memory])
+def _everybody(client: redis.Redis, **rights: Any) -> None:
+    """Set the rights of the default user, who is everybody here."""
+    for server in servers_of(client):
+        server.acl_setuser("default", enabled=True, nopass=True, **rights)
+
+
+@contextmanager
+def no_key(client: redis.Redis) -> Iterator[None]:
+    """Let nobody use the keys of the queue."""
+    _everybody(client, reset_keys=True, keys=["*other*", "delayq:metrics"])
+    yield
+    _everybody(client, keys=["*"])
+
+
+@contextmanager
+def no_time(client: redis.Redis) -> Iterator[None]:
+    """Let nobody ask for the time."""
+    _everybody(client, commands=["-time"])
+    yield
+    _everybody(client, commands=["+time"])
+
+
+@pytest.mark.parametrize("refusing", [wrong_type, out_of_memory, no_key, no_time])
 def test_what_the_server_refuses_is_added_later_and_logged_once(
     refusing: object, client: redis.Redis, counters: Counters, flusher: Flusher, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,7 +114,7 @@ def test_what_the_server_refuses_is_added_later_and_logged_once(
     with refusing(client), caplog.at_level(logging.WARNING):
         for _ in range(3):
             flusher.flush(client)
-    assert len([record for record in caplog.records if "Cannot add to the metrics of 'q'" in record.message]) == 1
+    assert len([record for record in caplog.records if "Cannot add to the metrics" in record.message]) == 1
     flusher.flush(client)
     assert (total(client), total(client, "other")) == (3, 1)
 

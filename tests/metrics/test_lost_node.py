@@ -97,7 +97,11 @@ def test_what_was_counted_for_it_is_kept(own_cluster: Cluster, node: ClusterNode
         assert own_cluster.owner(kept) is not node
         flusher.flush(client, lambda name: name == kept)
         assert counters.pending() == {lost: {"x": 1}}
+        counters.add(kept, "x")
+        flusher.flush_everywhere(client)
+        assert counters.pending() == {lost: {"x": 1}}
         node.restart()
         own_cluster.wait_until_ok()
-        flusher.flush(client)
+        flusher.flush_everywhere(client)
         assert client.hget(f"delayq:metrics:{{{lost}}}", "x") == b"1"
+        assert client.hget(f"delayq:metrics:{{{kept}}}", "x") == b"2"
