@@ -34,7 +34,8 @@ def metrics(ctx: click.Context, host: str, port: int, once: bool) -> None:
         raise click.ClickException(str(exc)) from exc
     if once:
         try:
-            click.echo(collector.text_of(source.read()), nl=False)
+            for line in collector.text_of(source.read()).splitlines():
+                say(line)
         except Unavailable as exc:
             raise click.ClickException(str(exc)) from exc
         finally:

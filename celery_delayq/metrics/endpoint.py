@@ -22,14 +22,14 @@ def wsgi_app(app: Any, source: Source | None = None) -> Any:
     source = source or Source(app)
 
     def metrics(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        if environ["REQUEST_METHOD"] != "GET" or environ.get("PATH_INFO") == "/favicon.ico":
-            registry = prometheus_client.CollectorRegistry()  # what it says of others needs no metrics
-        else:
-            try:
-                registry = registry_of(source.read())
-            except Unavailable as exc:
-                start_response("503 Service Unavailable", [("Content-Type", _PLAIN)])
-                return [f"{exc}\n".encode()]
+        if environ["REQUEST_METHOD"] != "GET":
+            start_response("405 Method Not Allowed", [("Allow", "GET")])
+            return [b""]
+        try:
+            registry = registry_of(source.read())
+        except Unavailable as exc:
+            start_response("503 Service Unavailable", [("Content-Type", _PLAIN)])
+            return [f"{exc}\n".encode()]
         answer: Iterable[bytes] = prometheus_client.make_wsgi_app(registry)(environ, start_response)
         return answer
 
@@ -42,12 +42,18 @@ def asgi_app(app: Any) -> Any:
 
     async def metrics(scope: dict[str, Any], receive: Any, send: Any) -> None:
         assert scope["type"] == "http"
+
+        async def refuse(status: int, header: tuple[bytes, bytes], body: str) -> None:
+            await send({"type": "http.response.start", "status": status, "headers": [header]})
+            await send({"type": "http.response.body", "body": body.encode()})
+
+        if scope["method"] != "GET":
+            await refuse(405, (b"allow", b"GET"), "")
+            return
         try:
             snapshot = await asyncio.to_thread(source.read)
         except Unavailable as exc:
-            headers = [(b"content-type", _PLAIN.encode())]
-            await send({"type": "http.response.start", "status": 503, "headers": headers})
-            await send({"type": "http.response.body", "body": f"{exc}\n".encode()})
+            await refuse(503, (b"content-type", _PLAIN.encode()), f"{exc}\n")
             return
         await prometheus_client.make_asgi_app(registry_of(snapshot))(scope, receive, send)
 

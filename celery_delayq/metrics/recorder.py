@@ -22,6 +22,10 @@ TRANSFERRED, TRANSFER_LATENESS, START_LATENESS = "transferred", "transfer_latene
 PUNCTUAL_WORKER_CHANGES, MISSED_RUNS = "punctual_worker_changes", "missed_runs:"
 
 
+#: No message is due at this time or later, unix time in ms: the year 10000.
+_TOO_LATE_MS = 253_402_300_800_000
+
+
 class Recorder:
     """Counts what happens in one process.
 
@@ -50,7 +54,8 @@ class Recorder:
         """Return what counts how late a task begins; None if its message was not delayed. See `Handover`."""
         due_ms = (message.properties or {}).get(DUE_PROPERTY)
         transport = getattr(message.channel, "connection", None)
-        if not isinstance(due_ms, int) or not isinstance(transport, Transport):
+        # Anybody may have written the message, and an error here would be one of its task.
+        if type(due_ms) is not int or not 0 <= due_ms < _TOO_LATE_MS or not isinstance(transport, Transport):
             return None
         holder = transport.holder(message.delivery_tag)
         held = None if holder is None else holder.held.get(message.delivery_tag)

@@ -39,7 +39,7 @@ def wsgi(app: Any, **environ: str) -> tuple[str, dict[str, str], str]:
     return answered[0], dict(answered[1]), body.decode()
 
 
-def asgi(app: Any) -> tuple[int, str]:
+def asgi(app: Any, method: str = "GET") -> tuple[int, str]:
     """Return status and body of the answer to a request."""
     sent: list[dict[str, Any]] = []
 
@@ -49,7 +49,7 @@ def asgi(app: Any) -> tuple[int, str]:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "GET", "path": "/metrics", "query_string": b"", "headers": []}
+    scope = {"type": "http", "method": method, "path": "/metrics", "query_string": b"", "headers": []}
     asyncio.run(app(scope, receive, send))
     return sent[0]["status"], b"".join(one.get("body", b"") for one in sent).decode()
 
@@ -82,6 +82,9 @@ def test_both_apps_answer_with_the_metrics(app: Celery, waiting: DelayedQueue) -
 def test_another_method_is_not_answered_with_metrics(app: Celery) -> None:
     status, _, body = wsgi(make_wsgi_app(app), REQUEST_METHOD="POST")
     assert status.startswith("405")
+    assert READY not in body
+    status_code, body = asgi(make_asgi_app(app), "POST")
+    assert status_code == 405
     assert READY not in body
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
+import kombu
 import pytest
 import redis
 
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.transport import register
 from tests.state import now_ms, offer, seed
+
+register()
 
 
 @pytest.fixture
@@ -73,3 +79,32 @@ def test_one_that_may_not_move_yet_counts_nothing(counters: Counters, queue: Del
     offer(queue, "1", now_ms(queue.client))
     Recorder(counters).on_pass(queue, queue.transfer(transferrer="host:2:b", grace_ms=60_000))
     assert counters.pending() == {}
+
+
+@pytest.mark.parametrize("due", [None, True, "1", 1.5, -1, 10**400, {}, [1]])
+def test_a_due_time_that_is_none_is_not_counted(counters: Counters, due: object) -> None:
+    """Whoever wrote the message; an error would be one of its task."""
+    properties = None if due is None else {"delayq_due": due}
+    channel = SimpleNamespace(connection=kombu.Connection("delayq://").transport)
+    message = SimpleNamespace(properties=properties, channel=channel, delivery_tag="1")
+    assert Recorder(counters).on_hand_over(message) is None
+
+
+def test_how_late_a_task_begins_is_counted_from_when_its_process_says(counters: Counters, client: redis.Redis) -> None:
+    held = {"tag": SimpleNamespace(name="q")}
+    transport = kombu.Connection("delayq://").transport
+    transport.holder = lambda tag: SimpleNamespace(held=held)
+    message = SimpleNamespace(
+        properties={"delayq_due": now_ms(client) - 3_000},
+        channel=SimpleNamespace(connection=transport),
+        delivery_tag="tag",
+    )
+    on_begin = Recorder(counters).on_hand_over(message)
+    assert on_begin is not None
+    held.clear()  # it is acknowledged as it begins
+    on_begin(time.monotonic() - 2.9)
+    on_begin(time.monotonic())
+    found = counters.pending()["q"]
+    assert found["start_lateness:5"] >= 1
+    assert found["start_lateness:us"] >= 3_000_000
+    assert sum(number for name, number in found.items() if name != "start_lateness:us") == 2
