@@ -311,9 +311,14 @@ class TransferLoop(LoopThread):
 
     def _has_time_for_chores(self) -> bool:
         late_s = time.monotonic() - self._next_chores
-        return late_s >= CHORES_S or (late_s >= 0 and self._seconds_until_next() >= _CHORES_TAKE_S)
+        return late_s >= CHORES_S or (late_s >= 0 and self._seconds_until_work() >= _CHORES_TAKE_S)
 
     def _seconds_until_next(self) -> float:
+        until_chores_s = self._next_chores - time.monotonic()
+        until_work_s = self._seconds_until_work()
+        return min(until_work_s, until_chores_s) if until_chores_s > 0 else until_work_s
+
+    def _seconds_until_work(self) -> float:
         if self._untidy:
             return 0
         wakes = [w.wake_at_ms for w in self._watched.values() if w.wake_at_ms is not None]

@@ -8,10 +8,13 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.metrics.source import Source
 from examples.private_redis import PrivateRedis
+from tests import brokers
 from tests.ledger import Ledger
 from tests.metrics.parsing import Metrics, Scrape
 from tests.support import wait_until
+from tests.worker_app import publisher
 from tests.workers import CeleryCommand, Worker
 
 pytestmark = pytest.mark.on_cluster
@@ -53,6 +56,7 @@ def test_a_short_lived_worker_counts_everything(
     assert 0 <= seconds < 60
 
 
+@pytest.mark.thorough
 def test_workers_add_up_and_one_that_runs_need_not_end(
     app: Celery, broker_url: str, ledger: Ledger, waiting: DelayedQueue, scrape: Scrape
 ) -> None:
@@ -65,6 +69,7 @@ def test_workers_add_up_and_one_that_runs_need_not_end(
     assert [one["queue_name"] for one in lists] == ["celery"]
 
 
+@pytest.mark.thorough
 def test_a_killed_worker_is_counted_by_those_who_recover(
     app: Celery, broker_url: str, ledger: Ledger, waiting: DelayedQueue, scrape: Scrape
 ) -> None:
@@ -95,6 +100,7 @@ def test_a_dead_letter_is_counted_with_its_reason(
     assert found.get("delayq_dead_letters_total", reason="invalid-task") == 0
 
 
+@pytest.mark.thorough
 def test_a_suspended_worker_counts_the_leases_that_it_lost(
     app: Celery, broker_url: str, ledger: Ledger, waiting: DelayedQueue, scrape: Scrape
 ) -> None:
@@ -121,19 +127,19 @@ def test_the_setting_turns_counting_off(
     assert not list(waiting.client.scan_iter("*delayq:metrics*"))
 
 
+@pytest.mark.thorough
 @pytest.mark.one_server("about a server that is killed")
-def test_counts_outlive_an_outage_of_redis(
-    app: Celery, broker_url: str, ledger: Ledger, waiting: DelayedQueue, broker_server: object, scrape: Scrape
-) -> None:
-    """What was counted before is added afterwards; the totals of this server are gone, as it keeps nothing."""
-    assert isinstance(broker_server, PrivateRedis)
-    with Worker(broker=broker_url, ledger=ledger.url) as worker:
+def test_counts_outlive_an_outage_of_redis(durable_server: PrivateRedis, ledger: Ledger) -> None:
+    """They are added afterwards, unless they were before; none of them twice."""
+    url = brokers.url_of(durable_server)
+    with publisher(url, ledger.url) as app, Worker(broker=url, ledger=ledger.url) as worker:
         publish(app, ledger, 5)
-        assert is_counted(scrape(), 0)  # a worker adds after ten seconds only
-        broker_server.kill()
-        worker.wait_for_log("Transfer of delayed messages interrupted")
-        broker_server.start()
-        wait_until(lambda: is_counted(scrape(), 5), "they are added afterwards", 60)
+        durable_server.kill()
+        worker.wait_for_log("onnection to broker lost")
+        durable_server.start()
+        source = Source(app)
+        wait_until(lambda: is_counted(Scrape(source.read)(), 5), "they are counted", 60)
+        source.close()
 
 
 def test_the_transfer_command_counts_as_well(
