@@ -12,9 +12,13 @@ from celery.utils.imports import load_extension_class_names, symbol_by_name
 from celery.utils.log import get_logger
 
 from celery_delayq.errors import ConfigurationError
+from celery_delayq.metrics.counters import Counters
+from celery_delayq.metrics.flusher import Flusher
+from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
+from celery_delayq.settings import settings_of
 from celery_delayq.transport import register
 
 logger = get_logger("celery.beat")
@@ -78,9 +82,18 @@ class Scheduler(beat.Scheduler):
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Make sure that the planner runs. Returns the seconds until the next tick."""
         if self.loop is None or not self.loop.is_alive():
-            self.loop = planner_loop(self.app, on_sent=log_sent)
+            self.loop = planner_loop(self.app, on_sent=log_sent, **self._counting())
             self.loop.start()
         return float(self.max_interval)
+
+    def _counting(self) -> dict[str, Any]:
+        """Return options of the planner's loop, so that it counts missed runs, and adds them to Redis itself."""
+        if not settings_of(self.app).metrics:
+            return {}
+        counters = Counters()
+        with self.app.connection_for_write() as connection:
+            flusher = Flusher(counters, connection.transport_options.get("global_keyprefix", ""))
+        return {"on_missed": Recorder(counters).on_missed, "chores": flusher.flush_everywhere}
 
     def close(self) -> None:
         """Stop the planner."""

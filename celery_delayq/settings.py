@@ -92,6 +92,7 @@ APP_SETTINGS: Mapping[str, Option] = {
     "transfer_lead": Option(0.01, 0.0, LONGEST_LEAD_S),
     "fail_dead_letters": Option(True),
     "inspect_limit": Option(100, 0, 10_000),
+    "metrics": Option(True),
     "schedule_missed": Option("once", choices=MISSED_POLICIES),
     "schedule_max_lateness": Option(0.0, 0.0, 366 * 86400.0),
     "schedule_catch_up": Option(100, 0, MOST_CATCH_UP),
@@ -175,12 +176,14 @@ class AppSettings:
         transfer: settings of transfer loops.
         fail_dead_letters: whether a task that reaches the delivery limit gets the result FAILURE.
         inspect_limit: maximum number of waiting tasks in a worker's reply to `inspect scheduled`.
+        metrics: whether workers count, see the room `metrics`.
         schedule: defaults of periodic tasks.
     """
 
     transfer: TransferSettings
     fail_dead_letters: bool
     inspect_limit: int
+    metrics: bool
     schedule: ScheduleSettings
 
 
@@ -209,7 +212,7 @@ def app_settings(given: Mapping[str, Any]) -> AppSettings:
         max_lateness_s=values["schedule_max_lateness"],
         catch_up=values["schedule_catch_up"],
     )
-    return AppSettings(transfer, values["fail_dead_letters"], values["inspect_limit"], schedule)
+    return AppSettings(transfer, values["fail_dead_letters"], values["inspect_limit"], values["metrics"], schedule)
 
 
 def wrong_app_settings(given: Mapping[str, Any]) -> Iterator[str]:

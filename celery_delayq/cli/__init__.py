@@ -6,7 +6,7 @@ broker     the app's broker, its inspector and its queues
 plain      lines without control characters
 output     tables, JSON, progress
 times      parsing and formatting of times
-status, listing, changes, backup, dead, top, transfer, check      the commands
+status, listing, changes, backup, dead, top, transfer, check, metrics      the commands
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _COMMANDS = {
     "export": "backup:export",
     "import": "backup:import_",
     "list": "listing:list_",
+    "metrics": "metrics:metrics",
     "orphans": "orphans:orphans",
     "release": "backup:release",
     "reschedule": "changes:reschedule",

@@ -12,6 +12,9 @@ from celery_delayq.cli.command import command
 from celery_delayq.cli.plain import say, visible
 from celery_delayq.errors import DelayqError
 from celery_delayq.health.at_start import say_at_start
+from celery_delayq.metrics.counters import Counters
+from celery_delayq.metrics.flusher import Flusher
+from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.settings import settings_of
@@ -62,9 +65,10 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
     def count(queue: DelayedQueue, done: Transferred) -> None:
         nonlocal moved
         moved += done.moved
+        recorder.on_pass(queue, done)
 
     try:
-        settings = settings_of(app).transfer
+        settings = settings_of(app)
     except DelayqError as exc:
         raise click.ClickException(str(exc)) from exc
     with delayq_channel(app) as (connection, channel):
@@ -73,14 +77,17 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
         lists.update(name for name in map(str.strip, queues.split(",")) if name)
         connector = Connector(connection, failover=True)
         keyprefix = channel.global_keyprefix
+    recorder = Recorder(Counters())
+    flusher = Flusher(recorder.counters, keyprefix)
 
     loop = TransferLoop(
         connector,
         lambda: lists,
         keyprefix=keyprefix,
-        settings=settings,
+        settings=settings.transfer,
         on_pass=count,
         slot_of=channel.slot_of,
+        chores=flusher.flush if settings.metrics else lambda client, serves: None,
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: loop.stop())

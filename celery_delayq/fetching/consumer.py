@@ -38,13 +38,14 @@ from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.abandoned import AbandonedConnections
 from celery_delayq.fetching.connection import FetchConnection, Identity
 from celery_delayq.fetching.departure import Departure, Departures, remove
-from celery_delayq.fetching.held import Held, Redelivery
+from celery_delayq.fetching.held import DEAD_LETTERS, LOST_LEASES, Held, Redelivery
 from celery_delayq.fetching.isolation import Isolation
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.native import logger_for
 from celery_delayq.fetching.process import consumer_id
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.dead_letters import reason_of
 from celery_delayq.queue.delayed_queue import database_of
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import MAX_FETCH, Renewed
@@ -168,6 +169,8 @@ class Consumer:
     def _on_lost(self) -> int:
         count = len(self._held)
         self._held.clear()
+        for name in self.leases.lists:
+            self.redelivery.on_count(name, LOST_LEASES, 1)
         return count
 
     # -- messages
@@ -484,6 +487,7 @@ class Consumer:
         held = self._held.pop(tag, None)
         if held is not None:
             self._leave({tag: Departure(held, "dead", record)})
+            self.redelivery.on_count(held.name, DEAD_LETTERS + reason_of(record), 1)
 
     def give_back(self, name: str, messages: Sequence[bytes]) -> int:
         """Put fetched but undelivered messages back to the front of the list, unchanged. The oldest comes first.

@@ -11,6 +11,10 @@ PutBack = Callable[[bytes], bytes]
 Recover = Callable[[bytes], tuple[bytes, bool]]
 
 
+#: What is counted; a reason follows the first two.
+RECOVERED, DEAD_LETTERS, LOST_LEASES = "recovered:", "dead_letters:", "lost_leases"
+
+
 @dataclass(frozen=True)
 class Held:
     """A message that a consumer holds: the name of its broker list, and its bytes."""
@@ -27,8 +31,11 @@ class Redelivery:
         put_back: for messages that the consumer itself puts back.
         recover: for messages whose consumer is gone; also returns whether the message is dead.
         on_dead: called with the list's name and each message (as stored) that was moved to the dead list.
+        on_count: called with a list's name, what happened (`RECOVERED` or `DEAD_LETTERS` with a reason, or
+            `LOST_LEASES`), and how often. In any thread; it must take no time, and raise nothing.
     """
 
     put_back: PutBack = lambda message: message
     recover: Recover = lambda message: (message, False)
     on_dead: Callable[[str, bytes], None] = lambda name, message: None
+    on_count: Callable[[str, str, int], None] = lambda name, what, number: None

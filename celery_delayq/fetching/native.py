@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from logging import Logger, LoggerAdapter, getLogger
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,16 @@ def _original(name: str) -> Any:
     if _has_eventlet():
         return getattr(sys.modules["eventlet.patcher"].original("_thread"), name)
     return getattr(_thread, name)
+
+
+@cache
+def _get_ident() -> Any:
+    return _original("get_ident")
+
+
+def native_ident() -> int:
+    """Return the identifier of this thread of the operating system, also in a greenlet."""
+    return int(_get_ident()())
 
 
 def start_native_thread(target: Callable[[], None]) -> None:

@@ -9,17 +9,22 @@ import redis
 from redis import exceptions
 from redis.client import NEVER_DECODE
 
-from celery_delayq.fetching.held import Redelivery
+from celery_delayq.fetching.held import DEAD_LETTERS, RECOVERED, Redelivery
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.native import logger_for, start_native_thread
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.dead_letters import reason_of
 from celery_delayq.queue.scripts import MAX_PUT_BACK
 
 logger = logger_for(__name__)
 
 #: How long one call of `go_on` works, in seconds. It is short, so that the watchdog's own lease does not end meanwhile.
 _ROUND_S = 0.25
+
+
+#: Why messages were taken from a consumer: its process has ended; it was absent and silent; its lease has ended.
+REASONS = ("process-ended", "absent", "lease-ended")
 
 
 @dataclass
@@ -37,6 +42,11 @@ class Claim:
     is_absent: bool = False
     has_ended: bool = False
     moved: int = 0
+
+    @property
+    def reason(self) -> str:
+        """Why the messages are taken, one of `REASONS`."""
+        return REASONS[0 if self.has_ended else 1 if self.is_absent else 2]
 
 
 class Recovery:
@@ -109,12 +119,15 @@ class Recovery:
             alive_channel=keys.alive_channel(consumer, self._db) if claim.has_ended else "",
             messages=messages,
         )
-        dead = [
-            raw for (raw, _, is_dead), was_moved in zip(messages, done.moved, strict=False) if is_dead and was_moved
-        ]
+        moved = [message for message, was_moved in zip(messages, done.moved, strict=False) if was_moved]
+        dead = [(raw, letter) for raw, letter, is_dead in moved if is_dead]
         if dead:
-            self._tell_dead(name, dead)
-        claim.moved += sum(done.moved) - len(dead)
+            for _, letter in dead:
+                self._redelivery.on_count(name, DEAD_LETTERS + reason_of(letter), 1)
+            self._tell_dead(name, [raw for raw, _ in dead])
+        if len(moved) > len(dead):
+            self._redelivery.on_count(name, RECOVERED + claim.reason, len(moved) - len(dead))
+        claim.moved += len(moved) - len(dead)
         if any(done.moved) and done.left:
             claim.score = done.score
             self.add(name, consumer, claim)

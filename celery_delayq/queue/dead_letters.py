@@ -25,6 +25,9 @@ NOT_A_MESSAGE = "not-a-message"
 NOT_AN_ENTRY = "not-an-entry"
 INVALID_TASK = "invalid-task"
 
+#: All of them.
+REASONS = (DELIVERY_LIMIT, NOT_A_MESSAGE, NOT_AN_ENTRY, INVALID_TASK)
+
 _NONE = type(None)
 
 #: Number of elements that one command reads from a dead list.
@@ -75,6 +78,11 @@ def unpack(raw: bytes) -> DeadLetter:
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
     return DeadLetter(letter_id, NOT_AN_ENTRY, None, None, raw, raw)
+
+
+def reason_of(raw: bytes) -> str:
+    """Return the reason of the letter that is stored as `raw`."""
+    return unpack(raw).reason
 
 
 class DeadLetters:

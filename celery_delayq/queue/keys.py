@@ -52,6 +52,7 @@ class QueueKeys:
         transferrer_channel: Pub/Sub, signs of life of that loop. Pub/Sub has no databases, so the name includes one.
         consumers: ZSET, consumer id -> end of its lease (ms); or, negated, the time at which it was given up (ms).
         schedule: HASH, periodic entry -> its planned occurrence.
+        metrics: HASH, what was counted -> how often so far.
     """
 
     queue: str
@@ -65,6 +66,7 @@ class QueueKeys:
     transferrer_channel: str
     consumers: str
     schedule: str
+    metrics: str
 
     @classmethod
     def of(cls, name: str, db: int = 0) -> QueueKeys:
@@ -81,6 +83,7 @@ class QueueKeys:
             transferrer_channel=companion(f"delayq:transfer_channel:{db}", name),
             consumers=companion("delayq:consumers", name),
             schedule=companion("delayq:schedule", name),
+            metrics=companion("delayq:metrics", name),
         )
 
     @property
@@ -91,6 +94,10 @@ class QueueKeys:
     def in_flight(self, consumer: str) -> str:
         """Return the name of the LIST of messages of this queue that a consumer holds, newest first."""
         return f"{companion('delayq:inflight', self.queue)}:{consumer}"
+
+    def history(self, step_s: int, since_s: int) -> str:
+        """Return the name of the HASH of sums over `step_s` seconds, in the block of time that begins at `since_s`."""
+        return f"{self.metrics}:{step_s}:{since_s}"
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,15 @@ class RegistryKeys:
         """Return the keys with kombu's `global_keyprefix`."""
         names = f"{keyprefix}delayq:queues"
         return cls(names, companion("delayq:retired", names))
+
+
+def counted(keyprefix: str = "") -> str:
+    """Return the name of the ZSET of the lists for which something was counted: list -> when it last was (s).
+
+    Args:
+        keyprefix: kombu's `global_keyprefix`.
+    """
+    return f"{keyprefix}delayq:metrics"
 
 
 def hello_channel(db: int = 0) -> str:

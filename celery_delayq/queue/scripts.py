@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import redis
@@ -27,6 +27,9 @@ class Transferred:
         now_us: the server's time, unix time in microseconds.
         last_sign_ms: last sign of life of the punctual transferrer, unix time in ms.
         punctual: id of the punctual transferrer; empty if there is none.
+        former: id of the one that was punctual before the call; empty if there was none.
+        parts: the moved messages in due order, some at a time: when the first of them was due (unix time in ms; 0 if it
+            was always due), and how many they are.
     """
 
     moved: int
@@ -35,6 +38,8 @@ class Transferred:
     now_us: int
     last_sign_ms: int
     punctual: str
+    former: str = ""
+    parts: tuple[tuple[int, int], ...] = ()
 
 
 def score_to_ms(score: bytes | str | float) -> int | None:
@@ -118,12 +123,105 @@ def transfer(
     client: redis.Redis, keys: QueueKeys, *, limit: int, transferrer: str, grace_ms: int, lead_ms: int
 ) -> Transferred:
     """Move due messages to the broker list, see `transfer.lua`."""
-    moved, dead, head, now_us, last, punctual = load("transfer").run(
+    moved, dead, head, now_us, last, punctual, former, *slices = load("transfer").run(
         client,
         (keys.queue, *keys.waiting, keys.dead, keys.transferrer),
         (limit, transferrer, grace_ms, keys.transferrer_channel, lead_ms),
     )
-    return Transferred(moved, dead, score_to_ms(head), int(now_us), int(last), punctual.decode("utf-8", "replace"))
+    parts = tuple((score_to_ms(due) or 0, size) for size, due in zip(slices[::2], slices[1::2], strict=True) if size)
+    after, before = punctual.decode("utf-8", "replace"), former.decode("utf-8", "replace")
+    return Transferred(moved, dead, score_to_ms(head), int(now_us), int(last), after, before, parts)
+
+
+#: How long sums stay, in seconds: over each step of seconds, in blocks of time of so many. One block is one key, small
+#: enough for Redis to store it compactly.
+HISTORY = {60: (8 * 3600, 600), 600: (72 * 3600, 7200)}
+
+#: How long totals stay that do not change, in seconds.
+TOTALS_S = 30 * 86400
+
+
+def count_call(keys: QueueKeys, *, now_s: int, numbers: Mapping[str, int]) -> Call:
+    """Return keys and arguments of `count.lua`: add numbers, at the server's time `now_s`, unix time in s."""
+    history = [(step_s, *HISTORY[step_s]) for step_s in HISTORY]
+    return (
+        (keys.metrics, *(keys.history(step_s, now_s - now_s % block_s) for step_s, _, block_s in history)),
+        (
+            TOTALS_S,
+            *(part for step_s, kept_s, block_s in history for part in (now_s - now_s % step_s, kept_s + block_s)),
+            *(part for number in numbers.items() for part in number),
+        ),
+    )
+
+
+def count(client: redis.Redis, keys: QueueKeys, *, now_s: int, numbers: Mapping[str, int]) -> int:
+    """Add numbers to the totals and the history of a queue; see `count.lua`. Returns how many."""
+    return int(load("count").run(client, *count_call(keys, now_s=now_s, numbers=numbers)))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Numbers of one broker list.
+
+    Attributes:
+        now_ms: the server's time, unix time in ms.
+        ready: messages on the list.
+        delayed: waiting messages, overdue ones included.
+        overdue: those that are due.
+        head_due_ms: when the first one is due, unix time in ms; None if none waits.
+        dead: dead letters.
+        punctual: id of the loop that moved messages last; empty if there is none.
+        lasting: consumers whose leases last.
+        ended: consumers whose leases have ended, and whose messages nobody has recovered yet.
+        given_up: consumers that were given up lately.
+        due: how many messages are due within each span.
+        totals: what was counted so far.
+    """
+
+    now_ms: int
+    ready: int = 0
+    delayed: int = 0
+    overdue: int = 0
+    head_due_ms: int | None = None
+    dead: int = 0
+    punctual: str = ""
+    lasting: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+    given_up: tuple[str, ...] = ()
+    due: tuple[int, ...] = ()
+    totals: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, reply: Any) -> Measured:
+        """Return what a reply says."""
+        if len(reply) == 1:
+            return cls(int(reply[0]))
+        now, ready, delayed, overdue, head, dead, punctual, *consumers, due, totals = reply
+        lasting, ended, given_up = (tuple(name.decode(errors="surrogateescape") for name in part) for part in consumers)
+        return cls(
+            int(now),
+            ready,
+            delayed,
+            overdue,
+            score_to_ms(head),
+            dead,
+            (punctual or b"").decode(errors="replace").partition(":")[2],
+            lasting,
+            ended,
+            given_up,
+            tuple(due),
+            {name.decode(errors="replace"): int(n) for name, n in zip(totals[::2], totals[1::2], strict=True)},
+        )
+
+
+def measure_call(keys: QueueKeys, *, spans_ms: Sequence[int]) -> Call:
+    """Return keys and arguments of `measure.lua`."""
+    return (keys.queue, keys.timeout_set, keys.dead, keys.transferrer, keys.consumers, keys.metrics), spans_ms
+
+
+def measure(client: redis.Redis, keys: QueueKeys, *, spans_ms: Sequence[int]) -> Measured:
+    """Return the numbers of a list; see `measure.lua`."""
+    return Measured.of(load("measure").run(client, *measure_call(keys, spans_ms=spans_ms)))
 
 
 def cancel(client: redis.Redis, keys: QueueKeys, *, message_key: bytes, limit: int = 100) -> tuple[int, int]:

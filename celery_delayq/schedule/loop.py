@@ -16,6 +16,7 @@ from contextlib import suppress
 from logging import getLogger
 from typing import Any, Protocol
 
+import redis
 from redis import exceptions
 
 from celery_delayq.schedule.store import ScheduleStore
@@ -63,15 +64,23 @@ class PlannerLoop(LoopThread):
     Args:
         connect: called for every (re)connection. Returns a context manager that yields a store with its own
             connections and a factory of planners, and that closes the connections.
+        chores: called at each look, and at the end, with the client of the store; see `TransferLoop`.
         is_awaited: whether transfers wait until this has planned, even if it cannot connect.
     """
 
-    def __init__(self, connect: Callable[[], Any], *, is_awaited: bool = True) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        chores: Callable[[redis.Redis], None] = lambda client: None,
+        *,
+        is_awaited: bool = True,
+    ) -> None:
         super().__init__(
             "delayq-planner", logger, "Planning of periodic tasks", "Occurrences that are already planned still run"
         )
         self._connect = connect
         self._is_awaited = is_awaited
+        self._chores = chores
         #: Where it is subscribed.
         self._server = ""
         self._has_planned = threading.Event()
@@ -91,6 +100,7 @@ class PlannerLoop(LoopThread):
                 with self._connect() as (store, make_planner):
                     try:
                         self._serve(store, make_planner)
+                        self._chores(store.client)
                     finally:
                         self._unsubscribe()
             except Exception as exc:
@@ -135,6 +145,7 @@ class PlannerLoop(LoopThread):
                 if self._pubsub.health_check_response_counter >= 2:
                     raise exceptions.ConnectionError("Redis did not answer on the subscription")
                 planner.look()
+                self._chores(store.client)
                 if store.server() != self._server:  # a failover, or the slot moved
                     self._subscribe(store)
                     planner.begin_reading()

@@ -39,7 +39,14 @@ from celery_delayq.schedule.planned_entries import PlannedEntries
 from celery_delayq.schedule.planned_entry import PlannedEntry
 from celery_delayq.schedule.records import Record, Seen, State, Step
 from celery_delayq.schedule.store import NodeLost, ScheduleStore
-from celery_delayq.schedule.transitions import PeriodicEntry, Policy, Transition, missed_until, next_transition
+from celery_delayq.schedule.transitions import (
+    PeriodicEntry,
+    Policy,
+    Transition,
+    left_out,
+    missed_until,
+    next_transition,
+)
 from celery_delayq.transport.replicas import NotReplicated
 
 logger = getLogger(__name__)
@@ -85,6 +92,8 @@ class Planner:
         policy: returns what to do with missed runs of an entry.
         id: a readable, unique id.
         on_sent: called with the definition when this planner's occurrence of it was sent.
+        on_missed: called with the broker list and the name of an entry, and how many of its runs were missed and left
+            out.
         is_back: whether this process had a planner before and lost the connection.
     """
 
@@ -98,6 +107,7 @@ class Planner:
         policy: Callable[[Definition], Policy],
         id: str,
         on_sent: Callable[[Definition], None] = lambda definition: None,
+        on_missed: Callable[[str, str, int], None] | None = None,
         is_back: bool = False,
     ) -> None:
         self.id = id
@@ -105,6 +115,7 @@ class Planner:
         self._build = build
         self._policy = policy
         self._on_sent = on_sent
+        self._on_missed = on_missed
         self._attendance = Attendance(store, configured, is_back=is_back)
         self._planned = PlannedEntries(store, self._attendance, configured, parse, self._on_read, is_back=is_back)
         #: The running read of all entries, if any.
@@ -482,6 +493,10 @@ class Planner:
             self._take(self._settle(again, {}))
 
     def _on_planned(self, planned: PlannedEntry, decision: _Decision, done: scripts.Planned) -> None:
+        if planned.state is not None and self._on_missed is not None:
+            missed = left_out(self._entry(planned), planned.state, decision.move, done.now_ms)
+            if missed:
+                self._on_missed(decision.step.queue, decision.name, missed)
         planned.seen, planned.state = Seen(decision.step.state, done.forgotten), decision.state
         self._forget_error(decision.name, planned)
         self._forget_parked(decision, planned)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
+import redis
+
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.queue.connections import is_cluster, new_id
 from celery_delayq.schedule.configured import reader
@@ -28,13 +30,20 @@ _KEPT_MS = 100
 
 
 def planner_loop(
-    app: Any, *, on_sent: Callable[[Definition], None] = lambda definition: None, is_back: bool = False
+    app: Any,
+    *,
+    on_sent: Callable[[Definition], None] = lambda definition: None,
+    on_missed: Callable[[str, str, int], None] | None = None,
+    chores: Callable[[redis.Redis], None] = lambda client: None,
+    is_back: bool = False,
 ) -> PlannerLoop:
     """Return a loop that plans the periodic tasks of an app. The loop is not started yet.
 
     Args:
         app: the Celery app.
         on_sent: called with the definition when this planner's occurrence of it was sent.
+        on_missed: see `Planner`.
+        chores: see `PlannerLoop`.
         is_back: whether this process had such a loop before and lost the connection.
 
     Raises:
@@ -73,13 +82,14 @@ def planner_loop(
                     policy=partial(Policy.of, defaults=settings, cron_deadline_s=deadline_s),
                     id=loop_id,
                     on_sent=on_sent,
+                    on_missed=on_missed,
                     is_back=connected_before,
                 )
 
             yield store, make_planner
 
     # One node of a cluster must not hold up the transfers of the others.
-    return PlannerLoop(connect, is_awaited=not is_cluster_url(connection))
+    return PlannerLoop(connect, chores, is_awaited=not is_cluster_url(connection))
 
 
 def store_of(channel: Any, *, replicate: bool = False) -> ScheduleStore:

@@ -27,6 +27,9 @@ LATEST_MS = 3_600_000
 #: With the policy `skip` and without `max_lateness`, a run that is later than this is dropped, in seconds.
 SKIPPED_AFTER_S = 60.0
 
+#: How many occurrences are counted at most that one step leaves out.
+MOST_LEFT_OUT = 100_000
+
 #: Maximum time until a schedule that decides for itself is asked again, in seconds.
 _LONGEST_ASK_S = 300.0
 
@@ -157,6 +160,25 @@ def missed_until(now_ms: int, attended_ms: int | None) -> int:
     """Return the time up to which occurrences count as missed, unix time in ms. Later ones are merely late."""
     since_ms = now_ms if attended_ms is None else min(attended_ms, now_ms)
     return max(since_ms - TOLERATED_MS, now_ms - LATEST_MS) - 1
+
+
+def left_out(entry: PeriodicEntry, state: State, move: Transition, now_ms: int) -> int:
+    """Return how many occurrences a step passes without sending them: they were missed, and nothing makes up for them.
+
+    Args:
+        entry: the entry.
+        state: its state before the step.
+        move: the step.
+        now_ms: the server's time.
+    """
+    definition, at_ms = entry.definition, state.at_ms
+    if at_ms is None or move.at_ms is None or now_ms - at_ms <= TOLERATED_MS or entry.is_idle or definition.is_asked:
+        return 0
+    if not (move.passed or definition.is_lazy):
+        return 0
+    window = definition.timing.window
+    between = occurrences.missed(definition.schedule, window, at_ms, move.at_ms - 1, MOST_LEFT_OUT)
+    return len(between) + (not move.passed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,10 @@ _MOVING_S = 0.25
 #: Tidying steps between two looks: at 1 ms per step, they take 1 % of the server's time.
 _TIDY_STEPS = 50
 
+#: How often a loop does its chores, and how much time it must have for them, in seconds. If it never has, it does them
+#: nevertheless after twice that time.
+CHORES_S, _CHORES_TAKE_S = 10.0, 0.05
+
 #: A wait on a socket is exact to a millisecond, a sleep to some microseconds. So the loop sleeps for the last bit.
 _SLEEP_BELOW_S = 0.0015
 
@@ -155,6 +159,9 @@ class TransferLoop(LoopThread):
         history: says what a failover lost. Give each loop of a process the same one: it must outlive connections.
         registry: which queues there are; by default, the loop reads that with its own client.
         slot_of: returns the hash slot of a key, if keys of several slots cannot be in one command.
+        chores: called every `CHORES_S`, and at the end, with the loop's client and `serves`: for what needs a
+            connection, and can wait until the loop has nothing else to do. It should take some ms at most, and raise
+            nothing but errors of the connection.
     """
 
     def __init__(
@@ -171,6 +178,7 @@ class TransferLoop(LoopThread):
         serves: Callable[[str], bool] = lambda name: True,
         registry: Registry | None = None,
         slot_of: Callable[[str], int] = lambda key: 0,
+        chores: Callable[[redis.Redis, Callable[[str], bool]], None] = lambda client, serves: None,
     ) -> None:
         super().__init__("delayq-transfer", logger, "Transfer of delayed messages", "Messages wait in Redis")
         self.id = id or new_id()
@@ -185,6 +193,8 @@ class TransferLoop(LoopThread):
         self._serves = serves
         self._shared_registry = registry
         self._slot_of = slot_of
+        self._chores = chores
+        self._next_chores = time.monotonic() + CHORES_S
         #: How long before they are due messages move; whoever receives them tells it when they came.
         self.lead = Lead(self.settings.lead_s)
         self._clock = ServerClock()
@@ -239,6 +249,7 @@ class TransferLoop(LoopThread):
                         self._serve()
                     finally:
                         self._resign()
+                        self._do_last_chores()
             except Exception as exc:
                 if self._stopping or self._woken:
                     continue
@@ -268,6 +279,11 @@ class TransferLoop(LoopThread):
                 if watched.punctual == self.id:
                     watched.queue.resign(self.id)
 
+    def _do_last_chores(self) -> None:
+        if self._stopping and self._client is not None:
+            with suppress(*CONNECTION_ERRORS):
+                self._chores(self._client, self._serves)
+
     def _serve(self) -> None:
         client = self._client
         assert client is not None
@@ -292,8 +308,20 @@ class TransferLoop(LoopThread):
                 self._tidy()
             if time.monotonic() >= self._history.next_at:
                 self._history.read(client)
+            if self._has_time_for_chores():
+                self._next_chores = time.monotonic() + CHORES_S
+                self._chores(client, self._serves)
+
+    def _has_time_for_chores(self) -> bool:
+        late_s = time.monotonic() - self._next_chores
+        return late_s >= CHORES_S or (late_s >= 0 and self._seconds_until_work() >= _CHORES_TAKE_S)
 
     def _seconds_until_next(self) -> float:
+        until_chores_s = self._next_chores - time.monotonic()
+        until_work_s = self._seconds_until_work()
+        return min(until_work_s, until_chores_s) if until_chores_s > 0 else until_work_s
+
+    def _seconds_until_work(self) -> float:
         if self._untidy:
             return 0
         wakes = [w.wake_at_ms for w in self._watched.values() if w.wake_at_ms is not None]

@@ -51,6 +51,8 @@ from redis import exceptions
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import NOT_SERVING, is_full
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.scripts import Transferred
 from celery_delayq.settings import check_transport_options, check_urls
 from celery_delayq.transfer.history import History
 from celery_delayq.transfer.loop import TransferLoop, TransferSettings
@@ -132,6 +134,11 @@ class Transport(kombu_redis.Transport):
         self.forget: Callable[[str], bool] = lambda delivery_tag: True
         #: Called for each message that is set aside, with the name of its list; in a thread of its own.
         self.on_dead_letter: Callable[[str, bytes], None] = lambda name, message: None
+        #: Called with the name of a list, what happened to its messages, and how many; see `Redelivery.on_count`.
+        self.on_count: Callable[[str, str, int], None] = lambda name, what, number: None
+        #: See `TransferLoop`.
+        self.on_pass: Callable[[DelayedQueue, Transferred], None] | None = None
+        self.chores: Callable[[redis.Redis, Callable[[str], bool]], None] = lambda client, serves: None
         #: The messages that are not due yet, and returns how many there may be (0: any number).
         self.ahead = Ahead()
         self.most_ahead: Callable[[], int] = int
@@ -269,11 +276,13 @@ class Transport(kombu_redis.Transport):
                 self.task_lists,
                 keyprefix=keyprefix,
                 settings=settings,
+                on_pass=self.on_pass,
                 may_begin=self.may_transfer,
                 history=self._history_of(server, histories),
                 serves=serves,
                 registry=None if self.nodes is None else self.nodes.registry(keyprefix),
                 slot_of=self.Channel.slot_of,
+                chores=self.chores,
             )
             loop.start()
 

@@ -46,6 +46,7 @@ class Station:
                 redelivery.put_back,
                 partial(redelivery.recover, delivery_limit=transport.options["delivery_limit"]),
                 lambda name, message: transport.on_dead_letter(name, message),
+                lambda name, what, number: transport.on_count(name, what, number),
             ),
             expires_ms=transport.expires_ms,
             patience_s=patience_s,

@@ -24,6 +24,7 @@ from celery_delayq.transport import Transport
 from celery_delayq.transport.ahead import LAST_PART_S
 from celery_delayq.transport.eta import seconds_until
 from celery_delayq.transport.urls import is_sentinel
+from celery_delayq.worker.counting import counting_of
 from celery_delayq.worker.failures import fail_task
 from celery_delayq.worker.handover import Handover, is_busy, is_stopping, tasks_waiting
 from celery_delayq.worker.invalid_task import defect_of, late_defect_of
@@ -45,6 +46,7 @@ class Plan(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         self.enabled = is_ours(consumer.app)
+        self._counting = counting_of(consumer)
         self.loop: PlannerLoop | None = None
         self._was_started = False
         super().__init__(consumer, **kwargs)
@@ -63,7 +65,11 @@ class Plan(bootsteps.StartStopStep):
                 consumer.connection.as_uri(),
             )
             return
-        self.loop = planner_loop(consumer.app, is_back=self._was_started)
+        self.loop = planner_loop(
+            consumer.app,
+            on_missed=None if self._counting is None else self._counting.recorder.on_missed,
+            is_back=self._was_started,
+        )
         self._was_started = True
         self.loop.start()
         transport.may_transfer = partial(self.loop.wait_until_planned, 0.0)
@@ -89,8 +95,11 @@ class Transfer(bootsteps.StartStopStep):
         self._server_checked = False
         #: Server -> what is known of it.
         self._histories: dict[str, History] = {}
+        self._counting = counting_of(consumer)
         self._handover = Handover(
-            consumer.pool, cancels_late=consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss
+            consumer.pool,
+            cancels_late=consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss,
+            on_hand_over=None if self._counting is None else self._counting.recorder.on_hand_over,
         )
         signals.task_received.connect(run_when_due, dispatch_uid="celery_delayq.run_when_due")
         tell_eta(consumer.app)
@@ -140,6 +149,8 @@ class Transfer(bootsteps.StartStopStep):
                 "that workers with kombu's own transport left behind.",
                 transport.options["lease"],
             )
+        if self._counting is not None:
+            self._counting.attach(transport)
         transport.start_transfer(self.settings.transfer, self._histories)
 
     def stop(self, consumer: Any) -> None:
@@ -149,6 +160,11 @@ class Transfer(bootsteps.StartStopStep):
         transport = getattr(consumer.connection, "transport", None)
         if isinstance(transport, Transport):
             transport.stop_transfer()
+
+    def shutdown(self, consumer: Any) -> None:
+        """Add what was counted since the loop has ended; the pool has ended, too."""
+        if self._counting is not None:
+            self._counting.finish()
 
 
 def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:

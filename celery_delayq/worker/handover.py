@@ -17,6 +17,7 @@ Undocumented parts of Celery (5.6 and 5.7) that this module uses
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from logging import getLogger
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -39,10 +40,19 @@ class Handover:
             which read `apply_async`.
         cancels_late: whether Celery cancels late-acknowledged tasks that run when the connection is lost
             (`worker_cancel_long_running_tasks_on_connection_loss`), so that they have to run again.
+        on_hand_over: called with each message. Returns what to call when the task begins, with the time of that on the
+            monotonic clock; or None.
     """
 
-    def __init__(self, pool: Any, *, cancels_late: bool) -> None:
+    def __init__(
+        self,
+        pool: Any,
+        *,
+        cancels_late: bool,
+        on_hand_over: Callable[[Any], Callable[[float], None] | None] | None = None,
+    ) -> None:
         self._pool = pool
+        self._on_hand_over = on_hand_over
         self._cancels_late = cancels_late
         #: Messages of these tasks. A message lives as long as somebody may still acknowledge it.
         self._messages: WeakSet[Any] = WeakSet()
@@ -79,6 +89,9 @@ class Handover:
                 options["accept_callback"] = _Begin(options["accept_callback"])
                 if not isinstance(self._pool, SoloPool):
                     target = _Failing(target, options["error_callback"])
+            on_begin = None if self._on_hand_over is None else self._on_hand_over(message)
+            if on_begin is not None:
+                options["accept_callback"] = _Noted(options["accept_callback"], on_begin)
         try:
             job = self._apply_async(target, *args, **options)
         except Exception:
@@ -206,6 +219,23 @@ class _Begin:
         if not _is_held(self.message):
             raise NotBegun(f"task {self.message.headers.get('id')} is not this worker's any more")
         self._on_accepted(pid, time_accepted)
+
+
+class _Noted:
+    """`Request.on_accepted`, which tells somebody else, too, that the task begins."""
+
+    def __init__(self, accept: Any, on_begin: Callable[[float], None]) -> None:
+        self._accept = accept
+        self._on_begin = on_begin
+
+    def __call__(self, pid: int, time_accepted: float) -> None:
+        """Accept the task. In a child process, it began a little earlier than its parent hears of it.
+
+        Raises:
+            NotBegun: see `_Begin`.
+        """
+        self._accept(pid, time_accepted)
+        self._on_begin(time_accepted)
 
 
 class _Failing:

@@ -56,7 +56,7 @@ def _watch(report: Report, servers: dict[str, PrivateRedis], workers: int, secon
     )
     each = report.figure(f"{workers} workers: connections of each" if workers > 1 else "its connections", "")
     with ThreadPoolExecutor() as threads:
-        counts = threads.map(lambda server: _monitor(server, seconds), servers.values())
+        counts = threads.map(lambda server: sent_to(server, seconds), servers.values())
         for variant, (sent, connections) in zip(servers, counts, strict=True):
             rate.add(variant, sum(sent.values()) / workers / seconds)
             each.add(variant, connections / workers)
@@ -64,7 +64,8 @@ def _watch(report: Report, servers: dict[str, PrivateRedis], workers: int, secon
             report.notes.append(f"{variant}, {workers}: {names}")
 
 
-def _monitor(server: PrivateRedis, seconds: float) -> tuple[Counter[str], int]:
+def sent_to(server: PrivateRedis, seconds: float) -> tuple[Counter[str], int]:
+    """Return the commands that clients send meanwhile, by name, and the number of connections."""
     sent: Counter[str] = Counter()
     with server.client() as client, client.monitor() as monitor:
         connections = len(client.client_list()) - len((client, monitor))

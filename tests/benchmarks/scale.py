@@ -48,6 +48,11 @@ class Scale:
         cluster_tasks: tasks a turn.
         cluster_due: messages that are due on a cluster, a turn.
         outage_s: how long a worker on a cluster is watched before a node is lost, in seconds.
+        metrics_turns: turns with and without metrics.
+        metrics_tasks: tasks a turn.
+        scrape_messages: messages that wait during a scrape.
+        scrape_queues: their queues.
+        scrapes: how many.
         storms_together: whether the storms of all variants are awaited at the same full minute, which saves minutes
             and distorts what is measured.
     """
@@ -86,6 +91,11 @@ class Scale:
     cluster_tasks: int
     cluster_due: int
     outage_s: float
+    metrics_turns: int
+    metrics_tasks: int
+    scrape_messages: int
+    scrape_queues: int
+    scrapes: int
     storms_together: bool
 
 
@@ -124,6 +134,11 @@ FULL = Scale(
     cluster_tasks=2_400,
     cluster_due=60_000,
     outage_s=5.0,
+    metrics_turns=10,
+    metrics_tasks=5_000,
+    scrape_messages=1_000_000,
+    scrape_queues=100,
+    scrapes=20,
     storms_together=False,
 )
 
@@ -162,5 +177,10 @@ QUICK = Scale(
     cluster_tasks=240,
     cluster_due=6_000,
     outage_s=2.0,
+    metrics_turns=2,
+    metrics_tasks=300,
+    scrape_messages=20_000,
+    scrape_queues=20,
+    scrapes=5,
     storms_together=True,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from importlib import import_module
@@ -59,3 +60,4 @@ def make_app(broker: str, ledger: str | None = None) -> Celery:
 
 if "LEDGER" in os.environ:
     app = make_app(os.environ["BROKER"], os.environ["LEDGER"])
+    app.conf.update(json.loads(os.environ.get("CONF", "{}")))

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import redis
 from celery import Celery
@@ -45,6 +46,7 @@ class BenchWorker(CeleryCommand):
         pool: `prefork` or `solo`.
         broker: the broker URL, if it is another one than that of the variant.
         queues: what it consumes; by default, the app's default queue.
+        conf: further configuration of the app.
 
     Attributes:
         app: to publish with.
@@ -52,7 +54,14 @@ class BenchWorker(CeleryCommand):
     """
 
     def __init__(
-        self, variant: str, port: int, pool: str = "prefork", *, broker: str | None = None, queues: Sequence[str] = ()
+        self,
+        variant: str,
+        port: int,
+        pool: str = "prefork",
+        *,
+        broker: str | None = None,
+        queues: Sequence[str] = (),
+        conf: Mapping[str, Any] | None = None,
     ) -> None:
         broker = broker or broker_url(variant, port)
         self.queues = tuple(queues)
@@ -63,7 +72,8 @@ class BenchWorker(CeleryCommand):
         options = ["-P", pool, "-c", "2", "-l", "WARNING", "-n", f"{variant}@%h"]
         if queues:
             options += ["-Q", ",".join(queues)]
-        super().__init__("worker", *options, broker=broker, ledger=str(self._ledger), app="tests.benchmarks.shop")
+        shop = "tests.benchmarks.shop"
+        super().__init__("worker", *options, broker=broker, ledger=str(self._ledger), app=shop, conf=conf)
 
     def __enter__(self) -> BenchWorker:
         super().__enter__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -58,6 +58,7 @@ class Loops:
         connect: Callable[[], redis.Redis] | None = None,
         db: int = 0,
         keyprefix: str = "",
+        chores: Callable[[redis.Redis, Callable[[str], bool]], Any] = lambda client, serves: None,
         interval_s: float = NEVER_S,
         grace_s: float = 0.1,
         batch_size: int = 100,
@@ -82,6 +83,7 @@ class Loops:
             may_begin=may_begin,
             serves=serves,
             slot_of=slot_of,
+            chores=chores,
         )
         self._loops.append(loop)
         return loop

@@ -228,3 +228,46 @@ class TestFork:
         wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
         # One pass delivers; a subscription made anew would have cost another one.
         assert len(loops.passes) <= passes + 2
+
+
+class TestChores:
+    """What a loop does for others when it has nothing else to do."""
+
+    def test_are_done_from_time_to_time_with_its_connection(
+        self, loops: Loops, queue: DelayedQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(transfer_module, "CHORES_S", 0.05)
+        done: list[bool] = []
+        loops.start(chores=lambda client, serves: done.append(client.ping() and serves("q")))
+        wait_until(lambda: len(done) >= 3, "they are done")
+        assert all(done)
+        queue.offer(b"pay", due_ms=1)
+        wait_until(lambda: delivered(queue) == [b"pay"], "delivered, too")
+
+    def test_are_done_before_a_loop_ends(self, loops: Loops) -> None:
+        done: list[bool] = []
+        loop = loops.start(chores=lambda client, serves: done.append(client.ping()))
+        assert not done
+        loop.stop()
+        assert done == [True]
+
+    def test_wait_while_much_is_due_but_not_for_ever(
+        self, loops: Loops, queue: DelayedQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(transfer_module, "CHORES_S", 0.2)
+        monkeypatch.setattr(transfer_module, "_CHORES_TAKE_S", 1e9)  # it never has so much time
+        done: list[float] = []
+        began = time.monotonic()
+        loops.start(chores=lambda client, serves: done.append(time.monotonic() - began))
+        wait_until(lambda: done, "they are done")
+        assert done[0] >= 0.4
+
+    def test_that_lose_the_connection_end_no_loop(self, loops: Loops, queue: DelayedQueue) -> None:
+        def lose(client: redis.Redis, serves: object) -> None:
+            raise redis.ConnectionError("lost")
+
+        loop = loops.start(chores=lose)
+        queue.offer(b"pay", due_ms=1)
+        wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
+        loop.stop()
+        assert not loop.is_alive()

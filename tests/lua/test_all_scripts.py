@@ -44,7 +44,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "offer_many": ({"messages": [], "mirrored": False}, 1),
     "transfer": (
         {"limit": 1, "transferrer": "", "grace_ms": 0, "lead_ms": 0},
-        [0, 0, b"", b"1000", b"0", b""],
+        [0, 0, b"", b"1000", b"0", b"", b""],
     ),
     "cancel": ({"message_key": bytes(16)}, [0, 0]),
     "resign": ({"transferrer": "me"}, 0),
@@ -65,6 +65,8 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
         [1, [], 0, b""],
     ),
     "leave": ({"consumer": "me"}, 1),
+    "count": ({"now_s": 1000, "numbers": {}}, 0),
+    "measure": ({"spans_ms": []}, [b"1000", 0, 0, 0, b"", 0, b"", [], [], [], [], []]),
     "plan": ({"entry": "e", "seen": b"", "forgotten": b"0", "state": b"s"}, [1, b"1000", b"s", b"0", 0]),
     "record": ({"changes": []}, [1]),
     "announce": ({"app": "a", "configuration": "c", "lifetime_ms": 1}, [b"c", b"1000", b"1000", b"1000"]),

@@ -18,8 +18,10 @@ ARGV[3] grace         ms
 ARGV[4] channel       for signs of life, "<ms>:<head or empty>:<id>"
 ARGV[5] lead          ms; messages that are due within this time count as due
 
-Returns {moved, dead, head, now, last, id}: entries moved, entries set aside, due time of the next (ms, or ''), the
-server's time (microseconds), and the last sign of life (ms) and id of the punctual transferrer ('' if there is none).
+Returns {moved, dead, head, now, last, id, former, number, due, ...}: entries moved, entries set aside, due time of the
+next (ms, or ''), the server's time (microseconds), the last sign of life (ms) and id of the punctual transferrer ('' if
+there is none), and the id that was there before this call. Then, for each slice, how many entries were moved, and when the
+first of them was due (ms).
 
 Limits: ARGV[1] entries, and about 256 KiB: the call reads in slices, estimates the size of each from the previous ones,
 and stops after that much. Fewer entries while Redisson's delay list is in use, because LREM walks it.
@@ -48,18 +50,19 @@ local function head()
     return redis.call('ZRANGE', timeout_set, 0, 0, 'WITHSCORES')[2] or ''
 end
 
-local last, punctual = 0, ''
+local last, punctual, former, slices = 0, '', '', {}
 local recorded = redis.call('GET', transferrer)
 if recorded then
     local ms, id = string.match(recorded, '^(%d+):(.*)$')
     if ms then
         -- A sign from the future (somebody set the clock back) would lock out the others until that time.
-        last, punctual = tonumber(ms) <= now and tonumber(ms) or 0, id
+        last, punctual, former = tonumber(ms) <= now and tonumber(ms) or 0, id, id
     end
 end
 
 local function result(moved, dead)
-    return {moved, dead, head(), string.format('%.0f', now_us), string.format('%.0f', last), punctual}
+    local now_us_text, last_text = string.format('%.0f', now_us), string.format('%.0f', last)
+    return {moved, dead, head(), now_us_text, last_text, punctual, former, unpack(slices)}
 end
 
 if caller ~= '' and punctual ~= '' and punctual ~= caller then
@@ -131,6 +134,9 @@ while moved + dead < limit and bytes < MAX_BYTES do
         end
         bytes = bytes + #entry
     end
+
+    slices[#slices + 1] = #payloads
+    slices[#slices + 1] = redis.call('ZSCORE', timeout_set, entries[1])
 
     -- Remove first: if the server is out of memory, a script may add only after it has removed something.
     redis.call('ZREMRANGEBYRANK', timeout_set, 0, #entries - 1)

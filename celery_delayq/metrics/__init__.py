@@ -1,0 +1,57 @@
+"""Numbers for operators, in the form of Prometheus.
+
+What workers count:
+
+    histograms   the buckets of lateness
+    counters     what one process has counted
+    recorder     what is counted, and when
+    flusher      adds it to Redis
+
+What is read, at each scrape, by any process:
+
+    snapshot     reads queues, totals and periodic tasks
+    source       a connection that lasts from one scrape to the next
+    collector    turns a snapshot into metrics
+    endpoint     WSGI and ASGI apps
+
+Only `collector` and `endpoint` need `prometheus_client`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_delayq.errors import ConfigurationError
+
+__all__ = ["make_asgi_app", "make_wsgi_app"]
+
+
+def make_wsgi_app(app: Any) -> Any:
+    """Return a WSGI app that answers with the metrics of a Celery app's broker, read at each request.
+
+    It neither connects nor reads the configuration before the first request. If Redis is away, or the broker URL is not
+    a `delayq://` URL, it answers 503 with a sentence. Any path will do, and everybody who can reach it may read.
+
+    Raises:
+        ConfigurationError: prometheus_client is not installed.
+    """
+    return _endpoint().wsgi_app(app)
+
+
+def make_asgi_app(app: Any) -> Any:
+    """Return an ASGI app that does the same. It reads in a thread, so it does not hold up the event loop.
+
+    Raises:
+        ConfigurationError: see `make_wsgi_app`.
+    """
+    return _endpoint().asgi_app(app)
+
+
+def _endpoint() -> Any:
+    try:
+        from celery_delayq.metrics import endpoint
+    except ImportError as exc:
+        if exc.name is None or exc.name.partition(".")[0] != "prometheus_client":
+            raise
+        raise ConfigurationError("metrics need prometheus_client: pip install celery_delayq[metrics]") from exc
+    return endpoint

@@ -1,0 +1,84 @@
+"""The endpoint: WSGI and ASGI apps that read Redis at each request. What they answer with is prometheus_client's."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import prometheus_client
+from prometheus_client.exposition import ThreadingWSGIServer
+
+from celery_delayq.metrics.collector import registry_of
+from celery_delayq.metrics.source import Source, Unavailable
+
+_PLAIN = "text/plain; charset=utf-8"
+
+
+def wsgi_app(app: Any, source: Source | None = None) -> Any:
+    """Return a WSGI app, see `make_wsgi_app`."""
+    source = source or Source(app)
+
+    def metrics(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "GET":
+            start_response("405 Method Not Allowed", [("Allow", "GET")])
+            return [b""]
+        try:
+            registry = registry_of(source.read())
+        except Unavailable as exc:
+            start_response("503 Service Unavailable", [("Content-Type", _PLAIN)])
+            return [f"{exc}\n".encode()]
+        answer: Iterable[bytes] = prometheus_client.make_wsgi_app(registry)(environ, start_response)
+        return answer
+
+    return metrics
+
+
+def asgi_app(app: Any) -> Any:
+    """Return an ASGI app, see `make_asgi_app`."""
+    source = Source(app)
+
+    async def metrics(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+
+        async def refuse(status: int, header: tuple[bytes, bytes], body: str) -> None:
+            await send({"type": "http.response.start", "status": status, "headers": [header]})
+            await send({"type": "http.response.body", "body": body.encode()})
+
+        if scope["method"] != "GET":
+            await refuse(405, (b"allow", b"GET"), "")
+            return
+        try:
+            snapshot = await asyncio.to_thread(source.read)
+        except Unavailable as exc:
+            await refuse(503, (b"content-type", _PLAIN.encode()), f"{exc}\n")
+            return
+        await prometheus_client.make_asgi_app(registry_of(snapshot))(scope, receive, send)
+
+    return metrics
+
+
+class _Silent(WSGIRequestHandler):
+    """Writes no line for each request."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Do nothing."""
+
+
+def server_at(host: str, port: int, source: Source) -> WSGIServer:
+    """Return an HTTP server that has bound its port; call `serve_forever`.
+
+    Raises:
+        OSError: the port is taken, or the address is not one of this machine.
+    """
+
+    class Server(ThreadingWSGIServer):
+        address_family = _family(host)
+
+    return make_server(host, port, wsgi_app(None, source), Server, handler_class=_Silent)
+
+
+def _family(host: str) -> Any:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

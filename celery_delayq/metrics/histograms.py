@@ -1,0 +1,36 @@
+"""Histograms of lateness as fields of a HASH: a number for each bucket, and the sum."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+#: Upper bounds of the buckets, in seconds. A tenth of a second late is seen; early is 0.
+BOUNDS_S = (0, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 300)
+
+#: The end of a field's name for each bucket, and for the sum, in microseconds.
+_BUCKETS, _SUM = (*(f"{bound:g}" for bound in BOUNDS_S), "inf"), "us"
+
+#: A lateness above this is a mistake of a clock, or of whoever wrote the due time: it must not spoil the sum. A year.
+_LONGEST_S = 366 * 86400.0
+
+
+def fields_of(histogram: str, lateness_s: float) -> tuple[str, str, int]:
+    """Return the fields of a bucket and of the sum, and what to add to the sum.
+
+    Args:
+        histogram: its name.
+        lateness_s: negative if it was early.
+    """
+    lateness_s = min(max(0.0, lateness_s), _LONGEST_S)
+    return f"{histogram}:{_BUCKETS[bisect_left(BOUNDS_S, lateness_s)]}", f"{histogram}:{_SUM}", round(lateness_s * 1e6)
+
+
+def read(histogram: str, totals: Mapping[str, int]) -> tuple[list[tuple[str, int]], float]:
+    """Return the buckets as Prometheus wants them, each with those below it, and the sum in seconds."""
+    buckets: list[tuple[str, int]] = []
+    number = 0
+    for bound, name in zip((*map(float, BOUNDS_S), float("inf")), _BUCKETS, strict=True):
+        number += totals.get(f"{histogram}:{name}", 0)
+        buckets.append(("+Inf" if name == "inf" else str(bound), number))
+    return buckets, totals.get(f"{histogram}:{_SUM}", 0) / 1e6

@@ -1,0 +1,97 @@
+"""Source: the connection of an endpoint, which lasts from one scrape to the next."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from celery_delayq.errors import ConfigurationError, DelayqError
+from celery_delayq.metrics.snapshot import Reader, Snapshot
+from celery_delayq.transport import register, require_transport
+
+#: How long to wait for an answer of Redis at most, in seconds: Prometheus gives a scrape ten seconds.
+_TIMEOUT_S = 5.0
+
+
+class Unavailable(Exception):
+    """The metrics cannot be read now. The message says why, in a sentence."""
+
+
+class Source:
+    """Reads snapshots of a Celery app's broker. Threads may share it: they take turns. It works after a fork.
+
+    Args:
+        app: the Celery app.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._connection: Any = None
+        self._reader: Reader | None = None
+
+    def check(self) -> str:
+        """Return the broker's URL without its password; connect to nothing.
+
+        Raises:
+            ConfigurationError: it is not a `delayq://` URL, or an option is wrong.
+        """
+        connection = self._new_connection()
+        require_transport(self._app, connection)
+        return str(connection.as_uri())
+
+    def read(self) -> Snapshot:
+        """Return a snapshot; connect if there is no connection.
+
+        Raises:
+            Unavailable: the server is away or refuses, or the configuration is wrong.
+        """
+        if os.getpid() != self._pid:
+            self._lock, self._pid = threading.Lock(), os.getpid()
+            self._connection = self._reader = None
+        with self._lock:
+            try:
+                if self._reader is None:
+                    self._reader = self._connect()
+                return self._reader.read()
+            except (RedisError, OperationalError, OSError) as exc:
+                where = "the broker" if self._connection is None else self._connection.as_uri()
+                self._disconnect()
+                raise Unavailable(f"cannot read the metrics from {where}: {str(exc).rstrip('.')}") from exc
+            except DelayqError as exc:
+                self._disconnect()
+                raise Unavailable(str(exc)) from exc
+
+    def close(self) -> None:
+        """Close the connection; the next reading opens another one."""
+        with self._lock:
+            self._disconnect()
+
+    def _connect(self) -> Reader:
+        connection = self._connection = self._new_connection()
+        require_transport(self._app, connection)
+        connection.ensure_connection(max_retries=1)
+        return Reader(connection.default_channel, tuple(self._app.amqp.queues))
+
+    def _new_connection(self) -> Any:
+        register()  # for an app that has no DelayQ
+        try:
+            connection = self._app.connection_for_write()
+            connection.get_transport_cls()
+        except (ValueError, KeyError) as exc:
+            raise ConfigurationError(f"wrong broker URL: {exc}") from exc
+        connection.may_be_replica = True  # a replica is enough for reading
+        options = connection.transport_options = dict(connection.transport_options)
+        for name in ("socket_timeout", "socket_connect_timeout"):
+            options[name] = min(options.get(name) or _TIMEOUT_S, _TIMEOUT_S)
+        return connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection, self._reader = self._connection, None, None
+        if connection is not None:
+            connection.release()

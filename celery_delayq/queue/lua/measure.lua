@@ -1,0 +1,46 @@
+--[[
+measure: read the numbers of a queue, by commands of O(log N) for N waiting messages. Nothing is changed.
+
+KEYS[1] broker list   LIST
+KEYS[2] timeout set   ZSET
+KEYS[3] dead list     LIST
+KEYS[4] transferrer   STRING, see transfer.lua
+KEYS[5] consumers     ZSET, see renew.lua
+KEYS[6] totals        HASH, see count.lua
+ARGV    spans         ms, within which messages become due
+
+Returns {now, ready, delayed, overdue, head, dead, transferrer, lasting, ended, given up, {number, ...}, {what, number,
+...}}: the server's time (ms, text), numbers of messages, the due time of the first ('' if none waits), consumers by the
+state of their leases (1,000 each at most), how many messages become due within each span, and the totals. Only {now} if
+there is nothing of that: most queues have messages of one priority only.
+]]
+local queue, timeout_set, dead_list, transferrer, consumers, totals =
+    KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local MOST = 1000
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now_text = string.format('%.0f', now)
+
+if redis.call('EXISTS', queue, timeout_set, dead_list, transferrer, consumers, totals) == 0 then
+    return {now_text}
+end
+
+local due = {}
+for _, span in ipairs(ARGV) do
+    due[#due + 1] = redis.call('ZCOUNT', timeout_set, '-inf', string.format('%.0f', now + tonumber(span)))
+end
+return {
+    now_text,
+    redis.call('LLEN', queue),
+    redis.call('ZCARD', timeout_set),
+    redis.call('ZCOUNT', timeout_set, '-inf', now_text),
+    redis.call('ZRANGE', timeout_set, 0, 0, 'WITHSCORES')[2] or '',
+    redis.call('LLEN', dead_list),
+    redis.call('GET', transferrer) or '',
+    redis.call('ZRANGEBYSCORE', consumers, '(' .. now_text, '+inf', 'LIMIT', 0, MOST),
+    redis.call('ZRANGEBYSCORE', consumers, '(0', now_text, 'LIMIT', 0, MOST),
+    redis.call('ZRANGEBYSCORE', consumers, '-inf', '0', 'LIMIT', 0, MOST),
+    due,
+    redis.call('HGETALL', totals),
+}

@@ -1,0 +1,89 @@
+"""measure.lua and count.lua: numbers of a queue are read as they are, and grow by what was counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_delayq.queue import scripts
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.scripts import Measured
+from tests.state import give, lease, nothing_changes, now_ms, offer, publish, state, wrong_type
+
+SPANS = [60_000, 3_600_000]
+
+
+def measure(queue: DelayedQueue) -> Measured:
+    return scripts.measure(queue.client, queue.keys, spans_ms=SPANS)
+
+
+def test_nothing_is_nothing(queue: DelayedQueue) -> None:
+    before = now_ms(queue.client)
+    found = measure(queue)
+    assert found == Measured(found.now_ms)
+    assert before <= found.now_ms <= now_ms(queue.client)
+
+
+def test_everything_is_read_and_nothing_changes(queue: DelayedQueue) -> None:
+    now = now_ms(queue.client)
+    for message_id, due_ms in (("a", 1), ("b", now + 30_000), ("c", now + 1_800_000)):
+        offer(queue, message_id, due_ms)
+    publish(queue, b"ready", b"too")
+    lease(queue, "lasting")
+    lease(queue, "ended", ms_left=-1)
+    queue.client.zadd(queue.keys.consumers, {"given up": -now})
+    give(queue, "lasting", b"held")
+    queue.client.rpush(queue.keys.dead, b"dead")
+    queue.client.set(queue.keys.transferrer, "1:host:4711:1")
+    scripts.count(queue.client, queue.keys, now_s=100, numbers={"x": 2})
+    with nothing_changes(queue.client):
+        found = measure(queue)
+    assert found == Measured(
+        found.now_ms,
+        ready=2,
+        delayed=3,
+        overdue=1,
+        head_due_ms=1,
+        dead=1,
+        punctual="host:4711:1",
+        lasting=("lasting",),
+        ended=("ended",),
+        given_up=("given up",),
+        due=(2, 3),
+        totals={"x": 2},
+    )
+
+
+def test_numbers_are_added_to_totals_and_to_their_minute_and_ten_minutes(queue: DelayedQueue) -> None:
+    for now_s in (1_800_000_059, 1_800_000_060, 1_800_000_661):
+        assert scripts.count(queue.client, queue.keys, now_s=now_s, numbers={"x": 1, "y:z": 2}) == 2
+    assert state(queue.client) == {
+        "delayq:metrics:{q}": {b"x": b"3", b"y:z": b"6"},
+        "delayq:metrics:{q}:60:1800000000": {
+            b"1800000000:x": b"1",
+            b"1800000000:y:z": b"2",
+            b"1800000060:x": b"1",
+            b"1800000060:y:z": b"2",
+        },
+        "delayq:metrics:{q}:60:1800000600": {b"1800000660:x": b"1", b"1800000660:y:z": b"2"},
+        "delayq:metrics:{q}:600:1800000000": {
+            b"1800000000:x": b"2",
+            b"1800000000:y:z": b"4",
+            b"1800000600:x": b"1",
+            b"1800000600:y:z": b"2",
+        },
+    }
+
+
+@pytest.mark.parametrize("key", ["metrics", "60", "600"])
+def test_nothing_is_added_if_a_key_is_of_another_program(queue: DelayedQueue, key: str) -> None:
+    names = {"metrics": queue.keys.metrics, "60": queue.keys.history(60, 0), "600": queue.keys.history(600, 0)}
+    wrong_type(queue, names[key], lambda: scripts.count(queue.client, queue.keys, now_s=1, numbers={"x": 1}))
+
+
+def test_a_quiet_minute_of_a_busy_queue_is_stored_compactly(queue: DelayedQueue) -> None:
+    """A block of history fits into a listpack: 128 fields."""
+    for minute in range(10):
+        numbers = {f"start_lateness:{bucket}": 1 for bucket in range(12)}
+        scripts.count(queue.client, queue.keys, now_s=minute * 60, numbers=numbers)
+    encoding = queue.client.object("encoding", queue.keys.history(60, 0))
+    assert encoding in (b"listpack", b"ziplist")

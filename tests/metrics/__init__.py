@@ -1,0 +1,1 @@
+"""What workers count for operators, and what Prometheus reads."""

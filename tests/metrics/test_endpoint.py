@@ -1,0 +1,192 @@
+"""The endpoint: a command, a WSGI app and an ASGI app, with and without Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+from wsgiref.util import setup_testing_defaults
+
+import pytest
+from celery import Celery
+
+from celery_delayq import DelayedQueue
+from celery_delayq.errors import ConfigurationError
+from celery_delayq.metrics import make_asgi_app, make_wsgi_app
+from examples.private_redis import PrivateRedis
+from tests.cli.running import failed, run
+from tests.metrics.parsing import parsed
+from tests.state import publish
+from tests.support import wait_until
+from tests.worker_app import publisher
+from tests.workers import CeleryCommand
+
+READY = "delayq_ready_messages"
+
+
+def wsgi(app: Any, **environ: str) -> tuple[str, dict[str, str], str]:
+    """Return status, headers and body of the answer to a request."""
+    answered: list[Any] = []
+    setup_testing_defaults(environ)
+    body = b"".join(app(environ, lambda status, headers: answered.extend((status, headers))))
+    return answered[0], dict(answered[1]), body.decode()
+
+
+def asgi(app: Any, method: str = "GET") -> tuple[int, str]:
+    """Return status and body of the answer to a request."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": "/metrics", "query_string": b"", "headers": []}
+    asyncio.run(app(scope, receive, send))
+    return sent[0]["status"], b"".join(one.get("body", b"") for one in sent).decode()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture
+def away(ledger_url: str, free_port: int) -> Iterator[Celery]:
+    """An app whose server is away."""
+    with publisher(f"delayq://user:s3cret@127.0.0.1:{free_port}/0", ledger_url) as app:
+        yield app
+
+
+def test_both_apps_answer_with_the_metrics(app: Celery, waiting: DelayedQueue) -> None:
+    publish(waiting, b"1", b"2")
+    status, headers, body = wsgi(make_wsgi_app(app))
+    assert status == "200 OK"
+    assert headers["Content-Type"].startswith("text/plain; version=")
+    assert parsed(body).get(READY) == 2
+    status_code, body = asgi(make_asgi_app(app))
+    assert status_code == 200
+    assert parsed(body).get(READY) == 2
+
+
+def test_another_method_is_not_answered_with_metrics(app: Celery) -> None:
+    status, _, body = wsgi(make_wsgi_app(app), REQUEST_METHOD="POST")
+    assert status.startswith("405")
+    assert READY not in body
+    status_code, body = asgi(make_asgi_app(app), "POST")
+    assert status_code == 405
+    assert READY not in body
+
+
+def test_both_say_that_redis_is_away_and_no_password(away: Celery, free_port: int) -> None:
+    status, _, body = wsgi(make_wsgi_app(away))
+    assert status.startswith("503")
+    assert body.startswith(f"cannot read the metrics from delayq://user:**@127.0.0.1:{free_port}/0: ")
+    assert "s3cret" not in body
+    assert asgi(make_asgi_app(away)) == (503, body)
+
+
+def test_an_app_of_another_broker_is_told_what_to_write(ledger_url: str) -> None:
+    with closing(Celery("stock", broker="redis://127.0.0.1:1/0", set_as_current=False)) as app:
+        status, _, body = wsgi(make_wsgi_app(app))
+        assert status.startswith("503")
+        assert "start the URL with delayq://" in body
+        failed(run(app, "metrics", "--once"), "start the URL with delayq://")
+
+
+def test_an_endpoint_goes_on_after_an_outage(ledger_url: str) -> None:
+    with PrivateRedis() as server, publisher(f"delayq://127.0.0.1:{server.port}/0", ledger_url) as app:
+        endpoint = make_wsgi_app(app)
+        assert wsgi(endpoint)[0] == "200 OK"
+        server.kill()
+        assert wsgi(endpoint)[0].startswith("503")
+        server.start()
+        assert wsgi(endpoint)[0] == "200 OK"
+
+
+def test_a_forked_child_has_a_connection_of_its_own(app: Celery, waiting: DelayedQueue) -> None:
+    endpoint = make_wsgi_app(app)
+    wsgi(endpoint)
+    child = os.fork()
+    if not child:
+        os._exit(wsgi(endpoint)[0] != "200 OK")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert wsgi(endpoint)[0] == "200 OK"
+
+
+def test_without_prometheus_client_an_error_says_what_to_install(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("prometheus_client", "celery_delayq.metrics."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    import celery_delayq.metrics
+
+    for name in ("endpoint", "collector"):
+        monkeypatch.delattr(celery_delayq.metrics, name, raising=False)
+    with pytest.raises(ConfigurationError, match=r"pip install celery_delayq\[metrics\]"):
+        make_wsgi_app(app)
+    failed(run(app, "metrics", "--once"), "pip install celery_delayq[metrics]")
+
+
+def test_once_prints_the_metrics(app: Celery, waiting: DelayedQueue) -> None:
+    publish(waiting, b"1")
+    done = run(app, "metrics", "--once")
+    assert done.code == 0, done
+    assert parsed(done.stdout).get(READY) == 1
+
+
+def test_once_fails_without_redis(away: Celery) -> None:
+    failed(run(away, "metrics", "--once"), "cannot read the metrics from delayq://user:**@127.0.0.1")
+
+
+def test_a_port_that_is_taken_is_an_error(app: Celery) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        failed(run(app, "metrics", "--host", "127.0.0.1", "--port", port), f"cannot listen on 127.0.0.1:{port}: ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_serves_until_it_is_told_to_end(
+    number: signal.Signals, app: Celery, waiting: DelayedQueue, broker_url: str, ledger_url: str, free_port: int
+) -> None:
+    publish(waiting, b"1")
+    options = ("--host", "127.0.0.1", "--port", str(free_port))
+    with CeleryCommand("delayq", "metrics", *options, broker=broker_url, ledger=ledger_url) as command:
+        command.wait_for_log("Press Ctrl-C")
+        with urllib.request.urlopen(f"http://127.0.0.1:{free_port}/metrics") as answer:
+            assert parsed(answer.read().decode()).get(READY) == 1
+        command.send_signal(number)
+        assert command.wait() == 0
+        assert "Traceback" not in command.log
+
+
+def test_the_command_starts_without_redis(away: Celery, ledger_url: str) -> None:
+    with PrivateRedis() as server:
+        url = f"delayq://127.0.0.1:{server.port}/0"
+        server.kill()
+        with CeleryCommand("delayq", "metrics", "--port", "0", broker=url, ledger=ledger_url) as command:
+            command.wait_for_log("Press Ctrl-C")
+            address = command.log.partition(" at http://0.0.0.0:")[2].partition(". Press")[0]
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(f"http://127.0.0.1:{address}")
+            assert caught.value.code == 503
+            assert b"cannot read the metrics" in caught.value.read()
+            caught.value.close()
+            server.start()
+
+            def answers() -> bool:
+                with urllib.request.urlopen(f"http://127.0.0.1:{address}") as answer:
+                    return bool(answer.status == 200)
+
+            wait_until(answers, "it answers")

@@ -1,0 +1,180 @@
+"""The flusher: what was counted reaches Redis once, whatever happens on the way."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from celery_delayq.metrics.counters import Counters
+from celery_delayq.metrics.flusher import Flusher
+from celery_delayq.queue.connections import servers_of
+from celery_delayq.queue.keys import QueueKeys
+from celery_delayq.queue.script import Script
+from tests.state import out_of_memory
+
+pytestmark = pytest.mark.on_cluster
+
+KEYS = QueueKeys.of("q")
+
+
+@pytest.fixture
+def counters() -> Counters:
+    counters = Counters()
+    counters.add("q", "x", 3)
+    return counters
+
+
+@pytest.fixture
+def flusher(counters: Counters) -> Flusher:
+    return Flusher(counters)
+
+
+def total(client: redis.Redis, name: str = "q") -> int:
+    return int(client.hget(QueueKeys.of(name).metrics, "x") or 0)
+
+
+def test_totals_grow_and_histories_have_the_same_sums(
+    client: redis.Redis, counters: Counters, flusher: Flusher
+) -> None:
+    flusher.flush(client)
+    counters.add("q", "x", 4)
+    flusher.flush(client)
+    flusher.flush(client)
+    assert total(client) == 7
+    for step_s, kept_s in ((60, 8 * 3600), (600, 72 * 3600)):
+        blocks = list(client.scan_iter(f"{KEYS.metrics}:{step_s}:*"))
+        sums = {field: int(n) for block in blocks for field, n in client.hgetall(block).items()}
+        assert sum(sums.values()) == 7
+        assert all(int(field.partition(b":")[0]) % step_s == 0 for field in sums)
+        assert all(client.ttl(block) > kept_s for block in blocks)
+
+
+def test_nothing_stays_for_ever(client: redis.Redis, flusher: Flusher) -> None:
+    flusher.flush(client)
+    keys = list(client.scan_iter())
+    assert len(keys) == 4
+    assert all(client.ttl(key) > 0 for key in keys)
+
+
+def test_a_queue_is_found_by_its_numbers(client: redis.Redis, counters: Counters, flusher: Flusher) -> None:
+    counters.add("other", "x")
+    flusher.flush(client)
+    assert client.zrange("delayq:metrics", 0, -1) == [b"other", b"q"]
+
+
+def test_only_lists_of_the_server_are_added(client: redis.Redis, counters: Counters, flusher: Flusher) -> None:
+    counters.add("elsewhere", "x")
+    flusher.flush(client, lambda name: name == "q")
+    assert (total(client), total(client, "elsewhere")) == (3, 0)
+    flusher.flush(client)
+    assert (total(client), total(client, "elsewhere")) == (3, 1)
+
+
+@contextmanager
+def wrong_type(client: redis.Redis) -> Iterator[None]:
+    client.set(KEYS.metrics, "of somebody else")
+    yield
+    client.delete(KEYS.metrics)
+
+
+def _everybody(client: redis.Redis, **rights: Any) -> None:
+    """Set the rights of the default user, who is everybody here."""
+    for server in servers_of(client):
+        server.acl_setuser("default", enabled=True, nopass=True, **rights)
+
+
+@contextmanager
+def no_key(client: redis.Redis) -> Iterator[None]:
+    """Let nobody use the keys of the queue."""
+    _everybody(client, reset_keys=True, keys=["*other*", "delayq:metrics"])
+    yield
+    _everybody(client, keys=["*"])
+
+
+@contextmanager
+def no_time(client: redis.Redis) -> Iterator[None]:
+    """Let nobody ask for the time."""
+    _everybody(client, commands=["-time"])
+    yield
+    _everybody(client, commands=["+time"])
+
+
+@pytest.mark.parametrize("refusing", [wrong_type, out_of_memory, no_key, no_time])
+def test_what_the_server_refuses_is_added_later_and_logged_once(
+    refusing: object, client: redis.Redis, counters: Counters, flusher: Flusher, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert callable(refusing)
+    counters.add("other", "x")
+    with refusing(client), caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            flusher.flush(client)
+    assert len([record for record in caplog.records if "Cannot add to the metrics" in record.message]) == 1
+    flusher.flush(client)
+    assert (total(client), total(client, "other")) == (3, 1)
+
+
+def test_numbers_without_an_answer_are_not_added_twice(
+    client: redis.Redis, counters: Counters, flusher: Flusher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        run_each = Script.run_each
+
+        def lost(self: Script, *args: object) -> object:
+            run_each(self, *args)
+            raise redis.ConnectionError("after it was executed")
+
+        patch.setattr(Script, "run_each", lost)
+        with pytest.raises(redis.ConnectionError):
+            flusher.flush(client)
+    counters.add("q", "x")
+    flusher.flush(client)
+    assert total(client) == 4
+
+
+@pytest.mark.one_server("about a connection")
+def test_numbers_stay_if_the_connection_was_lost_before(client: redis.Redis, flusher: Flusher) -> None:
+    with redis.Redis(port=1) as nobody, pytest.raises(redis.ConnectionError):
+        flusher.flush(nobody)
+    flusher.flush(client)
+    assert total(client) == 3
+
+
+def test_no_two_add_the_same(client: redis.Redis, flusher: Flusher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot moves from one loop's node to another's while the first one adds."""
+    run_each = Script.run_each
+
+    def meanwhile(self: Script, *args: object) -> object:
+        monkeypatch.setattr(Script, "run_each", run_each)
+        flusher.flush(client)
+        assert total(client) == 0
+        return run_each(self, *args)
+
+    monkeypatch.setattr(Script, "run_each", meanwhile)
+    flusher.flush(client)
+    flusher.flush(client)
+    assert total(client) == 3
+
+
+def test_nothing_is_sent_if_nothing_was_counted(any_broker: object, client: redis.Redis) -> None:
+    flusher = Flusher(Counters())
+    client.config_resetstat()
+    flusher.flush(client)
+    assert not flusher.has_pending
+    assert "cmdstat_time" not in client.info("commandstats")
+
+
+@pytest.mark.one_server("about a process")
+def test_a_forked_child_adds_nothing(client: redis.Redis, flusher: Flusher) -> None:
+    child = os.fork()
+    if not child:
+        flusher.flush(client)
+        os._exit(int(flusher.has_pending))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert total(client) == 0
+    assert flusher.has_pending

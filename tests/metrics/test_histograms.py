@@ -1,0 +1,46 @@
+"""Histograms: each lateness is in the bucket that Prometheus would choose, and in the sum."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram
+
+from celery_delayq.metrics.histograms import BOUNDS_S, fields_of, read
+
+
+def totals_of(lateness: list[float]) -> Counter[str]:
+    totals: Counter[str] = Counter()
+    for one in lateness:
+        bucket, total, lateness_us = fields_of("h", one)
+        totals[bucket] += 1
+        totals[total] += lateness_us
+    return totals
+
+
+@given(st.lists(st.floats(0, 400) | st.sampled_from([float(bound) for bound in BOUNDS_S])))
+def test_buckets_are_those_of_prometheus_own_histogram(lateness: list[float]) -> None:
+    registry = CollectorRegistry()
+    theirs = Histogram("h", "h", buckets=BOUNDS_S, registry=registry)
+    for one in lateness:
+        theirs.observe(one)
+    buckets, total_s = read("h", totals_of(lateness))
+    expected = {bound: registry.get_sample_value("h_bucket", {"le": bound}) for bound, _ in buckets}
+    assert dict(buckets) == expected
+    assert total_s == pytest.approx(sum(lateness), abs=1e-6 * (len(lateness) + 1))
+
+
+@pytest.mark.parametrize(
+    ("lateness_s", "bucket"),
+    [(-1.0, "0"), (0.0, "0"), (1e-6, "0.001"), (0.001, "0.001"), (0.0011, "0.0025"), (0.5, "0.5"), (300.1, "inf")],
+)
+def test_a_bucket_ends_with_its_bound(lateness_s: float, bucket: str) -> None:
+    assert fields_of("h", lateness_s)[0] == f"h:{bucket}"
+
+
+@pytest.mark.parametrize("lateness_s", [float("inf"), 1e300])
+def test_a_wrong_clock_does_not_spoil_the_sum(lateness_s: float) -> None:
+    assert fields_of("h", lateness_s)[2] < 2**45
