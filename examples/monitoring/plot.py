@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from xml.sax.saxutils import escape
 
 #: Seconds since the beginning, and the value then.
@@ -82,7 +84,11 @@ def _lines(series: dict[str, list[Point]], span_s: float) -> list[str]:
     for number, (name, points) in enumerate(series.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         steps = [f"{at_s / span_s * _WIDTH:.0f} {_HEIGHT - value / most * _HEIGHT:.0f}" for at_s, value in points]
-        path = "M" + "L".join(steps)
+        # Where there is no number, there is no line.
+        apart = [0.0, *(later[0] - one[0] for one, later in pairwise(points))]
+        usual = median(apart[1:] or apart)
+        pen = ["M" if not number or gap > 1.5 * usual else "L" for number, gap in enumerate(apart)]
+        path = "".join(move + step for move, step in zip(pen, steps, strict=True))
         parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         parts.append(f'<rect x="{x:.0f}" y="{_HEIGHT + 19}" width="10" height="3" fill="{colour}"/>')
         parts.append(_text(x + 14, _HEIGHT + 25, name, "m"))
