@@ -109,11 +109,14 @@ class SnapshotCollector(Collector):
             runs.add_metric(labels, entry.runs)
             error.add_metric(labels, int(entry.error is not None))
         missed = CounterMetricFamily("delayq_periodic_missed", "Its runs that were missed and left out.", labels=_ENTRY)
-        sums: dict[str, int] = {}
+        # As with reasons: each has a sample from the start. There is no total of a queue whose node is away.
+        all_missed = {(name, queue): 0 for _, (name, queue) in entries if queue in queues}
         for queue, numbers in queues.items():
-            for name, number in _with_prefix(numbers, MISSED_RUNS):
-                missed.add_metric([name, queue], number)
-                sums[name] = sums.get(name, 0) + number
+            all_missed.update({(name, queue): number for name, number in _with_prefix(numbers, MISSED_RUNS)})
+        sums: dict[str, int] = {}
+        for (name, queue), number in all_missed.items():
+            missed.add_metric([name, queue], number)
+            sums[name] = sums.get(name, 0) + number
         total = CounterMetricFamily("delayq_missed_runs", "The same, whatever queue it was in.", labels=["entry"])
         for name, number in sorted(sums.items()):
             total.add_metric([name], number)

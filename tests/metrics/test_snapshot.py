@@ -105,6 +105,8 @@ def test_periodic_entries_have_their_times_and_errors(
         wait_until(lambda: entries.get("report").next_run is not None, "it is planned")
     finally:
         loop.stop()
+    assert scrape().get("delayq_periodic_missed_total", entry="report") == 0  # `increase` sees the first one that comes
+    assert scrape().get("delayq_missed_runs_total", None, entry="report") == 0
     waiting.client.hset(waiting.keys.metrics, "missed_runs:report", 3)
     found = scrape()
     following = found.get("delayq_periodic_next_run_timestamp_seconds", entry="report")

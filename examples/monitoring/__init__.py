@@ -1,0 +1,1 @@
+"""Alerts and a dashboard, and a picture of it."""
