@@ -27,6 +27,8 @@ from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
+pytestmark = pytest.mark.one_server("these programs cannot use a cluster")
+
 #: Where `make setup` and tox install celery-exporter: it wants other versions than we test with.
 EXPORTER = Path(sys.prefix, "exporter")
 

@@ -31,7 +31,7 @@ def test_a_worker_goes_on_while_its_periodic_tasks_are_planned(app: Celery, monk
         yield
 
     loop = PlannerLoop(connect)
-    monkeypatch.setattr(bootsteps, "planner_loop", lambda app, is_back: loop)
+    monkeypatch.setattr(bootsteps, "planner_loop", lambda app, **options: loop)
     with app.connection() as connection:
         consumer = SimpleNamespace(app=app, connection=connection)
         step = Plan(consumer)
