@@ -127,8 +127,8 @@ def suspended_child(
     open_gate(ledger)
     with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1, **options) as worker:
         (child,) = worker.session() - {worker.pid}
-        first = app.tasks["note"].apply_async()  # nothing is written to a child that has not come up
-        wait_until(lambda: ledger.has([first.id]), "the child is up")
+        first = app.tasks["note"].apply_async()  # nothing is written to a child that has not come up, or is busy
+        worker.wait_for_log(f"[{first.id}] succeeded")
         os.kill(child, signal.SIGSTOP)
         ids = send(app, 1, late=late)
         worker.wait_for_log(f"[{ids[0]}] received")
