@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 
 import click
@@ -34,12 +35,16 @@ def metrics(ctx: click.Context, host: str, port: int, once: bool) -> None:
         raise click.ClickException(str(exc)) from exc
     if once:
         try:
-            for line in collector.text_of(source.read()).splitlines():
-                say(line)
+            metrics_text = collector.text_of(source.read())
         except Unavailable as exc:
             raise click.ClickException(str(exc)) from exc
         finally:
             source.close()
+        if sys.stdout.isatty():  # names may have control characters; in a pipe, they have to be as they are
+            for line in metrics_text.split("\n")[:-1]:
+                say(line)
+        else:
+            click.echo(metrics_text, nl=False, color=True)
         return
     try:
         server = endpoint.server_at(host, port, source)
@@ -48,7 +53,8 @@ def metrics(ctx: click.Context, host: str, port: int, once: bool) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         # In a thread: `shutdown` waits for the loop that this handler interrupts.
         signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
-    say(f"Serving metrics of {uri} at http://{host}:{server.server_port}/metrics. Press Ctrl-C to stop.", err=True)
+    shown = f"[{host}]" if ":" in host else host
+    say(f"Serving metrics of {uri} at http://{shown}:{server.server_port}/metrics. Press Ctrl-C to stop.", err=True)
     with server:
         server.serve_forever()
     source.close()

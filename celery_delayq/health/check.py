@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -73,6 +74,8 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
 def check_only_overdue(app: Any, channel: Any, *, most_s: float) -> list[Finding]:
     """Return whether messages of any queue are overdue for longer than `most_s` seconds: errors, if they are.
 
+    What could not be checked is an error, too: a probe must not be content with that.
+
     Args:
         app: the Celery app.
         channel: see `check_broker`.
@@ -82,7 +85,8 @@ def check_only_overdue(app: Any, channel: Any, *, most_s: float) -> list[Finding
         redis.RedisError: the only server, or each node of the cluster, is away.
     """
     broker = _Broker(app, channel)
-    return merged(broker.examine_all({"overdue": broker.of_waiting(partial(check_overdue, most_s=most_s))}))
+    findings = merged(broker.examine_all({"overdue": broker.of_waiting(partial(check_overdue, most_s=most_s))}))
+    return [it if it.was_checked else replace(it, level=Level.ERROR) for it in findings]
 
 
 class _Broker:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -13,6 +14,9 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 from celery_delayq.metrics.collector import registry_of
 from celery_delayq.metrics.source import Source, Unavailable
+
+#: How many scrapes of an ASGI app wait for Redis at once; they take turns.
+_ASGI_THREADS = 2
 
 _PLAIN = "text/plain; charset=utf-8"
 
@@ -39,6 +43,8 @@ def wsgi_app(app: Any, source: Source | None = None) -> Any:
 def asgi_app(app: Any) -> Any:
     """Return an ASGI app, see `make_asgi_app`."""
     source = Source(app)
+    # Not the executor of the event loop: a server that hangs must not take its threads from other pages.
+    threads = ThreadPoolExecutor(_ASGI_THREADS, "delayq-metrics")
 
     async def metrics(scope: dict[str, Any], receive: Any, send: Any) -> None:
         assert scope["type"] == "http"
@@ -51,7 +57,7 @@ def asgi_app(app: Any) -> Any:
             await refuse(405, (b"allow", b"GET"), "")
             return
         try:
-            snapshot = await asyncio.to_thread(source.read)
+            snapshot = await asyncio.get_running_loop().run_in_executor(threads, source.read)
         except Unavailable as exc:
             await refuse(503, (b"content-type", _PLAIN.encode()), f"{exc}\n")
             return

@@ -13,8 +13,9 @@ from celery_delayq.errors import ConfigurationError, DelayqError
 from celery_delayq.metrics.snapshot import Reader, Snapshot
 from celery_delayq.transport import register, require_transport
 
-#: How long to wait for an answer of Redis at most, in seconds: Prometheus gives a scrape ten seconds.
-_TIMEOUT_S = 5.0
+#: How long to wait for an answer of Redis, and for another scrape, in seconds. kombu tries twice to connect, and
+#: Prometheus waits for ten.
+_TIMEOUT_S = 3.0
 
 
 class Unavailable(Exception):
@@ -54,29 +55,42 @@ class Source:
         if os.getpid() != self._pid:
             self._lock, self._pid = threading.Lock(), os.getpid()
             self._connection = self._reader = None
-        with self._lock:
-            try:
-                if self._reader is None:
-                    self._reader = self._connect()
-                return self._reader.read()
-            except (RedisError, OperationalError, OSError) as exc:
-                where = "the broker" if self._connection is None else self._connection.as_uri()
-                self._disconnect()
-                raise Unavailable(f"cannot read the metrics from {where}: {str(exc).rstrip('.')}") from exc
-            except DelayqError as exc:
-                self._disconnect()
-                raise Unavailable(str(exc)) from exc
+        if not self._lock.acquire(timeout=_TIMEOUT_S):
+            raise Unavailable("cannot read the metrics: another scrape still waits for an answer of Redis")
+        try:
+            return self._read()
+        finally:
+            self._lock.release()
+
+    def _read(self) -> Snapshot:
+        try:
+            if self._reader is None:
+                self._reader = self._connect()
+            return self._reader.read()
+        except (RedisError, OperationalError, OSError) as exc:
+            where = "the broker" if self._connection is None else self._connection.as_uri()
+            self._disconnect()
+            raise Unavailable(f"cannot read the metrics from {where}: {str(exc).rstrip('.')}") from exc
+        except DelayqError as exc:
+            self._disconnect()
+            raise Unavailable(str(exc)) from exc
 
     def close(self) -> None:
-        """Close the connection; the next reading opens another one."""
-        with self._lock:
-            self._disconnect()
+        """Close the connection, unless a reading is under way; the next reading opens another one."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._disconnect()
+            finally:
+                self._lock.release()
 
     def _connect(self) -> Reader:
         connection = self._connection = self._new_connection()
         require_transport(self._app, connection)
-        connection.ensure_connection(max_retries=1)
-        return Reader(connection.default_channel, tuple(self._app.amqp.queues))
+        try:
+            connection.ensure_connection(max_retries=1, interval_start=0)
+            return Reader(connection.default_channel, tuple(self._app.amqp.queues))
+        except ValueError as exc:  # of kombu: the database is no number, for example
+            raise ConfigurationError(f"wrong broker URL or broker_transport_options: {exc}") from exc
 
     def _new_connection(self) -> Any:
         register()  # for an app that has no DelayQ

@@ -198,6 +198,7 @@ class Measured:
             return cls(int(reply[0]))
         now, ready, delayed, overdue, head, dead, punctual, *consumers, due, totals = reply
         lasting, ended, given_up = (tuple(name.decode(errors="surrogateescape") for name in part) for part in consumers)
+        counted = zip(totals[::2], totals[1::2], strict=True)
         return cls(
             int(now),
             ready,
@@ -210,7 +211,7 @@ class Measured:
             ended,
             given_up,
             tuple(due),
-            {name.decode(errors="replace"): int(n) for name, n in zip(totals[::2], totals[1::2], strict=True)},
+            {name.decode(errors="replace"): int(n) for name, n in counted if n.isdigit()},
         )
 
 

@@ -194,6 +194,19 @@ class TestOverdue:
         assert done.code == 1
         assert "Cannot check queue 'celery': WRONGTYPE" in done.stdout
 
+    def test_a_probe_is_not_content_with_what_it_may_not_ask(
+        self, broker_client: redis.Redis, broker_url: str, ledger_url: str
+    ) -> None:
+        broker_client.execute_command("ACL", "SETUSER", "blind", "on", ">secret", "~*", "&*", "+@all", "-time")
+        try:
+            url = broker_url.replace("://", "://blind:secret@")
+            with publisher(url, ledger_url) as app:
+                done = run(app, "check", "--max-overdue", "60")
+        finally:
+            broker_client.execute_command("ACL", "DELUSER", "blind")
+        assert done.code == 1
+        assert "Not checked" in done.stdout
+
     def test_spans_that_are_none(self, command: Command) -> None:
         is_wrong_use(command("check", "--max-overdue", "soon"), "cannot parse 'soon' as a span of time")
         is_wrong_use(command("check", "--max-overdue", "-1"), "must not be negative")

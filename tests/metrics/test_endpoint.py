@@ -15,6 +15,7 @@ from typing import Any
 from wsgiref.util import setup_testing_defaults
 
 import pytest
+import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
@@ -142,6 +143,19 @@ def test_once_prints_the_metrics(app: Celery, waiting: DelayedQueue) -> None:
     done = run(app, "metrics", "--once")
     assert done.code == 0, done
     assert parsed(done.stdout).get(READY) == 1
+
+
+def test_once_prints_names_as_prometheus_wants_them(app: Celery, broker_client: redis.Redis) -> None:
+    names = {"q\x1b[31m", "q\rq", "q\u2028q", 'q"q', "q\nq"}
+    for name in names:
+        broker_client.sadd("delayq:queues", name)
+    done = run(app, "metrics", "--once")
+    assert names <= {labels["queue_name"] for labels in parsed(done.stdout).named(READY)}
+
+
+def test_a_database_that_is_no_number_is_said(ledger_url: str) -> None:
+    with publisher("delayq://127.0.0.1:1/x", ledger_url) as app:
+        failed(run(app, "metrics", "--once"), "wrong broker URL or broker_transport_options: Database is int")
 
 
 def test_once_fails_without_redis(away: Celery) -> None:
