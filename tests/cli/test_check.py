@@ -280,10 +280,11 @@ def test_a_server_that_hangs_is_a_line_within_seconds(ledger_url: str) -> None:
 def test_a_server_that_cannot_save_is_a_line(ledger_url: str) -> None:
     """It refuses even PING."""
     with (
-        PrivateRedis("--save", "900 1") as server,
+        PrivateRedis() as server,
         server.client() as client,
         publisher(f"delayq://127.0.0.1:{server.port}/0", ledger_url) as app,
     ):
+        client.config_set("save", "900 1")
         shutil.rmtree(server.dir)
         client.bgsave()
         wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", "it has failed")

@@ -88,7 +88,8 @@ class TestClock:
 
 
 def test_a_snapshot_that_failed_is_an_error() -> None:
-    with PrivateRedis("--save", "900 1") as private, private.client() as client:
+    with PrivateRedis() as private, private.client() as client:
+        client.config_set("save", "900 1")
         shutil.rmtree(private.dir)
         client.bgsave()
         wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", "it has failed")

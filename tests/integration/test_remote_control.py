@@ -175,6 +175,8 @@ def test_inspect_delayed_counts(app: Celery, worker: Worker, broker_url: str, le
 def test_an_app_with_another_broker_gets_celerys_answers(redis_server: PrivateRedis, ledger_url: str) -> None:
     """The commands are in a table that all apps of a process share."""
     url = f"{redis_server.url.rpartition('/')[0]}/6"
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()  # a stock worker that stops leaves its tasks there
     with publisher(url, ledger_url) as stock, Worker(broker=url, ledger=ledger_url) as worker:
         assert reply(stock, "delayed") == {}
         result = stock.tasks["note"].apply_async(countdown=3600)
