@@ -272,7 +272,7 @@ class NodeRareLists(RareLists):
     def make_listener(self, consumer: Consumer) -> Listener:
         """Open the connection that hears of messages, see `RareLists`."""
         listener = super().make_listener(consumer)
-        listener.trust_s *= 2  # to ask again takes two commands a hash slot
+        listener.trust_s *= 3  # to ask again takes two commands a hash slot
         return listener
 
     def _together(self, names: list[str]) -> list[list[str]]:
