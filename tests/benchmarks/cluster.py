@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from statistics import mean
 from typing import Any
 
 import redis
@@ -280,13 +279,14 @@ def _few_queues(report: Report, seconds: float) -> None:
 
 def _report_idle(report: Report, idle: Mapping[str, Sent]) -> None:
     figure = report.figure(
-        f"an idle worker with {len(QUEUES)} queues: commands a second and node, on average",
+        f"an idle worker with {len(QUEUES)} queues: commands a second and node",
         "commands/s",
         target=_IDLE,
     )
     for name, sent in idle.items():
         nodes = [counter.total() / sent.seconds for counter in sent.nodes]
-        figure.add(name, mean(nodes))  # one node has more queues than another, and Celery's heartbeats are at one
+        for rate in nodes:
+            figure.add(name, rate)
         report.notes.append(f"an idle worker, {name}, on each node: {', '.join(f'{rate:.2f}' for rate in nodes)}")
         most = ", ".join(f"{command} {count}" for command, count in sent.total.most_common(8))
         report.notes.append(f"an idle worker, {name}, in {sent.seconds:.0f} s on all nodes: {most}")
