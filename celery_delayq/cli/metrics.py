@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 
 import click
 
 from celery_delayq.cli.command import command
-from celery_delayq.cli.plain import say
+from celery_delayq.cli.plain import say, write
 from celery_delayq.errors import DelayqError
 from celery_delayq.metrics.source import Source, Unavailable
 
@@ -35,16 +34,11 @@ def metrics(ctx: click.Context, host: str, port: int, once: bool) -> None:
         raise click.ClickException(str(exc)) from exc
     if once:
         try:
-            metrics_text = collector.text_of(source.read())
+            write(collector.text_of(source.read()))
         except Unavailable as exc:
             raise click.ClickException(str(exc)) from exc
         finally:
             source.close()
-        if sys.stdout.isatty():  # names may have control characters; in a pipe, they have to be as they are
-            for line in metrics_text.split("\n")[:-1]:
-                say(line)
-        else:
-            click.echo(metrics_text, nl=False, color=True)
         return
     try:
         server = endpoint.server_at(host, port, source)

@@ -58,8 +58,9 @@ _RENEWALS_A_LEASE = 2.5
 #: If the server's clock is set forward by more than this, in seconds, ended leases are not believed for a while.
 _STEP_S = 1.0
 
-#: Consumers take turns to look for missing ones. Length of a turn, and the interval for a lone consumer, in seconds.
-_TURN_S, _LONE_LOOK_S = 0.8, 10.0
+#: Consumers take turns to look for missing ones. Length of a turn, and the interval for a lone consumer, in seconds. A
+#: lone one hears of others: new ones say hello, and a renewal tells which are silent.
+_TURN_S, _LONE_LOOK_S = 0.8, 30.0
 
 #: The most consumers of one list that a watchdog reads.
 _MOST_STRANGERS = 1000
@@ -282,6 +283,8 @@ class Watchdog:
                 )
                 self._believes_leases_at = now + lease_s
         for name, renewed in seen:
+            if renewed.silent.keys() - self._presence.known:
+                self._look_at = now
             self._presence.known |= renewed.silent.keys()
             if now >= self._believes_leases_at:
                 for other, score in renewed.ended.items():

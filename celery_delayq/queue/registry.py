@@ -41,7 +41,7 @@ class Retired:
     """The retired names.
 
     Attributes:
-        now_ms: the server's time, unix time in ms.
+        now_ms: the server's time, unix time in ms; 0 if there is none.
         at_ms: name -> when it was retired, unix time in ms.
     """
 
@@ -120,8 +120,10 @@ class Registry:
 
     def retired(self) -> Retired:
         """Return the names that are retired and not settled yet."""
-        seconds, microseconds = at_server_of(self.client, self.keys.retired).time()
         found = self.client.execute_command("ZRANGE", self.keys.retired, 0, -1, "WITHSCORES", **{NEVER_DECODE: True})
+        if not found:
+            return Retired(0, {})
+        seconds, microseconds = at_server_of(self.client, self.keys.retired).time()
         at_ms = {_text(name): int(float(score)) for name, score in pairs(found)}
         return Retired(int(seconds) * 1000 + int(microseconds) // 1000, {n: at for n, at in at_ms.items() if n})
 

@@ -16,8 +16,12 @@ from typing import Any, NamedTuple
 import redis
 from redis import exceptions
 
-#: How often to read the history of a server that has had replicas, and of one that has not, in seconds.
-REPLICATED_S, ALONE_S = 1.0, 15.0
+#: How often to read the history of a server that has had replicas, the same while little is written, and of a server
+#: that has had none, in seconds.
+REPLICATED_S, QUIET_S, ALONE_S = 1.0, 10.0, 30.0
+
+#: Up to so many bytes a second are little: what idle workers write.
+_QUIET_BYTES_S = 10_000
 
 
 @dataclass(frozen=True)
@@ -167,9 +171,10 @@ class History:
             return
         if now is None:
             return
-        if now.is_replicated:  # also while its replicas are away: then it has the most to lose
-            self.next_at = asked + REPLICATED_S
         age_s, self._last, self._read_at = asked - self._read_at, now, asked
+        if now.is_replicated:  # also while its replicas are away: then it has the most to lose
+            is_quiet = before is not None and now.offset - before.offset <= _QUIET_BYTES_S * age_s
+            self.next_at = asked + (QUIET_S if is_quiet else REPLICATED_S)
         loss = before and compare(before, now, age_s)
         if loss:
             self._logger.log(loss.level, "%s", loss.message)

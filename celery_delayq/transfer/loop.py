@@ -10,7 +10,7 @@ How it tidies the index
 
 Why it forgets no message
     Notifications are hints. The loop looks at a queue when its subscription is confirmed. It looks at all queues every
-    `interval_s` (5 s), in case a notification was lost. Every third time, it also reads which queues there are, and
+    `interval_s` (5 s), in case a notification was lost. Every sixth time, it also reads which queues there are, and
     removes the names of empty queues from the registry. One command looks at all queues that seem empty; on Redis
     Cluster, where it takes one for each hash slot, the slots take turns.
 
@@ -59,8 +59,8 @@ LONGEST_DELAY_S, _DELAY_S = 10.0, 0.02
 #: Unanswered health checks of the subscription after which its connection counts as dead.
 _MAX_MISSED_HEALTH_CHECKS = 2
 
-#: The registry is read at every third look. Registered queues are also announced; this covers lost announcements.
-_LOOKS_A_REGISTRY = 3
+#: The registry is read at every sixth look. Registered queues are also announced; this covers lost announcements.
+_LOOKS_A_REGISTRY = 6
 
 #: Queues that seem empty are looked at every twelfth time at least, if they are in several hash slots.
 _LOOKS_A_SLOT = 12
@@ -318,8 +318,9 @@ class TransferLoop(LoopThread):
 
     def _seconds_until_next(self) -> float:
         until_chores_s = self._next_chores - time.monotonic()
-        until_work_s = self._seconds_until_work()
-        return min(until_work_s, until_chores_s) if until_chores_s > 0 else until_work_s
+        if until_chores_s <= 0:  # there was no time for them
+            until_chores_s += CHORES_S
+        return min(self._seconds_until_work(), until_chores_s)
 
     def _seconds_until_work(self) -> float:
         if self._untidy:

@@ -71,7 +71,7 @@ def run(scale: Scale) -> Report:
     with _sides() as sides:
         _commands(report, scale, sides)
         _throughput(report, scale, sides[OURS])
-    _few_queues(report, scale.idle_s)
+    _other_idle(report, scale.idle_s)
     with cluster(_MASTERS, settings=_SETTINGS) as nodes:
         _transfer(report, scale, nodes)
         _single_commands(report, scale, nodes)
@@ -175,8 +175,8 @@ def watched(clients: Sequence[redis.Redis]) -> Iterator[Sent]:
 #: Ends the counting on a server.
 _END = "no more is counted"
 
-#: What opens connections, and what the measurement itself sends.
-_NOT_COUNTED = {"HELLO", "CLIENT SETINFO", "ECHO", "RENAME"}
+#: What opens connections, what replicas say, and what the measurement itself sends.
+_NOT_COUNTED = {"HELLO", "CLIENT SETINFO", "ECHO", "RENAME", "REPLCONF", "PSYNC"}
 _WITH_SUBCOMMAND = {"CLIENT", "CLUSTER", "PUBSUB", "SCRIPT"}
 
 
@@ -263,18 +263,19 @@ def _drain(side: Side, queues: Sequence[str], count: int) -> float:
     return count / (time.perf_counter() - begin)
 
 
-def _few_queues(report: Report, seconds: float) -> None:
-    """Watch an idle worker with a queue on each node."""
-    with cluster(_MASTERS, settings=_SETTINGS) as nodes:
-        queues = _spread(QUEUES, nodes.owner)[1]
-        with BenchWorker(OURS, nodes.nodes[0].port, broker=nodes.url(_MASTERS), queues=queues) as worker:
-            worker.wait_until_ready()
-            time.sleep(_SETTLED_S)
-            with watched([node.client for node in nodes.masters()]) as sent:
-                time.sleep(seconds)
-    figure = report.figure("an idle worker with a queue a node: commands a second and node", "commands/s", target=_IDLE)
-    for counter in sent.nodes:
-        figure.add(OURS, counter.total() / sent.seconds)
+def _other_idle(report: Report, seconds: float) -> None:
+    """Watch an idle worker with a queue on each node, and one with all queues on nodes that have a replica each."""
+    for what, replicas in (("a queue a node", 0), (f"{len(QUEUES)} queues, and a replica a node", 1)):
+        figure = report.figure(f"an idle worker with {what}: commands a second and node", "commands/s", target=_IDLE)
+        with cluster(_MASTERS, replicas, settings=_SETTINGS) as nodes:
+            queues = QUEUES if replicas else _spread(QUEUES, nodes.owner)[1]
+            with BenchWorker(OURS, nodes.nodes[0].port, broker=nodes.url(_MASTERS), queues=queues) as worker:
+                worker.wait_until_ready()
+                time.sleep(_SETTLED_S)
+                with watched([node.client for node in nodes.masters()]) as sent:
+                    time.sleep(seconds)
+        for counter in sent.nodes:
+            figure.add(OURS, counter.total() / sent.seconds)
 
 
 def _report_idle(report: Report, idle: Mapping[str, Sent]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.transfer.history import REPLICATED_S, History, Moment, compare, moment_of
+from celery_delayq.transfer.history import QUIET_S, REPLICATED_S, History, Moment, compare, moment_of
 from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import PrivateRedis
 from tests.pair import Pair, replicated
@@ -198,6 +198,16 @@ class TestLoop:
     def test_it_reads_each_second_if_there_are_replicas(self, pair: Pair) -> None:
         """Otherwise nobody would know what the old master had."""
         history = History(logging.getLogger("history"))
+        read(history, pair.master)
+        assert history.next_at < time.monotonic() + REPLICATED_S + 0.1
+
+    def test_and_less_often_while_little_is_written(self, pair: Pair) -> None:
+        history = History(logging.getLogger("history"))
+        read(history, pair.master)
+        read(history, pair.master)
+        assert history.next_at > time.monotonic() + QUIET_S - 0.5
+        with pair.master.client() as client:
+            client.set("much", "x" * 1_000_000)
         read(history, pair.master)
         assert history.next_at < time.monotonic() + REPLICATED_S + 0.1
 
