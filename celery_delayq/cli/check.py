@@ -85,7 +85,8 @@ def _cannot(exc: click.ClickException) -> Finding:
     """Return the finding that the broker cannot be checked."""
     refused = _REFUSED.search(exc.message)
     if refused is None:
-        return Finding("server", Level.ERROR, sentence(exc.message))
+        advice = "Check the broker URL, and whether the server runs: nothing works without it."
+        return Finding("server", Level.ERROR, sentence(exc.message), advice)
     advice = "Let an administrator allow it, with the command below, and check again."
     return Finding("server", Level.ERROR, sentence(exc.message), advice, f"ACL SETUSER USER +{refused[1]}")
 

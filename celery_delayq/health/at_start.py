@@ -10,6 +10,7 @@ import redis
 
 from celery_delayq._version import __version__
 from celery_delayq.errors import UnsupportedServer
+from celery_delayq.health.clock import check_clock
 from celery_delayq.health.finding import Finding, Level, merged
 from celery_delayq.health.memory import check_memory
 from celery_delayq.health.options import described
@@ -57,6 +58,7 @@ def check_servers(servers: Sequence[Server], *, replicas: int = 0, has_sentinel:
         "server": _refuse_old,
         "memory": check_memory,
         "persistence": check_persistence,
+        "clock": check_clock,
         "replicas": lambda server: check_replication(server, replicas=replicas, has_sentinel=has_sentinel),
     }
     found: list[Finding] = []

@@ -195,26 +195,27 @@ def check_permissions(server: Server, *, needed: Callable[[Server], Sequence[Nee
         needed: returns what has to be allowed there, see `needs`.
     """
     connection = connection_of(server.client.connection_pool)
-    name = _user_of(connection)
+    name, again = _user_of(connection), ""
     try:
         connection.connect()  # redis-py itself would forget Sentinel
         opened = _reply(connection, "MULTI")
         if not isinstance(opened, Exception):
             missing = _refused(connection, needed(server))
         elif _NO_COMMAND in str(opened):
-            missing = ["+@transaction"]
+            missing, again = ["+@transaction"], " Then check again: without it, nothing else can be asked."
         else:
             yield not_checked(_CHECK, opened)
             return
     finally:
         connection.disconnect()
     if missing:
+        where = ", at each node" if server.in_cluster else ""
         rules = " ".join(missing)
         yield Finding(
             _CHECK,
             Level.ERROR,
             f"The user {name} may not do all that workers and producers need.",
-            f"Let an administrator allow it, with the command below{', at each node' if server.in_cluster else ''}.",
+            f"Let an administrator allow it, with the command below{where}.{again}",
             f"ACL SETUSER {name} {rules}",
         )
     else:

@@ -31,6 +31,11 @@ class BrokerList:
     queue: str
     priority: int
 
+    @property
+    def label(self) -> str:
+        """What to call it in a message: its name may end in kombu's separator, and a priority."""
+        return f"{self.queue!r}, priority {self.priority}," if self.priority else repr(self.queue)
+
 
 class BrokerLists:
     """The broker lists that have a delayed queue, and those of the app's queues.

@@ -88,6 +88,8 @@ class SnapshotCollector(Collector):
         yield from _of_queues(queues)
         yield from _of_workers(queues)
         yield from self._of_entries(queues)
+        unreadable = len(self._snapshot.unreadable)
+        yield GaugeMetricFamily("delayq_unreadable_queues", "Queues that the server refuses to read.", unreadable)
         if self._snapshot.nodes:
             up = GaugeMetricFamily("delayq_node_up", "Whether a node of the cluster answers.", labels=["node"])
             for node, answers in sorted(self._snapshot.nodes.items()):

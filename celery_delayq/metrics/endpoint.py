@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -20,22 +21,29 @@ _ASGI_THREADS = 2
 
 _PLAIN = "text/plain; charset=utf-8"
 
+_METHODS = ("GET", "HEAD")
+
+#: How long a client may take for its request, in seconds, and how many may wait to be heard.
+_REQUEST_S, _BACKLOG = 10.0, 128
+
 
 def wsgi_app(app: Any, source: Source | None = None) -> Any:
     """Return a WSGI app, see `make_wsgi_app`."""
     source = source or Source(app)
 
     def metrics(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        if environ["REQUEST_METHOD"] != "GET":
-            start_response("405 Method Not Allowed", [("Allow", "GET")])
+        if environ["REQUEST_METHOD"] not in _METHODS:
+            start_response("405 Method Not Allowed", [("Allow", ", ".join(_METHODS))])
             return [b""]
+        is_head = environ["REQUEST_METHOD"] == "HEAD"
         try:
             registry = registry_of(source.read())
         except Unavailable as exc:
             start_response("503 Service Unavailable", [("Content-Type", _PLAIN)])
-            return [f"{exc}\n".encode()]
+            return [b"" if is_head else f"{exc}\n".encode()]
+        environ = {**environ, "REQUEST_METHOD": "GET"}
         answer: Iterable[bytes] = prometheus_client.make_wsgi_app(registry)(environ, start_response)
-        return answer
+        return [b""] if is_head else answer
 
     return metrics
 
@@ -47,27 +55,41 @@ def asgi_app(app: Any) -> Any:
     threads = ThreadPoolExecutor(_ASGI_THREADS, "delayq-metrics")
 
     async def metrics(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+            return
         assert scope["type"] == "http"
+        is_head = scope["method"] == "HEAD"
+
+        async def answer(message: dict[str, Any]) -> None:
+            await send({**message, "body": b""} if is_head and "body" in message else message)
 
         async def refuse(status: int, header: tuple[bytes, bytes], body: str) -> None:
-            await send({"type": "http.response.start", "status": status, "headers": [header]})
-            await send({"type": "http.response.body", "body": body.encode()})
+            await answer({"type": "http.response.start", "status": status, "headers": [header]})
+            await answer({"type": "http.response.body", "body": body.encode()})
 
-        if scope["method"] != "GET":
-            await refuse(405, (b"allow", b"GET"), "")
+        if scope["method"] not in _METHODS:
+            await refuse(405, (b"allow", ", ".join(_METHODS).encode()), "")
             return
         try:
             snapshot = await asyncio.get_running_loop().run_in_executor(threads, source.read)
         except Unavailable as exc:
             await refuse(503, (b"content-type", _PLAIN.encode()), f"{exc}\n")
             return
-        await prometheus_client.make_asgi_app(registry_of(snapshot))(scope, receive, send)
+        await prometheus_client.make_asgi_app(registry_of(snapshot))({**scope, "method": "GET"}, receive, answer)
 
     return metrics
 
 
 class _Silent(WSGIRequestHandler):
-    """Writes no line for each request."""
+    """Writes no line for each request, and none for a client that is too slow or goes away."""
+
+    timeout = _REQUEST_S
+
+    def handle(self) -> None:
+        """Answer a request."""
+        with suppress(TimeoutError, ConnectionError):
+            super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Do nothing."""
@@ -82,6 +104,7 @@ def server_at(host: str, port: int, source: Source) -> WSGIServer:
 
     class Server(ThreadingWSGIServer):
         address_family = _family(host)
+        request_queue_size = _BACKLOG
 
     return make_server(host, port, wsgi_app(None, source), Server, handler_class=_Silent)
 

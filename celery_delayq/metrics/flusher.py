@@ -145,4 +145,5 @@ class Flusher:
             logger.debug("%s: %s", what, exc)
         elif str(exc) not in self._logged:
             self._logged.add(str(exc))
-            logger.warning("%s: %s. It is tried again every ten seconds; all else goes on", what, exc)
+            reason = str(exc).rstrip(".")
+            logger.warning("%s: %s. It is tried again every ten seconds; all else goes on", what, reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from functools import cache
 
 #: Upper bounds of the buckets, in seconds. A tenth of a second late is seen; early is 0.
 BOUNDS_S = (0, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 300)
@@ -15,6 +16,12 @@ _BUCKETS, _SUM = (*(f"{bound:g}" for bound in BOUNDS_S), "inf"), "us"
 _LONGEST_S = 366 * 86400.0
 
 
+@cache
+def _names(histogram: str) -> tuple[tuple[str, ...], str]:
+    """Return the fields of all buckets, and that of the sum."""
+    return tuple(f"{histogram}:{bucket}" for bucket in _BUCKETS), f"{histogram}:{_SUM}"
+
+
 def fields_of(histogram: str, lateness_s: float) -> tuple[str, str, int]:
     """Return the fields of a bucket and of the sum, and what to add to the sum.
 
@@ -23,14 +30,16 @@ def fields_of(histogram: str, lateness_s: float) -> tuple[str, str, int]:
         lateness_s: negative if it was early.
     """
     lateness_s = min(max(0.0, lateness_s), _LONGEST_S)
-    return f"{histogram}:{_BUCKETS[bisect_left(BOUNDS_S, lateness_s)]}", f"{histogram}:{_SUM}", round(lateness_s * 1e6)
+    buckets, total = _names(histogram)
+    return buckets[bisect_left(BOUNDS_S, lateness_s)], total, round(lateness_s * 1e6)
 
 
 def read(histogram: str, totals: Mapping[str, int]) -> tuple[list[tuple[str, int]], float]:
     """Return the buckets as Prometheus wants them, each with those below it, and the sum in seconds."""
     buckets: list[tuple[str, int]] = []
     number = 0
-    for bound, name in zip((*map(float, BOUNDS_S), float("inf")), _BUCKETS, strict=True):
-        number += totals.get(f"{histogram}:{name}", 0)
-        buckets.append(("+Inf" if name == "inf" else str(bound), number))
-    return buckets, totals.get(f"{histogram}:{_SUM}", 0) / 1e6
+    names, total = _names(histogram)
+    for bound, name in zip((*map(str, map(float, BOUNDS_S)), "+Inf"), names, strict=True):
+        number += totals.get(name, 0)
+        buckets.append((bound, number))
+    return buckets, totals.get(total, 0) / 1e6

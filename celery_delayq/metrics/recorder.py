@@ -57,21 +57,19 @@ class Recorder:
         # Anybody may have written the message, and an error here would be one of its task.
         if type(due_ms) is not int or not 0 <= due_ms < _TOO_LATE_MS or not isinstance(transport, Transport):
             return None
-        holder = transport.holder(message.delivery_tag)
-        held = None if holder is None else holder.held.get(message.delivery_tag)
+        held = transport.held(message.delivery_tag)
         if held is None:
             return None
-        clocks = [loop for loop in (transport.loop_of(held.name), *transport.loops) if loop is not None]
-        return partial(self._on_begin, held.name, due_ms, clocks)
+        return partial(self._on_begin, held.name, due_ms, transport.loop_of(held.name), transport.loops)
 
     def on_missed(self, name: str, entry: str, number: int) -> None:
         """Count the missed runs of a periodic entry, see `Planner`."""
         self.counters.add(name, MISSED_RUNS + entry, number)
 
-    def _on_begin(self, name: str, due_ms: int, clocks: Sequence[Any], began_at: float) -> None:
+    def _on_begin(self, name: str, due_ms: int, loop: Any, loops: Sequence[Any], began_at: float) -> None:
         # A child process says when it began, by the clock that all processes of the machine share.
         since_s = max(0.0, time.monotonic() - began_at)
-        self._add_lateness(name, START_LATENESS, -seconds_until(due_ms, None, clocks) - since_s)
+        self._add_lateness(name, START_LATENESS, -seconds_until(due_ms, loop, loops) - since_s)
 
     def _add_lateness(self, name: str, histogram: str, lateness_s: float, number: int = 1) -> None:
         bucket, total, lateness_us = fields_of(histogram, lateness_s)

@@ -76,7 +76,8 @@ class Queue:
         self.punctual.update({found.punctual} - {""})
         self.totals.update(found.totals)
         if found.head_due_ms is not None:
-            self.next_due_ms = min(found.head_due_ms, self.next_due_ms or found.head_due_ms)
+            known = found.head_due_ms if self.next_due_ms is None else self.next_due_ms
+            self.next_due_ms = min(found.head_due_ms, known)
             self.oldest_overdue_s = max(self.oldest_overdue_s, (found.now_ms - found.head_due_ms) / 1000)
 
 
@@ -86,12 +87,15 @@ class Snapshot:
 
     Attributes:
         queues: by name.
+        unreadable: names of the queues of which the server refuses something; at least a part of their numbers is left
+            out.
         nodes: on a cluster, for each node whether it answers.
         entries: periodic tasks.
         seconds: how long it took to read.
     """
 
     queues: dict[str, Queue]
+    unreadable: set[str]
     nodes: dict[str, bool]
     entries: list[PeriodicTask]
     seconds: float
@@ -124,13 +128,15 @@ class Reader:
         begin = time.monotonic()
         lists, away = self._find(), _Away(self._client)
         queues: dict[str, Queue] = {}
+        unreadable: set[str] = set()
         replies = self._run("measure", [measure_call(self._keys(one), spans_ms=_SPANS_MS) for one in lists])
         found: dict[BrokerList, Measured] = {}
         for one, reply in zip(lists, replies, strict=True):
             if isinstance(reply, CONNECTION_ERRORS):
                 away.add(one)
             elif isinstance(reply, exceptions.ResponseError):
-                self._note(f"The metrics leave out {one.name!r}, as the server refuses it", reply)
+                unreadable.add(one.queue)
+                self._note(f"The metrics leave out {one.label}, as the server refuses it", reply)
             else:
                 away.answers(one)
                 found[one] = Measured.of(reply)
@@ -139,7 +145,7 @@ class Reader:
             raise next(reply for reply in replies if isinstance(reply, Exception))
         self._add_in_flight(queues, found)
         nodes = away.nodes()
-        return Snapshot(queues, nodes, self._entries(), time.monotonic() - begin)
+        return Snapshot(queues, unreadable, nodes, self._entries(), time.monotonic() - begin)
 
     def _find(self) -> list[BrokerList]:
         """Return the lists of the app's queues, and those for which messages wait or something was counted."""

@@ -50,6 +50,7 @@ from redis import exceptions
 
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.fetching.held import Held
 from celery_delayq.queue.connections import NOT_SERVING, is_full
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
@@ -225,6 +226,14 @@ class Transport(kombu_redis.Transport):
         """Return the consumer that holds a message; None if none does. Safe in any thread."""
         return next((consumer for consumer in self.consumers if delivery_tag in consumer.held), None)
 
+    def held(self, delivery_tag: str) -> Held | None:
+        """Return a message that a consumer holds; None if none does. Safe in any thread."""
+        for consumer in self.consumers:
+            held = consumer.held.get(delivery_tag)
+            if held is not None:
+                return held
+        return None
+
     def _close_stations(self) -> None:
         stations, self._stations = list(self._stations.values()), {}
         if stations or self._former:
@@ -322,9 +331,7 @@ class Transport(kombu_redis.Transport):
 
     def loop_for(self, message: Any) -> TransferLoop | None:
         """Return the loop that transfers to the list of a kombu message that was fetched; None if there is none."""
-        delivery_tag = message.delivery_tag
-        holder = self.holder(delivery_tag)
-        held = None if holder is None else holder.held.get(delivery_tag)
+        held = self.held(message.delivery_tag)
         return None if held is None else self.loop_of(held.name)
 
     def _watch_sentinel(self) -> None:

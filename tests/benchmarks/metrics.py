@@ -135,7 +135,7 @@ def _idle(report: Report, scale: Scale) -> None:
             worker.wait_until_ready()
         time.sleep(_SETTLED_S)
         # Longer than the time between two flushes.
-        seconds = 2 * scale.idle_s + 5
+        seconds = scale.idle_s + 5
         with ThreadPoolExecutor() as threads:
             counts = threads.map(lambda server: sent_to(server, seconds), servers.values())
             for name, (sent, _) in zip(servers, counts, strict=True):

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from celery import Celery
 
 from celery_delayq import DelayedQueue
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.metrics import make_asgi_app, make_wsgi_app
+from celery_delayq.metrics import endpoint, make_asgi_app, make_wsgi_app
+from celery_delayq.metrics.source import Source
 from examples.private_redis import PrivateRedis
 from tests.cli.running import failed, run
 from tests.metrics.parsing import parsed
@@ -87,6 +89,42 @@ def test_another_method_is_not_answered_with_metrics(app: Celery) -> None:
     status_code, body = asgi(make_asgi_app(app), "POST")
     assert status_code == 405
     assert READY not in body
+
+
+def test_head_is_answered_without_a_body(app: Celery, away: Celery, waiting: DelayedQueue) -> None:
+    status, headers, body = wsgi(make_wsgi_app(app), REQUEST_METHOD="HEAD")
+    assert (status, body) == ("200 OK", "")
+    assert headers["Content-Type"].startswith("text/plain; version=")
+    assert asgi(make_asgi_app(app), "HEAD") == (200, "")
+    assert wsgi(make_wsgi_app(away), REQUEST_METHOD="HEAD")[0].startswith("503")
+    assert asgi(make_asgi_app(away), "HEAD") == (503, "")
+
+
+def test_a_websocket_is_refused(app: Celery) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(make_asgi_app(app)({"type": "websocket", "path": "/metrics"}, None, send))
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+def test_a_client_that_says_nothing_is_hung_up_on(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(endpoint._Silent, "timeout", 0.2)
+    with endpoint.server_at("127.0.0.1", 0, Source(app)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as client:
+                client.sendall(b"GET /met")
+                assert client.recv(1) == b""
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=30) as answer:
+                assert answer.status == 200
+        finally:
+            server.shutdown()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_both_say_that_redis_is_away_and_no_password(away: Celery, free_port: int) -> None:

@@ -78,8 +78,16 @@ def test_a_queue_that_the_server_refuses_is_left_out(waiting: DelayedQueue, scra
     try:
         found = scrape()
         assert gauges(found, "other")["ready"] == 1
+        assert found.get("delayq_unreadable_queues", None) == 1
     finally:
         waiting.client.srem("delayq:queues", "other")
+
+
+def test_the_beginning_of_time_is_a_due_time(waiting: DelayedQueue, scrape: Scrape) -> None:
+    other = DelayedQueue(waiting.client, list_for(waiting.client, "celery", 6))
+    for queue, due_ms in ((waiting, 0), (other, 5000)):
+        queue.client.zadd(queue.keys.timeout_set, {b"entry": due_ms})
+    assert scrape().get("delayq_next_due_timestamp_seconds") == 0
 
 
 def test_totals_are_there_when_nothing_waits_any_more(waiting: DelayedQueue, scrape: Scrape) -> None:

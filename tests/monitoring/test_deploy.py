@@ -81,6 +81,17 @@ def test_celery_knows_the_commands(name: str) -> None:
     assert f"delayq {SERVICES[name]['command'][-1]}" in done.stdout or "worker [OPTIONS]" in done.stdout
 
 
+def test_celery_knows_the_health_checks() -> None:
+    checks = [service["healthcheck"]["test"] for service in SERVICES.values() if "healthcheck" in service]
+    asked = [check[check.index("delayq") :] for check in checks if "delayq" in check]
+    assert asked
+    for arguments in asked:
+        command = [sys.executable, "-m", "celery", "-A", "shop", *arguments, "--help"]
+        done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        assert f"delayq {arguments[1]}" in done.stdout
+
+
 def test_the_app_takes_the_broker_of_the_compose_file() -> None:
     url = SERVICES["worker"]["environment"]["BROKER_URL"]
     check = "import shop; shop.delayq; print(shop.app.connection_for_write().hostname, *shop.app.conf.beat_schedule)"

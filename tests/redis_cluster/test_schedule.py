@@ -15,7 +15,7 @@ from celery_delayq.schedule.service import planner_loop
 from examples.private_redis import PrivateRedis
 from tests.brokers import ClusterServer
 from tests.redis_cluster import servers
-from tests.redis_cluster.servers import cut_from_master, slot_of
+from tests.redis_cluster.servers import Cluster, ClusterNode, cut_from_master, slot_of
 from tests.support import wait_until
 from tests.worker_app import publisher
 
@@ -32,6 +32,8 @@ def entry(queue: str) -> dict[str, Any]:
 
 
 SCHEDULE = {queue: entry(queue) for queue in QUEUES}
+
+SCHEDULE_KEYS = ScheduleKeys.of(together=True)
 
 
 @pytest.fixture
@@ -78,6 +80,26 @@ def wait_for_more(client: redis.Redis, queues: tuple[str, ...], more: int = 5) -
         wait_until(lambda: len(planned(client, queue)) >= before[queue] + more, f"{queue} goes on")  # noqa: B023
 
 
+def red_pair(cluster: Cluster) -> tuple[ClusterNode, ClusterNode]:
+    """Return the master of `red`, which is not that of the schedule, and its replica."""
+    master = cluster.owner("red")
+    assert master is not cluster.owner(SCHEDULE_KEYS.definitions)
+    (replica,) = cluster.replicas_of(master)
+    return master, replica
+
+
+def assert_goes_on(
+    client: redis.Redis, cluster: Cluster, killed: ClusterNode, replica: ClusterNode, queue: str
+) -> None:
+    """See that an entry of `blue` and `red`, one after the other, goes on after a failover, and lacks no occurrence."""
+    wait_until(lambda: replica in cluster.masters(), "the replica takes over", 60)
+    killed.restart()
+    cluster.wait_until_ok()
+    wait_for_more(client, (queue,), 10)
+    found = sorted(planned(client, "blue") + planned(client, "red"))
+    assert found == list(range(found[0], found[-1] + 1, EVERY_MS))
+
+
 def test_new_entries_are_planned_while_a_node_is_away(broker: ClusterServer, ledger_url: str) -> None:
     """Except those of its queues, which cannot even be declared."""
     cluster = broker.cluster
@@ -99,7 +121,7 @@ def test_new_entries_are_planned_while_a_node_is_away(broker: ClusterServer, led
 def test_entries_of_other_nodes_go_on_while_one_is_away(broker: ClusterServer, ledger_url: str, starts: bool) -> None:
     cluster = broker.cluster
     lost = cluster.owner("blue")
-    assert lost is not cluster.owner(ScheduleKeys.of().definitions)
+    assert lost is not cluster.owner(SCHEDULE_KEYS.definitions)
     others = tuple(queue for queue in QUEUES if cluster.owner(queue) is not lost)
     with (
         publisher(cluster.url(3), ledger_url, beat_schedule=SCHEDULE) as app,
@@ -125,7 +147,7 @@ def test_entries_of_other_nodes_go_on_while_one_is_away(broker: ClusterServer, l
 
 def test_planners_listen_where_the_slot_of_the_schedule_has_gone(broker: ClusterServer, ledger_url: str) -> None:
     """There they are counted; and a failover of that node shows."""
-    cluster, keys = broker.cluster, ScheduleKeys.of(together=True)
+    cluster, keys = broker.cluster, SCHEDULE_KEYS
     with publisher(cluster.url(3), ledger_url, beat_schedule=SCHEDULE) as app, broker.client() as client, planning(app):
         wait_for_more(client, QUEUES)
         source = cluster.owner(keys.definitions)
@@ -150,19 +172,12 @@ def test_a_failover_that_undoes_a_move_begins_nothing_anew(replicated_broker: Cl
         schedule = app.delayq.schedule
         schedule.add("mine", "note", EVERY_MS / 1000, options=entry("blue")["options"])
         wait_for_more(client, ("blue",), 20)
-        target = cluster.owner("red")
-        assert target is not cluster.owner(ScheduleKeys.of().definitions)
-        (replica,) = cluster.replicas_of(target)
+        target, replica = red_pair(cluster)
         with cut_from_master(replica, target):
             schedule.update("mine", options=entry("red")["options"])
             wait_for_more(client, ("red",), 10)
             target.kill()
-        wait_until(lambda: replica in cluster.masters(), "the replica takes over", 60)
-        target.restart()
-        cluster.wait_until_ok()
-        wait_for_more(client, ("red",), 10)
-        found = sorted(planned(client, "blue") + planned(client, "red"))
-        assert found == list(range(found[0], found[-1] + 1, EVERY_MS))
+        assert_goes_on(client, cluster, target, replica, "red")
         wait_until(lambda: not client.hexists(QueueKeys.of("blue").schedule, "mine"), "nothing is left of the move")
 
 
@@ -176,9 +191,7 @@ def test_a_failover_of_the_node_that_an_entry_leaves_loses_no_occurrence(
         schedule = app.delayq.schedule
         schedule.add("mine", "note", EVERY_MS / 1000, options=entry("red")["options"])
         wait_for_more(client, ("red",), 20)
-        source = cluster.owner("red")
-        assert source is not cluster.owner(ScheduleKeys.of().definitions)
-        (replica,) = cluster.replicas_of(source)
+        source, replica = red_pair(cluster)
         with cut_from_master(replica, source):
             wait_for_more(client, ("red",), 10)
             schedule.update("mine", options=entry("blue")["options"])
@@ -186,12 +199,7 @@ def test_a_failover_of_the_node_that_an_entry_leaves_loses_no_occurrence(
             assert "replica" in schedule.get("mine").error
             assert planned(client, "blue") == []
             source.kill()
-        wait_until(lambda: replica in cluster.masters(), "the replica takes over", 60)
-        source.restart()
-        cluster.wait_until_ok()
-        wait_for_more(client, ("blue",), 10)
-        found = sorted(planned(client, "blue") + planned(client, "red"))
-        assert found == list(range(found[0], found[-1] + 1, EVERY_MS))
+        assert_goes_on(client, cluster, source, replica, "blue")
         wait_until(lambda: schedule.get("mine").error is None, "it may leave")
 
 
@@ -200,6 +208,6 @@ def test_transfers_do_not_wait_for_a_planner_whose_node_is_away(broker: ClusterS
     with publisher(cluster.url(3), ledger_url, beat_schedule=SCHEDULE) as app, broker.client() as client:
         with planning(app):
             wait_for_more(client, QUEUES)
-        cluster.owner(ScheduleKeys.of(together=True).definitions).kill()
+        cluster.owner(SCHEDULE_KEYS.definitions).kill()
         with planning(app) as loop:
             assert loop.wait_until_planned(8), "less than a transfer would wait otherwise"
