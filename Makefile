@@ -25,7 +25,7 @@ picture: $(VENV)/.demo ## draw the pictures of the README anew, from a real run
 PYTEST = $(BIN)/pytest --numprocesses=auto --dist=worksteal
 
 .PHONY: test test-all
-test: $(VENV)/.dev ## check every feature, in about 6 minutes; ARGS="-k transfer" selects
+test: $(VENV)/.dev ## check every feature, in about 7 minutes; ARGS="-k transfer" selects
 	$(PYTEST) -m "not thorough and not benchmark" $(ARGS)
 	@echo "make test-all also runs the tests that were deselected: they break things, and take a quarter of an hour."
 
