@@ -67,7 +67,7 @@ def _all(app: Any) -> list[Finding]:
                 app, channel, replicas=options.get("replicas", 0), has_sentinel=is_sentinel(connection)
             )
     except click.ClickException as exc:
-        cannot = _cannot(exc)
+        cannot = _cannot(app, exc)
         is_known = any(finding.message == cannot.message for finding in findings)
         found = [not_checked("server", "correct the settings first") if is_known else cannot]
     return [*findings, *found]
@@ -78,17 +78,18 @@ def _overdue(app: Any, most_s: float) -> list[Finding]:
         with delayq_channel(app, patience_s=_PATIENCE_S) as (_, channel):
             return check_only_overdue(app, channel, most_s=most_s)
     except click.ClickException as exc:
-        return [_cannot(exc)]
+        return [_cannot(app, exc)]
 
 
-def _cannot(exc: click.ClickException) -> Finding:
+def _cannot(app: Any, exc: click.ClickException) -> Finding:
     """Return the finding that the broker cannot be checked."""
     refused = _REFUSED.search(exc.message)
     if refused is None:
         advice = "Check the broker URL, and whether the server runs: nothing works without it."
         return Finding("server", Level.ERROR, sentence(exc.message), advice)
     advice = "Let an administrator allow it, with the command below, and check again."
-    return Finding("server", Level.ERROR, sentence(exc.message), advice, f"ACL SETUSER USER +{refused[1]}")
+    user = app.connection_for_write().userid or "default"
+    return Finding("server", Level.ERROR, sentence(exc.message), advice, f"ACL SETUSER {user} +{refused[1]}")
 
 
 def _print(findings: Sequence[Finding]) -> None:

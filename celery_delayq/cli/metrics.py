@@ -9,7 +9,8 @@ import click
 
 from celery_delayq.cli.command import command
 from celery_delayq.cli.plain import say, write
-from celery_delayq.errors import DelayqError
+from celery_delayq.errors import ConfigurationError, DelayqError
+from celery_delayq.metrics import endpoint_module
 from celery_delayq.metrics.source import Source, Unavailable
 
 
@@ -24,9 +25,9 @@ def metrics(ctx: click.Context, host: str, port: int, once: bool) -> None:
     can reach the port may read. While Redis is away, requests are answered with 503. SIGINT or SIGTERM ends it.
     """
     try:
-        from celery_delayq.metrics import collector, endpoint
-    except ImportError as exc:
-        raise click.ClickException("metrics need prometheus_client: pip install celery_delayq[metrics]") from exc
+        endpoint = endpoint_module()
+    except ConfigurationError as exc:
+        raise click.ClickException(str(exc)) from exc
     source = Source(ctx.obj.app)
     try:
         uri = source.check()
@@ -34,7 +35,7 @@ def metrics(ctx: click.Context, host: str, port: int, once: bool) -> None:
         raise click.ClickException(str(exc)) from exc
     if once:
         try:
-            write(collector.text_of(source.read()))
+            write(endpoint.text_of(source.read()))
         except Unavailable as exc:
             raise click.ClickException(str(exc)) from exc
         finally:

@@ -20,6 +20,7 @@ from celery_delayq.queue.scripts import Transferred
 from celery_delayq.settings import settings_of
 from celery_delayq.transfer.loop import TransferLoop
 from celery_delayq.transport import Connector
+from celery_delayq.transport.urls import is_sentinel
 
 #: The package's logger; `--loglevel` sets its level.
 logger = logging.getLogger("celery_delayq")
@@ -72,13 +73,19 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
     except DelayqError as exc:
         raise click.ClickException(str(exc)) from exc
     with delayq_channel(app) as (connection, channel):
-        say_at_start(logger, app, channel.plain_client)
+        say_at_start(
+            logger,
+            app,
+            channel.plain_client,
+            replicas=connection.transport.options["replicas"],
+            has_sentinel=is_sentinel(connection),
+        )
         lists = {name for queue in app.amqp.queues for name in channel.broker_lists(queue)}
         lists.update(name for name in map(str.strip, queues.split(",")) if name)
         connector = Connector(connection, failover=True)
         keyprefix = channel.global_keyprefix
     recorder = Recorder(Counters())
-    flusher = Flusher(recorder.counters, keyprefix)
+    flusher = Flusher(recorder.counters, keyprefix, channel.first_list)
 
     loop = TransferLoop(
         connector,

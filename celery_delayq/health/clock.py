@@ -31,8 +31,8 @@ def check_clock(server: Server) -> Iterator[Finding]:
     yield Finding(
         _CHECK,
         Level.ERROR if apart_s >= _WRONG_S else Level.WARNING,
-        f"The clock of this machine is {apart_s:.1f} s {side} that of {server.software}: countdowns that are set here "
-        f"end so much too {effect}.",
+        f"The clock of this machine is {apart_s:.1f} s {side} that of {server.software}: countdowns set on this "
+        f"machine end that much too {effect}.",
         "Let NTP set both clocks.",
     )
 

@@ -9,8 +9,8 @@ from celery_delayq.health.waiting import Waiting
 
 _CHECK = "overdue"
 
-#: From this age on, a message is late, and from that on, something is broken; in seconds. A loop that lost a
-#: notification is late by `delayq_transfer_interval`, which is 5 s, at most.
+#: In seconds. Above `LATE_S` a message is late: a loop that lost a notification is late by `delayq_transfer_interval`,
+#: which is 5 s, at most. Above `BROKEN_S` no transfer loop works.
 LATE_S, BROKEN_S = 10.0, 60.0
 
 

@@ -13,6 +13,9 @@ _CHECK = "persistence"
 def check_persistence(server: Server) -> Iterator[Finding]:
     """Yield what a restart of the server loses."""
     info, name = server.info, server.software
+    if not info:
+        yield not_checked(_CHECK, "the user may not call INFO")
+        return
     if info.get("aof_enabled"):
         if info.get("aof_last_write_status", "ok") != "ok":
             yield _failing(name, "write its append-only file")

@@ -141,15 +141,8 @@ class BrokerLists:
         return node_of(self.client, broker_list.name)
 
     def parse(self, name: str) -> BrokerList:
-        """Return the list with this full name.
-
-        Source: kombu 5.7 `transport.redis.Channel._q_for_pri`.
-        """
-        plain = name.removeprefix(self.channel.global_keyprefix)
-        queue, _, step = plain.rpartition(self.channel.sep)
-        if queue and step.isdecimal():
-            return BrokerList(name, self.channel.queue_of(queue), int(step))
-        return BrokerList(name, plain, 0)
+        """Return the list with this full name."""
+        return BrokerList(name, *self.channel.parse(name))
 
     def delayed_queue(self, broker_list: BrokerList) -> DelayedQueue:
         """Return the delayed queue of a list."""

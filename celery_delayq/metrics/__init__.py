@@ -35,7 +35,7 @@ def make_wsgi_app(app: Any) -> Any:
     Raises:
         ConfigurationError: prometheus_client is not installed.
     """
-    return _endpoint().wsgi_app(app)
+    return endpoint_module().wsgi_app(app)
 
 
 def make_asgi_app(app: Any) -> Any:
@@ -44,10 +44,15 @@ def make_asgi_app(app: Any) -> Any:
     Raises:
         ConfigurationError: see `make_wsgi_app`.
     """
-    return _endpoint().asgi_app(app)
+    return endpoint_module().asgi_app(app)
 
 
-def _endpoint() -> Any:
+def endpoint_module() -> Any:
+    """Return the module `endpoint`, which needs prometheus_client.
+
+    Raises:
+        ConfigurationError: prometheus_client is not installed.
+    """
     try:
         from celery_delayq.metrics import endpoint
     except ImportError as exc:

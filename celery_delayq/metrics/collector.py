@@ -24,6 +24,7 @@ from celery_delayq.metrics.recorder import (
     START_LATENESS,
     TRANSFER_LATENESS,
     TRANSFERRED,
+    process_of,
 )
 from celery_delayq.metrics.snapshot import WITHIN_S, Queue, Snapshot
 from celery_delayq.queue import dead_letters
@@ -86,8 +87,10 @@ class SnapshotCollector(Collector):
         """Yield the metrics, see prometheus_client."""
         queues = dict(sorted(self._snapshot.queues.items()))
         yield from _of_queues(queues)
-        yield from _of_workers(queues)
-        yield from self._of_entries(queues)
+        # A total that lacks a part of the queue would fall: Prometheus would take that for a restart.
+        counted = {name: queue for name, queue in queues.items() if name not in self._snapshot.unreadable}
+        yield from _of_workers(counted)
+        yield from self._of_entries(counted)
         unreadable = len(self._snapshot.unreadable)
         yield GaugeMetricFamily("delayq_unreadable_queues", "Queues that the server refuses to read.", unreadable)
         if self._snapshot.nodes:
@@ -102,27 +105,30 @@ class SnapshotCollector(Collector):
         following = GaugeMetricFamily(
             "delayq_periodic_next_run_timestamp_seconds", "When a periodic task runs next.", labels=_ENTRY
         )
-        last = GaugeMetricFamily("delayq_periodic_last_run_timestamp_seconds", "When it was last due.", labels=_ENTRY)
-        runs = CounterMetricFamily("delayq_periodic_runs", "How often it was sent.", labels=_ENTRY)
-        error = GaugeMetricFamily("delayq_periodic_error", "1 if it cannot be planned, else 0.", labels=_ENTRY)
+        last = GaugeMetricFamily(
+            "delayq_periodic_last_run_timestamp_seconds", "When a periodic task was last due.", labels=_ENTRY
+        )
+        runs = CounterMetricFamily("delayq_periodic_runs", "How often a periodic task was sent.", labels=_ENTRY)
+        error = GaugeMetricFamily(
+            "delayq_periodic_error", "1 if a periodic task cannot be planned, else 0.", labels=_ENTRY
+        )
         for entry, labels in entries:
             _add_time(following, labels, entry.next_run)
             _add_time(last, labels, entry.last_run)
             runs.add_metric(labels, entry.runs)
             error.add_metric(labels, int(entry.error is not None))
-        missed = CounterMetricFamily("delayq_periodic_missed", "Its runs that were missed and left out.", labels=_ENTRY)
+        missed = CounterMetricFamily(
+            "delayq_periodic_missed", "Runs of a periodic task that were missed and not made up for.", labels=_ENTRY
+        )
         # As with reasons: each has a sample from the start. There is no total of a queue whose node is away.
-        all_missed = {(name, queue): 0 for _, (name, queue) in entries if queue in queues}
-        for queue, numbers in queues.items():
-            all_missed.update({(name, queue): number for name, number in _with_prefix(numbers, MISSED_RUNS)})
-        sums: dict[str, int] = {}
-        for (name, queue), number in all_missed.items():
-            missed.add_metric([name, queue], number)
-            sums[name] = sums.get(name, 0) + number
-        total = CounterMetricFamily("delayq_missed_runs", "The same, whatever queue it was in.", labels=["entry"])
-        for name, number in sorted(sums.items()):
-            total.add_metric([name], number)
-        yield from (following, last, runs, error, missed, total)
+        names = {entry.name for entry, _ in entries}
+        numbers = {(name, queue): 0 for _, (name, queue) in entries if queue in queues}
+        for queue, counted in queues.items():
+            of_queue = _with_prefix(counted, MISSED_RUNS)
+            numbers.update({(name, queue): number for name, number in of_queue if name in names})
+        for of_entry, number in numbers.items():
+            missed.add_metric(list(of_entry), number)
+        yield from (following, last, runs, error, missed)
 
 
 def _of_queues(queues: dict[str, Queue]) -> Iterator[Metric]:
@@ -144,7 +150,7 @@ def _of_queues(queues: dict[str, Queue]) -> Iterator[Metric]:
     for queue, numbers in queues.items():
         for within_s in WITHIN_S:
             due.add_metric([queue, str(within_s)], numbers.due[within_s])
-        for worker in sorted({loop.rpartition(":")[0] or loop for loop in numbers.punctual}):
+        for worker in sorted({process_of(loop) or loop for loop in numbers.punctual}):
             punctual.add_metric([queue], {"worker": worker})
     yield from (due, punctual)
 

@@ -36,7 +36,8 @@ class Counters:
         for numbers in list(self._of_threads.values()):
             for (name, what), number in numbers.copy().items():
                 sums[name][what] += number
-        rest = {name: numbers - self._settled.get(name, Counter()) for name, numbers in sums.items()}
+        # Copies: other threads may be settling what they have added to other lists.
+        rest = {name: numbers - Counter(dict(self._settled.get(name, ()))) for name, numbers in sums.items()}
         return {name: dict(numbers) for name, numbers in rest.items() if numbers}
 
     def settle(self, name: str, numbers: Mapping[str, int]) -> None:

@@ -13,17 +13,19 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import prometheus_client
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from celery_delayq.metrics.collector import registry_of
+from celery_delayq.metrics.collector import registry_of, text_of
 from celery_delayq.metrics.source import Source, Unavailable
 
 #: How many scrapes of an ASGI app wait for Redis at once; they take turns.
 _ASGI_THREADS = 2
 
+__all__ = ["asgi_app", "server_at", "text_of", "wsgi_app"]
+
 _PLAIN = "text/plain; charset=utf-8"
 
 _METHODS = ("GET", "HEAD")
 
-#: How long a client may take for its request, in seconds, and how many may wait to be heard.
+#: How long a client may be silent before its request is complete, in seconds, and how many may wait to be heard.
 _REQUEST_S, _BACKLOG = 10.0, 128
 
 
@@ -41,7 +43,7 @@ def wsgi_app(app: Any, source: Source | None = None) -> Any:
         except Unavailable as exc:
             start_response("503 Service Unavailable", [("Content-Type", _PLAIN)])
             return [b"" if is_head else f"{exc}\n".encode()]
-        environ = {**environ, "REQUEST_METHOD": "GET"}
+        environ = {**environ, "REQUEST_METHOD": "GET", "QUERY_STRING": ""}
         answer: Iterable[bytes] = prometheus_client.make_wsgi_app(registry)(environ, start_response)
         return [b""] if is_head else answer
 
@@ -72,13 +74,32 @@ def asgi_app(app: Any) -> Any:
             await refuse(405, (b"allow", ", ".join(_METHODS).encode()), "")
             return
         try:
-            snapshot = await asyncio.get_running_loop().run_in_executor(threads, source.read)
+            messages = await asyncio.get_running_loop().run_in_executor(threads, _answer_to, scope, source)
         except Unavailable as exc:
             await refuse(503, (b"content-type", _PLAIN.encode()), f"{exc}\n")
             return
-        await prometheus_client.make_asgi_app(registry_of(snapshot))({**scope, "method": "GET"}, receive, answer)
+        for message in messages:
+            await answer(message)
 
     return metrics
+
+
+def _answer_to(scope: dict[str, Any], source: Source) -> list[dict[str, Any]]:
+    """Read, and return the messages with which prometheus_client's ASGI app answers. It takes a while, in a thread.
+
+    Raises:
+        Unavailable: see `Source.read`.
+    """
+    app, messages = prometheus_client.make_asgi_app(registry_of(source.read())), []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(message: dict[str, Any]) -> None:
+        messages.append(message)
+
+    asyncio.run(app({**scope, "method": "GET", "query_string": b""}, receive, send))
+    return messages
 
 
 class _Silent(WSGIRequestHandler):

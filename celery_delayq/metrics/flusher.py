@@ -29,6 +29,9 @@ from celery_delayq.queue.scripts import TOTALS_S, count_call
 
 logger = logger_for(__name__)
 
+#: The most numbers that one script call adds.
+_MOST = 500
+
 #: How often a process records for which lists it counts, in seconds.
 _RECORDED_FOR_S = 3600.0
 
@@ -36,13 +39,19 @@ _RECORDED_FOR_S = 3600.0
 class Flusher:
     """Adds counters to Redis. Safe in any thread, also in several at once. In a forked child it does nothing.
 
+    What was counted for a list is added to the first list of its queue: what counts a queue has expires as a whole.
+
     Args:
         counters: of this process.
         keyprefix: kombu's `global_keyprefix`.
+        first_list: returns the first list of the queue of a list, see `DelayedChannel.first_list`.
     """
 
-    def __init__(self, counters: Counters, keyprefix: str = "") -> None:
+    def __init__(
+        self, counters: Counters, keyprefix: str = "", first_list: Callable[[str], str] = lambda name: name
+    ) -> None:
         self._counters = counters
+        self._first_list = first_list
         self._index = counted(keyprefix)
         self._pid = os.getpid()
         #: Lists whose numbers are on their way, and who sends them.
@@ -108,19 +117,22 @@ class Flusher:
             self._note("Cannot add to the metrics", exc)
             return
         now_s = int(seconds)
-        calls = [count_call(QueueKeys.of(name), now_s=now_s, numbers=numbers) for name, numbers in pending.items()]
+        parts = [(name, part) for name, numbers in pending.items() for part in _parts(numbers)]
+        calls = [
+            count_call(QueueKeys.of(self._first_list(name)), now_s=now_s, numbers=numbers) for name, numbers in parts
+        ]
         try:
             replies = load("count").run_each(client, calls)
         except LOST:
-            for name, numbers in pending.items():
+            for name, numbers in parts:
                 self._counters.settle(name, numbers)
             raise
-        for (name, numbers), reply in zip(pending.items(), replies, strict=True):
+        for (name, numbers), reply in zip(parts, replies, strict=True):
             if isinstance(reply, exceptions.ResponseError):
                 self._note(f"Cannot add to the metrics of {name!r}", reply)
             else:
                 self._counters.settle(name, numbers)
-        self._record(client, list(pending), now_s)
+        self._record(client, sorted(set(map(self._first_list, pending))), now_s)
 
     def _record(self, client: redis.Redis, names: list[str], now_s: int) -> None:
         """Record for which lists something was counted, so that it is found when their queues are empty."""
@@ -147,3 +159,8 @@ class Flusher:
             self._logged.add(str(exc))
             reason = str(exc).rstrip(".")
             logger.warning("%s: %s. It is tried again every ten seconds; all else goes on", what, reason)
+
+
+def _parts(numbers: dict[str, int]) -> list[dict[str, int]]:
+    items = list(numbers.items())
+    return [dict(items[begin : begin + _MOST]) for begin in range(0, len(items), _MOST)]

@@ -47,7 +47,7 @@ class Recorder:
             self._add_lateness(name, TRANSFER_LATENESS, (done.now_us / 1000 - due_ms) / 1000, number)
         if done.dead:
             add(name, DEAD_LETTERS + NOT_AN_ENTRY, done.dead)
-        if _process(done.former) != _process(done.punctual):
+        if process_of(done.former) != process_of(done.punctual):
             add(name, PUNCTUAL_WORKER_CHANGES)
 
     def on_hand_over(self, message: Any) -> Callable[[float], None] | None:
@@ -78,6 +78,6 @@ class Recorder:
             self.counters.add(name, total, lateness_us * number)
 
 
-def _process(loop: str) -> str:
+def process_of(loop: str) -> str:
     """Return the host and process id of a loop, without its number: a new connection is no change."""
     return loop.rpartition(":")[0]

@@ -48,7 +48,7 @@ class Queue:
         lasting: consumers whose leases last.
         ended: number of leases that have ended, and whose messages nobody has recovered yet.
         punctual: ids of the loops that moved messages last.
-        totals: what workers have counted so far.
+        totals: what workers have counted so far; wrong if the queue is unreadable, since it may lack a part.
     """
 
     ready: int = 0
@@ -132,9 +132,9 @@ class Reader:
         replies = self._run("measure", [measure_call(self._keys(one), spans_ms=_SPANS_MS) for one in lists])
         found: dict[BrokerList, Measured] = {}
         for one, reply in zip(lists, replies, strict=True):
-            if isinstance(reply, CONNECTION_ERRORS):
-                away.add(one)
-            elif isinstance(reply, exceptions.ResponseError):
+            if isinstance(reply, CONNECTION_ERRORS) and away.add(one, reply):
+                continue
+            if isinstance(reply, Exception):
                 unreadable.add(one.queue)
                 self._note(f"The metrics leave out {one.label}, as the server refuses it", reply)
             else:
@@ -236,17 +236,23 @@ class _Away:
         self._client = client
         self._answers: dict[str, bool] = {}
 
-    def add(self, one: BrokerList) -> None:
-        """Record that the node of a list does not."""
-        self._answers[self._node(one)] = False
+    def add(self, one: BrokerList, error: Exception) -> bool:
+        """Record that the node of a list does not; returns False if no node of the cluster serves the list.
+
+        Raises:
+            redis.ConnectionError: `error`, if there is no cluster.
+        """
+        if not is_cluster(self._client):
+            raise error
+        address = self._client.topology.address_of(one.name)
+        if address is not None:
+            self._answers[str(address)] = False
+        return address is not None
 
     def answers(self, one: BrokerList) -> None:
         """Record that it does."""
         if is_cluster(self._client):
-            self._answers.setdefault(self._node(one), True)
-
-    def _node(self, one: BrokerList) -> str:
-        return str(self._client.topology.address_of(one.name))
+            self._answers.setdefault(str(self._client.topology.address_of(one.name)), True)
 
     def nodes(self) -> dict[str, bool]:
         """Return for each node of a cluster whether it answers; ask those that have no list."""

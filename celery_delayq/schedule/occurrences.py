@@ -176,6 +176,14 @@ def missed(given: BaseSchedule, window: Window, last_ms: int, now_ms: int, most:
         span *= 2
 
 
+def count_missed(given: BaseSchedule, window: Window, last_ms: int, now_ms: int, most: int) -> int:
+    """Return how many occurrences there are after `last_ms` and up to now; at most `most` if it has to try each."""
+    if _is_plain(given, schedule) and not given.relative:
+        until_ms = now_ms if window.end_ms is None else min(now_ms, window.end_ms)
+        return max(0, (until_ms - last_ms) // interval_ms(given))
+    return len(missed(given, window, last_ms, now_ms, most))
+
+
 def _between(given: BaseSchedule, window: Window, last_ms: int, now_ms: int) -> Iterator[int]:
     at = following(given, window, last_ms)
     for _ in range(_MOST_STEPS):

@@ -196,6 +196,19 @@ class DelayedChannel(kombu_redis.Channel):
         """Return the queue of a list for a priority; without the key prefix, separator and priority."""
         return plain
 
+    def parse(self, name: str) -> tuple[str, int]:
+        """Return the queue and the priority step of the list with this full name.
+
+        Source: kombu 5.7 `transport.redis.Channel._q_for_pri`.
+        """
+        plain = name.removeprefix(self.global_keyprefix)
+        queue, _, step = plain.rpartition(self.sep)
+        return (self.queue_of(queue), int(step)) if queue and step.isdecimal() else (plain, 0)
+
+    def first_list(self, name: str) -> str:
+        """Return the full name of the list for priority 0 of the queue to which a list belongs."""
+        return f"{self.global_keyprefix}{self.parse(name)[0]}"
+
     def delayed_queue(self, broker_list: str) -> DelayedQueue:
         """Return the delayed queue of a broker list, on this channel's connections."""
         client = self.plain_client

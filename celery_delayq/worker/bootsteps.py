@@ -150,7 +150,7 @@ class Transfer(bootsteps.StartStopStep):
                 transport.options["lease"],
             )
         if self._counting is not None:
-            self._counting.attach(transport)
+            self._counting.attach(transport, consumer.connection.default_channel)
         transport.start_transfer(self.settings.transfer, self._histories)
 
     def stop(self, consumer: Any) -> None:

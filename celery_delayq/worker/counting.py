@@ -29,11 +29,15 @@ class Counting:
         self._flusher: Flusher | None = None
         self._connector: Connector | None = None
 
-    def attach(self, transport: Transport) -> None:
-        """Count what a connection does; its transfer loops add the numbers to Redis."""
+    def attach(self, transport: Transport, channel: Any) -> None:
+        """Count what a connection does; its transfer loops add the numbers to Redis.
+
+        Args:
+            transport: of the connection.
+            channel: one of its channels.
+        """
         if self._flusher is None:
-            keyprefix = transport.client.transport_options.get("global_keyprefix", "")
-            self._flusher = Flusher(self._counters, keyprefix)
+            self._flusher = Flusher(self._counters, channel.global_keyprefix, channel.first_list)
         self._connector = Connector(transport.client)
         transport.on_pass = self.recorder.on_pass
         transport.on_count = self._counters.add

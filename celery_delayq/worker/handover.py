@@ -13,6 +13,8 @@ Undocumented parts of Celery (5.6 and 5.7) that this module uses
         to a child (5.7: only those not yet begun; 5.6: all of them, if nothing is being written). Then nobody would
         acknowledge them, and a stopping worker would wait 30 s for children that wait for it.
     `AsynPool._cache`: number -> job, for all jobs whose results are awaited. What `flush` forgot goes in again.
+    `LaxBoundedSemaphore._waiting` (of kombu): the tasks that wait for a free process.
+    `request.on_accepted.__self__`: a bound method; it leads from the callback to the request, and to its message.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class TestOverdue:
 @pytest.mark.one_server
 @pytest.mark.parametrize(
     ("without", "line"),
-    [("-blmove", "ACL SETUSER shop +blmove"), ("-ping", "ACL SETUSER USER +ping")],
+    [("-blmove", "ACL SETUSER shop +blmove"), ("-ping", "ACL SETUSER shop +ping")],
 )
 def test_what_a_user_lacks_is_a_line_to_copy(
     broker_server: PrivateRedis, broker_client: redis.Redis, ledger_url: str, without: str, line: str

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from celery_delayq.errors import UnsupportedServer
+from celery_delayq.health import clock
 from celery_delayq.health.at_start import check_servers
 from celery_delayq.health.finding import Finding, Level
 from celery_delayq.health.servers import servers_of
@@ -58,6 +59,14 @@ def test_a_server_that_evicts_keys_is_warned_of(admin: redis.Redis, policy: str,
     assert finding.level is Level.WARNING
     assert f"maxmemory-policy {policy}" in finding.message
     assert "noeviction" in finding.advice
+
+
+def test_a_clock_that_is_off_is_warned_of(admin: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    admin.config_set("save", "900 1")
+    monkeypatch.setattr(clock, "_ask", lambda server: (0.001, -2.0))
+    (finding,) = check_server(admin)
+    assert finding.level is Level.WARNING
+    assert "is 2.0 s behind" in finding.message
 
 
 def test_a_volatile_policy_without_a_limit_evicts_nothing(admin: redis.Redis) -> None:

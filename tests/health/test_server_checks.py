@@ -132,3 +132,14 @@ def test_a_check_that_is_refused_is_a_note_and_the_others_go_on(server: Server, 
         server.client.execute_command("ACL", "DELUSER", "shop")
     assert [(finding.check, finding.level) for finding in found] == [(name, Level.NOTE) for name in checks]
     assert found[0].message.startswith("Not checked: ")
+
+
+def test_what_a_server_keeps_is_not_known_without_info(server: Server, any_redis_server: PrivateRedis) -> None:
+    """It may write an append-only file, although it saves no snapshots."""
+    server.client.execute_command("ACL", "SETUSER", "shop", "on", "nopass", "+@all", "-info", "~*", "&*")
+    try:
+        with any_redis_server.client(username="shop", password="any") as client:
+            (finding,) = check_persistence(servers_of(client)[0])
+    finally:
+        server.client.execute_command("ACL", "DELUSER", "shop")
+    assert finding.level is Level.NOTE

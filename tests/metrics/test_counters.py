@@ -40,3 +40,28 @@ def test_what_is_not_settled_is_given_out_again() -> None:
     counters.settle("q", {"x": 3})
     counters.add("q", "x")
     assert counters.pending() == {"q": {"x": 1, "y": 1}, "other": {"x": 1}}
+
+
+@pytest.mark.usefixtures("_frequent_switches")
+def test_a_thread_reads_while_another_settles_what_is_new() -> None:
+    """On a cluster, the loop of each node settles what it has added, and all of them read."""
+    counters, number, errors = Counters(), 3_000, []
+
+    def settle() -> None:
+        for one in range(number):
+            counters.add("q", f"x{one}")
+            counters.settle("q", {f"x{one}": 1})
+
+    def read() -> None:
+        try:
+            while thread.is_alive():
+                counters.pending()
+        except RuntimeError as exc:
+            errors.append(exc)
+
+    thread = threading.Thread(target=settle)
+    thread.start()
+    read()
+    thread.join()
+    assert not errors
+    assert counters.pending() == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import signal
 import socket
@@ -44,6 +45,12 @@ def wsgi(app: Any, **environ: str) -> tuple[str, dict[str, str], str]:
 
 def asgi(app: Any, method: str = "GET") -> tuple[int, str]:
     """Return status and body of the answer to a request."""
+    sent = asgi_messages(app, method=method)
+    return sent[0]["status"], b"".join(one.get("body", b"") for one in sent).decode()
+
+
+def asgi_messages(app: Any, **scope: Any) -> list[dict[str, Any]]:
+    """Return the messages of the answer to a request."""
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -52,9 +59,9 @@ def asgi(app: Any, method: str = "GET") -> tuple[int, str]:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": method, "path": "/metrics", "query_string": b"", "headers": []}
-    asyncio.run(app(scope, receive, send))
-    return sent[0]["status"], b"".join(one.get("body", b"") for one in sent).decode()
+    defaults = {"type": "http", "method": "GET", "path": "/metrics", "query_string": b"", "headers": []}
+    asyncio.run(app({**defaults, **scope}, receive, send))
+    return sent
 
 
 @pytest.fixture
@@ -89,6 +96,23 @@ def test_another_method_is_not_answered_with_metrics(app: Celery) -> None:
     status_code, body = asgi(make_asgi_app(app), "POST")
     assert status_code == 405
     assert READY not in body
+
+
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.0"])
+def test_both_answer_as_prometheus_asks(app: Celery, waiting: DelayedQueue, accept: str) -> None:
+    """In its formats, and compressed. A choice of names is not taken: all are answered."""
+    query = "name[]=delayq_ready_messages"
+    answered: dict[str, Any] = {}
+    environ = {"HTTP_ACCEPT": accept, "HTTP_ACCEPT_ENCODING": "gzip", "QUERY_STRING": query}
+    setup_testing_defaults(environ)
+    parts = make_wsgi_app(app)(environ, lambda status, headers: answered.update(headers))
+    body = gzip.decompress(b"".join(parts)).decode()
+    assert answered["Content-Type"].startswith(accept.partition(";")[0])
+    assert "delayq_consumers{" in body
+    headers = [(b"accept", accept.encode()), (b"accept-encoding", b"gzip")]
+    sent = asgi_messages(make_asgi_app(app), headers=headers, query_string=query.encode())
+    assert dict(sent[0]["headers"])[b"Content-Type"].startswith(accept.partition(";")[0].encode())
+    assert "delayq_consumers{" in gzip.decompress(sent[1]["body"]).decode()
 
 
 def test_head_is_answered_without_a_body(app: Celery, away: Celery, waiting: DelayedQueue) -> None:

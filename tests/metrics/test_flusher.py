@@ -14,7 +14,7 @@ import redis
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.queue.connections import servers_of
-from celery_delayq.queue.keys import QueueKeys
+from celery_delayq.queue.keys import QueueKeys, counted
 from celery_delayq.queue.script import Script
 from tests.state import out_of_memory
 
@@ -53,6 +53,31 @@ def test_totals_grow_and_histories_have_the_same_sums(
         assert sum(sums.values()) == 7
         assert all(int(field.partition(b":")[0]) % step_s == 0 for field in sums)
         assert all(client.ttl(block) > kept_s for block in blocks)
+
+
+def test_what_is_counted_for_any_priority_is_with_the_first_list(client: redis.Redis, counters: Counters) -> None:
+    """So it expires as a whole: a total that lost a part would look like a restart."""
+    counters.add("q+6", "x", 2)
+    Flusher(counters, first_list=lambda name: name.partition("+")[0]).flush(client)
+    assert total(client) == 5
+    assert client.zrange(counted(""), 0, -1) == [b"q"]
+    assert counters.pending() == {}
+
+
+def test_many_numbers_are_added_in_parts(client: redis.Redis, counters: Counters, flusher: Flusher) -> None:
+    for number in range(1_200):
+        counters.add("q", f"missed_runs:{number}")
+    flusher.flush(client)
+    assert client.hlen(KEYS.metrics) == 1_201
+    assert counters.pending() == {}
+
+
+def test_a_field_that_is_no_number_is_left_alone(client: redis.Redis, counters: Counters, flusher: Flusher) -> None:
+    counters.add("q", "y")
+    client.hset(KEYS.metrics, "x", "no number")
+    flusher.flush(client)
+    assert client.hgetall(KEYS.metrics) == {b"x": b"no number", b"y": b"1"}
+    assert counters.pending() == {}
 
 
 def test_nothing_stays_for_ever(client: redis.Redis, flusher: Flusher) -> None:

@@ -43,10 +43,10 @@ def test_no_variable_is_unknown() -> None:
 
 
 def test_it_shows_all_metrics_that_the_endpoint_has() -> None:
-    """Except what a histogram has besides its buckets, and a sum of what it shows."""
+    """Except what a histogram has besides its buckets."""
     used = {name for query in queries() for name in re.findall(r"\bdelayq_\w+", query)}
     left_out = {name for name in labels_of() if re.search(r"seconds_(sum|count)$", name)}
-    assert used == labels_of().keys() - left_out - {"up", "delayq_missed_runs_total"}
+    assert used == labels_of().keys() - left_out - {"up"}
 
 
 def test_panels_have_what_grafana_needs() -> None:
@@ -71,3 +71,11 @@ def test_panels_are_within_the_grid_and_do_not_overlap() -> None:
     for (one, x, y, width, height), (two, x2, y2, width2, height2) in combinations(places, 2):
         apart = x + width <= x2 or x2 + width2 <= x or y + height <= y2 or y2 + height2 <= y
         assert apart, (one, two)
+
+
+def test_the_queries_of_the_manual_find_what_the_endpoint_shows(tmp_path: Path) -> None:
+    manual = (EXAMPLES.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
+    table = manual.partition("## Queries")[2].partition("\n## ")[0]
+    found = re.findall(r"^\| .* \| `(.+)` \|$", table, re.MULTILINE)
+    assert len(found) == 8
+    check_results([query.partition(" > ")[0].partition(" == ")[0] for query in found], tmp_path)

@@ -80,6 +80,22 @@ def test_of_what_was_missed_the_latest_count(one: Any, last_ms: int, span_ms: in
         assert following > last_ms + span_ms
 
 
+@given(
+    every_ms=st.integers(1, 10_000), last_ms=st.integers(0, 10**6), span_ms=st.integers(-5, 10**5), end=st.booleans()
+)
+def test_missed_intervals_are_counted_without_trying_each(every_ms: int, last_ms: int, span_ms: int, end: bool) -> None:
+    window = Window(end_ms=last_ms + 5_000) if end else Window()
+    every, now_ms = schedule(timedelta(milliseconds=every_ms), app=APP), last_ms + span_ms
+    tried = len(occurrences.missed(every, window, last_ms, now_ms, 10**6))
+    assert occurrences.count_missed(every, window, last_ms, now_ms, 1) == tried
+
+
+def test_missed_times_of_a_crontab_are_counted_up_to_a_limit() -> None:
+    every_minute = crontab(app=APP)
+    assert occurrences.count_missed(every_minute, Window(), NOW, NOW + HOUR, 100) == 60
+    assert occurrences.count_missed(every_minute, Window(), NOW, NOW + 48 * HOUR, 100) == 100
+
+
 def test_a_relative_interval_is_rounded_to_its_unit() -> None:
     hourly = schedule(timedelta(hours=1), relative=True, app=APP)
     assert occurrences.next_after(hourly, NOW + 17 * 60_000) == NOW + HOUR

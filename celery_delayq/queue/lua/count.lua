@@ -1,7 +1,7 @@
 --[[
 count: add what a worker has counted to the numbers of a queue: to its totals, and to two histories.
 
-Guarantee: everything is added, or nothing.
+Guarantee: everything is added, or nothing; except that a field with something else than an integer stays as it is.
 
 KEYS[1] totals    HASH, what -> number
 KEYS[2] minutes   HASH, '<minute>:<what>' -> number
@@ -11,10 +11,15 @@ ARGV[2] minute    when it began, unix time in s
 ARGV[3] kept      s, how long it stays
 ARGV[4] ten       when the ten minutes began, unix time in s
 ARGV[5] kept      s, how long they stay
-ARGV[6..] what and number, in turns
+ARGV[6..] what and number, in turns: at most 500 of them
 
 Returns how many numbers there were.
 ]]
+local function is_refused(reply)
+    return type(reply) == 'table' and reply.err and not string.find(reply.err, 'hash value', 1, true)
+        and not string.find(reply.err, 'overflow', 1, true)
+end
+
 local totals, minutes, tens = KEYS[1], KEYS[2], KEYS[3]
 local totals_s, minute, minutes_s, ten, tens_s = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
@@ -24,9 +29,12 @@ redis.call('HLEN', minutes)
 redis.call('HLEN', tens)
 for at = 6, #ARGV, 2 do
     local what, number = ARGV[at], ARGV[at + 1]
-    redis.call('HINCRBY', totals, what, number)
-    redis.call('HINCRBY', minutes, minute .. ':' .. what, number)
-    redis.call('HINCRBY', tens, ten .. ':' .. what, number)
+    local reply = redis.pcall('HINCRBY', totals, what, number)
+    if is_refused(reply) then -- out of memory: the first one shows it
+        return reply
+    end
+    redis.pcall('HINCRBY', minutes, minute .. ':' .. what, number)
+    redis.pcall('HINCRBY', tens, ten .. ':' .. what, number)
 end
 redis.call('EXPIRE', totals, totals_s)
 redis.call('EXPIRE', minutes, minutes_s)
