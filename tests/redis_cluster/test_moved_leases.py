@@ -215,20 +215,20 @@ class TestWatchdog:
         watch()
         scene.end(how, scene.there)
         assert in_another_thread(scene.consumer.ack, done)
-        wait_until(lambda: scene.consumer.owed, "the acknowledgement is owed", 20)
+        wait_until(lambda: scene.consumer.owed, "the acknowledgement is owed")
         stays = scene.keys(scene.stays)
         for number in range(2):
             end = scene.score(scene.stays, scene.here)
             gone = f"gone {number}"
             scene.here.client.lpush(stays.in_flight(gone), gone)
             scene.here.client.zadd(stays.consumers, {gone: 1})
-            wait_until(lambda: scene.here.client.llen(scene.stays) > number, "what others left is put back", 20)  # noqa: B023
-            wait_until(lambda: now_ms(scene.here.client) > end, "its lease would have ended", 20)  # noqa: B023
+            wait_until(lambda: scene.here.client.llen(scene.stays) > number, "what others left is put back")  # noqa: B023
+            wait_until(lambda: now_ms(scene.here.client) > end, "its lease would have ended")  # noqa: B023
             assert scene.score(scene.stays, scene.here) > now_ms(scene.here.client)
             assert is_visible(scene)
         assert "interrupted" not in caplog.text
         scene.restore()
-        wait_until(lambda: not scene.consumer.owed, "it is settled", 30)
+        wait_until(lambda: not scene.consumer.owed, "it is settled")
         assert scene.in_flight(scene.moved, scene.there) == []
         assert not scene.consumer.is_lost
         assert scene.consumer.is_held(running)
@@ -239,9 +239,9 @@ class TestWatchdog:
         """Others could not renew theirs in the meantime."""
         move(scene)
         watchdog = watch()
-        wait_until(lambda: time.monotonic() > watchdog._believes_leases_at, "it believes others", 20)
+        wait_until(lambda: time.monotonic() > watchdog._believes_leases_at, "it believes others")
         scene.end("dead", scene.there)
-        wait_until(lambda: scene.consumer.leases._refused, "it has noticed", 20)
+        wait_until(lambda: scene.consumer.leases._refused, "it has noticed")
         renew, renewed_at = scene.consumer.renew, []
 
         def note(client: redis.Redis) -> list[tuple[str, Renewed]]:
@@ -256,5 +256,5 @@ class TestWatchdog:
         other, moved = new_id(), scene.keys(scene.moved)
         scene.there.client.lpush(moved.in_flight(other), b"running")
         scene.there.client.zadd(moved.consumers, {other: 1})
-        wait_until(lambda: scene.there.client.llen(scene.moved), "it is put back", 20)
+        wait_until(lambda: scene.there.client.llen(scene.moved), "it is put back")
         assert time.monotonic() - renewed_at[0] >= LEASE_S
