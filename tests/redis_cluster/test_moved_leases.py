@@ -162,6 +162,14 @@ class TestConsumer:
         assert {name for name, _ in scene.consumer.renew()} == {scene.stays, scene.moved}
         assert not scene.consumer.is_lost
 
+    def test_it_does_not_wait_for_a_node_to_which_it_is_sent(self, scene: Scene) -> None:
+        """It learns only now that the slot has moved."""
+        scene.cluster.move(slot_of(scene.moved), scene.there)
+        scene.end("hangs", scene.there)
+        with pytest.raises((redis.TimeoutError, redis.ConnectionError)):
+            scene.consumer.renew()
+        assert [name for name, _ in scene.consumer.renew()] == [scene.stays]
+
     def test_a_lost_server_is_told_after_the_lease_elsewhere_was_renewed(self, scene: Scene) -> None:
         move(scene)
         scene.there.client.zadd(scene.keys(scene.moved).consumers, {scene.consumer.id: 1})
