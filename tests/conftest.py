@@ -35,7 +35,10 @@ _THOROUGH = (
     "faults/test_server_faults.py",
     *(
         f"redis_cluster/test_{name}.py"
-        for name in ("acl", "check", "clocks", "failover", "half_moved", "maxclients", "schedule", "tls", "versions")
+        for name in (
+            *("acl", "check", "clocks", "failover", "half_moved", "maxclients", "moved_leases", "schedule", "tls"),
+            "versions",
+        )
     ),
     "integration/template",
     *(f"integration/test_{name}.py" for name in ("example_orders", "lost_connection", "prefetch", "release")),

@@ -46,6 +46,7 @@ class Routed(redis.Redis):
         owns_topology: whether `close` closes the topology.
         is_hurried: see `Router`; for what can be done later, or without the node.
         hurry_s: see `Router`.
+        hurries_elsewhere: see `Router`.
     """
 
     #: redis-py may close a client that was never made completely.
@@ -60,9 +61,12 @@ class Routed(redis.Redis):
         owns_topology: bool = False,
         is_hurried: bool = False,
         hurry_s: float = HURRY_S,
+        hurries_elsewhere: bool = False,
     ) -> None:
         self.topology = topology
-        self.router = Router(topology, home, deadline_s, is_hurried=is_hurried, hurry_s=hurry_s)
+        self.router = Router(
+            topology, home, deadline_s, is_hurried=is_hurried, hurry_s=hurry_s, hurries_elsewhere=hurries_elsewhere
+        )
         self._owns_topology = owns_topology
         super().__init__(connection_pool=self.router.pool)
 
@@ -96,6 +100,11 @@ class Routed(redis.Redis):
         """Return the masters, sorted by address; see `Topology.masters`."""
         return self.topology.masters()
 
+    def is_elsewhere(self, key: str | bytes) -> bool:
+        """Return whether a key is not at `home`, as far as is known. If no node was chosen as home, none is there."""
+        home = self.router.home
+        return home is None or self.topology.address_of(key) != home
+
     def at(self, key: str | bytes) -> Routed:
         """Return a client whose commands without a key go to the node that serves a key now, see `node_of`."""
         return self.with_home(self.node_of(key))
@@ -116,6 +125,7 @@ class Routed(redis.Redis):
             deadline_s=router.deadline_s,
             is_hurried=is_hurried or router.is_hurried,
             hurry_s=router.hurry_s,
+            hurries_elsewhere=router.hurries_elsewhere,
         )
 
     def pubsub(self, **kwargs: Any) -> Any:
@@ -158,7 +168,9 @@ class Routed(redis.Redis):
 
 
 @contextmanager
-def own_connections(topology: Topology, address: Address, *, must_be_master: bool = False) -> Iterator[Routed]:
+def own_connections(
+    topology: Topology, address: Address, *, must_be_master: bool = False, hurries_elsewhere: bool = False
+) -> Iterator[Routed]:
     """Give a client with connections of its own, whose commands without a key go to a node; close them at the end.
 
     It does not wait for a slot that no node serves, or that moves: what it is for must go on with other slots.
@@ -167,6 +179,7 @@ def own_connections(topology: Topology, address: Address, *, must_be_master: boo
         topology: the nodes; it is not changed.
         address: the node; if it is no longer a master, they go to any other.
         must_be_master: raise an error instead.
+        hurries_elsewhere: see `Router`.
 
     Raises:
         redis.ConnectionError: the node is no longer a master, but must be one.
@@ -176,6 +189,7 @@ def own_connections(topology: Topology, address: Address, *, must_be_master: boo
         is_master = any(node.address == address for node in own.masters())
         if must_be_master and not is_master:
             raise exceptions.ConnectionError(f"Redis node {address} is no longer a master")
-        yield Routed(own, home=address if is_master else None, deadline_s=0)
+        home = address if is_master else None
+        yield Routed(own, home=home, deadline_s=0, hurries_elsewhere=hurries_elsewhere)
     finally:
         own.close()

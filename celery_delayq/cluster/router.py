@@ -44,6 +44,7 @@ class Router:
         is_hurried: wait for an answer of a node for `hurry_s` at most, and not at all if it hangs, as far as this
             process knows.
         hurry_s: see `is_hurried`; in seconds.
+        hurries_elsewhere: be hurried at all nodes but `home`. Without `home`, this does nothing.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class Router:
         *,
         is_hurried: bool = False,
         hurry_s: float = HURRY_S,
+        hurries_elsewhere: bool = False,
     ) -> None:
         self.topology = topology
         self.home = home
         self.deadline_s = deadline_s
         self.is_hurried = is_hurried
         self.hurry_s = hurry_s
+        self.hurries_elsewhere = hurries_elsewhere
         encoder: Any = self.pool.get_encoder()
         self._encode: Callable[[Any], bytes] = encoder.encode
 
@@ -93,13 +96,16 @@ class Router:
             node = self.topology.home() if self.home is None else self.topology.node_at(self.home)
         else:
             node = self.topology.node_at(where) if isinstance(where, Address) else self.topology.node_of(where)
-        if self.is_hurried and not hanging.may_ask(node.address):
+        if self._hurries_at(node) and not hanging.may_ask(node.address):
             raise NodeHangs(f"Redis node {node.address} does not answer")
         return self._connected(node)
 
     def _connected(self, node: Node) -> Node:
         """Return a node with the connections that this client uses."""
-        return node.hurried(self.hurry_s) if self.is_hurried else node
+        return node.hurried(self.hurry_s) if self._hurries_at(node) else node
+
+    def _hurries_at(self, node: Node) -> bool:
+        return self.is_hurried or (self.hurries_elsewhere and self.home not in (None, node.address))
 
     def has_other(self, where: int | Address | None, refused: Collection[Address]) -> bool:
         """Return whether there is a node now, see `node_for`, that has not refused a connection."""
@@ -121,13 +127,13 @@ class Router:
         if isinstance(error, exceptions.RedisError) and str(node.address) not in str(error):
             error.args = (f"Redis node {node.address}: {error}",)
         self.topology.failed(node)
-        if self.is_hurried and isinstance(error, exceptions.TimeoutError):
+        if self._hurries_at(node) and isinstance(error, exceptions.TimeoutError):
             hanging.hangs(node.address)
         self.refresh()
 
     def answered(self, node: Node) -> None:
         """Record that a node answers."""
-        if self.is_hurried:
+        if self._hurries_at(node):
             hanging.answers(node.address)
 
     def refresh(self, first: Address | None = None) -> None:
@@ -188,7 +194,7 @@ class Router:
                     self.topology.moved(error.slot_id, address)
                     self.refresh(address)
                 if address is not None and hops <= _HOPS and (has_moved or can_ask):
-                    target = self.topology.node_at(address), not has_moved
+                    target = self._connected(self.topology.node_at(address)), not has_moved
                     continue
             left_s = until - time.monotonic()
             if left_s <= 0:

@@ -15,7 +15,7 @@ from redis.client import NEVER_DECODE
 from celery_delayq.fetching.held import Held
 from celery_delayq.fetching.native import logger_for
 from celery_delayq.queue import scripts
-from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import MAX_PUT_BACK
 
@@ -82,16 +82,19 @@ class Departures:
     def settle(self, client: redis.Redis) -> list[str]:
         """Carry out the departures that are owed, and return their tags. What the server refuses again stays owed.
 
+        So does what belongs to a list whose slot has moved to another node of a cluster, while that node is away.
+
         Raises:
             redis.ConnectionError: the server is away, or is a replica now; the rest stays owed.
         """
         settled = []
         for name, of_one_list in _by_list(list(self.owed.items())):
+            elsewhere = is_elsewhere(client, self._keys_of(name).queue)
             try:
                 self._depart(client, name, of_one_list)
-            except CONNECTION_ERRORS:
-                raise
-            except exceptions.ResponseError as exc:
+            except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+                if isinstance(exc, CONNECTION_ERRORS) and not elsewhere:
+                    raise
                 logger.debug(
                     "Redis still does not let %d messages of %r be acknowledged or put back: %s",
                     len(of_one_list),
@@ -113,7 +116,7 @@ class Departures:
     ) -> bool:
         """Put messages that are in flight, but neither held nor owed, back to the front of their lists.
 
-        If the server refuses this for one list, the other lists are still handled.
+        If the server refuses this for one list, or that is elsewhere (see `settle`), the other lists are still handled.
 
         Args:
             client: any client.
@@ -132,6 +135,7 @@ class Departures:
             # Read the in-flight list last: a message that is acknowledged in between is missing from it.
             mine = {tag: owed.held for tag, owed in list(self.owed.items())} | dict(list(held.items()))
             known = Counter(one.message for one in mine.values() if one.name == name)
+            elsewhere = is_elsewhere(client, keys.queue)
             try:
                 in_flight = _in_flight(client, keys, self._consumer)
                 unknown = Counter(in_flight) - known
@@ -142,9 +146,9 @@ class Departures:
                         back[str(number)] = Departure(Held(name, message), "front", put_back(message))
                 self._depart(client, name, back)
                 empty = empty and len(back) == len(in_flight)
-            except CONNECTION_ERRORS:
-                raise
-            except exceptions.ResponseError as exc:
+            except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+                if isinstance(exc, CONNECTION_ERRORS) and not elsewhere:
+                    raise
                 logger.debug("Cannot put back in-flight messages of %r: %s", name, exc)
                 empty = False
         return empty

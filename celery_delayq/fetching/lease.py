@@ -12,7 +12,7 @@ import redis
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.native import logger_for
 from celery_delayq.queue import scripts
-from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import Renewed
 
@@ -49,7 +49,7 @@ class Leases:
         self._db = db
         self._on_lost = on_lost
         self._loss = ""
-        #: List -> the error with which the server refused to renew its lease.
+        #: List -> why its lease was not renewed: the error of the server, or that it is away.
         self._refused: dict[str, str] = {}
 
     @property
@@ -91,6 +91,8 @@ class Leases:
     def renew(self, client: redis.Redis) -> list[tuple[str, Renewed]]:
         """Renew all leases; returns each list's name with the reply of the server. One that is refused is logged.
 
+        So is one whose slot has moved to another node of a cluster, while that node is away.
+
         Raises:
             LeaseLost: others have given the consumer up.
             redis.ConnectionError: the server is away.
@@ -99,7 +101,7 @@ class Leases:
         sent = time.monotonic()
         seen: list[tuple[str, Renewed]] = []
         refused: dict[str, Exception] = {}
-        for part in self._together():
+        for part in self._together(client):
             for (name, keys), done in zip(part, self._renew_each(client, part), strict=True):
                 if isinstance(done, Exception):
                     refused[name] = done
@@ -113,35 +115,43 @@ class Leases:
         self.until = sent + self.seconds
         return seen
 
-    def _renew_each(
-        self, client: redis.Redis, part: list[tuple[str, QueueKeys]]
-    ) -> Sequence[Renewed | redis.ResponseError]:
+    def _renew_each(self, client: redis.Redis, part: list[tuple[str, QueueKeys]]) -> Sequence[Renewed | Exception]:
         """Renew leases with one command, or one by one if the server refuses that for one of them.
 
         While the slot of several lists moves, a node of a cluster serves each of them, but not all together.
         """
         lists = [keys for _, keys in part]
+        elsewhere = is_elsewhere(client, lists[0].consumers)
         try:
             return self._renew(client, lists, join=False)
-        except CONNECTION_ERRORS:
-            raise
+        except CONNECTION_ERRORS as exc:
+            if not elsewhere:
+                raise
+            return [exc] * len(lists)
         except redis.ResponseError as exc:
             if len(lists) == 1:
                 return [exc]
         return [done for one in part for done in self._renew_each(client, [one])]
 
     def _note(self, refused: Mapping[str, Exception]) -> None:
+        # A server that is away says so in many ways.
+        why = {name: "away" if isinstance(exc, CONNECTION_ERRORS) else str(exc) for name, exc in refused.items()}
         for name, exc in refused.items():
-            if self._refused.get(name) != str(exc):
-                logger.error("Cannot renew the lease on %r: %s. Others may take its messages", name, exc)
-        self._refused = {name: str(exc) for name, exc in refused.items()}
+            if self._refused.get(name) != why[name]:
+                logger.error(
+                    "Cannot renew the lease on %r: %s. Others may take its messages", name, str(exc).rstrip(".")
+                )
+        self._refused = why
 
-    def _together(self) -> Iterator[list[tuple[str, QueueKeys]]]:
-        """Yield the leases that one command can renew: an idle worker should send few."""
+    def _together(self, client: redis.Redis) -> Iterator[list[tuple[str, QueueKeys]]]:
+        """Yield the leases that one command can renew: an idle worker should send few.
+
+        Those elsewhere come first: they have to be renewed also if the own server is away, which ends the renewal.
+        """
         slots: dict[int, list[tuple[str, QueueKeys]]] = {}
         for name, keys in list(self._lists.items()):
             slots.setdefault(self._slot_of(keys.consumers), []).append((name, keys))
-        for part in slots.values():
+        for part in sorted(slots.values(), key=lambda part: not is_elsewhere(client, part[0][1].consumers)):
             for first in range(0, len(part), scripts.MAX_RENEW):
                 yield part[first : first + scripts.MAX_RENEW]
 
@@ -159,6 +169,8 @@ class Leases:
     def end(self, client: redis.Redis, keep: Collection[str] = ()) -> bool:
         """End all leases, except those on lists in `keep` and on lists with messages in flight.
 
+        A lease elsewhere stays while that node is away, see `renew`.
+
         Returns:
             Whether no lease is left.
         """
@@ -167,9 +179,13 @@ class Leases:
                 continue
             # Remove it first: otherwise the watchdog would not find the lease, and take the consumer for lost.
             self._lists.pop(name, None)
-            has_left = False
+            has_left, elsewhere = False, is_elsewhere(client, keys.consumers)
             try:
                 has_left = scripts.leave(client, keys, consumer=self._consumer)
+            except CONNECTION_ERRORS as exc:
+                if not elsewhere:
+                    raise
+                logger.debug("Cannot end the lease on %r: %s", name, exc)
             finally:
                 if not has_left:
                     self._lists[name] = keys

@@ -13,7 +13,7 @@ from celery_delayq.fetching.held import DEAD_LETTERS, RECOVERED, Redelivery
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.native import logger_for, start_native_thread
 from celery_delayq.queue import keys, scripts
-from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere
 from celery_delayq.queue.dead_letters import reason_of
 from celery_delayq.queue.scripts import MAX_PUT_BACK
 
@@ -89,12 +89,13 @@ class Recovery:
         until = time.monotonic() + _ROUND_S
         while self._claims and time.monotonic() < until:
             name, consumer = next(iter(self._claims))
+            elsewhere = is_elsewhere(client, keys.QueueKeys.of(name, self._db).queue)
             try:
                 self._recover(client, name, consumer, self._claims.pop((name, consumer)))
                 self._refused.pop(name, None)
-            except CONNECTION_ERRORS:
-                raise
-            except exceptions.ResponseError as exc:
+            except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+                if isinstance(exc, CONNECTION_ERRORS) and not elsewhere:
+                    raise
                 if self._refused.get(name) != str(exc):
                     logger.error(
                         "Cannot put back messages of %r from consumer %s, which is gone: %s", name, consumer, exc

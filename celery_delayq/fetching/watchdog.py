@@ -20,6 +20,11 @@ Outages of Redis
     After an outage, all leases look ended and all channels are missing. So a watchdog ignores what it saw before it
     connected, and believes that a lease has ended only after it was connected for the length of a lease. The same
     applies if the server's clock, which measures the leases, is set forward.
+
+Lists elsewhere
+    If a slot of a cluster has moved, a consumer may have a lease on a list at another node. If that node is away, only
+    this list waits: everything else goes on. When the node is back, the watchdog believes that a lease on the list has
+    ended only after the length of a lease.
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ from celery_delayq.fetching.process import is_running
 from celery_delayq.fetching.recovery import Claim, Recovery
 from celery_delayq.queue import keys
 from celery_delayq.queue.clock import ServerClock
-from celery_delayq.queue.connections import CONNECTION_ERRORS, Outage
+from celery_delayq.queue.connections import CONNECTION_ERRORS, Outage, is_elsewhere
 from celery_delayq.queue.scripts import Renewed
 
 logger = logger_for(__name__)
@@ -112,6 +117,8 @@ class Watchdog:
         self._clock = ServerClock()
         #: It believes that a lease has ended only from this time on (monotonic).
         self._believes_leases_at = math.inf
+        #: The same for lists whose leases could not be renewed for a while; infinite as long as that lasts.
+        self._believes_list_at: dict[str, float] = {}
         self._presence = Presence(patience_s)
         #: Lists whose leases it has read since it connected.
         self._read: set[str] = set()
@@ -282,14 +289,26 @@ class Watchdog:
                     "The clock of Redis was set forward by %.1f s. No lease counts as ended for %g s", step_s, lease_s
                 )
                 self._believes_leases_at = now + lease_s
+        self._doubt_lists({name for name, _ in seen}, now)
         for name, renewed in seen:
             if renewed.silent.keys() - self._presence.known:
                 self._look_at = now
             self._presence.known |= renewed.silent.keys()
-            if now >= self._believes_leases_at:
+            if now >= max(self._believes_leases_at, self._believes_list_at.get(name, 0.0)):
                 for other, score in renewed.ended.items():
                     self._recovery.add(name, other, Claim(score))
         self._visit_given_up(seen)
+
+    def _doubt_lists(self, renewed: set[str], now: float) -> None:
+        """Do not believe ended leases on lists that were not renewed: others could not renew theirs either."""
+        lists = self.consumer.lists.copy()
+        for name in self._believes_list_at.keys() - lists.keys():
+            del self._believes_list_at[name]
+        for name in lists.keys() - renewed:
+            self._believes_list_at[name] = math.inf
+        for name in renewed:
+            if self._believes_list_at.get(name) == math.inf:
+                self._believes_list_at[name] = now + self.consumer.leases.seconds
 
     def _visit_given_up(self, seen: list[tuple[str, Renewed]]) -> None:
         """Put back messages that the server gave to given-up consumers; forget consumers that are long gone."""
@@ -299,12 +318,8 @@ class Watchdog:
             for other, score in renewed.given_up.items()
             if name in self.consumer.lists
         ]
-        if not places:
-            return
-        with self._client.pipeline(transaction=False) as pipe:
-            for name, other, _, _ in places:
-                pipe.llen(keys.QueueKeys.of(name, self.consumer.db).in_flight(other))
-            lengths = pipe.execute()
+        lists = {name: keys.QueueKeys.of(name, self.consumer.db) for name, *_ in places}
+        lengths = self._ask([("LLEN", lists[name].in_flight(other)) for name, other, _, _ in places])
         for (name, other, score, is_over), length in zip(places, lengths, strict=True):
             if length or is_over:
                 self._recovery.add(name, other, Claim(score))
@@ -336,15 +351,10 @@ class Watchdog:
     def _strangers(self) -> set[str]:
         """Return the consumers with leases on lists that this one has joined since the last look."""
         joined = self.consumer.lists.copy()
-        found: set[str] = set()
-        for name in joined.keys() - self._read:
-            known = self._client.execute_command(
-                *("ZRANGEBYSCORE", joined[name].consumers, "(0", "+inf", "LIMIT", 0, _MOST_STRANGERS),
-                **{NEVER_DECODE: True},
-            )
-            found |= {other.decode("utf-8", "replace") for other in known}
+        unread = [joined[name].consumers for name in joined.keys() - self._read]
+        replies = self._ask([("ZRANGEBYSCORE", key, "(0", "+inf", "LIMIT", 0, _MOST_STRANGERS) for key in unread])
         self._read = set(joined)
-        return found
+        return {other.decode("utf-8", "replace") for known in replies for other in known or ()}
 
     def _leases(self, others: set[str]) -> dict[str, dict[str, bytes]]:
         """Return the leases of other consumers on the lists of this one: consumer -> list -> score."""
@@ -353,15 +363,32 @@ class Watchdog:
         if not others or not joined:
             return found
         names = sorted(others)
-        with self._client.pipeline(transaction=False) as pipe:
-            for _, queue_keys in joined:
-                pipe.execute_command("ZMSCORE", queue_keys.consumers, *names, **{NEVER_DECODE: True})
-            replies = pipe.execute()
+        replies = self._ask([("ZMSCORE", queue_keys.consumers, *names) for _, queue_keys in joined])
         for (name, _), scores in zip(joined, replies, strict=True):
-            for other, score in zip(names, scores, strict=True):
+            for other, score in zip(names, scores or (), strict=scores is not None):
                 if score is not None and float(score) > 0:
                     found.setdefault(other, {})[name] = _text(score)
         return found
+
+    def _ask(self, commands: list[tuple[Any, ...]]) -> list[Any]:
+        """Send commands with one key each in one round trip. The reply is None if the server refuses a command.
+
+        The same if the key is elsewhere, and that node is away.
+
+        Raises:
+            redis.ConnectionError: the own server is away.
+        """
+        if not commands:
+            return []
+        elsewhere = [is_elsewhere(self._client, command[1]) for command in commands]
+        with self._client.pipeline(transaction=False) as pipe:
+            for command in commands:
+                pipe.execute_command(*command, **{NEVER_DECODE: True})
+            replies = pipe.execute(raise_on_error=False)
+        for reply, is_there in zip(replies, elsewhere, strict=True):
+            if isinstance(reply, CONNECTION_ERRORS) and not is_there:
+                raise reply
+        return [None if isinstance(reply, Exception) else reply for reply in replies]
 
     def _seconds_until_turn(self, alive: list[str]) -> float:
         """Return the time until this consumer's turn to look, in seconds. Turns go by the server's clock."""

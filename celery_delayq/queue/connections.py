@@ -64,6 +64,14 @@ def is_cluster(client: redis.Redis) -> bool:
     return hasattr(client, "at")
 
 
+def is_elsewhere(client: redis.Redis, key: str) -> bool:
+    """Return whether a key is at another server than that of commands without a key: in a cluster, its slot has moved.
+
+    If that server is away, this concerns only the key.
+    """
+    return is_cluster(client) and bool(client.is_elsewhere(key))  # type: ignore[attr-defined]
+
+
 class Outage:
     """Logs once that a loop was interrupted, and once that it continues. In between, each pause is longer.
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import redis
 from redis import exceptions
 
-#: How often to read the history of a server that has had replicas, the same while little is written, and of a server
-#: that has had none, in seconds.
+#: How often to read the history, in seconds: of a replicated server; of one that is written to little; of one without
+#: replicas.
 REPLICATED_S, QUIET_S, ALONE_S = 1.0, 10.0, 30.0
 
-#: Up to so many bytes a second are little: what idle workers write.
+#: A server that writes fewer bytes a second than this is quiet. Idle workers write less.
 _QUIET_BYTES_S = 10_000
 
 
@@ -75,13 +75,14 @@ def moment_of(info: Mapping[str, Any], address: str = "") -> Moment | None:
     )
 
 
-def compare(before: Moment, after: Moment, age_s: float) -> Loss | None:
+def compare(before: Moment, after: Moment, age_s: float, full_age_s: float) -> Loss | None:
     """Return what happened between two moments; None if the same history went on.
 
     Args:
         before: what the master said when it was last asked.
         after: what the master says now.
-        age_s: how long ago it was last asked, in seconds.
+        age_s: how long ago it was last asked for its offset, in seconds.
+        full_age_s: how long ago it was last asked for everything, in seconds.
     """
     stays = after.address == before.address
     if after.id == before.id:
@@ -97,7 +98,7 @@ def compare(before: Moment, after: Moment, age_s: float) -> Loss | None:
             else f"Redis failed over: the master is {after.address} now, and no longer {before.address}"
         )
         if after.second_id != before.id:
-            return Loss(WARNING, f"{what}. {_untold(before, age_s) if stays else _UNTOLD}")
+            return Loss(WARNING, f"{what}. {_untold(before, full_age_s) if stays else _UNTOLD}")
         followed = after.second_offset - 1
     known = f"as far as this worker knows, which last asked {age_s:.1f} s ago"
     lost = before.offset - followed
@@ -113,11 +114,11 @@ def compare(before: Moment, after: Moment, age_s: float) -> Loss | None:
 _UNTOLD = "How much was lost cannot be told: the new master does not say up to where it followed the old one."
 
 
-def _untold(before: Moment, age_s: float) -> str:
+def _untold(before: Moment, full_age_s: float) -> str:
     """Return what may be lost if a server has loaded what it had on disk."""
     if before.has_aof:
         return "Its append-only file may lack the last writes: with appendfsync everysec, those of a second."
-    lacked = f"Its last snapshot lacked {before.unsaved} changes, {age_s:.1f} s ago"
+    lacked = f"Its last snapshot lacked {before.unsaved} changes, {full_age_s:.1f} s ago"
     return f"{lacked}: they are lost unless a shutdown saved them."
 
 
@@ -143,8 +144,8 @@ class History:
         self._last: Moment | None = None
         #: When that was read (monotonic).
         self._read_at = 0.0
-        #: When to read everything again (monotonic).
-        self._full_at = 0.0
+        #: When everything was last read (monotonic).
+        self._full_read_at = 0.0
         #: When to read again (monotonic).
         self.next_at = 0.0
 
@@ -160,29 +161,30 @@ class History:
         """
         asked = time.monotonic()
         self.next_at = asked + ALONE_S
-        before = self._last
+        before, full_read_at = self._last, self._full_read_at
         try:
             now = self._read_offset(client, asked) if before and not is_new else None
             if now is None:
                 now = moment_of(client.info(), address_of(client))
-                self._full_at = asked + ALONE_S
+                full_read_at = asked
         except exceptions.ResponseError as exc:
             self._logger.debug("Cannot read the replication id of Redis: %s", exc)
             return
         if now is None:
             return
-        age_s, self._last, self._read_at = asked - self._read_at, now, asked
+        age_s, full_age_s = asked - self._read_at, asked - self._full_read_at
+        self._last, self._read_at, self._full_read_at = now, asked, full_read_at
         if now.is_replicated:  # also while its replicas are away: then it has the most to lose
-            is_quiet = before is not None and now.offset - before.offset <= _QUIET_BYTES_S * age_s
+            is_quiet = before is not None and now.offset - before.offset < _QUIET_BYTES_S * age_s
             self.next_at = asked + (QUIET_S if is_quiet else REPLICATED_S)
-        loss = before and compare(before, now, age_s)
+        loss = before and compare(before, now, age_s, full_age_s)
         if loss:
             self._logger.log(loss.level, "%s", loss.message)
 
     def _read_offset(self, client: redis.Redis, asked: float) -> Moment | None:
         """Return the last moment with a new offset; None if all has to be read."""
         assert self._last is not None
-        if asked >= self._full_at:
+        if asked >= self._full_read_at + ALONE_S:
             return None
         info = client.info("replication")
         if info.get("role") != "master" or str(info.get("master_replid")) != self._last.id:

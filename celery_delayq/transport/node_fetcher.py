@@ -62,7 +62,7 @@ class NodeFetcher(Fetcher):
         transport, topology = self._channel.connection, self._channel.topology
         station: Station = transport.station(
             self.server,
-            partial(own_connections, topology, self.address),
+            partial(own_connections, topology, self.address, hurries_elsewhere=True),
             # Without patience: while one list waits for its slot, the others are read. Nor for a node that hangs.
             Routed(topology, home=self.address, deadline_s=0, is_hurried=True),
             NodeRareLists(transport.cycle, partial(self._siblings.lose, self)),

@@ -18,6 +18,7 @@ import redis
 
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching import abandoned
+from celery_delayq.fetching import watchdog as watchdog_module
 from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue import keys, scripts
@@ -178,6 +179,21 @@ class TestKilled:
         wait_for_looks(consumers, 6)
         assert set(known(consumers)) == others
         assert "were put back" not in caplog.text
+
+
+class TestLone:
+    def test_it_looks_at_once_when_somebody_is_silent(
+        self, consumers: Consumers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It looks rarely, and has not heard of who was there before it connected again."""
+        monkeypatch.setattr(watchdog_module, "_LONE_LOOK_S", LONG_S)
+        consumer = consumers.make(lease_s=3)
+        watchdog = consumers.watch(consumer, patience_s=LONG_S)
+        wait_until(lambda: watchdog._look_at > time.monotonic() + LONG_S / 2, "it does not look for a long time")
+        before = looks(consumers)
+        consumers.client.zadd("delayq:consumers:{q}", {"silent": now_ms(consumers.client) + 500})
+        wait_until(lambda: looks(consumers) > before, "it looks")
+        assert not consumer.is_lost
 
 
 class TestAlive:

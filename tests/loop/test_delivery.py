@@ -11,6 +11,7 @@ import redis
 
 from celery_delayq.queue import codec
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.registry import Registry
 from celery_delayq.transfer import loop as transfer
 from tests.loop.conftest import Loops
 from tests.state import FAR, INDEX, REPEATED, delivered, fill, now_ms, offer, seed
@@ -183,6 +184,30 @@ class TestQueues:
             wait_until(lambda: not client.exists("delayq:queues"), "it left the registry")
             wait_until(lambda: not client.exists("delayq:retired:{delayq:queues}"), "it was forgotten")
             loops.wait_for(queue, 0)
+
+    def test_that_nobody_announced_are_found_at_every_sixth_look(
+        self, loops: Loops, queue: DelayedQueue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks, read_at = 0, []
+        names = Registry.names
+
+        def count_look() -> tuple[str, ...]:
+            nonlocal looks
+            looks += 1
+            return ()
+
+        def read(registry: Registry) -> set[str]:
+            read_at.append(looks)
+            return names(registry)
+
+        monkeypatch.setattr(Registry, "names", read)
+        loops.start(queues=count_look, interval_s=0.05)
+        wait_until(lambda: looks > 1, "it has looked")
+        offer(queue, "due", 1)
+        queue.client.sadd("delayq:queues", queue.name)
+        wait_for_delivery(queue, b"due")
+        wait_until(lambda: len(read_at) >= 3, "the registry is read again")
+        assert read_at[:3] == [1, 7, 13]
 
     def test_one_that_is_used_stays_in_the_registry(self, loops: Loops, queue: DelayedQueue) -> None:
         loops.start(interval_s=0.05, idle_s=1.0)

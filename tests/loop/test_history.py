@@ -7,11 +7,13 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import redis
 
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.transfer import history as history_module
 from celery_delayq.transfer.history import QUIET_S, REPLICATED_S, History, Moment, compare, moment_of
 from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import PrivateRedis
@@ -137,6 +139,26 @@ class TestRestart:
         assert record.levelname == "WARNING"
         assert said in record.message
 
+    def test_how_old_the_count_of_changes_is(
+        self, history: History, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is not read each time."""
+        clock = SimpleNamespace(now=100.0)
+        monkeypatch.setattr(history_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+        with PrivateRedis("--save", "3600 1000000") as server:
+            with server.client() as client:
+                client.set("a", 1)
+                history.read(client, is_new=True)
+                client.set("b", 1)
+                clock.now += 20
+                history.read(client)
+            server.kill()
+            server.start()
+            clock.now += 1
+            read(history, server)
+        (record,) = caplog.records
+        assert "lacked 1 changes, 21.0 s ago" in record.message
+
     def test_a_connection_that_was_lost_is_nothing(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
         with PrivateRedis() as server:
             read(history, server)
@@ -159,25 +181,25 @@ class TestRestart:
 class TestCompare:
     def test_a_server_that_never_followed_the_old_one(self) -> None:
         after = replace(BEFORE, address="two:2", id="b" * 40, second_id="c" * 40, second_offset=500)
-        loss = compare(BEFORE, after, 1.0)
+        loss = compare(BEFORE, after, 1.0, 20.0)
         assert loss is not None
         assert loss.level == logging.WARNING
         assert "cannot be told" in loss.message
 
     def test_the_offset_from_which_on_it_did_not_follow_is_the_first_that_it_lacks(self) -> None:
         after = replace(BEFORE, address="two:2", id="b" * 40, second_id=BEFORE.id, second_offset=901)
-        loss = compare(BEFORE, after, 1.0)
+        loss = compare(BEFORE, after, 1.0, 20.0)
         assert loss is not None
         assert "At least 100 bytes" in loss.message
 
     def test_a_restored_backup(self) -> None:
-        loss = compare(BEFORE, replace(BEFORE, offset=400), 2.5)
+        loss = compare(BEFORE, replace(BEFORE, offset=400), 2.5, 20.0)
         assert loss is not None
         assert loss.message.startswith("Redis at one:1 has older data than before. At least 600 bytes")
         assert "last asked 2.5 s ago" in loss.message
 
     def test_the_same_history_goes_on(self) -> None:
-        assert compare(BEFORE, replace(BEFORE, address="two:2", offset=1001), 1.0) is None
+        assert compare(BEFORE, replace(BEFORE, address="two:2", offset=1001), 1.0, 20.0) is None
 
 
 def test_a_server_that_does_not_tell() -> None:

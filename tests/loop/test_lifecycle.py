@@ -15,10 +15,11 @@ import redis
 
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
+from celery_delayq.transfer import history
 from celery_delayq.transfer import loop as transfer_module
 from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import PrivateRedis
-from tests.loop.conftest import Loops, loop_threads
+from tests.loop.conftest import NEVER_S, Loops, loop_threads
 from tests.state import delivered, state
 from tests.support import wait_until
 
@@ -256,11 +257,16 @@ class TestChores:
     ) -> None:
         monkeypatch.setattr(transfer_module, "CHORES_S", 0.2)
         monkeypatch.setattr(transfer_module, "_CHORES_TAKE_S", 1e9)  # it never has so much time
+        monkeypatch.setattr(history, "ALONE_S", NEVER_S)  # nothing else wakes it
         done: list[float] = []
         began = time.monotonic()
-        loops.start(chores=lambda client, serves: done.append(time.monotonic() - began))
+        loop = loops.make(chores=lambda client, serves: done.append(time.monotonic() - began))
+        has_time, asked = loop._has_time_for_chores, []
+        monkeypatch.setattr(loop, "_has_time_for_chores", lambda: asked.append(1) or has_time())
+        loop.start()
         wait_until(lambda: done, "they are done")
         assert done[0] >= 0.4
+        assert len(asked) < 50, "it sleeps until then"
 
     def test_that_lose_the_connection_end_no_loop(self, loops: Loops, queue: DelayedQueue) -> None:
         def lose(client: redis.Redis, serves: object) -> None:
