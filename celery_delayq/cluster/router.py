@@ -41,8 +41,8 @@ class Router:
         topology: the nodes.
         home: the home node: where commands without a key go; by default that of the topology.
         deadline_s: how long a command is tried while no node serves its slot, in seconds; by default `DEADLINE_S`.
-        is_hurried: wait for an answer of a node for `hurry_s` at most, and not at all if it hangs, as far as this
-            process knows.
+        is_hurried: wait for an answer of a node, or for a node that serves the slot, for `hurry_s` at most; and not at
+            all for a node that hangs, as far as this process knows.
         hurry_s: see `is_hurried`; in seconds.
     """
 
@@ -75,7 +75,8 @@ class Router:
     @property
     def patience_s(self) -> float:
         """How long a command is tried while no node serves its slot, in seconds."""
-        return DEADLINE_S if self.deadline_s is None else self.deadline_s
+        patience_s = DEADLINE_S if self.deadline_s is None else self.deadline_s
+        return min(patience_s, self.hurry_s) if self.is_hurried else patience_s
 
     def slot_of(self, key: Any) -> int:
         """Return the hash slot of a key."""
