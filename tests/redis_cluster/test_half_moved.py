@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from itertools import count
+
+import pytest
 
 from celery_delayq.queue.keys import QueueKeys
 from tests.ledger import Ledger
@@ -49,3 +52,23 @@ def test_delayed_tasks_and_leases_of_the_other_queues_of_the_node_go_on(cluster:
         assert {run.task_id for run in ledger.runs()} == {first.id, *ids, *held_up}
         assert len(ledger.runs()) == 1 + len(ids) + len(held_up), "nothing runs twice"
         assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize("tag", ["celery", "{_kombu.binding}"], ids=["queue", "bindings"])
+def test_a_worker_starts_meanwhile(cluster: Cluster, ledger: Ledger, tag: str) -> None:
+    queues = ["celery", beside(cluster, "celery")]
+    with publisher(cluster.url(3), ledger.url) as app:
+        note = app.tasks["note"]
+        held_up = [
+            note.apply_async(queue="celery", countdown=countdown, priority=priority).id
+            for countdown in (None, 1)
+            for priority in (0, 3, 6)
+        ]
+        with ExitStack() as stack:
+            with cluster.moving(slot_of(tag), other_than(cluster, cluster.owner(tag))):
+                worker = stack.enter_context(Worker("-Q", ",".join(queues), broker=cluster.url(3), ledger=ledger.url))
+                ids = [note.apply_async(queue=queues[1], countdown=countdown).id for countdown in (None, 1)]
+                wait_until(lambda: ledger.has(ids), "tasks of the other queue run", _SOON_S)
+            wait_until(lambda: ledger.has(held_up), "what was held up runs when the slot has moved")
+            assert len(ledger.runs()) == len(held_up) + len(ids), "nothing runs twice"
+            assert "Traceback" not in worker.log
