@@ -59,7 +59,8 @@ LONGEST_DELAY_S, _DELAY_S = 10.0, 0.02
 #: Unanswered health checks of the subscription after which its connection counts as dead.
 _MAX_MISSED_HEALTH_CHECKS = 2
 
-#: The registry is read at every sixth look. Registered queues are also announced; this covers lost announcements.
+#: The registry is read at every sixth look, and at the next one if that fails. Registered queues are also announced;
+#: this covers lost announcements.
 _LOOKS_A_REGISTRY = 6
 
 #: Queues that seem empty are looked at every twelfth time at least, if they are in several hash slots.
@@ -207,6 +208,8 @@ class TransferLoop(LoopThread):
         #: The registered queues, and the number of looks since the loop connected.
         self._known: set[str] = set()
         self._looks = 0
+        #: Whether the registry could be read when that was last tried.
+        self._registry_read = False
         self._registry_error = ""
         #: The queues to tidy now, and the number of steps left before the next look.
         self._untidy: list[_Watched] = []
@@ -385,7 +388,7 @@ class TransferLoop(LoopThread):
         if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
             raise exceptions.ConnectionError("Redis did not answer on the subscription")
         consumed = set(self._queues())
-        registry = self._read_registry() if self._looks % _LOOKS_A_REGISTRY == 0 else None
+        registry = self._read_registry() if self._looks % _LOOKS_A_REGISTRY == 0 or not self._registry_read else None
         if registry is not None:
             self._register_again()
         self._looks += 1
@@ -465,15 +468,16 @@ class TransferLoop(LoopThread):
 
     def _read_registry(self) -> tuple[set[str], Retired] | None:
         """Learn which queues there are. Returns the registered and the retired names; None if the server refused."""
+        self._registry_read = False
         try:
-            self._known = names = set(filter(self._serves, self._registry.names()))
+            names = set(filter(self._serves, self._registry.names()))
             retired = self._registry.retired().only(self._serves)
         except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
             # The consumed queues are known without the registry, and earlier names are kept.
             self._report("read the names of delayed queues in", exc)
             return None
         self._known = names | retired.at_ms.keys()
-        self._registry_error = ""
+        self._registry_read, self._registry_error = True, ""
         return names, retired
 
     def _register_again(self) -> None:
@@ -501,9 +505,11 @@ class TransferLoop(LoopThread):
         """Log once that the registry's server cannot be used, or refuses.
 
         Raises:
-            redis.ConnectionError: it is this loop's own server that is away.
+            redis.ConnectionError: this loop's own connection to the registry's server is lost.
         """
-        if isinstance(exc, CONNECTION_ERRORS) and self._serves(self._registry.keys.names):
+        # A shared registry waits less for the same server than this loop does.
+        is_own = self._shared_registry is None and self._serves(self._registry.keys.names)
+        if isinstance(exc, CONNECTION_ERRORS) and is_own:
             raise exc
         if str(exc) != self._registry_error:
             logger.error("Cannot %s %r: %s", what, self._registry.keys.names, exc)
