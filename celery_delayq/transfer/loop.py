@@ -28,6 +28,7 @@ States of the connection
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -66,7 +67,7 @@ _LOOKS_A_REGISTRY = 6
 #: Queues that seem empty are looked at every twelfth time at least, if they are in several hash slots.
 _LOOKS_A_SLOT = 12
 
-#: How soon a queue is looked at again whose hash slot is moving, in seconds.
+#: How soon a queue is tried again whose hash slot is moving, in seconds.
 _MOVING_S = 0.25
 
 #: Tidying steps between two looks: at 1 ms per step, they take 1 % of the server's time.
@@ -115,6 +116,8 @@ class _Watched:
     has_lead: bool = False
     #: When to look again, in ms of the server's clock; None to wait for a notification.
     wake_at_ms: float | None = None
+    #: When to try again because its hash slot was moving, by the monotonic clock.
+    retry_at: float = math.inf
     #: When that was decided, by the monotonic clock.
     armed_at: float = 0.0
     #: Due time of the head, unix time in ms.
@@ -300,8 +303,7 @@ class TransferLoop(LoopThread):
             if 0 < wait_s <= _SLEEP_BELOW_S:
                 time.sleep(wait_s)
             for watched in list(self._watched.values()):
-                due = watched.wake_at_ms
-                if due is not None and self._clock.seconds_until(due) <= 0 and not self._stopping:
+                if self._is_due(watched) and not self._stopping:
                     self._transfer(watched)
             if self._looked:
                 self._outage.ends()
@@ -314,6 +316,10 @@ class TransferLoop(LoopThread):
             if self._has_time_for_chores():
                 self._next_chores = time.monotonic() + CHORES_S
                 self._chores(client, self._serves)
+
+    def _is_due(self, watched: _Watched) -> bool:
+        due = watched.wake_at_ms
+        return (due is not None and self._clock.seconds_until(due) <= 0) or time.monotonic() >= watched.retry_at
 
     def _has_time_for_chores(self) -> bool:
         late_s = time.monotonic() - self._next_chores
@@ -329,7 +335,8 @@ class TransferLoop(LoopThread):
         if self._untidy:
             return 0
         wakes = [w.wake_at_ms for w in self._watched.values() if w.wake_at_ms is not None]
-        wait_s = min(min(self._next_look, self._history.next_at) - time.monotonic(), self.settings.interval_s)
+        retry_at = min((w.retry_at for w in self._watched.values()), default=math.inf)
+        wait_s = min(min(self._next_look, self._history.next_at, retry_at) - time.monotonic(), self.settings.interval_s)
         if wakes:
             wait_s = min(wait_s, self._clock.seconds_until(min(wakes)))
         return wait_s
@@ -533,6 +540,7 @@ class TransferLoop(LoopThread):
 
     def _transfer(self, watched: _Watched) -> None:
         queue = watched.queue
+        watched.retry_at = math.inf
         lead_ms = self._lead_ms(watched)
         sent = time.monotonic()
         planned_at = self._planned_at(watched, sent)
@@ -547,7 +555,7 @@ class TransferLoop(LoopThread):
             raise
         except exceptions.TryAgainError as exc:  # its slot is on its way to another node
             watched.error, watched.head_due_ms, watched.wake_at_ms = str(exc), None, None
-            self._next_look = min(self._next_look, time.monotonic() + _MOVING_S)
+            watched.retry_at = time.monotonic() + _MOVING_S
             return
         except exceptions.ResponseError as exc:
             # A queue that the server refuses (wrong type, no permission, no memory) must not stop the others.
