@@ -47,6 +47,7 @@ from celery_delayq.queue.connections import CONNECTION_ERRORS, new_id
 from celery_delayq.queue.delayed_queue import BATCH_SIZE, DelayedQueue
 from celery_delayq.queue.registry import Registry, Retired
 from celery_delayq.queue.scripts import Transferred
+from celery_delayq.queue.shared_registry import FRESH_S
 from celery_delayq.queue.tidying import tidy
 from celery_delayq.transfer.history import History
 from celery_delayq.transfer.lead import WAKE_AT, Lead
@@ -208,8 +209,11 @@ class TransferLoop(LoopThread):
         self._by_transferrer_channel: dict[str, _Watched] = {}
         self._client: redis.Redis | None = None
         self._next_look = 0.0
-        #: The registered queues, and the number of looks since the loop connected.
+        #: The registered queues, as they were read last.
         self._known: set[str] = set()
+        #: Queues that were announced since then, or shortly before -> when, by the monotonic clock.
+        self._announced: dict[str, float] = {}
+        #: The number of looks since the loop connected.
         self._looks = 0
         #: Whether the registry could be read when that was last tried.
         self._registry_read = False
@@ -354,7 +358,7 @@ class TransferLoop(LoopThread):
         elif message["type"] == "message":
             data = _text(message["data"])
             if channel == self._registry_channel and data:
-                self._known.add(data)
+                self._announced[data] = time.monotonic()
                 if self._serves(data):
                     self._watch({data})
                     self._watched[data].busy_at = time.monotonic()
@@ -399,7 +403,7 @@ class TransferLoop(LoopThread):
         if registry is not None:
             self._register_again()
         self._looks += 1
-        names = set(filter(self._serves, self._known | consumed))
+        names = set(filter(self._serves, self._known | consumed | self._announced.keys()))
         self._unwatch(self._watched.keys() - names)
         self._watch(names - self._watched.keys())
         for name, watched in self._watched.items():
@@ -476,6 +480,7 @@ class TransferLoop(LoopThread):
     def _read_registry(self) -> tuple[set[str], Retired] | None:
         """Learn which queues there are. Returns the registered and the retired names; None if the server refused."""
         self._registry_read = False
+        read_since = time.monotonic() - FRESH_S  # by another loop, if they share the registry
         try:
             names = set(filter(self._serves, self._registry.names()))
             retired = self._registry.retired().only(self._serves)
@@ -484,6 +489,7 @@ class TransferLoop(LoopThread):
             self._report("read the names of delayed queues in", exc)
             return None
         self._known = names | retired.at_ms.keys()
+        self._announced = {name: at for name, at in self._announced.items() if at > read_since}
         self._registry_read, self._registry_error = True, ""
         return names, retired
 
