@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -82,8 +82,12 @@ class Router:
         """Return the hash slot of a key."""
         return key_slot(bytes(self._encode(key)))
 
-    def node_for(self, where: int | Address | None) -> Node:
+    def node_for(self, where: int | Address | None, asked: Container[Address] = ()) -> Node:
         """Return the node that serves a hash slot; that at an address; None: the home node.
+
+        Args:
+            where: the slot, or the address.
+            asked: nodes that this was asked for just now: what goes there goes together.
 
         Raises:
             redis.ClusterDownError: no node serves the slot.
@@ -94,7 +98,7 @@ class Router:
             node = self.topology.home() if self.home is None else self.topology.node_at(self.home)
         else:
             node = self.topology.node_at(where) if isinstance(where, Address) else self.topology.node_of(where)
-        if self.is_hurried and not hanging.may_ask(node.address):
+        if self.is_hurried and node.address not in asked and not hanging.may_ask(node.address):
             raise NodeHangs(f"Redis node {node.address} does not answer")
         return self._connected(node)
 
