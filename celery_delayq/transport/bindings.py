@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import redis
+from redis import exceptions
 
 from celery_delayq.cluster.redirection import REDIRECTIONS
 from celery_delayq.queue.connections import CONNECTION_ERRORS
@@ -15,6 +17,17 @@ LATER = (*CONNECTION_ERRORS, *REDIRECTIONS, redis.OutOfMemoryError)
 
 #: When what was refused is tried again, in seconds. While the slot moves, each attempt takes half a second.
 AGAIN_S = 10.0
+
+
+@contextmanager
+def old_refusals_understood() -> Iterator[None]:
+    """If a script of kombu's needs memory, raise `OutOfMemoryError` as of Redis 7, and not the error of Redis 6.2."""
+    try:
+        yield
+    except exceptions.ResponseError as exc:
+        if "-OOM " not in str(exc):
+            raise
+        raise redis.OutOfMemoryError(str(exc)) from exc
 
 
 class Bindings:

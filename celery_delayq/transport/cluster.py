@@ -25,7 +25,7 @@ from celery_delayq.cluster.names import check_name, is_tagged, priority_list, qu
 from celery_delayq.cluster.pipeline import RoutedPipeline
 from celery_delayq.cluster.topology import PATIENCE_S, Address, Topology, pool_at
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.transport.bindings import AGAIN_S, LATER
+from celery_delayq.transport.bindings import AGAIN_S, LATER, old_refusals_understood
 from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.known import NodeConnection, NodeSSLConnection
 from celery_delayq.transport.node_fetchers import NodeFetchers
@@ -218,7 +218,7 @@ class ClusterChannel(DelayedChannel):
         hook = super()._queue_bind
 
         def bind() -> None:
-            with self._hurrying():
+            with self._hurrying(), old_refusals_understood():
                 hook(exchange, routing_key, pattern, queue)
 
         try:
@@ -247,7 +247,7 @@ class ClusterChannel(DelayedChannel):
         if time.monotonic() < self._refresh_at:
             return
         try:
-            with self._hurrying():
+            with self._hurrying(), old_refusals_understood():
                 super().maybe_refresh_binding_expiry()
         except LATER as exc:
             logger.debug("Cannot keep the bindings of queues that expire: %s", exc)
