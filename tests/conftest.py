@@ -40,6 +40,7 @@ _THOROUGH = (
             "versions",
         )
     ),
+    "redis_cluster/test_out_of_memory.py",
     "integration/template",
     *(f"integration/test_{name}.py" for name in ("example_orders", "lost_connection", "prefetch", "release")),
     *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks")),

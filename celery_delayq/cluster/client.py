@@ -114,7 +114,7 @@ class Routed(redis.Redis):
         return self._with_router(home=node.address)
 
     def hurried(self) -> Routed:
-        """Return a client that does not wait for a node that hangs, see `Router`."""
+        """Return a client that waits neither for a node that hangs nor for a slot that moves, see `Router`."""
         return self._with_router(is_hurried=True)
 
     def _with_router(self, *, home: Address | None = None, is_hurried: bool = False) -> Routed:

@@ -139,7 +139,7 @@ class Dispatch:
                 if part.reply is not UNSENT:
                     continue
                 try:
-                    node = self._router.node_for(part.where)
+                    node = self._router.node_for(part.where, exchanges)
                 except (exceptions.ClusterDownError, NodeHangs) as exc:
                     part.reply = exc
                     continue

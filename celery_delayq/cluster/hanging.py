@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 #: How long a node counts as hanging if nobody finds out that it answers again, in seconds.
 FOR_S = 10.0
 
-#: How long a single caller tries it then, while the others go on without it, in seconds.
+#: After that time, one caller may try the node. How long the others still avoid it, in seconds.
 _TRIAL_S = 2.0
 
 #: Node -> until when it counts as hanging (monotonic). A plain dict: safe in all threads.

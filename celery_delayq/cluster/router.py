@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -41,8 +41,8 @@ class Router:
         topology: the nodes.
         home: the home node: where commands without a key go; by default that of the topology.
         deadline_s: how long a command is tried while no node serves its slot, in seconds; by default `DEADLINE_S`.
-        is_hurried: wait for an answer of a node for `hurry_s` at most, and not at all if it hangs, as far as this
-            process knows.
+        is_hurried: wait for an answer of a node, or for a node that serves the slot, for `hurry_s` at most; and not at
+            all for a node that hangs, as far as this process knows.
         hurry_s: see `is_hurried`; in seconds.
         hurries_elsewhere: be hurried at all nodes but `home`. Without `home`, this does nothing.
     """
@@ -78,14 +78,19 @@ class Router:
     @property
     def patience_s(self) -> float:
         """How long a command is tried while no node serves its slot, in seconds."""
-        return DEADLINE_S if self.deadline_s is None else self.deadline_s
+        patience_s = DEADLINE_S if self.deadline_s is None else self.deadline_s
+        return min(patience_s, self.hurry_s) if self.is_hurried else patience_s
 
     def slot_of(self, key: Any) -> int:
         """Return the hash slot of a key."""
         return key_slot(bytes(self._encode(key)))
 
-    def node_for(self, where: int | Address | None) -> Node:
+    def node_for(self, where: int | Address | None, asked: Container[Address] = ()) -> Node:
         """Return the node that serves a hash slot; that at an address; None: the home node.
+
+        Args:
+            where: the slot, or the address.
+            asked: nodes that this was asked for just now: what goes there goes together.
 
         Raises:
             redis.ClusterDownError: no node serves the slot.
@@ -96,7 +101,7 @@ class Router:
             node = self.topology.home() if self.home is None else self.topology.node_at(self.home)
         else:
             node = self.topology.node_at(where) if isinstance(where, Address) else self.topology.node_of(where)
-        if self._hurries_at(node) and not hanging.may_ask(node.address):
+        if self._hurries_at(node) and node.address not in asked and not hanging.may_ask(node.address):
             raise NodeHangs(f"Redis node {node.address} does not answer")
         return self._connected(node)
 

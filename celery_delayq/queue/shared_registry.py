@@ -14,8 +14,8 @@ from celery_delayq.queue.registry import Registry, Retired
 
 T = TypeVar("T")
 
-#: So long what one loop has read counts for the others, in seconds. It is less than the time between the rules in
-#: `registry` that it could upset: 30 s.
+#: How long loops share one reading, in seconds. It must stay below 30 s, the gap between the times in the rules of
+#: `registry`.
 FRESH_S = 10.0
 
 

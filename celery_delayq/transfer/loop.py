@@ -28,6 +28,7 @@ States of the connection
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -46,6 +47,7 @@ from celery_delayq.queue.connections import CONNECTION_ERRORS, new_id
 from celery_delayq.queue.delayed_queue import BATCH_SIZE, DelayedQueue
 from celery_delayq.queue.registry import Registry, Retired
 from celery_delayq.queue.scripts import Transferred
+from celery_delayq.queue.shared_registry import FRESH_S
 from celery_delayq.queue.tidying import tidy
 from celery_delayq.transfer.history import History
 from celery_delayq.transfer.lead import WAKE_AT, Lead
@@ -59,13 +61,14 @@ LONGEST_DELAY_S, _DELAY_S = 10.0, 0.02
 #: Unanswered health checks of the subscription after which its connection counts as dead.
 _MAX_MISSED_HEALTH_CHECKS = 2
 
-#: The registry is read at every sixth look. Registered queues are also announced; this covers lost announcements.
+#: The registry is read at every sixth look, and at the next one if that fails. Registered queues are also announced;
+#: this covers lost announcements.
 _LOOKS_A_REGISTRY = 6
 
 #: Queues that seem empty are looked at every twelfth time at least, if they are in several hash slots.
 _LOOKS_A_SLOT = 12
 
-#: How soon a queue is looked at again whose hash slot is moving, in seconds.
+#: How soon a queue is tried again whose hash slot is moving, in seconds.
 _MOVING_S = 0.25
 
 #: Tidying steps between two looks: at 1 ms per step, they take 1 % of the server's time.
@@ -114,6 +117,8 @@ class _Watched:
     has_lead: bool = False
     #: When to look again, in ms of the server's clock; None to wait for a notification.
     wake_at_ms: float | None = None
+    #: When to try again because its hash slot was moving, by the monotonic clock.
+    retry_at: float = math.inf
     #: When that was decided, by the monotonic clock.
     armed_at: float = 0.0
     #: Due time of the head, unix time in ms.
@@ -204,9 +209,14 @@ class TransferLoop(LoopThread):
         self._by_transferrer_channel: dict[str, _Watched] = {}
         self._client: redis.Redis | None = None
         self._next_look = 0.0
-        #: The registered queues, and the number of looks since the loop connected.
+        #: The registered queues, as they were read last.
         self._known: set[str] = set()
+        #: Queues that were announced since then, or shortly before -> when, by the monotonic clock.
+        self._announced: dict[str, float] = {}
+        #: The number of looks since the loop connected.
         self._looks = 0
+        #: Whether the registry could be read when that was last tried.
+        self._registry_read = False
         self._registry_error = ""
         #: The queues to tidy now, and the number of steps left before the next look.
         self._untidy: list[_Watched] = []
@@ -297,8 +307,7 @@ class TransferLoop(LoopThread):
             if 0 < wait_s <= _SLEEP_BELOW_S:
                 time.sleep(wait_s)
             for watched in list(self._watched.values()):
-                due = watched.wake_at_ms
-                if due is not None and self._clock.seconds_until(due) <= 0 and not self._stopping:
+                if self._is_due(watched) and not self._stopping:
                     self._transfer(watched)
             if self._looked:
                 self._outage.ends()
@@ -311,6 +320,10 @@ class TransferLoop(LoopThread):
             if self._has_time_for_chores():
                 self._next_chores = time.monotonic() + CHORES_S
                 self._chores(client, self._serves)
+
+    def _is_due(self, watched: _Watched) -> bool:
+        due = watched.wake_at_ms
+        return (due is not None and self._clock.seconds_until(due) <= 0) or time.monotonic() >= watched.retry_at
 
     def _has_time_for_chores(self) -> bool:
         late_s = time.monotonic() - self._next_chores
@@ -326,7 +339,8 @@ class TransferLoop(LoopThread):
         if self._untidy:
             return 0
         wakes = [w.wake_at_ms for w in self._watched.values() if w.wake_at_ms is not None]
-        wait_s = min(min(self._next_look, self._history.next_at) - time.monotonic(), self.settings.interval_s)
+        retry_at = min((w.retry_at for w in self._watched.values()), default=math.inf)
+        wait_s = min(min(self._next_look, self._history.next_at, retry_at) - time.monotonic(), self.settings.interval_s)
         if wakes:
             wait_s = min(wait_s, self._clock.seconds_until(min(wakes)))
         return wait_s
@@ -344,7 +358,7 @@ class TransferLoop(LoopThread):
         elif message["type"] == "message":
             data = _text(message["data"])
             if channel == self._registry_channel and data:
-                self._known.add(data)
+                self._announced[data] = time.monotonic()
                 if self._serves(data):
                     self._watch({data})
                     self._watched[data].busy_at = time.monotonic()
@@ -385,11 +399,11 @@ class TransferLoop(LoopThread):
         if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
             raise exceptions.ConnectionError("Redis did not answer on the subscription")
         consumed = set(self._queues())
-        registry = self._read_registry() if self._looks % _LOOKS_A_REGISTRY == 0 else None
+        registry = self._read_registry() if self._looks % _LOOKS_A_REGISTRY == 0 or not self._registry_read else None
         if registry is not None:
             self._register_again()
         self._looks += 1
-        names = set(filter(self._serves, self._known | consumed))
+        names = set(filter(self._serves, self._known | consumed | self._announced.keys()))
         self._unwatch(self._watched.keys() - names)
         self._watch(names - self._watched.keys())
         for name, watched in self._watched.items():
@@ -465,15 +479,18 @@ class TransferLoop(LoopThread):
 
     def _read_registry(self) -> tuple[set[str], Retired] | None:
         """Learn which queues there are. Returns the registered and the retired names; None if the server refused."""
+        self._registry_read = False
+        read_since = time.monotonic() - FRESH_S  # by another loop, if they share the registry
         try:
-            self._known = names = set(filter(self._serves, self._registry.names()))
+            names = set(filter(self._serves, self._registry.names()))
             retired = self._registry.retired().only(self._serves)
         except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
             # The consumed queues are known without the registry, and earlier names are kept.
             self._report("read the names of delayed queues in", exc)
             return None
         self._known = names | retired.at_ms.keys()
-        self._registry_error = ""
+        self._announced = {name: at for name, at in self._announced.items() if at > read_since}
+        self._registry_read, self._registry_error = True, ""
         return names, retired
 
     def _register_again(self) -> None:
@@ -501,9 +518,11 @@ class TransferLoop(LoopThread):
         """Log once that the registry's server cannot be used, or refuses.
 
         Raises:
-            redis.ConnectionError: it is this loop's own server that is away.
+            redis.ConnectionError: this loop's own connection to the registry's server is lost.
         """
-        if isinstance(exc, CONNECTION_ERRORS) and self._serves(self._registry.keys.names):
+        # A shared registry waits less for the same server than this loop does.
+        is_own = self._shared_registry is None and self._serves(self._registry.keys.names)
+        if isinstance(exc, CONNECTION_ERRORS) and is_own:
             raise exc
         if str(exc) != self._registry_error:
             logger.error("Cannot %s %r: %s", what, self._registry.keys.names, exc)
@@ -527,6 +546,7 @@ class TransferLoop(LoopThread):
 
     def _transfer(self, watched: _Watched) -> None:
         queue = watched.queue
+        watched.retry_at = math.inf
         lead_ms = self._lead_ms(watched)
         sent = time.monotonic()
         planned_at = self._planned_at(watched, sent)
@@ -541,7 +561,7 @@ class TransferLoop(LoopThread):
             raise
         except exceptions.TryAgainError as exc:  # its slot is on its way to another node
             watched.error, watched.head_due_ms, watched.wake_at_ms = str(exc), None, None
-            self._next_look = min(self._next_look, time.monotonic() + _MOVING_S)
+            watched.retry_at = time.monotonic() + _MOVING_S
             return
         except exceptions.ResponseError as exc:
             # A queue that the server refuses (wrong type, no permission, no memory) must not stop the others.

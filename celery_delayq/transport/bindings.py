@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import redis
+from redis import exceptions
+
+from celery_delayq.cluster.redirection import REDIRECTIONS
 from celery_delayq.queue.connections import CONNECTION_ERRORS
+
+#: Errors after which what needs their node, or its memory, is done later: it is away, full, or gives the slot away.
+LATER = (*CONNECTION_ERRORS, *REDIRECTIONS, redis.OutOfMemoryError)
+
+#: When what was refused is tried again, in seconds. While the slot moves, each attempt takes half a second.
+AGAIN_S = 10.0
+
+
+@contextmanager
+def old_refusals_understood() -> Iterator[None]:
+    """If a script of kombu's needs memory, raise `OutOfMemoryError` as of Redis 7, and not the error of Redis 6.2."""
+    try:
+        yield
+    except exceptions.ResponseError as exc:
+        if "-OOM " not in str(exc):
+            raise
+        raise redis.OutOfMemoryError(str(exc)) from exc
 
 
 class Bindings:
@@ -33,22 +54,24 @@ class Bindings:
         """Return the bindings of an exchange; the last known ones if they cannot be read.
 
         Raises:
-            redis.ConnectionError: they are not known, or some of them were not written yet.
+            redis.RedisError: one of `LATER`: they are not known, or some of them were not written yet.
         """
         self._bind(exchange)
         try:
             self._tables[exchange] = read(exchange)
-        except CONNECTION_ERRORS:
+        except LATER:
             if exchange not in self._tables:
                 raise
         return self._tables[exchange]
 
-    def bind_postponed(self) -> bool:
-        """Bind what was postponed; returns False if that has to wait on."""
-        with suppress(*CONNECTION_ERRORS):
+    def bind_postponed(self) -> Exception | None:
+        """Bind what was postponed; returns why that has to wait on, None if it is done."""
+        try:
             for exchange in list(self._postponed):
                 self._bind(exchange)
-        return not self._postponed
+        except LATER as exc:
+            return exc
+        return None
 
     def _bind(self, exchange: str) -> None:
         postponed = self._postponed.get(exchange, [])

@@ -6,6 +6,7 @@ others go on. Tasks that came from there can still be acknowledged: their consum
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,7 +19,8 @@ from redis import exceptions
 from celery_delayq.cluster.redirection import REDIRECTIONS, understood
 from celery_delayq.cluster.topology import Address
 from celery_delayq.errors import LeaseLost
-from celery_delayq.queue.connections import CONNECTION_ERRORS, is_full
+from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, is_full
+from celery_delayq.transport.bindings import AGAIN_S
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.node_fetcher import NodeFetcher
 
@@ -48,6 +50,8 @@ class NodeFetchers:
         #: Node without a connection left -> when it is asked again (monotonic).
         self._full_until: dict[Address, float] = {}
         self._version = -1
+        #: When to write bindings that a node has refused (monotonic).
+        self._bind_at = math.inf
         #: Whether queues or nodes may have changed since the last fetch.
         self._is_changed = True
         #: Node -> queues of this channel; None to find out.
@@ -69,6 +73,8 @@ class NodeFetchers:
         """Have a fetcher for each node that has queues of this channel, and none for others."""
         transport, topology = self._channel.connection, self._channel.topology
         if topology.version == self._version and not self._is_changed:
+            if time.monotonic() >= self._bind_at:
+                self._bind()
             return
         is_new = topology.version != self._version
         self._is_changed = False
@@ -81,12 +87,23 @@ class NodeFetchers:
                 self._fetchers[address] = NodeFetcher(self._channel, self, address)
                 self._turns.append(address)
                 self._try(self._fetchers[address], Fetcher.on_queues_changed)
-        if not transport.nodes.bindings.bind_postponed():
-            transport.nodes.lose(topology.address_of(self._channel.keyprefix_queue))
+        self._bind()
         if is_new:
             transport.nodes.watch()
             self._try_each(Fetcher.on_queues_changed)
             transport.follow_nodes()
+
+    def _bind(self) -> None:
+        """Write the bindings that could not be written yet, or see to it that this is tried again."""
+        channel, transport = self._channel, self._channel.connection
+        self._bind_at = math.inf
+        error = transport.nodes.bindings.bind_postponed()
+        if isinstance(error, LOST):
+            where = f"{channel.global_keyprefix}{channel.keyprefix_queue}"
+            transport.nodes.lose(channel.topology.address_of(where))
+        elif error is not None:  # the node answers, so nothing else tells when it takes them
+            self._bind_at = time.monotonic() + AGAIN_S
+            transport.cycle.wake_in(AGAIN_S)
 
     def on_queues_changed(self) -> None:
         """Follow a change of `channel.task_queues`."""

@@ -33,7 +33,8 @@ class Nodes:
     def registry(self, keyprefix: str) -> SharedRegistry:
         """Return the registry that all transfer loops share."""
         if self._registry is None:
-            self._registry = SharedRegistry(Routed(self.topology), keyprefix)
+            # All loops wait for whoever reads it.
+            self._registry = SharedRegistry(Routed(self.topology, deadline_s=0), keyprefix)
         return self._registry
 
     def servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:

@@ -94,7 +94,8 @@ class NodesWatch(LoopThread):
         for address in former:
             ended = leave(*address)
             logger.info("Redis node %s is no longer a master; ended %d connections to it", address, ended)
-        back = {address for address in self._lost if address not in masters or self._topology.answers(address, _SOON_S)}
+        lost = self._lost.copy()  # others add to it while this asks
+        back = {address for address in lost if address not in masters or self._topology.answers(address, _SOON_S)}
         self._lost -= back
         for address in back:
             self._topology.recovered(address)

@@ -12,6 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.registry import Registry
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.transfer.loop import TransferLoop, TransferSettings
 from examples.private_redis import PrivateRedis
@@ -67,6 +68,7 @@ class Loops:
         may_begin: Callable[[], bool] = lambda: True,
         serves: Callable[[str], bool] = lambda name: True,
         slot_of: Callable[[str], int] = lambda key: 0,
+        registry: Registry | None = None,
     ) -> TransferLoop:
         """Return a loop; unless told otherwise, it never looks without a reason."""
 
@@ -83,6 +85,7 @@ class Loops:
             may_begin=may_begin,
             serves=serves,
             slot_of=slot_of,
+            registry=registry,
             chores=chores,
         )
         self._loops.append(loop)

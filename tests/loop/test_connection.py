@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.shared_registry import SharedRegistry
 from examples.private_redis import PrivateRedis
 from tests.loop.conftest import CountedConnect, Loops
 from tests.state import FAR, delivered
@@ -147,6 +148,27 @@ class TestRefusal:
         wait_until(lambda: len(loops.passes) > looked + 9, "it looked three times for new names")
         queue.offer(b"pay", due_ms=1)
         wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
+
+    def test_of_the_registry_that_loops_share_does_not_mean_that_the_server_is_away(
+        self, loops: Loops, queue: DelayedQueue
+    ) -> None:
+        """Whoever reads it for all of them waits half a second; a loop waits longer for its own server."""
+        asked: list[int] = []
+
+        class Impatient(SharedRegistry):
+            def names(self) -> set[str]:
+                asked.append(loop._looks)
+                if len(asked) < 3:
+                    raise redis.TimeoutError("this takes too long")
+                return super().names()
+
+        queue.offer(b"pay", due_ms=1)
+        connect = CountedConnect(loops)
+        loop = loops.make(connect=connect, registry=Impatient(loops.client()), interval_s=0.1)
+        loop.start()
+        wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
+        assert connect.attempts == 1
+        assert asked[:3] == [0, 1, 2]
 
     def test_by_a_replica_is_logged_once(self, durable_loops: Loops, caplog: pytest.LogCaptureFixture) -> None:
         """READONLY, as after a failover: the loop asks again where the master is."""

@@ -12,6 +12,7 @@ import redis
 from celery_delayq.queue import codec
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.registry import Registry
+from celery_delayq.queue.shared_registry import SharedRegistry
 from celery_delayq.transfer import loop as transfer
 from tests.loop.conftest import Loops
 from tests.state import FAR, INDEX, REPEATED, delivered, fill, now_ms, offer, seed
@@ -227,6 +228,17 @@ class TestQueues:
         offer(queue, "due", 1)
         wait_for_delivery(queue, b"due")
         wait_until(lambda: queue.client.smembers("delayq:queues") == {b"q"}, "it is back")
+
+    def test_that_were_announced_are_watched_although_loops_share_an_older_reading(
+        self, loops: Loops, queue: DelayedQueue
+    ) -> None:
+        loop = loops.start(registry=SharedRegistry(queue.client), interval_s=0.05)
+        wait_until(lambda: loop._looks, "it has read the registry")
+        queue.register()
+        loops.wait_for(queue)
+        looks = loop._looks
+        wait_until(lambda: loop._looks > looks + 12, "it has taken the names from the registry twice")
+        assert loops.listeners(queue.keys.channel) == 1
 
     def test_of_the_caller_are_served_without_being_registered(self, loops: Loops, queue: DelayedQueue) -> None:
         offer(queue, "a", 1)

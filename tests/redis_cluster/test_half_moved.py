@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from itertools import count
 
+import pytest
+
+from celery_delayq.cluster.client import Routed
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys
+from celery_delayq.transfer.loop import TransferSettings
+from tests.brokers import ClusterServer
 from tests.ledger import Ledger
-from tests.redis_cluster.routing import other_than
+from tests.redis_cluster.routing import errors_at, other_than
 from tests.redis_cluster.servers import Cluster, slot_of
+from tests.state import FAR, delivered
 from tests.support import wait_until
+from tests.transferring import transferring
 from tests.worker_app import publisher
 from tests.workers import Worker
 
@@ -49,3 +58,41 @@ def test_delayed_tasks_and_leases_of_the_other_queues_of_the_node_go_on(cluster:
         assert {run.task_id for run in ledger.runs()} == {first.id, *ids, *held_up}
         assert len(ledger.runs()) == 1 + len(ids) + len(held_up), "nothing runs twice"
         assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize("tag", ["celery", "{_kombu.binding}"], ids=["queue", "bindings"])
+def test_a_worker_starts_meanwhile(cluster: Cluster, ledger: Ledger, tag: str) -> None:
+    queues = ["celery", beside(cluster, "celery")]
+    with publisher(cluster.url(3), ledger.url) as app:
+        note = app.tasks["note"]
+        held_up = [
+            note.apply_async(queue="celery", countdown=countdown, priority=priority).id
+            for countdown in (None, 1)
+            for priority in (0, 3, 6)
+        ]
+        with ExitStack() as stack:
+            with cluster.moving(slot_of(tag), other_than(cluster, cluster.owner(tag))):
+                worker = stack.enter_context(Worker("-Q", ",".join(queues), broker=cluster.url(3), ledger=ledger.url))
+                ids = [note.apply_async(queue=queues[1], countdown=countdown).id for countdown in (None, 1)]
+                wait_until(lambda: ledger.has(ids), "tasks of the other queue run", _SOON_S)
+            wait_until(lambda: ledger.has(held_up), "what was held up runs when the slot has moved")
+            assert len(ledger.runs()) == len(held_up) + len(ids), "nothing runs twice"
+            assert "Traceback" not in worker.log
+
+
+def test_only_its_own_queue_is_tried_again_soon(cluster: Cluster, routed: Routed) -> None:
+    stuck, other = DelayedQueue(routed, "celery"), DelayedQueue(routed, beside(cluster, "celery"))
+    source = cluster.owner("celery")
+    target = other_than(cluster, source)
+    for queue in (stuck, other):
+        queue.offer(b"later", due_ms=FAR)
+    with transferring(ClusterServer(cluster), TransferSettings(interval_s=300.0)):
+        channels = (stuck.keys.channel, other.keys.channel)
+        wait_until(lambda: all(count for _, count in source.client.pubsub_numsub(*channels)), "it watches both")
+        with cluster.moving(slot_of("celery"), target):
+            cluster.reset_counts()
+            routed.publish(stuck.keys.channel, 1)  # as if something was due
+            wait_until(lambda: sum(errors_at(node, "TRYAGAIN") for node in (source, target)) > 8, "it is refused")
+            assert not [name for name in source.counts() if name.startswith("pubsub")], "nobody has looked at the other"
+        stuck.offer(b"due", due_ms=1)
+        wait_until(lambda: delivered(stuck) == [b"due"], "it is transferred when the slot has moved")

@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 import redis
+from redis import exceptions
 
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.queue.registry import Registry
+from celery_delayq.transport.nodes import Nodes
 from tests.redis_cluster import servers
-from tests.redis_cluster.routing import addresses_of, pool_for
+from tests.redis_cluster.routing import addresses_of, half_moved, pool_for
 from tests.redis_cluster.servers import Cluster, ClusterNode
 
 KEY = "shop"
@@ -58,6 +62,14 @@ def test_everybody_asks_it_again_once_it_has_answered(
     assert [hurried.get(KEY) for _ in range(3)] == [b"1"] * 3
 
 
+def test_a_pipeline_asks_it_again_as_a_whole(
+    node: ClusterNode, hurried: Routed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(hanging._until, address_of(node), time.monotonic())  # the time is over
+    with hurried.pipeline(transaction=False) as pipe:
+        assert pipe.get(KEY).get(KEY).exists(KEY).execute() == [b"1", b"1", 1]
+
+
 def test_a_node_that_refuses_connections_does_not_hang() -> None:
     """Asking it costs nothing, so whoever asks again when it is back gets an answer."""
     with servers.cluster() as own:
@@ -78,6 +90,26 @@ def test_its_patience_can_be_chosen(topology: Topology) -> None:
     clients = (Routed(topology), Routed(topology).hurried(), patient, patient.hurried(), patient.client())
     pools = [client.router.node_for(None).client.connection_pool for client in clients]
     assert [pool.connection_kwargs["socket_timeout"] for pool in pools] == [30, 0.5, 2, 2, 2]
+
+
+def test_it_waits_no_longer_for_a_slot(cluster: Cluster, hurried: Routed) -> None:
+    keys = [f"{{{KEY}}}{number}" for number in range(10)]
+    with half_moved(cluster, KEY), pytest.raises(exceptions.TryAgainError, match=r"did not serve slot \d+ for 0.5 s"):
+        hurried.eval("return 1", len(keys), *keys)
+
+
+def test_its_patience_for_a_slot_can_be_chosen(topology: Topology) -> None:
+    client, at_once = Routed(topology), Routed(topology, deadline_s=0)
+    clients = (client, client.hurried(), at_once.hurried(), Routed(topology, is_hurried=True, hurry_s=2))
+    assert [client.router.patience_s for client in clients] == [30, 0.5, 0, 2]
+
+
+def test_nobody_waits_for_the_slot_of_the_registry(topology: Topology) -> None:
+    """One loop reads it with a lock, for which the loops of all nodes wait."""
+    registry: Any = Nodes(topology, lambda: None).registry("")
+    assert registry.client.router.patience_s == 0
+    waiting: Any = Registry(Routed(topology))
+    assert waiting.client.router.patience_s == 0.5
 
 
 def test_its_errors_name_the_node(node: ClusterNode, hurried: Routed) -> None:
