@@ -35,7 +35,17 @@ _THOROUGH = (
     "faults/test_server_faults.py",
     *(
         f"redis_cluster/test_{name}.py"
-        for name in ("acl", "check", "failover", "half_moved", "maxclients", "schedule", "tls", "versions")
+        for name in (
+            "acl",
+            "check",
+            "failover",
+            "half_moved",
+            "maxclients",
+            "schedule",
+            "tls",
+            "transfer_command",
+            "versions",
+        )
     ),
     "integration/template",
     *(f"integration/test_{name}.py" for name in ("example_orders", "lost_connection", "prefetch", "release")),
