@@ -17,6 +17,8 @@ from typing import Any
 import redis
 from redis.client import NEVER_DECODE
 
+from celery_delayq.cluster.redirection import REDIRECTIONS
+from celery_delayq.errors import ConfigurationError
 from celery_delayq.queue import keys
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.connections import LOST, at_server_of, is_cluster
@@ -31,12 +33,18 @@ from celery_delayq.transport.replicas import NotReplicated
 #: How long replicas are not waited for after they did not answer, in seconds.
 _HURRIED_S = 5.0
 
+#: How often other nodes are asked whether one that is away has a successor, in seconds.
+_ASK_S = 1.0
+
+#: What means on a cluster that a node is away, or that its slot is on its way to another one.
+_AWAY = (*LOST, *REDIRECTIONS)
+
 #: Number of fields per page of a HASH, and of scripts per pipeline.
 _PAGE, _BATCH = 1000, 100
 
 
 class NodeLost(redis.ConnectionError):
-    """The node of a queue is away; other nodes of the cluster may serve theirs."""
+    """The node of a queue is away, or gives it to another one; other nodes of the cluster may serve theirs."""
 
 
 @contextmanager
@@ -168,11 +176,8 @@ class ScheduleStore:
         """Return the names of all broker lists that may have states."""
         try:
             return registered(self.client, self._keyprefix)
-        except LOST:
-            if not is_cluster(self.client):
-                raise
-        except redis.ResponseError as exc:
-            if not is_wrong_type(exc):
+        except (*LOST, redis.ResponseError) as exc:
+            if not self._is_away(exc) and not is_wrong_type(exc):
                 raise
         # The registry cannot be read: use the queues in the records.
         names: set[str] = set()
@@ -213,7 +218,7 @@ class ScheduleStore:
             pipeline.execute_command("HMGET", self.queue(queue).keys.schedule, *entries, "", **{NEVER_DECODE: True})
         found: dict[tuple[str, str], Seen] = {}
         for (queue, entries), reply in zip(of_queue.items(), pipeline.execute(raise_on_error=False), strict=True):
-            if isinstance(reply, LOST):
+            if self._is_away(reply):
                 if not partly:
                     raise NodeLost(str(reply)) from reply
                 found.update(dict.fromkeys(((entry, queue) for entry in entries), UNKNOWN))
@@ -235,7 +240,7 @@ class ScheduleStore:
         for task_id, queue in wanted:
             pipeline.hexists(self.queue(queue).keys.index, message_key(task_id))
         replies = pipeline.execute(raise_on_error=False)
-        return [None if isinstance(one, LOST) else one is True or one == 1 for one in replies]
+        return [None if self._is_away(one) else one is True or one == 1 for one in replies]
 
     def plan(self, steps: Sequence[Step]) -> list[Planned | redis.RedisError]:
         """Move entries to their next occurrences; see `plan.lua`. Atomic for each entry.
@@ -243,7 +248,7 @@ class ScheduleStore:
         Returns the result for each entry, or the server's error, or NodeLost: nobody knows whether it has moved.
         """
         just_registered = {name for name in {step.queue for step in steps if step.state} if self.queue(name).register()}
-        replies = [_planned(reply) for reply in self._run_each("plan", [self._call(step) for step in steps])]
+        replies = [self._planned(reply) for reply in self._run_each("plan", [self._call(step) for step in steps])]
         alone = {
             step.queue for step, done in zip(steps, replies, strict=True) if isinstance(done, Planned) and done.alone
         }
@@ -315,7 +320,7 @@ class ScheduleStore:
         except NotReplicated:
             self._hurried_until[queue] = time.monotonic() + _HURRIED_S
             return None
-        done = _planned(reply)
+        done = self._planned(reply)
         return isinstance(done, Planned) and done.outcome == scripts.DONE
 
     def forget_all(self, entry: str, queues: Sequence[str]) -> None:
@@ -398,7 +403,7 @@ class ScheduleStore:
         for queue in queues:
             pipeline.zcount(self.queue(queue).keys.timeout_set, "-inf", before_ms)
         counts = pipeline.execute(raise_on_error=False)
-        return any(isinstance(count, LOST) or (isinstance(count, int) and count > 0) for count in counts)
+        return any(self._is_away(count) or (isinstance(count, int) and count > 0) for count in counts)
 
     def set_error(self, entry: str, error: str | None) -> None:
         """Store why an entry could not be planned; None clears the error."""
@@ -411,13 +416,26 @@ class ScheduleStore:
 
     @contextmanager
     def _at_node(self) -> Iterator[None]:
-        """Make a lost connection a `NodeLost` on a cluster."""
+        """Make the error of a node of a cluster that is away a `NodeLost`."""
         try:
             yield
-        except LOST as exc:
-            if not is_cluster(self.client):
+        except _AWAY as exc:
+            if not self._is_away(exc):
                 raise
             raise NodeLost(str(exc)) from exc
+
+    def _is_away(self, reply: object) -> bool:
+        """Return whether a reply is the error of a node of a cluster that is away; if so, ask who has its slots now."""
+        if not isinstance(reply, _AWAY) or not is_cluster(self.client):
+            return False
+        with suppress(redis.RedisError, ConfigurationError, OSError):
+            self.client.topology.refresh_if_older(_ASK_S)  # type: ignore[attr-defined]
+        return True
+
+    def _planned(self, reply: Any) -> Planned | redis.RedisError:
+        if self._is_away(reply):
+            return NodeLost(str(reply))
+        return reply if isinstance(reply, redis.RedisError) else Planned.of(reply)
 
     def _get(self, key: str, entry: str) -> bytes:
         with _naming(key):
@@ -450,9 +468,3 @@ class ScheduleStore:
         script = load(name)
         slices = (calls[start : start + _BATCH] for start in range(0, len(calls), _BATCH))
         return [reply for part in slices for reply in script.run_each(self.writer, part)]
-
-
-def _planned(reply: Any) -> Planned | redis.RedisError:
-    if isinstance(reply, LOST):
-        return NodeLost(str(reply))
-    return reply if isinstance(reply, redis.ResponseError) else Planned.of(reply)
