@@ -37,6 +37,7 @@ _THOROUGH = (
         f"redis_cluster/test_{name}.py"
         for name in (
             *("acl", "check", "clocks", "failover", "half_moved", "maxclients", "moved_leases", "schedule", "tls"),
+            "transfer_command",
             "versions",
         )
     ),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import select
 import signal
+from threading import Lock
 
 import click
 
@@ -18,12 +20,16 @@ from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.settings import settings_of
-from celery_delayq.transfer.loop import TransferLoop
-from celery_delayq.transport import Connector
+from celery_delayq.transfer.loop import TransferSettings
+from celery_delayq.transport import Transport
+from celery_delayq.transport.poller import Waker
 from celery_delayq.transport.urls import is_sentinel
 
 #: The package's logger; `--loglevel` sets its level.
 logger = logging.getLogger("celery_delayq")
+
+#: How often to look whether the nodes of a cluster have changed, in seconds.
+_LOOK_S = 0.25
 
 
 class VisibleFormatter(logging.Formatter):
@@ -61,11 +67,12 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
     logging.basicConfig(handlers=[handler])
     logger.setLevel(loglevel.upper())
     app = ctx.obj.app
-    moved = 0
+    moved, lock = 0, Lock()
 
     def count(queue: DelayedQueue, done: Transferred) -> None:
         nonlocal moved
-        moved += done.moved
+        with lock:  # the loops have threads of their own
+            moved += done.moved
         recorder.on_pass(queue, done)
 
     try:
@@ -82,22 +89,31 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
         )
         lists = {name for queue in app.amqp.queues for name in channel.broker_lists(queue)}
         lists.update(name for name in map(str.strip, queues.split(",")) if name)
-        connector = Connector(connection, failover=True)
-        keyprefix = channel.global_keyprefix
-    recorder = Recorder(Counters())
-    flusher = Flusher(recorder.counters, keyprefix, channel.first_list)
-
-    loop = TransferLoop(
-        connector,
-        lambda: lists,
-        keyprefix=keyprefix,
-        settings=settings.transfer,
-        on_pass=count,
-        slot_of=channel.slot_of,
-        chores=flusher.flush if settings.metrics else lambda client, serves: None,
-    )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: loop.stop())
-    say(f"Transferring delayed tasks of {connection.as_uri()}. Press Ctrl-C to stop.", err=True)
-    loop.run()
+        recorder = Recorder(Counters())
+        flusher = Flusher(recorder.counters, channel.global_keyprefix, channel.first_list)
+        transport = connection.transport
+        transport.more_lists = frozenset(lists)
+        transport.has_failover = True
+        transport.on_pass = count
+        if settings.metrics:
+            transport.chores = flusher.flush
+        stop = Waker()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.wake())
+        say(f"Transferring delayed tasks of {connection.as_uri()}. Press Ctrl-C to stop.", err=True)
+        _transfer_until(stop, transport, settings.transfer)
     say(f"{moved} tasks transferred.", err=True)
+
+
+def _transfer_until(stop: Waker, transport: Transport, settings: TransferSettings) -> None:
+    """Transfer until `stop` wakes; on a cluster, follow its nodes, as a worker does when it fetches."""
+    nodes = transport.nodes
+    version = 0 if nodes is None else nodes.topology.version
+    transport.start_transfer(settings)
+    if nodes is not None:
+        nodes.watch()
+    while not select.select([stop], [], [], None if nodes is None else _LOOK_S)[0]:
+        if nodes is not None and version != nodes.topology.version:
+            version = nodes.topology.version
+            transport.follow_nodes()
+    transport.stop_transfer()

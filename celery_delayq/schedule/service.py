@@ -10,6 +10,7 @@ from typing import Any
 
 import redis
 
+from celery_delayq.cluster.client import Routed
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.queue.connections import is_cluster, new_id
 from celery_delayq.schedule.configured import reader
@@ -27,6 +28,9 @@ from celery_delayq.transport.urls import is_cluster as is_cluster_url
 
 #: How long a planner waits for replicas before it forgets where an entry was, in ms.
 _KEPT_MS = 100
+
+#: How long a planner waits for a node of a cluster, in seconds. Meanwhile, the entries of all nodes wait.
+_PATIENCE_S = 2.0
 
 
 def planner_loop(
@@ -66,7 +70,7 @@ def planner_loop(
     @contextmanager
     def connect() -> Iterator[tuple[ScheduleStore, Callable[[], Planner]]]:
         with connector.channel() as channel, Producer(channel, auto_declare=False) as producer:
-            store = store_of(channel)
+            store = _planners_store(channel)
             builder = Builder(app, producer)
             connected_before = next(connections) > 0
 
@@ -92,14 +96,34 @@ def planner_loop(
     return PlannerLoop(connect, chores, is_awaited=not is_cluster_url(connection))
 
 
-def store_of(channel: Any, *, replicate: bool = False) -> ScheduleStore:
+def _planners_store(channel: Any) -> ScheduleStore:
+    """Return a store that waits neither long for a node of a cluster, nor for a slot that moves."""
+    if not is_cluster(channel.plain_client):
+        return store_of(channel)
+    topology, nodes = channel.topology, channel.connection.nodes
+    return store_of(
+        channel,
+        client=Routed(topology, deadline_s=0, is_hurried=True, hurry_s=_PATIENCE_S),
+        on_away=lambda key: nodes.lose(topology.address_of(key)),
+    )
+
+
+def store_of(
+    channel: Any,
+    *,
+    client: redis.Redis | None = None,
+    replicate: bool = False,
+    on_away: Callable[[str], None] = lambda key: None,
+) -> ScheduleStore:
     """Return the schedule in the database of a channel with our transport.
 
     Args:
         channel: the channel.
+        client: a client of its server; by default that of the channel.
         replicate: wait for replicas, if the transport options want that: for changes of users. A planner does not wait.
+        on_away: see `ScheduleStore`.
     """
-    client = channel.plain_client
+    client = channel.plain_client if client is None else client
     return ScheduleStore(
         client,
         keyprefix=channel.global_keyprefix,
@@ -107,4 +131,5 @@ def store_of(channel: Any, *, replicate: bool = False) -> ScheduleStore:
         writer=channel.writer if replicate else None,
         keeper=ReplicatedClient(client, Replicas(max(1, channel.replicas), _KEPT_MS)) if is_cluster(client) else None,
         must_keep=channel.replicas > 0,
+        on_away=on_away,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import redis
 from redis.client import NEVER_DECODE
 
+from celery_delayq.cluster.redirection import REDIRECTIONS
 from celery_delayq.queue import keys
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.connections import LOST, at_server_of, is_cluster
@@ -31,12 +32,15 @@ from celery_delayq.transport.replicas import NotReplicated
 #: How long replicas are not waited for after they did not answer, in seconds.
 _HURRIED_S = 5.0
 
+#: What means on a cluster that a node is away, or that its slot is on its way to another one.
+_AWAY = (*LOST, *REDIRECTIONS)
+
 #: Number of fields per page of a HASH, and of scripts per pipeline.
 _PAGE, _BATCH = 1000, 100
 
 
 class NodeLost(redis.ConnectionError):
-    """The node of a queue is away; other nodes of the cluster may serve theirs."""
+    """The node of a queue is away, or gives it to another one; other nodes of the cluster may serve theirs."""
 
 
 @contextmanager
@@ -66,6 +70,7 @@ class ScheduleStore:
         keeper: executes what has to outlive a failover before another node may forget something, and waits shortly for
             replicas; None if there is one server, whose replicas never have the later of two writes only.
         must_keep: whether nothing may be forgotten as long as replicas do not answer.
+        on_away: called with a key whose node of a cluster is away.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class ScheduleStore:
         writer: redis.Redis | None = None,
         keeper: Any = None,
         must_keep: bool = False,
+        on_away: Callable[[str], None] = lambda key: None,
     ) -> None:
         self.client = client
         self.writer = client if writer is None else writer
@@ -86,6 +92,7 @@ class ScheduleStore:
         self._queues: dict[str, DelayedQueue] = {}
         self._keeper = keeper
         self._must_keep = must_keep
+        self._on_away = on_away
         #: Queue -> until when its replicas are not waited for, since they did not answer, by the monotonic clock.
         self._hurried_until: dict[str, float] = {}
 
@@ -168,11 +175,8 @@ class ScheduleStore:
         """Return the names of all broker lists that may have states."""
         try:
             return registered(self.client, self._keyprefix)
-        except LOST:
-            if not is_cluster(self.client):
-                raise
-        except redis.ResponseError as exc:
-            if not is_wrong_type(exc):
+        except (*LOST, redis.ResponseError) as exc:
+            if not self._is_away(exc, keys.RegistryKeys.of(self._keyprefix).names) and not is_wrong_type(exc):
                 raise
         # The registry cannot be read: use the queues in the records.
         names: set[str] = set()
@@ -188,7 +192,7 @@ class ScheduleStore:
             NodeLost: on a cluster: its node is away.
         """
         schedule = self.queue(queue).keys.schedule
-        with self._at_node():
+        with self._at_node(schedule):
             forgotten = self._get(schedule, "") or b"0"
             for page in self._pages(schedule):
                 yield {"": Seen(b"", forgotten), **{name: Seen(raw, forgotten) for name, raw in page if name}}
@@ -213,7 +217,7 @@ class ScheduleStore:
             pipeline.execute_command("HMGET", self.queue(queue).keys.schedule, *entries, "", **{NEVER_DECODE: True})
         found: dict[tuple[str, str], Seen] = {}
         for (queue, entries), reply in zip(of_queue.items(), pipeline.execute(raise_on_error=False), strict=True):
-            if isinstance(reply, LOST):
+            if self._is_away(reply, self.queue(queue).keys.schedule):
                 if not partly:
                     raise NodeLost(str(reply)) from reply
                 found.update(dict.fromkeys(((entry, queue) for entry in entries), UNKNOWN))
@@ -235,7 +239,10 @@ class ScheduleStore:
         for task_id, queue in wanted:
             pipeline.hexists(self.queue(queue).keys.index, message_key(task_id))
         replies = pipeline.execute(raise_on_error=False)
-        return [None if isinstance(one, LOST) else one is True or one == 1 for one in replies]
+        return [
+            None if self._is_away(reply, self.queue(queue).keys.index) else reply is True or reply == 1
+            for (_, queue), reply in zip(wanted, replies, strict=True)
+        ]
 
     def plan(self, steps: Sequence[Step]) -> list[Planned | redis.RedisError]:
         """Move entries to their next occurrences; see `plan.lua`. Atomic for each entry.
@@ -243,7 +250,10 @@ class ScheduleStore:
         Returns the result for each entry, or the server's error, or NodeLost: nobody knows whether it has moved.
         """
         just_registered = {name for name in {step.queue for step in steps if step.state} if self.queue(name).register()}
-        replies = [_planned(reply) for reply in self._run_each("plan", [self._call(step) for step in steps])]
+        replies = [
+            self._planned(step, reply)
+            for step, reply in zip(steps, self._run_each("plan", [self._call(step) for step in steps]), strict=True)
+        ]
         alone = {
             step.queue for step, done in zip(steps, replies, strict=True) if isinstance(done, Planned) and done.alone
         }
@@ -309,13 +319,13 @@ class ScheduleStore:
         """Return whether an entry has this state and a replica knows; None if no replica answers."""
         if time.monotonic() < self._hurried_until.get(queue, 0.0):
             return None
-        call = self._call(Step(entry, queue, seen, seen.raw))  # WAIT is about writes of its own connection
+        step = Step(entry, queue, seen, seen.raw)  # WAIT is about writes of its own connection
         try:
-            (reply,) = load("plan").run_each(self._keeper, [call])
+            (reply,) = load("plan").run_each(self._keeper, [self._call(step)])
         except NotReplicated:
             self._hurried_until[queue] = time.monotonic() + _HURRIED_S
             return None
-        done = _planned(reply)
+        done = self._planned(step, reply)
         return isinstance(done, Planned) and done.outcome == scripts.DONE
 
     def forget_all(self, entry: str, queues: Sequence[str]) -> None:
@@ -395,10 +405,11 @@ class ScheduleStore:
     def has_overdue(self, queues: Iterable[str], before_ms: int) -> bool:
         """Return whether one of these queues has a waiting message that was due before `before_ms`, or may have one."""
         pipeline = self.client.pipeline(transaction=False)
-        for queue in queues:
-            pipeline.zcount(self.queue(queue).keys.timeout_set, "-inf", before_ms)
-        counts = pipeline.execute(raise_on_error=False)
-        return any(isinstance(count, LOST) or (isinstance(count, int) and count > 0) for count in counts)
+        names = [self.queue(queue).keys.timeout_set for queue in queues]
+        for name in names:
+            pipeline.zcount(name, "-inf", before_ms)
+        counts = zip(names, pipeline.execute(raise_on_error=False), strict=True)
+        return any(self._is_away(count, name) or (isinstance(count, int) and count > 0) for name, count in counts)
 
     def set_error(self, entry: str, error: str | None) -> None:
         """Store why an entry could not be planned; None clears the error."""
@@ -410,14 +421,26 @@ class ScheduleStore:
     # -- helpers
 
     @contextmanager
-    def _at_node(self) -> Iterator[None]:
-        """Make a lost connection a `NodeLost` on a cluster."""
+    def _at_node(self, key: str) -> Iterator[None]:
+        """Make the error of a node of a cluster that is away a `NodeLost`."""
         try:
             yield
-        except LOST as exc:
-            if not is_cluster(self.client):
+        except _AWAY as exc:
+            if not self._is_away(exc, key):
                 raise
             raise NodeLost(str(exc)) from exc
+
+    def _is_away(self, reply: object, key: str) -> bool:
+        """Return whether a reply is the error of a node of a cluster that is away."""
+        if not isinstance(reply, _AWAY) or not is_cluster(self.client):
+            return False
+        self._on_away(key)
+        return True
+
+    def _planned(self, step: Step, reply: Any) -> Planned | redis.RedisError:
+        if self._is_away(reply, self.queue(step.queue).keys.schedule):
+            return NodeLost(str(reply))
+        return reply if isinstance(reply, redis.RedisError) else Planned.of(reply)
 
     def _get(self, key: str, entry: str) -> bytes:
         with _naming(key):
@@ -450,9 +473,3 @@ class ScheduleStore:
         script = load(name)
         slices = (calls[start : start + _BATCH] for start in range(0, len(calls), _BATCH))
         return [reply for part in slices for reply in script.run_each(self.writer, part)]
-
-
-def _planned(reply: Any) -> Planned | redis.RedisError:
-    if isinstance(reply, LOST):
-        return NodeLost(str(reply))
-    return reply if isinstance(reply, redis.ResponseError) else Planned.of(reply)

@@ -140,6 +140,10 @@ class Transport(kombu_redis.Transport):
         #: See `TransferLoop`.
         self.on_pass: Callable[[DelayedQueue, Transferred], None] | None = None
         self.chores: Callable[[redis.Redis, Callable[[str], bool]], None] = lambda client, serves: None
+        #: Broker lists to transfer to besides those that this connection consumes.
+        self.more_lists: frozenset[str] = frozenset()
+        #: Whether a transfer loop tries the alternative URLs in turn. A worker's stays with the worker's server.
+        self.has_failover = False
         #: The messages that are not due yet, and returns how many there may be (0: any number).
         self.ahead = Ahead()
         self.most_ahead: Callable[[], int] = int
@@ -272,7 +276,9 @@ class Transport(kombu_redis.Transport):
 
     def _servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:
         """Return how to connect to each server, and which lists it has."""
-        return {"": (Connector(self.client), lambda name: True)} if self.nodes is None else self.nodes.servers()
+        if self.nodes is not None:
+            return self.nodes.servers()
+        return {"": (Connector(self.client, failover=self.has_failover), lambda name: True)}
 
     def _start_loops(self, servers: dict[str, tuple[Any, Callable[[str], bool]]]) -> None:
         assert self._transfer is not None
@@ -282,7 +288,7 @@ class Transport(kombu_redis.Transport):
             connect, serves = servers[server]
             self._loops[server] = loop = TransferLoop(
                 connect,
-                self.task_lists,
+                lambda: self.task_lists() | self.more_lists,
                 keyprefix=keyprefix,
                 settings=settings,
                 on_pass=self.on_pass,
@@ -303,7 +309,7 @@ class Transport(kombu_redis.Transport):
         return histories.setdefault(server, History(logger))
 
     def follow_nodes(self) -> None:
-        """Have a transfer loop for each master of the cluster; for the thread that fetches."""
+        """Have a transfer loop for each master of the cluster; for the thread that started them."""
         if self._transfer is None:
             return
         servers = self._servers()

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from redis import exceptions
+
 from celery_delayq.cluster.client import Routed, own_connections
 from celery_delayq.cluster.topology import Address, Topology
 from celery_delayq.queue.shared_registry import SharedRegistry
@@ -50,7 +52,10 @@ class Nodes:
     def successor(self, server: str) -> str | None:
         """Return the server that has what another one had; None if that is not known."""
         slot = self._slots.get(server)
-        return None if slot is None else str(self.topology.node_of(slot).address)
+        try:
+            return None if slot is None else str(self.topology.node_of(slot).address)
+        except exceptions.ClusterDownError:  # nobody has the slot now
+            return None
 
     def watch(self, *, hurried: bool = True) -> None:
         """Look which node has which slots, and again from time to time.

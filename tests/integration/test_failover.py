@@ -26,7 +26,7 @@ from tests.sentinel import Replicated
 from tests.sentinel import replicated as with_sentinel
 from tests.support import wait_until
 from tests.worker_app import publisher
-from tests.workers import Worker
+from tests.workers import CeleryCommand, Worker
 
 pytestmark = pytest.mark.one_server("Sentinel and lists of servers; see redis_cluster/test_failover.py")
 
@@ -327,3 +327,37 @@ def test_commands_say_in_short_that_no_sentinel_answers(servers: Replicated, app
     assert done.code == 1
     (finding,) = (line for line in done.lines() if line["check"] == "server")
     assert finding["message"].endswith(": No master found for 'shop'.")
+
+
+def test_the_transfer_command_goes_on_with_the_new_master(servers: Replicated, app: Celery, ledger: Ledger) -> None:
+    with CeleryCommand("delayq", "transfer", broker=servers.url, ledger=ledger.url, conf=servers.conf) as command:
+        note = app.tasks["note"]
+        with servers.master.client() as client:
+            note.apply_async(countdown=0.2)
+            wait_until(lambda: client.llen("celery") == 1, "it is in the list")
+            note.apply_async(countdown=3)
+            servers.fail_over()
+        with servers.replica.client() as client:
+            wait_until(lambda: client.llen("celery") == 2, "the other one, too", 60)
+        command.send_signal(signal.SIGTERM)
+        assert command.wait() == 0
+        assert "2 tasks transferred." in command.log
+
+
+def test_the_transfer_command_goes_on_with_the_next_url(ledger: Ledger) -> None:
+    """And ends as always while all servers are away."""
+    with PrivateRedis() as first, PrivateRedis() as second, second.client() as client:
+        urls = [server.url.replace("redis", "delayq", 1) for server in (first, second)]
+        with (
+            CeleryCommand("delayq", "transfer", broker=";".join(urls), ledger=ledger.url) as command,
+            publisher(urls[1], ledger.url) as app,
+        ):
+            command.wait_for_log("connected.")
+            first.kill()
+            app.tasks["note"].apply_async(countdown=0.2)
+            wait_until(lambda: client.llen("celery") == 1, "it is in the list", 60)
+            second.kill()
+            command.send_signal(signal.SIGTERM)
+            assert command.wait() == 0
+            assert "1 tasks transferred." in command.log
+            assert "Traceback" not in command.log

@@ -80,6 +80,14 @@ def wait_for_more(client: redis.Redis, queues: tuple[str, ...], more: int = 5) -
         wait_until(lambda: len(planned(client, queue)) >= before[queue] + more, f"{queue} goes on")  # noqa: B023
 
 
+def assert_complete_after(client: redis.Redis) -> None:
+    """See that all queues go on, and that no occurrence is missing or there twice."""
+    wait_for_more(client, QUEUES)
+    for queue in QUEUES:
+        found = planned(client, queue)
+        assert found == list(range(found[0], found[-1] + 1, EVERY_MS))
+
+
 def red_pair(cluster: Cluster) -> tuple[ClusterNode, ClusterNode]:
     """Return the master of `red`, which is not that of the schedule, and its replica."""
     master = cluster.owner("red")
@@ -139,10 +147,39 @@ def test_entries_of_other_nodes_go_on_while_one_is_away(broker: ClusterServer, l
         wait_for_more(client, others, 30)
         lost.restart()
         cluster.wait_until_ok()
+        assert_complete_after(client)
+
+
+def test_entries_of_other_nodes_go_on_while_one_hangs(broker: ClusterServer, ledger_url: str) -> None:
+    """Whatever happens to what was sent to it: each occurrence is planned once."""
+    cluster = broker.cluster
+    hanging = cluster.owner("blue")
+    assert hanging is not cluster.owner(SCHEDULE_KEYS.definitions)
+    others = tuple(queue for queue in QUEUES if cluster.owner(queue) is not hanging)
+    options = {"broker_transport_options": {"socket_timeout": 120.0}}  # nobody waits for that
+    with (
+        publisher(cluster.url(3), ledger_url, beat_schedule=SCHEDULE, **options) as app,
+        broker.client() as client,
+        planning(app),
+    ):
         wait_for_more(client, QUEUES)
-        for queue in QUEUES:
-            found = planned(client, queue)
-            assert found == list(range(found[0], found[-1] + 1, EVERY_MS))
+        hanging.suspend()
+        try:
+            wait_for_more(client, others, 150)
+        finally:
+            hanging.resume()
+        assert_complete_after(client)
+
+
+def test_entries_of_other_slots_go_on_while_one_moves(broker: ClusterServer, ledger_url: str) -> None:
+    cluster = broker.cluster
+    source = cluster.owner("blue")
+    target = next(node for node in cluster.masters() if node is not source)
+    with publisher(cluster.url(3), ledger_url, beat_schedule=SCHEDULE) as app, broker.client() as client, planning(app):
+        wait_for_more(client, QUEUES)
+        with cluster.moving(slot_of("blue"), target):
+            wait_for_more(client, ("green", "red"), 50)
+        assert_complete_after(client)
 
 
 def test_planners_listen_where_the_slot_of_the_schedule_has_gone(broker: ClusterServer, ledger_url: str) -> None:
