@@ -18,7 +18,7 @@ from redis import exceptions
 
 #: How often to read the history, in seconds: of a replicated server; of one that is written to little; of one without
 #: replicas.
-REPLICATED_S, QUIET_S, ALONE_S = 1.0, 10.0, 30.0
+REPLICATED_S, QUIET_S, ALONE_S = 1.0, 5.0, 30.0
 
 #: A server that writes fewer bytes a second than this is quiet. Idle workers write less.
 _QUIET_BYTES_S = 10_000
@@ -180,6 +180,11 @@ class History:
         loss = before and compare(before, now, age_s, full_age_s)
         if loss:
             self._logger.log(loss.level, "%s", loss.message)
+
+    def hurry(self) -> None:
+        """Read a replicated server soon: something was written, though nothing was for a while."""
+        if self._last is not None and self._last.is_replicated:
+            self.next_at = min(self.next_at, self._read_at + REPLICATED_S)
 
     def _read_offset(self, client: redis.Redis, asked: float) -> Moment | None:
         """Return the last moment with a new offset; None if all has to be read."""

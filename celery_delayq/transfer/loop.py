@@ -374,6 +374,7 @@ class TransferLoop(LoopThread):
             return
         # All databases share the channel: believe a message only if it makes the loop look earlier.
         watched.busy_at = time.monotonic()
+        self._history.hurry()
         if not watched.is_to_be_looked_at and (watched.head_due_ms is None or due_ms < watched.head_due_ms):
             watched.head_due_ms = due_ms
             self._arm(watched, last_sign_ms=0)
@@ -386,6 +387,7 @@ class TransferLoop(LoopThread):
             return
         if punctual == self.id or watched.is_to_be_looked_at or not 0 <= last_sign_ms < 2**53:
             return
+        self._history.hurry()
         watched.punctual = punctual
         watched.head_due_ms = head_due_ms
         self._arm(watched, last_sign_ms=last_sign_ms)
@@ -582,6 +584,7 @@ class TransferLoop(LoopThread):
         watched.punctual = done.punctual
         self._arm(watched, last_sign_ms=done.last_sign_ms)
         if done.moved:
+            self._history.hurry()
             logger.debug("Transferred %d messages to %r", done.moved, queue.name)
         if done.dead:
             logger.error(

@@ -233,6 +233,20 @@ class TestLoop:
         read(history, pair.master)
         assert history.next_at < time.monotonic() + REPLICATED_S + 0.1
 
+    def test_and_soon_again_when_a_delayed_task_is_announced_or_moved(
+        self, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(history_module, "QUIET_S", 600.0)
+        history = History(logging.getLogger("history"))
+        loop = TransferLoop(lambda: redis.Redis(port=pair.master.port), lambda: ["q"], history=history)
+        loop.start()
+        try:
+            wait_until(lambda: history.next_at > time.monotonic() + REPLICATED_S + 1, "it is quiet")
+            offer(pair.master)
+            wait_until(lambda: history.next_at <= time.monotonic() + REPLICATED_S, "it reads soon")
+        finally:
+            loop.stop()
+
     def test_and_rarely_if_there_are_none(self, redis_server: PrivateRedis) -> None:
         history = History(logging.getLogger("history"))
         read(history, redis_server)
