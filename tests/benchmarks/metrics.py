@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from statistics import median
+from urllib.request import Request, urlopen
 
 from celery_delayq import DelayedQueue
-from celery_delayq.metrics.collector import text_of
+from celery_delayq.metrics.endpoint import server_at
 from celery_delayq.metrics.source import Source
 from celery_delayq.queue import scripts
 from celery_delayq.queue.keys import QueueKeys
@@ -41,6 +43,9 @@ _SETTLED_S = 3.0
 _TOTALS = {f"{histogram}_lateness:{le}": 1 for histogram in ("transfer", "start") for le in range(15)}
 
 _HOUR_MS = 3_600_000
+
+#: What Prometheus asks for.
+_AS_PROMETHEUS = {"Accept": "application/openmetrics-text; version=1.0.0", "Accept-Encoding": "gzip"}
 
 
 def run(scale: Scale) -> Report:
@@ -105,15 +110,25 @@ def _scrape(report: Report, scale: Scale) -> None:
             scripts.count(client, QueueKeys.of(queue.name), now_s=now_s, numbers=_TOTALS)
         app = make_app(broker_url(OURS, server.port))
         source = Source(app)
-        source.read()
-        for _ in range(scale.scrapes):
-            client.config_resetstat()
-            began = time.perf_counter()
-            text_of(source.read())
-            took.add(OURS, (time.perf_counter() - began) * 1000)
-            sent.add(OURS, client.info("stats")["total_commands_processed"])
+        with server_at("127.0.0.1", 0, source) as endpoint:
+            threading.Thread(target=endpoint.serve_forever, daemon=True).start()
+            scraped = Request(f"http://127.0.0.1:{endpoint.server_port}/metrics", headers=_AS_PROMETHEUS)
+            _answer(scraped)
+            for _ in range(scale.scrapes):
+                client.config_resetstat()
+                began = time.perf_counter()
+                _answer(scraped)
+                took.add(OURS, (time.perf_counter() - began) * 1000)
+                sent.add(OURS, client.info("stats")["total_commands_processed"])
+            endpoint.shutdown()
         source.close()
         app.close()
+
+
+def _answer(scraped: Request) -> bytes:
+    with urlopen(scraped, timeout=_DEADLINE_S) as answer:
+        body: bytes = answer.read()
+        return body
 
 
 def _idle(report: Report, scale: Scale) -> None:

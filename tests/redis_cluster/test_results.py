@@ -107,8 +107,11 @@ def test_groups_are_saved_and_restored(app: Any, here: Cluster) -> None:
     result = group(add.s(number, number) for number in range(6)).apply_async()
     result.save()
     assert keys(here, result.id)
+    # With Celery 5.6.0, a restored result does not hear of one that another object in the process awaits.
+    expected = [0, 2, 4, 6, 8, 10]
+    assert result.get(timeout=60) == expected
     restored = GroupResult.restore(result.id, app=app)
-    assert restored.join(timeout=60) == [0, 2, 4, 6, 8, 10]  # `get` of a restored group never ends with Celery 5.6.0
+    assert restored.join(timeout=60) == expected  # nor does `get` of a restored group ever end
     restored.delete()
     assert GroupResult.restore(result.id, app=app) is None
     assert not keys(here, result.id)
