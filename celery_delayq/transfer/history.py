@@ -18,7 +18,7 @@ from redis import exceptions
 
 #: How often to read the history, in seconds: of a replicated server; of one that is written to little; of one without
 #: replicas.
-REPLICATED_S, QUIET_S, ALONE_S = 1.0, 5.0, 30.0
+REPLICATED_S, QUIET_S, ALONE_S = 1.0, 8.0, 30.0
 
 #: A server that writes fewer bytes a second than this is quiet. Idle workers write less.
 _QUIET_BYTES_S = 10_000
