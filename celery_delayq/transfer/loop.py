@@ -41,15 +41,15 @@ from typing import Any
 import redis
 from redis import exceptions
 
-from celery_delayq.queue import keys, scripts
+from celery_delayq.queue import scripts
 from celery_delayq.queue.clock import ServerClock
 from celery_delayq.queue.connections import CONNECTION_ERRORS, new_id
 from celery_delayq.queue.delayed_queue import BATCH_SIZE, DelayedQueue
-from celery_delayq.queue.registry import Registry, Retired
+from celery_delayq.queue.registry import Registry
 from celery_delayq.queue.scripts import Transferred
-from celery_delayq.queue.shared_registry import FRESH_S
 from celery_delayq.queue.tidying import tidy
 from celery_delayq.transfer.history import History
+from celery_delayq.transfer.known_queues import KnownQueues
 from celery_delayq.transfer.lead import WAKE_AT, Lead
 from celery_delayq.transfer.thread import LoopThread, interrupt, socket_of
 
@@ -191,12 +191,11 @@ class TransferLoop(LoopThread):
         self._connect = connect
         self._queues = queues
         self._keyprefix = keyprefix
-        self._registry_channel = keys.RegistryKeys.of(keyprefix).names
         self._on_pass = on_pass
         self._may_begin = may_begin
         self._history = history or History(logger)
         self._serves = serves
-        self._shared_registry = registry
+        self._known = KnownQueues(keyprefix, registry, serves)
         self._slot_of = slot_of
         self._chores = chores
         self._next_chores = time.monotonic() + CHORES_S
@@ -209,15 +208,8 @@ class TransferLoop(LoopThread):
         self._by_transferrer_channel: dict[str, _Watched] = {}
         self._client: redis.Redis | None = None
         self._next_look = 0.0
-        #: The registered queues, as they were read last.
-        self._known: set[str] = set()
-        #: Queues that were announced since then, or shortly before -> when, by the monotonic clock.
-        self._announced: dict[str, float] = {}
         #: The number of looks since the loop connected.
         self._looks = 0
-        #: Whether the registry could be read when that was last tried.
-        self._registry_read = False
-        self._registry_error = ""
         #: The queues to tidy now, and the number of steps left before the next look.
         self._untidy: list[_Watched] = []
         self._tidy_steps = 0
@@ -268,8 +260,7 @@ class TransferLoop(LoopThread):
     def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
         self._client, self._pubsub = client, pubsub
         self._history.read(client, is_new=True)
-        self._registry = self._shared_registry or Registry(client, self._keyprefix)
-        self._registry.refresh()
+        self._known.connect(client)
         self._looked = False
         self._looks = 0
         self._watched.clear()
@@ -278,7 +269,7 @@ class TransferLoop(LoopThread):
         self._by_transferrer_channel.clear()
         # The first look follows the confirmation: queues that are registered later will be announced.
         self._next_look = time.monotonic() + self.settings.interval_s
-        pubsub.subscribe(self._registry_channel)
+        pubsub.subscribe(self._known.channel)
 
     def _resign(self) -> None:
         # Resign when woken, too: a cold shutdown cancels the consumers, and may stop the loop before it resubscribes.
@@ -350,15 +341,15 @@ class TransferLoop(LoopThread):
     def _handle(self, message: dict[str, Any]) -> None:
         channel = _text(message["channel"]) if message.get("channel") is not None else ""
         if message["type"] == "subscribe":
-            if channel == self._registry_channel:
+            if channel == self._known.channel:
                 self._look()
             elif channel in self._by_channel:
                 # Nobody announces messages that became due before the subscription.
                 self._by_channel[channel].wake_at_ms = 0
         elif message["type"] == "message":
             data = _text(message["data"])
-            if channel == self._registry_channel and data:
-                self._announced[data] = time.monotonic()
+            if channel == self._known.channel and data:
+                self._known.announce(data)
                 if self._serves(data):
                     self._watch({data})
                     self._watched[data].busy_at = time.monotonic()
@@ -401,11 +392,11 @@ class TransferLoop(LoopThread):
         if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
             raise exceptions.ConnectionError("Redis did not answer on the subscription")
         consumed = set(self._queues())
-        registry = self._read_registry() if self._looks % _LOOKS_A_REGISTRY == 0 or not self._registry_read else None
-        if registry is not None:
+        is_new = (self._looks % _LOOKS_A_REGISTRY == 0 or not self._known.is_read) and self._known.read()
+        if is_new:
             self._register_again()
         self._looks += 1
-        names = set(filter(self._serves, self._known | consumed | self._announced.keys()))
+        names = set(filter(self._serves, self._known.names | consumed))
         self._unwatch(self._watched.keys() - names)
         self._watch(names - self._watched.keys())
         for name, watched in self._watched.items():
@@ -419,8 +410,8 @@ class TransferLoop(LoopThread):
         for watched in self._watched.values():
             if watched.head_due_ms is not None or watched.error:
                 watched.wake_at_ms = 0
-        if registry is not None:
-            self._clear_registry(*registry)
+        if is_new:
+            self._clear_registry()
         self._choose_untidy()
         self._looked = True
         self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
@@ -479,56 +470,21 @@ class TransferLoop(LoopThread):
         if self._tidy_steps == 0:
             self._untidy.clear()
 
-    def _read_registry(self) -> tuple[set[str], Retired] | None:
-        """Learn which queues there are. Returns the registered and the retired names; None if the server refused."""
-        self._registry_read = False
-        read_since = time.monotonic() - FRESH_S  # by another loop, if they share the registry
-        try:
-            names = set(filter(self._serves, self._registry.names()))
-            retired = self._registry.retired().only(self._serves)
-        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
-            # The consumed queues are known without the registry, and earlier names are kept.
-            self._report("read the names of delayed queues in", exc)
-            return None
-        self._known = names | retired.at_ms.keys()
-        self._announced = {name: at for name, at in self._announced.items() if at > read_since}
-        self._registry_read, self._registry_error = True, ""
-        return names, retired
-
     def _register_again(self) -> None:
         """Register the queues that hold messages although the registry does not know them.
 
         Whoever stored the messages could not do so: on a cluster, the registry's node was away.
         """
         for name, watched in self._watched.items():
-            if watched.head_due_ms is not None and name not in self._known:
+            if watched.head_due_ms is not None and not self._known.is_in_registry(name):
                 watched.queue.register(again=True)
-                self._known.add(name)
+                self._known.announce(name)
 
-    def _clear_registry(self, names: set[str], retired: Retired) -> None:
+    def _clear_registry(self) -> None:
         """Remove the names of empty queues from the registry."""
         quiet_since = time.monotonic() - self.settings.idle_s
-        # A queue may have moved to another node of a cluster since the names were read.
-        here = names & self._watched.keys()
-        idle = [name for name in here if self._watched[name].is_empty_since(quiet_since)]
-        try:
-            self._registry.clear(idle, retired, self.settings.idle_s)
-        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
-            self._report("remove names of empty queues from", exc)
-
-    def _report(self, what: str, exc: Exception) -> None:
-        """Log once that the registry's server cannot be used, or refuses.
-
-        Raises:
-            redis.ConnectionError: this loop's own connection to the registry's server is lost.
-        """
-        # A shared registry waits less for the same server than this loop does.
-        is_own = self._shared_registry is None and self._serves(self._registry.keys.names)
-        if isinstance(exc, CONNECTION_ERRORS) and is_own:
-            raise exc
-        if str(exc) != self._registry_error:
-            logger.error("Cannot %s %r: %s", what, self._registry.keys.names, exc)
-        self._registry_error = str(exc)
+        idle = [name for name, watched in self._watched.items() if watched.is_empty_since(quiet_since)]
+        self._known.clear(idle, self.settings.idle_s)
 
     def _watch(self, names: set[str]) -> None:
         assert self._client is not None
