@@ -1,9 +1,14 @@
-"""Conversion of times: from the API's types to unix time in ms, rounded up so that no task runs early, and back."""
+"""Conversion of times: from the API's types to unix time in ms, rounded up so that no task runs early, and back; from and
+to text.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from datetime import datetime, timedelta, timezone
+
+from dateutil.parser import isoparse
 
 #: A time in the API: a datetime, or unix time in seconds. A naive datetime is taken as UTC, as Celery's workers take a
 #: naive eta.
@@ -88,3 +93,62 @@ def to_datetime(ms: int) -> datetime:
 def to_timedelta(ms: int) -> timedelta:
     """Return a span in ms as a timedelta. Longer spans become about 8,000 years."""
     return max(-_LAST_MS, min(ms, _LAST_MS)) * _MILLISECOND
+
+
+# -- text
+
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_PART = r"(\d+(?:\.\d+)?)(ms|[smhdw])"
+_SPAN = re.compile(rf"([+-]?)((?:{_PART})+)")
+
+#: A time must start with a full date: isoparse alone would read "1700" as a year.
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+def parse_span(text: str) -> timedelta:
+    """Return the span of a text such as `90` (seconds), `90s`, `1h30m` or `2d`.
+
+    Raises:
+        OverflowError: it is longer than a timedelta can be.
+        ValueError: it is not a span.
+    """
+    found = _span(text)
+    return timedelta(seconds=float(text)) if found is None else found
+
+
+def parse_time(text: str) -> datetime | timedelta:
+    """Return the time of a text in ISO 8601 (UTC unless it has a zone), or relative to now: `+30m`, `2h`, `-15m`.
+
+    Returns:
+        An aware datetime, or a timedelta.
+
+    Raises:
+        OverflowError: it is longer than a timedelta can be.
+        ValueError: it is not a time.
+    """
+    if (span := _span(text)) is not None:
+        return span
+    if _DATE.match(text):
+        when = isoparse(text)
+        return when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+    raise ValueError(text)
+
+
+def _span(text: str) -> timedelta | None:
+    found = _SPAN.fullmatch(text.strip())
+    if found is None:
+        return None
+    span = timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, found[2])))
+    return -span if found[1] == "-" else span
+
+
+def shown_span(span: timedelta) -> str:
+    """Return a span as text, in its two largest units: `2d 3h`, `29m 59s`, `-3s`."""
+    seconds = int(abs(span).total_seconds())
+    sign = "-" if span < timedelta(0) and seconds else ""
+    parts = []
+    for unit in ("d", "h", "m", "s"):
+        number, seconds = divmod(seconds, int(_UNITS[unit]))
+        parts.append((number, unit))
+    first = next((index for index, (number, _) in enumerate(parts) if number), len(parts) - 1)
+    return sign + " ".join(f"{number}{unit}" for number, unit in parts[first : first + 2])

@@ -6,20 +6,7 @@ import sys
 
 import click
 
-
-def visible(value: object, keep: str = "") -> str:
-    r"""Return a value as text, with control characters escaped, such as `\x1b`.
-
-    Args:
-        value: the value.
-        keep: control characters that are not escaped.
-    """
-    text = str(value)
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
-    )
+from celery_delayq.escapes import visible as visible
 
 
 def say(line: str, *, err: bool = False) -> None:
