@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any
 
 import click
@@ -27,11 +27,12 @@ from celery_delayq.cli.output import (
     text,
 )
 from celery_delayq.cli.plain import say
-from celery_delayq.cli.times import Span, shown, shown_span
-from celery_delayq.errors import DelayqError
+from celery_delayq.cli.times import shown, shown_span
+from celery_delayq.errors import DelayqError, InvalidSchedule
 from celery_delayq.queue.scripts import MAX_PAGE
 from celery_delayq.schedule import redbeat
 from celery_delayq.schedule.api import Schedule
+from celery_delayq.schedule.encoding import written
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.periodic_task import PeriodicTask
 
@@ -112,7 +113,7 @@ def _table(entries: Sequence[PeriodicTask], width: int) -> Table:
         task = text(short_name(entry.task) if narrow else entry.task)
         past = () if narrow else (shown(entry.last_run), entry.runs)
         rest = (shown(entry.next_run, short=narrow), left, *past, _status(entry))
-        table.add_row(text(entry.name), task, *map(text, (_when(entry), *rest)))
+        table.add_row(text(entry.name), task, *map(text, (entry.when, *rest)))
     return table
 
 
@@ -160,13 +161,10 @@ class _When(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See `click.ParamType`."""
-        if len(value.split()) > 1:
-            return value
         try:
-            return Span().convert(value, param, ctx)
-        except click.BadParameter:
-            advice = "write seconds, or 90s, 30m, 1h30m, or a crontab expression such as '0 6 * * mon-fri'"
-            self.fail(f"cannot parse {value!r} as a schedule: {advice}", param, ctx)
+            return written(value)
+        except InvalidSchedule as exc:
+            self.fail(str(exc), param, ctx)
 
 
 _FIELDS = (
@@ -285,33 +283,5 @@ def _data(entry: PeriodicTask) -> dict[str, Any]:
     return data
 
 
-def _when(entry: PeriodicTask) -> str:
-    given = entry.schedule
-    if not isinstance(given, dict):
-        return str(given or "-")
-    if isinstance(given.get("every"), (int, float)):
-        return f"every {_span(given['every'])}"
-    zone = entry.timing.get("tz")
-    when = given.get("crontab") or f"{given.get('solar')} at {given.get('lat')}, {given.get('lon')}"
-    return f"{when} ({zone})" if zone else str(when)
-
-
-def _span(seconds: float) -> str:
-    is_short = seconds < 60 or seconds != int(seconds)
-    return f"{seconds:g}s" if is_short else shown_span(timedelta(seconds=seconds))
-
-
 def _status(entry: PeriodicTask) -> str:
-    if entry.error:
-        return f"error: {entry.error}"
-    if entry.paused:
-        return "paused"
-    if not entry.timing.get("enabled", True):
-        return "disabled"
-    if not entry.is_registered:
-        return "unknown task"
-    if entry.next_run is None:
-        if entry.queue is None:
-            return "not seen by a planner"
-        return "ended" if entry.runs else "never runs"
-    return "planned"
+    return f"error: {entry.error}" if entry.error else entry.status

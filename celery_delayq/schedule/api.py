@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from celery.beat import BeatLazyFunc
@@ -16,8 +17,9 @@ from redis.exceptions import ResponseError
 from celery_delayq.errors import DelayqError, EntryExists, InvalidSchedule, UnknownEntry
 from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.forecast import forecast
 from celery_delayq.schedule.periodic_task import PeriodicTask
-from celery_delayq.schedule.records import Record, Seen
+from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.service import store_of
 from celery_delayq.schedule.store import ScheduleStore
 
@@ -199,6 +201,31 @@ class Schedule:
             if error is not None:  # the entry in the configuration is invalid
                 return PeriodicTask(name, "", None, error=error)
             return self._show(store, name, self._record(store, name))
+
+    def next_runs(self, name: str, number: int = 5) -> list[datetime]:
+        """Return when an entry runs next, as it is planned now: aware datetimes in UTC, the planned run first.
+
+        There are fewer if it ends, one if its schedule decides only when it is asked, and none if nothing is planned: it
+        is paused, or no planner has seen it.
+
+        Args:
+            name: name of the entry.
+            number: how many runs.
+
+        Raises:
+            UnknownEntry: there is no such entry.
+            InvalidSchedule: the entry exists only in code, in a configuration that this process does not have.
+        """
+        with self._store() as store:
+            record = self._record(store, name)
+            if record.queue is None or record.paused:
+                return []
+            raw = store.seen([(name, record.queue)])[0].raw
+            definition = self._definition(name, record)
+        try:
+            return forecast(definition, State.parse(raw), number) if raw else []
+        except ValueError:  # another program wrote it
+            return []
 
     def __contains__(self, name: str) -> bool:
         """Return whether there is an entry of that name."""

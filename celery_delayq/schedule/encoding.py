@@ -22,6 +22,7 @@ from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule, so
 
 from celery_delayq.errors import InvalidSchedule
 from celery_delayq.schedule.occurrences import LONGEST_S
+from celery_delayq.times import parse_span
 
 
 def encode(given: BaseSchedule) -> dict[str, Any] | None:
@@ -54,6 +55,21 @@ def _field(given: Any) -> str:
     if isinstance(given, Iterable) and not isinstance(given, str):
         return ",".join(str(number) for number in sorted(given))
     return str(given).replace(" ", "")
+
+
+def written(text: str) -> str | timedelta:
+    """Return the schedule that a person has written, in a form for `decode`: an interval, or a crontab expression.
+
+    Raises:
+        InvalidSchedule: it is neither. Fields of a crontab are not checked here.
+    """
+    if len(text.split()) > 1:
+        return text
+    try:
+        return parse_span(text)
+    except (ValueError, OverflowError) as exc:
+        advice = "write seconds, or 90s, 30m, 1h30m, or a crontab expression such as '0 6 * * mon-fri'"
+        raise InvalidSchedule(f"cannot parse {text!r} as a schedule: {advice}") from exc
 
 
 def decode(given: Any, app: Any) -> BaseSchedule:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery_delayq.schedule.occurrences import jitter_ms, to_datetime
 from celery_delayq.schedule.records import Record, Seen, State
+from celery_delayq.times import shown_span
 
 _EMPTY: dict[str, Any] = {"task": "", "args": (), "kwargs": {}, "options": {}, "timing": {}}
 
@@ -51,6 +52,37 @@ class PeriodicTask:
     runs: int = 0
     error: str | None = None
     is_registered: bool = True
+
+    @property
+    def when(self) -> str:
+        """Its schedule in words: `every 30s`, `0 6 * * mon-fri (Europe/Berlin)`; a dash if nobody knows it."""
+        given = self.schedule
+        if not isinstance(given, dict):
+            return str(given or "-")
+        if isinstance(given.get("every"), (int, float)):
+            return f"every {_span(given['every'])}"
+        zone = self.timing.get("tz")
+        when = given.get("crontab") or f"{given.get('solar')} at {given.get('lat')}, {given.get('lon')}"
+        return f"{when} ({zone})" if zone else str(when)
+
+    @property
+    def status(self) -> str:
+        """What it does, in words: `planned`, `paused`, `disabled`, `ended`, `never runs`, `error`, `unknown task`, or
+        `not seen by a planner`.
+        """
+        if self.error:
+            return "error"
+        if self.paused:
+            return "paused"
+        if not self.timing.get("enabled", True):
+            return "disabled"
+        if not self.is_registered:
+            return "unknown task"
+        if self.next_run is None:
+            if self.queue is None:
+                return "not seen by a planner"
+            return "ended" if self.runs else "never runs"
+        return "planned"
 
     @classmethod
     def of(cls, name: str, record: Record, seen: Seen, error: str | None, known: Container[str]) -> PeriodicTask:
@@ -100,3 +132,8 @@ def _next_run(name: str, data: Mapping[str, Any], state: State | None) -> dateti
         countdown = round(float(data["options"].get("countdown") or 0) * 1000)
         return to_datetime(state.at_ms + jitter + countdown)
     return to_datetime(state.at_ms)
+
+
+def _span(seconds: float) -> str:
+    is_short = seconds < 60 or seconds != int(seconds)
+    return f"{seconds:g}s" if is_short else shown_span(timedelta(seconds=seconds))
