@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 from celery_delayq.errors import ConfigurationError, DelayqError
 from celery_delayq.metrics.snapshot import Reader, Snapshot
 from celery_delayq.transport import register, require_transport
+from celery_delayq.transport.reading import connection_for_reading
 
 #: How long to wait for an answer of Redis, and for another scrape, in seconds. kombu tries twice to connect, and
 #: Prometheus waits for ten.
@@ -94,16 +95,7 @@ class Source:
 
     def _new_connection(self) -> Any:
         register()  # for an app that has no DelayQ
-        try:
-            connection = self._app.connection_for_write()
-            connection.get_transport_cls()
-        except (ValueError, KeyError) as exc:
-            raise ConfigurationError(f"wrong broker URL: {exc}") from exc
-        connection.may_be_replica = True  # a replica is enough for reading
-        options = connection.transport_options = dict(connection.transport_options)
-        for name in ("socket_timeout", "socket_connect_timeout"):
-            options[name] = min(options.get(name) or _TIMEOUT_S, _TIMEOUT_S)
-        return connection
+        return connection_for_reading(self._app, _TIMEOUT_S)
 
     def _disconnect(self) -> None:
         connection, self._connection, self._reader = self._connection, None, None
