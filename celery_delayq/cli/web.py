@@ -1,0 +1,87 @@
+"""`celery -A app delayq web`: the page for operators."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from typing import Any
+
+import click
+
+from celery_delayq.cli.command import command
+from celery_delayq.cli.plain import say
+from celery_delayq.errors import DelayqError
+from celery_delayq.web import web_module
+
+#: Addresses and names of this machine alone.
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+@command("web")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=5556, show_default=True, help="0: any free one.")
+@click.option(
+    "--password",
+    envvar="DELAYQ_WEB_PASSWORD",
+    help="Ask for this password, with any user name. Better set it in the environment: other users see arguments.",
+)
+@click.option("--read-only", is_flag=True, help="Show everything, change nothing.")
+@click.option("--insecure", is_flag=True, help="Let everybody who can reach the port in, without a password.")
+@click.option("--allow-host", "hosts", multiple=True, help="A host name that the page answers for. May be repeated.")
+def web(
+    ctx: click.Context,
+    host: str,
+    port: int,
+    password: str | None,
+    read_only: bool,
+    insecure: bool,
+    hosts: tuple[str, ...],
+) -> None:
+    """Serve a page that shows what waits, and lets you change it.
+
+    It listens on this machine only. For another --host, give a password or say --insecure; then put a proxy with TLS in
+    front. No worker needs to run. SIGINT or SIGTERM ends it.
+    """
+    if host not in _LOCAL and not password and not insecure:
+        raise click.UsageError(
+            f"everybody who can reach {host} could change tasks: set DELAYQ_WEB_PASSWORD, or pass --insecure"
+        )
+    try:
+        access, site_module, server = web_module("access"), web_module("site"), web_module("server")
+        grant = "read" if read_only else "all"
+        allowed = access.password_access(password, grant) if password else lambda request: grant
+        site = site_module.Site(ctx.obj.app, access=allowed, hosts={*_LOCAL, host, *hosts})
+        uri = site.broker.check()
+    except DelayqError as exc:
+        raise click.ClickException(str(exc)) from exc
+    _log_changes()
+    try:
+        serving = server.server_at(host, port, site)
+    except OSError as exc:
+        raise click.ClickException(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(0)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    shown = f"[{host}]" if ":" in host else host
+    say(f"Showing {uri} at http://{shown}:{_port_of(serving)}/. Press Ctrl-C to stop.", err=True)
+    serving.run()
+
+
+def _port_of(serving: Any) -> Any:
+    """Return the port that a server of waitress has bound; for a name with several addresses, that of the first."""
+    found = getattr(serving, "effective_listen", None)
+    return found[0][1] if found else serving.effective_port
+
+
+def _log_changes() -> None:
+    """Write the audit log to standard error, unless the app has configured logging."""
+    audit = logging.getLogger("celery_delayq.web.audit")
+    if not audit.hasHandlers():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        audit.addHandler(handler)
+    audit.setLevel(logging.INFO)

@@ -1,0 +1,112 @@
+"""Broker: connections to the broker that last from one request to the next."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Empty, Full, LifoQueue
+from typing import Any
+
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from celery_delayq.errors import ConfigurationError, DelayqError
+from celery_delayq.inspector import Inspector
+from celery_delayq.schedule.api import Schedule
+from celery_delayq.transport import register, require_transport
+from celery_delayq.transport.reading import connection_for_reading
+
+#: How long to wait for an answer of Redis, in seconds. kombu tries twice to connect.
+_TIMEOUT_S = 3.0
+
+#: How many idle connections are kept: as many as requests usually come at once.
+_MOST_KEPT = 8
+
+
+class Unavailable(Exception):
+    """The broker cannot be read now. The message says why, in a sentence."""
+
+
+class Broker:
+    """The broker of a Celery app. Threads may share it: each request has a connection of its own. It works after a fork.
+
+    Args:
+        app: the Celery app.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self._kept: LifoQueue[Any] = LifoQueue(_MOST_KEPT)
+        self._pid = os.getpid()
+
+    def check(self) -> str:
+        """Return the broker's URL without its password; connect to nothing.
+
+        Raises:
+            ConfigurationError: it is not a `delayq://` URL, or an option is wrong.
+        """
+        register()  # for an app that has no DelayQ
+        connection = connection_for_reading(self.app, _TIMEOUT_S)
+        require_transport(self.app, connection)
+        return str(connection.as_uri())
+
+    @contextmanager
+    def channel(self) -> Iterator[Any]:
+        """Yield a channel.
+
+        Raises:
+            Unavailable: the server is away or refuses, or the configuration is wrong.
+        """
+        connection = self._take()
+        is_sound = False
+        try:
+            yield self._open(connection)
+            is_sound = True
+        except (RedisError, OperationalError, OSError) as exc:
+            raise Unavailable(f"{connection.as_uri()}: {str(exc).rstrip('.')}") from exc
+        except ConfigurationError as exc:
+            raise Unavailable(str(exc)) from exc
+        finally:
+            self._put_back(connection, is_sound)
+
+    @contextmanager
+    def inspector(self) -> Iterator[Inspector]:
+        """Yield an inspector that knows the app's queues; see `channel`."""
+        with self.channel() as channel:
+            yield Inspector(channel, self.app.amqp.queues)
+
+    def schedule(self) -> Schedule:
+        """Return the app's schedule. Its methods raise `Unavailable`, too."""
+        self.app.finalize()
+        return Schedule(self.app, self.channel)
+
+    def _take(self) -> Any:
+        if os.getpid() != self._pid:
+            self._kept, self._pid = LifoQueue(_MOST_KEPT), os.getpid()
+        try:
+            return self._kept.get_nowait()
+        except Empty:
+            pass
+        register()
+        try:
+            return connection_for_reading(self.app, _TIMEOUT_S)
+        except DelayqError as exc:
+            raise Unavailable(str(exc)) from exc
+
+    def _open(self, connection: Any) -> Any:
+        require_transport(self.app, connection)
+        try:
+            connection.ensure_connection(max_retries=1, interval_start=0)
+            return connection.default_channel
+        except ValueError as exc:  # of kombu: the database is no number, for example
+            raise ConfigurationError(f"wrong broker URL or broker_transport_options: {exc}") from exc
+
+    def _put_back(self, connection: Any, is_sound: bool) -> None:
+        try:
+            if is_sound:
+                self._kept.put_nowait(connection)
+                return
+        except Full:
+            pass
+        connection.release()

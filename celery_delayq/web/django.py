@@ -1,0 +1,50 @@
+"""Django: the page as URL patterns.
+
+path("ops/delayq/", include(celery_delayq.web.django.urls(celery_app, access=lambda request: ...)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import re_path
+from django.views.decorators.csrf import csrf_exempt
+
+from celery_delayq.web.access import Access
+from celery_delayq.web.request import Params, Request
+from celery_delayq.web.site import Site
+
+
+def urls(app: Any, *, access: Access, hosts: Collection[str] | None = None) -> list[Any]:
+    """Return URL patterns for `include`. It needs Django, and works under WSGI and ASGI.
+
+    The page checks by itself that a change comes from it, so Django's CSRF check, which wants a token in each form, does
+    not apply. Arguments are those of `make_wsgi_app`; the `native` request is Django's, so that `access` can look at
+    `request.native.user`.
+    """
+    site = Site(app, access=access, hosts=hosts)
+
+    @csrf_exempt
+    def view(request: HttpRequest, path: str) -> HttpResponse:
+        response = site.handle(_request(request, path))
+        return HttpResponse(response.body, status=response.status, headers=response.headers)
+
+    return [re_path(r"^(?P<path>.*)$", view)]
+
+
+def _request(request: HttpRequest, path: str) -> Request:
+    user = getattr(request, "user", None)
+    method = request.method or "GET"
+    return Request(
+        method,
+        f"/{path}",
+        Params(request.META.get("QUERY_STRING", "")),
+        {name.lower(): value for name, value in request.headers.items()},
+        Params(request.body.decode("latin-1")) if method == "POST" else Params(),
+        request.path[: -len(path) - 1] if path else request.path[:-1],
+        request.META.get("REMOTE_ADDR"),
+        user.get_username() if user is not None and user.is_authenticated else None,
+        request,
+    )

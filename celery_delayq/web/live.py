@@ -1,0 +1,55 @@
+"""LiveCache: pages that are open ask for their newer state every few seconds. All tabs of a process share one answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from celery_delayq.web.request import Response
+
+#: How long an answer is given again, in seconds: a little less than open pages wait (`web.js`).
+FRESH_S = 2.7
+
+#: How many answers are kept.
+_MOST = 100
+
+
+@dataclass
+class _Answer:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    made_at: float = float("-inf")
+    response: Response | None = None
+
+
+class LiveCache:
+    """Answers to open pages. Threads may share it: of several that want the same answer, one makes it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Response]) -> Response:
+        """Return an answer that is fresh; make it if there is none.
+
+        Args:
+            key: what the answer depends on.
+            make: returns the answer. What it raises is raised, and nothing is kept.
+        """
+        with self._lock:
+            answer = self._answers.setdefault(key, _Answer())
+            self._answers.move_to_end(key)
+            while len(self._answers) > _MOST:
+                self._answers.popitem(last=False)
+        with answer.lock:
+            begun = time.monotonic()
+            if answer.response is None or begun - answer.made_at >= FRESH_S:
+                answer.response, answer.made_at = make(), begun
+            return answer.response
+
+    def clear(self) -> None:
+        """Forget all answers: something was changed."""
+        with self._lock:
+            self._answers.clear()

@@ -1,0 +1,223 @@
+"""Dead letters: a page of those of a queue, and what can be done with some, or with all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from celery_delayq import messages
+from celery_delayq.inspector import Inspector
+from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters
+from celery_delayq.times import to_datetime
+from celery_delayq.transport.redelivery import revived
+from celery_delayq.web.access import Refusal
+from celery_delayq.web.pages.steps import CHUNK, Progress, Question, ask, is_confirmed, show_progress, so_far
+from celery_delayq.web.rendering import cut
+from celery_delayq.web.request import Response, encoded
+from celery_delayq.web.view import Page, View
+
+#: Letters on a page.
+_LIMIT = 50
+
+#: The most ids that an answer names.
+_NAMED = 100
+
+
+def row_of(letters: DeadLetters, letter: DeadLetter) -> dict[str, Any]:
+    """Return what a page shows of a dead letter, by its headers alone."""
+    headers = messages.headers_of(messages.decode(letter.message) or {})
+    return {
+        "letter": letter,
+        "key": key_of(letter),
+        "list": letters.name,
+        "task": headers.get("task"),
+        "task_id": headers.get("id"),
+        "args": headers.get("argsrepr"),
+        "kwargs": headers.get("kwargsrepr"),
+        "headers": dict(sorted(headers.items(), key=lambda header: str(header[0]))),
+        "at": None if letter.at_ms is None else to_datetime(letter.at_ms),
+        "can_requeue": letter.reason != NOT_AN_ENTRY,
+    }
+
+
+def key_of(letter: DeadLetter) -> str:
+    """Return the id of a letter with its place, where it is looked for first."""
+    return letter.id if letter.position is None else f"{letter.id}-{letter.position}"
+
+
+def find(inspector: Inspector, queue: str, key: str) -> tuple[DeadLetters, DeadLetter] | None:
+    """Return the letter of a key, and its list; None if it is not there any more."""
+    letter_id, _, position = key.partition("-")
+    near = int(position) if position.isascii() and position.isdigit() and len(position) < 16 else None
+    return inspector.find_dead(queue, letter_id, near)
+
+
+def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] = ()) -> Response:
+    query = view.request.query
+    with view.broker.inspector() as inspector:
+        counts = inspector.counts(span=1, buckets=1, partial=True)
+        dead = {queue.queue: queue.dead for queue in counts.queues}
+        queue = query.get("queue") or next((name for name, number in dead.items() if number), "")
+        page = None
+        if queue:
+            try:
+                page = inspector.dead_page(queue, limit=_LIMIT, cursor=query.get("cursor") or None)
+            except ValueError as exc:
+                raise Refusal(400, str(exc)) from exc
+    return view.page(
+        "dead.html",
+        queue=queue,
+        dead=dead,
+        rows=[row_of(*found) for found in page.letters] if page else [],
+        total=page.total if page else 0,
+        cursor=page.cursor if page else None,
+        lost=counts.lost,
+        message=message,
+        results=results,
+        is_live=not message,
+    )
+
+
+def _requeue(view: View) -> Response:
+    return _act(view, "dead.requeue")
+
+
+def _purge(view: View) -> Response:
+    return _act(view, "dead.purge")
+
+
+PAGE = Page("/dead", _show, {"dead.requeue": _requeue, "dead.purge": _purge})
+
+
+def _act(view: View, action: str) -> Response:
+    queue = view.request.query.get("queue")
+    if not queue:
+        raise Refusal(400, "The URL names no queue.")
+    is_all = view.request.form.get("scope") == "matching"
+    return _act_on_all(view, action, queue) if is_all else _act_on_some(view, action, queue)
+
+
+def _act_on_some(view: View, action: str, queue: str) -> Response:
+    form = view.request.form
+    keys = list(dict.fromkeys(form.all("letter")))
+    if not keys:
+        raise Refusal(400, "Nothing is selected. Go back, and select something.")
+    with view.broker.inspector() as inspector:
+        found = {key: find(inspector, queue, key) for key in keys[:CHUNK]}
+        if not is_confirmed(form):
+            return _ask(view, action, queue, {key: one for key, one in found.items() if one is not None}, len(keys))
+        answers = {key: one is not None and _change(action, *one) for key, one in found.items()}
+    changed = sum(answers.values())
+    view.audit.record(action, f"{queue}: {', '.join(keys)}", changed, len(answers) - changed)
+    results = [(key.partition("-")[0], done) for key, done in answers.items()]
+    return _show(view, _done(view, action, changed, len(answers) - changed), results)
+
+
+def _change(action: str, letters: DeadLetters, letter: DeadLetter) -> bool:
+    if action == "dead.purge":
+        return bool(letters.purge(letter))
+    return letter.reason != NOT_AN_ENTRY and letters.requeue(letter, revived(letter.message))
+
+
+def _ask(
+    view: View, action: str, queue: str, found: dict[str, tuple[DeadLetters, DeadLetter]], number: int
+) -> Response:
+    rows = [row_of(*one) for one in found.values()]
+    notes = []
+    if len(found) < number:
+        notes.append(
+            view.language.ngettext(
+                "%(number)s is no longer there.", "%(number)s are no longer there.", number - len(found)
+            )
+        )
+    if action == "dead.requeue" and (stuck := sum(not row["can_requeue"] for row in rows)):
+        notes.append(_stuck(view, stuck))
+    names = [cut(f"{row['letter'].id}  {row['letter'].reason}  {row['task'] or ''}", 200) for row in rows[:_NAMED]]
+    return ask(
+        view,
+        Question(
+            action,
+            _title(view, action, len(found)),
+            _button(view, action),
+            _back(queue),
+            names,
+            notes,
+            [("letter", key) for key in found],
+            is_final=action == "dead.purge",
+        ),
+    )
+
+
+def _act_on_all(view: View, action: str, queue: str) -> Response:
+    form = view.request.form
+    with view.broker.inspector() as inspector:
+        if not is_confirmed(form):
+            total = inspector.dead_page(queue, limit=1).total
+            names = [view._("All dead letters of queue %(queue)s", queue=queue)]
+            return ask(
+                view,
+                Question(
+                    action,
+                    _title(view, action, total),
+                    _button(view, action),
+                    _back(queue),
+                    names,
+                    [view._("Those that arrive in the meantime are among them.")],
+                    [("scope", "matching")],
+                    is_final=action == "dead.purge",
+                ),
+            )
+        total = so_far(form, "total") or inspector.dead_page(queue, limit=1).total
+        change = inspector.purge_dead_some if action == "dead.purge" else inspector.requeue_dead_some
+        try:
+            chunk = change(queue, CHUNK, form.get("cursor") or None)
+        except ValueError as exc:
+            raise Refusal(400, str(exc)) from exc
+    view.audit.record(action, f"all of {queue}", chunk.changed, chunk.refused)
+    changed, missed = so_far(form, "changed") + chunk.changed, so_far(form, "missed") + chunk.refused
+    rest = None
+    if chunk.cursor is not None:
+        rest = {
+            "action": action, "scope": "matching", "confirmed": "yes", "cursor": chunk.cursor,
+            "total": total, "changed": changed, "missed": missed,
+        }
+    title, examined = _done(view, action, changed, missed), changed + missed
+    return show_progress(view, Progress(title, _back(queue), changed, missed, examined, max(total, examined), rest))
+
+
+# -- words
+
+
+def _back(queue: str) -> str:
+    return f"dead?{encoded({'queue': queue})}"
+
+
+def _title(view: View, action: str, number: int) -> Any:
+    ngettext = view.language.ngettext
+    if action == "dead.purge":
+        return ngettext("Delete %(number)s dead letter", "Delete %(number)s dead letters", number)
+    return ngettext("Requeue %(number)s dead letter", "Requeue %(number)s dead letters", number)
+
+
+def _button(view: View, action: str) -> Any:
+    return view._("Delete for good") if action == "dead.purge" else view._("Requeue")
+
+
+def _stuck(view: View, number: int) -> Any:
+    return view.language.ngettext(
+        "%(number)s is not a message and cannot be requeued.",
+        "%(number)s are not messages and cannot be requeued.",
+        number,
+    )
+
+
+def _done(view: View, action: str, changed: int, missed: int) -> Any:
+    ngettext = view.language.ngettext
+    if action == "dead.purge":
+        done = ngettext("%(number)s dead letter deleted.", "%(number)s dead letters deleted.", changed)
+    else:
+        done = ngettext("%(number)s message requeued.", "%(number)s messages requeued.", changed)
+    if not missed:
+        return done
+    left = ngettext("%(number)s was gone, or cannot be.", "%(number)s were gone, or cannot be.", missed)
+    return view._("%(done)s %(late)s", done=done, late=left)

@@ -1,0 +1,127 @@
+"""Entry: one periodic task: its next runs, its definition, and what can be done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery_delayq.errors import DelayqError, InvalidSchedule, UnknownEntry
+from celery_delayq.schedule.periodic_task import PeriodicTask
+from celery_delayq.web.access import Refusal
+from celery_delayq.web.pages.periodic import fields_of
+from celery_delayq.web.pages.steps import Question, ask, is_confirmed
+from celery_delayq.web.request import Response, encoded
+from celery_delayq.web.view import Page, View
+
+#: How many runs are foretold.
+_RUNS = 5
+
+
+def _show(view: View, message: Any = None, error: str | None = None) -> Response:
+    name = _name(view)
+    schedule = view.broker.schedule()
+    try:
+        entry = schedule.get(name)
+    except UnknownEntry as exc:
+        raise Refusal(404, str(exc)) from exc
+    except InvalidSchedule as exc:  # another program wrote it: it can be removed
+        entry = PeriodicTask(name, "", None, error=str(exc))
+    runs, unknown = [], None
+    try:
+        runs = schedule.next_runs(name, _RUNS)
+    except DelayqError as exc:
+        unknown = str(exc)
+    return view.page(
+        "entry.html",
+        400 if error else 200,
+        entry=entry,
+        runs=runs,
+        unknown=unknown,
+        form=view.request.form if error else None,
+        message=message,
+        error=error,
+        is_live=not message and not error,
+    )
+
+
+def _name(view: View) -> str:
+    name = view.request.query.get("name")
+    if not name:
+        raise Refusal(400, "The URL names no periodic task.")
+    return name
+
+
+def _back(name: str) -> str:
+    return f"entry?{encoded({'name': name})}"
+
+
+def _change(view: View, action: str, change: Callable[[str], object], done: Any) -> Response:
+    """Change an entry, and show it, or the error."""
+    name = _name(view)
+    try:
+        change(name)
+    except UnknownEntry as exc:
+        raise Refusal(404, str(exc)) from exc
+    except DelayqError as exc:
+        return _show(view, error=str(exc))
+    view.audit.record(action, name, 1)
+    return _show(view, done)
+
+
+def _pause(view: View) -> Response:
+    return _change(view, "schedule.pause", view.broker.schedule().pause, view._("Paused."))
+
+
+def _resume(view: View) -> Response:
+    return _change(view, "schedule.resume", view.broker.schedule().resume, view._("Resumed."))
+
+
+def _run_now(view: View) -> Response:
+    if not is_confirmed(view.request.form):
+        title = view._("Run %(name)s now", name=_name(view))
+        note = view._("Its task is sent once, in addition to its schedule.")
+        return ask(view, Question("schedule.run_now", title, view._("Run now"), _back(_name(view)), notes=[note]))
+    return _change(view, "schedule.run_now", view.broker.schedule().run_now, view._("Sent."))
+
+
+def _update(view: View) -> Response:
+    def update(name: str) -> None:
+        fields = fields_of(view.request.form)
+        # Fields that the form does not have any more get their defaults.
+        known = view.broker.schedule().get(name).timing
+        timing = {**dict.fromkeys(known), **fields.pop("timing")}
+        view.broker.schedule().update_fields(name, fields, timing)
+
+    return _change(view, "schedule.update", update, view._("Saved."))
+
+
+def _remove(view: View) -> Response:
+    name = _name(view)
+    if not is_confirmed(view.request.form):
+        title = view._("Remove %(name)s", name=name)
+        note = view._("Its pending run is withdrawn.")
+        question = Question(
+            "schedule.remove", title, view._("Remove for good"), _back(name), notes=[note], is_final=True
+        )
+        return ask(view, question)
+    try:
+        view.broker.schedule().remove(name)
+    except UnknownEntry as exc:
+        raise Refusal(404, str(exc)) from exc
+    except DelayqError as exc:
+        return _show(view, error=str(exc))
+    view.audit.record("schedule.remove", name, 1)
+    return view.page("removed.html", message=view._("%(name)s removed.", name=name))
+
+
+PAGE = Page(
+    "/entry",
+    _show,
+    {
+        "schedule.update": _update,
+        "schedule.remove": _remove,
+        "schedule.pause": _pause,
+        "schedule.resume": _resume,
+        "schedule.run_now": _run_now,
+    },
+)

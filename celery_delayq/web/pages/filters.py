@@ -1,0 +1,90 @@
+"""What the URL of a list selects: the filter of waiting tasks, and ids of any text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from urllib.parse import quote, unquote
+
+from celery_delayq.inspector.pages import Criteria
+from celery_delayq.times import parse_time, to_datetime
+from celery_delayq.web.access import Refusal
+from celery_delayq.web.request import Params
+
+#: Names of the fields.
+FIELDS = ("queue", "task", "due_after", "due_before", "text")
+
+#: A longer id is no id that anybody chose. It is shown, but nothing can be done with it here.
+LONGEST_ID = 500
+
+
+class InvalidFilter(ValueError):
+    """A field cannot be read. The message says which, and how to write it."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A filter of waiting tasks.
+
+    Attributes:
+        params: the fields that are not empty, as they were written.
+        criteria: what they mean.
+    """
+
+    params: dict[str, str]
+    criteria: Criteria
+
+    @property
+    def is_search(self) -> bool:
+        """Whether tasks must be read to know whether they match."""
+        return self.criteria.task is not None or self.criteria.text is not None
+
+    @classmethod
+    def of(cls, query: Params, now_ms: int) -> Filter:
+        """Return the filter of a query.
+
+        Args:
+            query: the query.
+            now_ms: to which relative times refer, unix time in ms.
+
+        Raises:
+            InvalidFilter: a field cannot be read.
+        """
+        params = {name: value for name, value in query.only(*FIELDS).items() if value.strip()}
+        times = {name: time_of(params[name].strip(), now_ms) for name in ("due_after", "due_before") if name in params}
+        texts = {name: params[name] for name in ("queue", "task", "text") if name in params}
+        try:
+            return cls(params, Criteria.of(**texts, **times))  # type: ignore[arg-type]
+        except (TypeError, ValueError) as exc:
+            raise InvalidFilter(str(exc)) from exc
+
+
+def time_of(text: str, now_ms: int) -> datetime:
+    """Return the time of a text: ISO 8601, in UTC unless it has a zone; or relative to now.
+
+    Raises:
+        InvalidFilter: it is not a time.
+    """
+    try:
+        found = parse_time(text)
+        return to_datetime(now_ms) + found if isinstance(found, timedelta) else found
+    except (ValueError, OverflowError) as exc:
+        raise InvalidFilter(f"cannot read {text!r} as a time: write 2030-12-31 23:59, or +30m, 2h, -15m") from exc
+
+
+def id_key(task_id: str) -> str:
+    """Return an id as text that every form can carry."""
+    return quote(task_id, safe="", errors="surrogateescape")
+
+
+def ids_of(keys: Iterable[str]) -> list[str]:
+    """Return the ids, each once; see `id_key`.
+
+    Raises:
+        Refusal: there is none.
+    """
+    ids = list(dict.fromkeys(unquote(key, errors="surrogateescape") for key in keys))
+    if not ids:
+        raise Refusal(400, "Nothing is selected. Go back, and select something.")
+    return ids

@@ -1,0 +1,167 @@
+"""Overview: the queues, what will become due and when, and what was transferred lately."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from celery_delayq.inspector.consumers import Consumers
+from celery_delayq.inspector.counts import QueueCounts
+from celery_delayq.inspector.histogram import Histogram
+from celery_delayq.metrics import history
+from celery_delayq.times import to_datetime, to_timedelta
+from celery_delayq.web.charts import Chart, bar_chart
+from celery_delayq.web.rendering import lateness
+from celery_delayq.web.request import Response, encoded
+from celery_delayq.web.view import Page, View
+
+_HOUR_S, _DAY_S = 3600, 86400
+
+#: Spans that the histogram offers, in seconds, and how many bars each has.
+SPANS = {_HOUR_S: 60, _DAY_S: 96, 7 * _DAY_S: 84, 30 * _DAY_S: 60, 365 * _DAY_S: 73}
+
+#: The last second that a window may begin at: the end of the year 9000.
+_LATEST_MS = 221_845_392_000_000
+
+#: Hours that the history offers.
+_HISTORIES = (8, 72)
+
+
+def _show(view: View) -> Response:
+    query = view.request.query
+    span_s = _whole(query.get("span"), _HOUR_S, _HOUR_S, 365 * _DAY_S)
+    start_ms = _whole(query.get("from"), 0, 0, _LATEST_MS)
+    hours = 72 if query.get("hours") == "72" else 8
+    with view.broker.inspector() as inspector:
+        counts = inspector.counts(span=1, buckets=1, partial=True)
+        due = inspector.histogram(start_ms or counts.at_ms, span_s, _bars(span_s), partial=True)
+        consumers = inspector.consumers(partial=True)
+        past = history.read(inspector.lists, hours)
+    return view.page(
+        "overview.html",
+        counts=counts,
+        totals=_totals(counts.queues),
+        span=span_s,
+        start=start_ms,
+        spans=_spans(view),
+        due=due,
+        due_chart=_due_chart(view, due, span_s),
+        link_of=lambda bucket: _href(bucket.start_ms, bucket.end_ms, span_s),
+        consumers=_consumers(consumers),
+        left_of=lambda due_ms: to_timedelta(due_ms - counts.at_ms),
+        to_datetime=to_datetime,
+        earlier=max(counts.at_ms, due.buckets[0].start_ms - span_s * 1000) if start_ms else None,
+        later=due.buckets[-1].end_ms,
+        hours=hours,
+        histories=_HISTORIES,
+        past=past,
+        past_charts=_past_charts(view, past),
+        is_live=True,
+    )
+
+
+PAGE = Page("/", _show)
+
+
+def _whole(text: str, default: int, least: int, most: int) -> int:
+    return min(max(int(text), least), most) if text.isascii() and text.isdigit() and len(text) < 20 else default
+
+
+def _bars(span_s: int) -> int:
+    return SPANS.get(span_s, 60)
+
+
+def _totals(queues: Sequence[QueueCounts]) -> dict[str, int]:
+    names = ("ready", "delayed", "overdue", "in_flight", "dead")
+    return {name: sum(getattr(queue, name) for queue in queues) for name in names}
+
+
+def _consumers(found: Consumers) -> Counter[str]:
+    """Return how many consumers with a lease that lasts each queue has."""
+    return Counter(
+        queue for consumer in found.consumers for queue in {each.queue for each in consumer.leases if each.is_lasting}
+    )
+
+
+def _spans(view: View) -> list[tuple[int, Any]]:
+    words = (view._("1 hour"), view._("1 day"), view._("7 days"), view._("30 days"), view._("1 year"))
+    return list(zip(SPANS, words, strict=True))
+
+
+def _href(start_ms: int, end_ms: int, span_s: int) -> str:
+    """Return where a bar leads: to a narrower histogram, or to the list of what is due then."""
+    if span_s > _HOUR_S:
+        return f"./?{encoded({'from': start_ms, 'span': max(_HOUR_S, (end_ms - start_ms) // 1000)})}#due"
+    times = {"due_after": _iso(start_ms), "due_before": _iso(end_ms)}
+    return f"waiting?{encoded(times)}"
+
+
+def _iso(ms: int) -> str:
+    return to_datetime(ms).isoformat(timespec="milliseconds")
+
+
+def _due_chart(view: View, due: Histogram, span_s: int) -> Chart:
+    buckets = due.buckets
+    titles = [
+        view._(
+            "%(count)s due from %(start)s to %(end)s UTC",
+            count=f"{bucket.count:,}",
+            start=_text(bucket.start_ms, span_s),
+            end=_text(bucket.end_ms, span_s),
+        )
+        for bucket in buckets
+    ]
+    every = max(1, len(buckets) // 6)
+    labels = [(at, _text(buckets[at].start_ms, span_s)) for at in range(0, len(buckets), every)]
+    return bar_chart(
+        [bucket.count for bucket in buckets],
+        titles,
+        labels,
+        hrefs=[_href(bucket.start_ms, bucket.end_ms, span_s) for bucket in buckets],
+        unit=_short_number,
+    )
+
+
+def _text(ms: int, span_s: int) -> str:
+    """Return a time in UTC, as exactly as the span asks for."""
+    when: datetime = to_datetime(ms)
+    if span_s <= _HOUR_S:
+        return when.strftime("%H:%M")
+    return when.strftime("%m-%d %H:%M" if span_s <= 7 * _DAY_S else "%Y-%m-%d")
+
+
+def _short_number(value: float) -> str:
+    for power, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= power:
+            return f"{value / power:g}{letter}"
+    return f"{value:g}"
+
+
+def _past_charts(view: View, past: history.History) -> tuple[Chart, Chart]:
+    """Return the charts of what was transferred, and of how late that was."""
+    points = past.points
+    span_s = (points[-1].end_ms - points[0].start_ms) // 1000
+    every = max(1, len(points) // 6)
+    labels = [(at, _text(points[at].start_ms, span_s)) for at in range(0, len(points), every)]
+    when = [_text(point.start_ms, span_s) for point in points]
+    transferred = bar_chart(
+        [point.transferred for point in points],
+        [
+            view._("%(count)s from %(start)s UTC on", count=f"{point.transferred:,}", start=start)
+            for point, start in zip(points, when, strict=True)
+        ],
+        labels,
+        unit=_short_number,
+    )
+    late = bar_chart(
+        [point.p95_s for point in points],
+        [
+            view._("%(late)s from %(start)s UTC on", late=lateness(point.p95_s), start=start)
+            for point, start in zip(points, when, strict=True)
+        ],
+        labels,
+        unit=lateness,
+    )
+    return transferred, late

@@ -1,0 +1,88 @@
+"""The steps of a change: a question that names what will change; for many, chunk after chunk, with its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery_delayq.web.request import Params, Response
+from celery_delayq.web.view import View
+
+#: How many tasks one request changes at most.
+CHUNK = 1000
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked before a change.
+
+    Attributes:
+        action: name of the action, see `access.ACTIONS`.
+        title: what will be done: "Cancel 3 tasks".
+        button: label of the button that does it.
+        back: relative URL of the page to go back to.
+        names: what will change, a line each.
+        notes: sentences.
+        fields: fields of the form besides `action` and `confirmed`.
+        wants_time: whether to ask for a new time.
+        error: what was wrong with the last answer.
+        is_final: whether it cannot be undone.
+    """
+
+    action: str
+    title: Any
+    button: Any
+    back: Any
+    names: Sequence[Any] = ()
+    notes: Sequence[Any] = ()
+    fields: Iterable[tuple[str, str]] = ()
+    wants_time: bool = False
+    error: str | None = None
+    is_final: bool = False
+
+
+def is_confirmed(form: Params) -> bool:
+    """Return whether a form answers the question."""
+    return form.get("confirmed") == "yes"
+
+
+def ask(view: View, question: Question) -> Response:
+    """Return the page with the question."""
+    return view.page(
+        "confirm.html", 400 if question.error else 200, question=question, when=view.request.form.get("when")
+    )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a change of many is.
+
+    Attributes:
+        title: what is done.
+        back: relative URL of the page to go back to.
+        changed: how many were changed.
+        missed: how many were not there any more, or could not be changed.
+        examined: how many were looked at.
+        total: how many there were to look at.
+        fields: fields of the next request; None if all is done.
+    """
+
+    title: Any
+    back: Any
+    changed: int
+    missed: int
+    examined: int
+    total: int
+    fields: Mapping[str, object] | None
+
+
+def so_far(form: Params, name: str) -> int:
+    """Return a number that the last chunk has handed on; 0 if there is none."""
+    text = form.get(name)
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
+
+
+def show_progress(view: View, progress: Progress) -> Response:
+    """Return the page with the progress. The script sends its form by itself; without one, the user does."""
+    return view.page("progress.html", progress=progress)

@@ -1,0 +1,135 @@
+"""Rendering: Jinja2 with the page's filters. All that is shown is escaped, cut, and without control characters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from celery_delayq.escapes import visible
+from celery_delayq.times import shown_span
+from celery_delayq.web.request import encoded
+
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+#: The most characters of one value. Longer ones are cut.
+MOST_CHARACTERS = 2000
+
+
+def _finalize(value: Any) -> Any:
+    """Make a value safe to show; Jinja calls it for each, before it escapes HTML."""
+    if isinstance(value, Markup):
+        return value
+    return "" if value is None else cut(value, MOST_CHARACTERS)
+
+
+def cut(value: object, most: int = 80) -> str:
+    """Return a value as text without control characters. If it is longer, its end is replaced by an ellipsis."""
+    text = str(value)
+    return visible(text) if len(text) <= most else f"{visible(text[: most - 1])}…"
+
+
+def _number(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _when(when: datetime | None) -> Markup:
+    """Return a time in UTC; the script adds the viewer's own."""
+    if when is None:
+        return Markup("–")
+    when = when.astimezone(timezone.utc)
+    machine, shown = when.isoformat(timespec="milliseconds"), when.strftime("%Y-%m-%d %H:%M:%S")
+    return Markup('<time datetime="{}">{} UTC</time>').format(machine, shown)
+
+
+def _left(span: timedelta | None) -> str:
+    return "–" if span is None else shown_span(span)
+
+
+def lateness(seconds: float | None) -> str:
+    """Return a lateness in three digits at most."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms" if seconds * 1000 < 100 else f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.3g} s" if seconds < 100 else shown_span(timedelta(seconds=seconds))
+
+
+def _size(size: int) -> str:
+    if size < 1024:
+        return f"{size:,} B"
+    return f"{size / 1024:,.1f} kB" if size < 1024 * 1024 else f"{size / 1024 / 1024:,.1f} MB"
+
+
+def lines(value: object, most: int = MOST_CHARACTERS) -> Markup:
+    """Return text of several lines; see `cut`."""
+    text = str(value)
+    return escape(visible(text, keep="\n") if len(text) <= most else f"{visible(text[: most - 1], keep=chr(10))}…")
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2, default=str)
+
+
+def _as_json_line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _weekday(when: datetime) -> str:
+    return WEEKDAYS[when.astimezone(timezone.utc).weekday()]
+
+
+def _without(params: Iterable[tuple[str, str]], *names: str) -> dict[str, str]:
+    return {name: value for name, value in params if name not in names}
+
+
+def _exact(value: object) -> Markup:
+    """Return text for a field that people edit: as it is, but for what no page can hold."""
+    return escape(str(value).encode("utf-8", "replace").decode())
+
+
+def _url(path: str, params: Mapping[str, object] | None = None, **more: object) -> Markup:
+    """Return a relative URL; see `encoded`."""
+    query = encoded({**(params or {}), **more})
+    return escape(f"{path}?{query}" if query else path)
+
+
+ENVIRONMENT = Environment(
+    loader=PackageLoader(__package__ or "celery_delayq.web"),
+    autoescape=True,
+    finalize=_finalize,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+ENVIRONMENT.filters.update(
+    {
+        "cut": cut,
+        "number": _number,
+        "when": _when,
+        "left": _left,
+        "lateness": lateness,
+        "size": _size,
+        "as_json": _as_json,
+        "as_json_line": _as_json_line,
+        "lines": lines,
+        "weekday": _weekday,
+        "without": _without,
+        "exact": _exact,
+    }
+)
+ENVIRONMENT.globals["url"] = _url
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page.
+
+    Args:
+        template: name of a file in `templates`.
+        values: what it shows.
+    """
+    return ENVIRONMENT.get_template(template).render(**values)

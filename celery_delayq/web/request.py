@@ -1,0 +1,103 @@
+"""Request and Response: what an adapter hands over, and what it gets back. They know no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+#: The longest body of a request, in bytes, and the most fields of a form or a query.
+MOST_BODY, MOST_FIELDS = 1_000_000, 3000
+
+
+class Params:
+    """Fields of a query string or of a form, in order. A name may occur several times.
+
+    Args:
+        encoded: as `application/x-www-form-urlencoded`.
+
+    Raises:
+        ValueError: there are too many fields.
+    """
+
+    def __init__(self, encoded: str = "") -> None:
+        self._pairs = parse_qsl(encoded, keep_blank_values=True, errors="surrogateescape", max_num_fields=MOST_FIELDS)
+
+    def get(self, name: str, default: str = "") -> str:
+        """Return the last value of a name."""
+        return next((value for key, value in reversed(self._pairs) if key == name), default)
+
+    def all(self, name: str) -> list[str]:
+        """Return all values of a name, as they were sent."""
+        return [value for key, value in self._pairs if key == name]
+
+    def only(self, *names: str) -> dict[str, str]:
+        """Return the values of these names that are not empty."""
+        return {name: value for name in names if (value := self.get(name))}
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._pairs)
+
+
+def encoded(params: Mapping[str, object]) -> str:
+    """Return fields as a query string, so that `Params` finds the same text again. None and empty texts are left out."""
+    pairs = [(name, str(value)) for name, value in params.items() if value not in (None, "")]
+    return urlencode(pairs, errors="surrogateescape", encoding="utf-8") if pairs else ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request.
+
+    Attributes:
+        method: in capitals.
+        path: below the place where the page is mounted: "/waiting". Empty if not even the slash follows that place.
+        query: fields of the query string.
+        headers: names in lower case.
+        form: fields of the body, if it is a form.
+        mount: the place, "/ops/delayq"; empty if it is the root, or a proxy strips it.
+        remote: address of the client, if known.
+        user: name of the user, if the web server or the framework knows it.
+        native: the framework's own request: the WSGI environ, the ASGI scope, or Django's HttpRequest.
+    """
+
+    method: str
+    path: str
+    query: Params
+    headers: Mapping[str, str]
+    form: Params = field(default_factory=Params)
+    mount: str = ""
+    remote: str | None = None
+    user: str | None = None
+    native: Any = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a page that is open asks for its newer state."""
+        return self.method == "GET" and "x-delayq-live" in self.headers
+
+
+@dataclass
+class Response:
+    """A response. Adapters add nothing but what their framework needs.
+
+    Attributes:
+        status: HTTP status.
+        body: bytes of the body.
+        headers: names and values.
+    """
+
+    status: int
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def html(cls, text: str, status: int = 200) -> Response:
+        """Return a page. What is not valid Unicode is replaced."""
+        return cls(status, text.encode("utf-8", "replace"), {"Content-Type": "text/html; charset=utf-8"})
+
+    @classmethod
+    def redirect(cls, to: str) -> Response:
+        """Return a redirection to a relative URL, to be fetched by GET."""
+        return cls(303, b"", {"Location": to})

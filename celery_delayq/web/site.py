@@ -1,0 +1,149 @@
+"""Site: answers requests. It finds the page, checks who asks and from where, and adds what every answer has."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import logging
+from collections.abc import Collection
+from http.cookies import CookieError, SimpleCookie
+from importlib.resources import files
+from typing import Any
+
+from celery_delayq.web.access import Access, Refusal, Unauthorized, check_host, check_origin, granted
+from celery_delayq.web.audit import Audit
+from celery_delayq.web.broker import Broker, Unavailable
+from celery_delayq.web.language import LANGUAGES, language_of
+from celery_delayq.web.live import LiveCache
+from celery_delayq.web.pages import PAGES
+from celery_delayq.web.request import Request, Response, encoded
+from celery_delayq.web.view import Page, View
+
+logger = logging.getLogger(__name__)
+
+#: Nothing may run, load or be sent but what this page itself has.
+_POLICY = "; ".join(
+    (
+        *("default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "connect-src 'self'"),
+        *("form-action 'self'", "base-uri 'none'", "frame-ancestors 'none'"),
+    )
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+_STATIC = {
+    "/web.css": "text/css; charset=utf-8",
+    "/web.js": "text/javascript; charset=utf-8",
+    "/favicon.svg": "image/svg+xml",
+}
+
+#: Answers that are shorter are not compressed, in bytes.
+_SHORT = 500
+
+_COOKIE = "delayq_language"
+
+
+class Site:
+    """The page for the operators of a Celery app. Threads may share it; it works after a fork.
+
+    Args:
+        app: the Celery app. Nothing connects before the first request.
+        access: decides who may see the page, and do what; see `access.Access`.
+        hosts: host names that the page answers for, without ports; None for any.
+    """
+
+    def __init__(self, app: Any, *, access: Access, hosts: Collection[str] | None = None) -> None:
+        self.broker = Broker(app)
+        self._access = access
+        self._hosts = None if hosts is None else frozenset(name.lower() for name in hosts)
+        self._pages: dict[str, Page] = {page.path: page for page in PAGES}
+        self._live = LiveCache()
+
+    def handle(self, request: Request) -> Response:
+        """Answer a request. Never raises."""
+        language = language_of(_cookie(request), request.headers.get("accept-language", ""))
+        view = View(request, self.broker, frozenset(), language, Audit(request.user, request.remote))
+        try:
+            response = self._answer(view)
+        except Unavailable as exc:
+            response = view.page("error.html", 503, title=view._("Redis cannot be read"), text=str(exc), is_live=True)
+        except Refusal as exc:
+            response = view.page("error.html", exc.status, title=view._("Not done"), text=view._(str(exc)))
+            if isinstance(exc, Unauthorized):
+                response.headers["WWW-Authenticate"] = 'Basic realm="celery_delayq", charset="UTF-8"'
+        except Exception:
+            logger.exception("Cannot answer %s %s", request.method, request.path)
+            text = view._("This is a mistake in the page, or in its configuration. The log of the server has it.")
+            response = view.page("error.html", 500, title=view._("Something went wrong"), text=text)
+        return _finished(response, request)
+
+    def _answer(self, view: View) -> Response:
+        request = view.request
+        check_host(request, self._hosts)
+        if request.method not in ("GET", "HEAD", "POST"):
+            raise Refusal(405, "Only GET, HEAD and POST are answered.")
+        if not request.path:
+            return Response.redirect(f"{request.mount.rpartition('/')[2]}/")
+        if request.path in _STATIC:
+            return _static(request.path)
+        may = granted(self._access, request)
+        page = self._pages.get(request.path)
+        if page is None:
+            raise Refusal(404, "There is no such page.")
+        view = View(request, view.broker, may, view.language, view.audit)
+        if request.method == "POST":
+            check_origin(request)
+            try:
+                return page.act(view)
+            finally:
+                self._live.clear()
+        if request.query.get("lang") in LANGUAGES:
+            return _chosen(request)
+        if request.is_live:
+            key = (request.path, tuple(request.query), may, view.language.code)
+            return self._live.get(key, lambda: page.show(view))
+        return page.show(view)
+
+
+def _cookie(request: Request) -> str:
+    try:
+        cookies = SimpleCookie(request.headers.get("cookie", ""))
+    except CookieError:
+        return ""
+    return cookies[_COOKIE].value if _COOKIE in cookies else ""
+
+
+def _chosen(request: Request) -> Response:
+    """Remember a language, and show the same page. Without a path, a cookie is for all pages beside this one."""
+    rest = encoded({name: value for name, value in request.query if name != "lang"})
+    response = Response.redirect(f"{request.path.lstrip('/') or './'}{'?' if rest else ''}{rest}")
+    code = request.query.get("lang")
+    response.headers["Set-Cookie"] = f"{_COOKIE}={code}; Max-Age=31536000; SameSite=Lax; HttpOnly"
+    return response
+
+
+def _static(path: str) -> Response:
+    body = files(__package__ or "celery_delayq.web").joinpath("static", path.lstrip("/")).read_bytes()
+    return Response(200, body, {"Content-Type": _STATIC[path], "Cache-Control": "max-age=3600"})
+
+
+def _finished(response: Response, request: Request) -> Response:
+    """Return a copy with the headers that every answer has; compressed; and without a body where none is wanted."""
+    headers = {"Cache-Control": "private, no-cache", **_HEADERS, **response.headers}
+    headers["Vary"] = "Accept-Encoding, Accept-Language, Cookie"
+    body = response.body
+    if response.status == 200 and request.method != "POST":
+        headers["ETag"] = f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(304, b"", headers)
+    if len(body) >= _SHORT and "gzip" in request.headers.get("accept-encoding", ""):
+        headers["Content-Encoding"] = "gzip"
+        body = gzip.compress(body, 5, mtime=0)
+    headers["Content-Length"] = str(len(body))
+    return Response(response.status, b"" if request.method == "HEAD" else body, headers)
