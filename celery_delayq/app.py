@@ -94,6 +94,7 @@ class DelayQ:
         limit: int = 100,
         cursor: str | None = None,
         *,
+        text: str | None = None,
         partial: bool = False,
     ) -> Page:
         """Return a page of waiting tasks, in due order across all queues and priorities.
@@ -110,12 +111,14 @@ class DelayQ:
             due_before: only tasks due before this time.
             limit: maximum number of tasks per page, 1 to 1,000.
             cursor: cursor of the previous page.
+            text: only tasks whose arguments contain this text, as `ScheduledTask.args` and `kwargs` show them. Upper
+                and lower case differ.
             partial: leave out queues whose nodes of a Redis Cluster are away. `Page.lost` names them.
 
         Raises:
-            ValueError: `limit` or a time is out of range, or `cursor` is not a valid cursor.
+            ValueError: `limit` or a time is out of range, `cursor` is not a valid cursor, or `text` is empty.
         """
-        criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before)
+        criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
         with self._inspector("cannot list waiting tasks") as inspector:
             return inspector.scheduled(criteria, limit=limit, cursor=cursor, partial=partial)
 
@@ -126,12 +129,13 @@ class DelayQ:
         due_after: Time | None = None,
         due_before: Time | None = None,
         *,
+        text: str | None = None,
         limit: int = 1000,
         cursor: str | None = None,
     ) -> Iterator[ScheduledTask]:
         """Yield all waiting tasks, page by page; see `scheduled`. Holds no connection between pages."""
         while True:
-            page = self.scheduled(queue, task, due_after, due_before, limit, cursor)
+            page = self.scheduled(queue, task, due_after, due_before, limit, cursor, text=text)
             yield from page
             if (cursor := page.cursor) is None:
                 return
@@ -204,6 +208,7 @@ class DelayQ:
         task: str | None = None,
         due_after: Time | None = None,
         due_before: Time | None = None,
+        text: str | None = None,
         everything: bool = False,
         dry_run: bool = False,
         on_progress: OnProgress | None = None,
@@ -218,6 +223,7 @@ class DelayQ:
             task: only tasks of this name.
             due_after: only tasks due at this time or later.
             due_before: only tasks due before this time.
+            text: only tasks whose arguments contain this text.
             everything: must be True if no criterion is given.
             dry_run: count the tasks, but do not remove them.
             on_progress: called from time to time with the number of examined tasks and the total.
@@ -226,9 +232,9 @@ class DelayQ:
             The number of removed tasks.
 
         Raises:
-            ValueError: no criterion was given and `everything` is False, or a time is out of range.
+            ValueError: no criterion was given and `everything` is False, a time is out of range, or `text` is empty.
         """
-        criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before)
+        criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
         with self._inspector("cannot cancel all matching tasks") as inspector:
             return inspector.cancel_all(criteria, everything=everything, dry_run=dry_run, on_progress=on_progress)
 

@@ -9,7 +9,7 @@ from redis.exceptions import ResponseError
 
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.counts import Counts, count
-from celery_delayq.inspector.pages import Criteria, OnProgress, Page, page, to_examine, walk
+from celery_delayq.inspector.pages import MOST_EXAMINED, Criteria, OnProgress, Page, page, to_examine, walk
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.messages import with_eta
 from celery_delayq.queue.dead_letters import DeadLetters
@@ -65,10 +65,24 @@ class Inspector:
         return {task_id: min(tasks, key=lambda task: task.due_ms, default=None) for task_id, tasks in found.items()}
 
     def scheduled(
-        self, criteria: Criteria, *, limit: int = 100, cursor: str | None = None, partial: bool = False
+        self,
+        criteria: Criteria,
+        *,
+        limit: int = 100,
+        cursor: str | None = None,
+        partial: bool = False,
+        most_examined: int = MOST_EXAMINED,
     ) -> Page:
-        """Return a page of waiting tasks; see `DelayQ.scheduled`."""
-        return page(self.lists, criteria, limit, cursor, partial=partial)
+        """Return a page of waiting tasks; see `DelayQ.scheduled`.
+
+        Args:
+            criteria: which tasks.
+            limit: maximum number of tasks, 1 to 1,000.
+            cursor: cursor of the previous page.
+            partial: leave out queues whose nodes of a cluster are away.
+            most_examined: the page ends when it has examined about so many tasks: up to one read more.
+        """
+        return page(self.lists, criteria, limit, cursor, most_examined, partial=partial)
 
     def to_examine(self, criteria: Criteria) -> int:
         """Return how many tasks a search examines; see `pages.to_examine`."""
@@ -88,7 +102,7 @@ class Inspector:
     ) -> int:
         """Remove all matching tasks; see `DelayQ.cancel_all`."""
         if criteria.is_everything and not everything:
-            raise ValueError("give a queue, a task or a time, or pass everything=True")
+            raise ValueError("give a queue, a task, a time or a text, or pass everything=True")
         cancelled = 0
         for broker_list, tasks in walk(self.lists, criteria, on_progress):
             if dry_run:
