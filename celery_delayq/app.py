@@ -17,13 +17,14 @@ from celery_delayq.beat import warn_of_another
 from celery_delayq.inspector import Inspector, backup
 from celery_delayq.inspector.backup import File, Imported, Released
 from celery_delayq.inspector.counts import Counts
+from celery_delayq.inspector.histogram import Histogram
 from celery_delayq.inspector.pages import Criteria, OnProgress, Page
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.publishing import bulk
 from celery_delayq.remote_control import commands as panel
 from celery_delayq.remote_control.broadcast import use_control
 from celery_delayq.schedule.api import Schedule
-from celery_delayq.times import Time
+from celery_delayq.times import Time, to_ms
 from celery_delayq.transport import register, require_transport
 from celery_delayq.worker.bootsteps import Plan, Transfer
 
@@ -53,9 +54,10 @@ class DelayQ:
     server's clock decides which tasks are due or overdue, and how much time is left.
 
     While a node of a Redis Cluster is away, methods that take ids find tasks at the other nodes; if an id is not there,
-    they raise an error. Methods for all queues raise one, too, that names the node and its queues. `counts` and
-    `scheduled` do without these queues if you pass `partial=True`. Methods for one queue need only its node. While the
-    node of the registry (`delayq:queues`) is away, only the queues of the app's configuration are known.
+    they raise an error. Methods for all queues raise one, too, that names the node and its queues. `counts`,
+    `histogram` and `scheduled` do without these queues if you pass `partial=True`. Methods for one queue need only its
+    node. While the node of the registry (`delayq:queues`) is away, only the queues of the app's configuration are
+    known.
 
     All these methods raise:
         TypeError: an argument has the wrong type, or a task is neither an id nor a result.
@@ -254,6 +256,28 @@ class DelayQ:
         """
         with self._inspector("cannot count messages") as inspector:
             return inspector.counts(span=span, buckets=buckets, partial=partial)
+
+    def histogram(
+        self, start: Time, span: float, buckets: int, queue: str | None = None, partial: bool = False
+    ) -> Histogram:
+        """Count the waiting tasks that are due in each part of a window of time, before it, and after it.
+
+        Cheap for the server: commands of O(log N). The counts are not a snapshot: a task that is rescheduled in the
+        meantime may be counted twice or not at all.
+
+        Args:
+            start: where the window starts; it may be in the past, where overdue tasks are.
+            span: length of the window, in seconds.
+            buckets: number of its parts, 1 to 1,000.
+            queue: only tasks of this queue; by default, of all.
+            partial: leave out queues whose nodes of a Redis Cluster are away. `Histogram.lost` names them.
+
+        Raises:
+            ValueError: an argument is out of range.
+        """
+        start_ms = to_ms(start, "start")
+        with self._inspector("cannot count due times") as inspector:
+            return inspector.histogram(start_ms, span, buckets, queue=queue, partial=partial)
 
     def export(self, file: File, *, queues: Iterable[str] = (), on_progress: OnProgress | None = None) -> int:
         """Write all waiting tasks to a file of JSON lines, and return how many there were. See `backup.export`.

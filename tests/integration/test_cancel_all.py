@@ -13,7 +13,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, messages
-from celery_delayq.inspector.counts import Bucket
+from celery_delayq.inspector.histogram import Bucket
 from celery_delayq.queue import codec
 from tests.brokers import list_for
 from tests.state import FAR, calls, give, lease, nothing_changes, now_ms, offer

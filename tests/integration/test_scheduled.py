@@ -284,6 +284,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "run_now": lambda delayq: delayq.run_now("id"),
     "cancel_all": lambda delayq: delayq.cancel_all(queue="celery"),
     "counts": lambda delayq: delayq.counts(),
+    "histogram": lambda delayq: delayq.histogram(0, 1, 1),
     "export": lambda delayq: delayq.export(os.devnull),
     "import_": lambda delayq: delayq.import_([b'{"format": "celery_delayq", "version": 1}', LINE, b'{"end": 1}']),
     "release": lambda delayq: delayq.release(),
