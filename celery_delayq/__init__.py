@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from celery_delayq.inspector.backup import Imported, Released
     from celery_delayq.inspector.counts import Counts
+    from celery_delayq.inspector.histogram import Histogram
     from celery_delayq.inspector.pages import Page
     from celery_delayq.inspector.task import ScheduledTask
     from celery_delayq.queue.dead_letters import DeadLetter, DeadLetters
@@ -48,6 +49,7 @@ __all__ = [
     "DeliveryLimitReached",
     "Entry",
     "EntryExists",
+    "Histogram",
     "Imported",
     "InvalidEntry",
     "InvalidEta",
@@ -75,6 +77,7 @@ _MODULES = {
     "DelayQ": "app",
     "DelayedQueue": "queue.delayed_queue",
     "Entry": "queue.entry",
+    "Histogram": "inspector.histogram",
     "Imported": "inspector.backup",
     "NotReplicated": "transport.replicas",
     "Page": "inspector.pages",

@@ -2,6 +2,7 @@
 
 decode, encode         the message; its body stays encoded
 json_body, body_of     the decoded body: for people, if it is JSON; and for a worker
+marks_of, marks_within what a message with a task's name, or with a text, contains
 with_eta, with_due     the message with a new time
 request_of             the request that a worker would build from the message
 """
@@ -10,7 +11,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+from math import prod
 from typing import Any
 
 from celery.app.task import Context
@@ -81,6 +85,59 @@ def marks_of(name: str) -> tuple[bytes, ...]:
         escapes = {f"\\u00{ord(char) >> 4:x}" for char in name} if plain else {"\\"}
         return tuple(mark.encode("utf-8", "surrogatepass") for mark in (f'{name}"', *sorted(escapes)))
     return ()  # the name of a non-string header is its JSON, which has many spellings
+
+
+#: ASCII characters that JSON need not escape, and that its writers do not.
+_PLAIN = re.compile(r"[ !#-.0-\[\]-~]+")
+
+#: A plain text of so many characters is rare enough to search for it alone.
+_RARE = 3
+
+#: The most spellings of a text to search for: each takes time for each message.
+_MOST_SPELLINGS = 32
+
+_SHORT_ESCAPES = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\", "/": "\\/"}
+
+
+def marks_within(text: str) -> tuple[bytes, ...]:
+    r"""Return byte strings: each message with a string that contains this text contains at least one of them.
+
+    JSON has several spellings of a text: `\u00e9`, `\u00E9` and `é` are the same. So the marks are all spellings of a
+    part of the text: of its longest part in plain ASCII, which writers of JSON leave as it is; or, if that is too
+    short, of as many of its characters as have few spellings.
+
+    Args:
+        text: not empty.
+    """
+    plain = max(_PLAIN.findall(text), key=len, default="")
+    if len(plain) >= min(_RARE, len(text)):
+        escapes = {f"\\u00{ord(char) >> 4:x}" for char in plain}
+        return tuple(mark.encode() for mark in (plain, *sorted(escapes)))
+    return max((_spelled(text[start : start + 5]) for start in range(len(text))), key=lambda found: found[0])[1]
+
+
+def _spelled(text: str) -> tuple[int, tuple[bytes, ...]]:
+    """Return how many characters at the beginning of a text have few spellings, and all spellings of these."""
+    parts: list[list[str]] = []
+    for char in text:
+        spellings = list(_spellings(char, is_first=not parts))
+        if parts and prod(map(len, parts)) * len(spellings) > _MOST_SPELLINGS:
+            break
+        parts.append(spellings)
+    return len(parts), tuple("".join(one).encode() for one in product(*parts))
+
+
+def _spellings(char: str, is_first: bool) -> Iterator[str]:
+    """Yield the spellings of a character in JSON; if it is the first one, the ends of them are enough."""
+    if char >= " " and char not in '"\\' and not "\ud800" <= char <= "\udfff":
+        yield char
+    if char in _SHORT_ESCAPES:
+        yield _SHORT_ESCAPES[char]
+    units = char.encode("utf-16-be", "surrogatepass")
+    units = units[-2:] if is_first else units  # the second half of a pair is the rarer one
+    digits = [sorted({digit, digit.upper()}) for digit in units.hex()]
+    escapes = ("".join(spelling) for spelling in product(*digits))
+    yield from (re.sub("....", r"\\u\g<0>", escape) for escape in escapes)
 
 
 # -- a new time

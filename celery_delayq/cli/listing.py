@@ -36,6 +36,7 @@ from celery_delayq.queue.scripts import MAX_PAGE
 def filters(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select tasks; see `criteria_of`."""
     for option in (
+        click.option("--text", help="Only tasks whose arguments contain this text, as they are shown."),
         click.option("--due-before", type=When(), help="Only tasks due before this time."),
         click.option("--due-after", type=When(), help="Only tasks due at this time or later."),
         click.option("--task", help="Only tasks of this name."),
@@ -52,17 +53,19 @@ def criteria_of(
     task: str | None,
     due_after: datetime | timedelta | None,
     due_before: datetime | timedelta | None,
+    text: str | None,
 ) -> Criteria:
     """Return the criteria that the options of `filters` stand for.
 
     Raises:
         click.ClickException: there is no such queue.
-        click.UsageError: a time is out of range.
+        click.UsageError: a time is out of range, or the text is empty.
     """
     check_queue(inspector, queue)
     now_ms = inspector.lists.now_ms()
     with usage_errors():
-        return Criteria.of(queue=queue, task=task, due_after=at(due_after, now_ms), due_before=at(due_before, now_ms))
+        after, before = at(due_after, now_ms), at(due_before, now_ms)
+        return Criteria.of(queue=queue, task=task, due_after=after, due_before=before, text=text)
 
 
 def not_waiting(task_id: str) -> str:
@@ -130,8 +133,8 @@ class _Listing:
 
     @contextmanager
     def _progress(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reports how many tasks were examined. Only a search by name shows progress."""
-        if self._criteria.task is None:
+        """Yield a function that reports how many tasks were examined. Only a search shows progress."""
+        if not self._criteria.is_search:
             yield lambda examined: None
             return
         total = self._inspector.to_examine(self._criteria)

@@ -4,6 +4,7 @@
     broker_lists  the broker lists of an app, and which of them hold an id
     task          a waiting task
     pages         waiting tasks in due order across all queues
+    histogram     how many tasks are due when
     counts        message counts per queue
     backup        export, import, release
     inspector     Inspector: all of this for one channel

@@ -1,20 +1,18 @@
-"""Message counts per queue, and a histogram of due times."""
+"""Message counts per queue, and a histogram of the due times ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 from celery_delayq.inspector.away import Lost, LostQueue, execute
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.inspector.histogram import Bucket, ask_due, buckets_of, edges_of
 from celery_delayq.queue.scripts import score_to_ms
-from celery_delayq.times import seconds, to_datetime
-
-#: Maximum number of buckets in a histogram.
-MAX_BUCKETS = 1000
+from celery_delayq.times import to_datetime
 
 
 @dataclass(frozen=True)
@@ -48,15 +46,6 @@ class QueueCounts:
     def next_due(self) -> datetime | None:
         """When the next message is due: aware, in UTC."""
         return None if self.next_due_ms is None else to_datetime(self.next_due_ms)
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Number of tasks due from `start_ms` (included) to `end_ms` (excluded), both unix time in ms."""
-
-    start_ms: int
-    end_ms: int
-    count: int
 
 
 @dataclass(frozen=True)
@@ -94,14 +83,9 @@ def count(lists: BrokerLists, *, span: float, buckets: int, partial: bool = Fals
         TypeError: `span` is not a number, or `buckets` is not a whole number.
         ValueError: an argument is out of range.
     """
-    if type(buckets) is not int:
-        raise TypeError(f"buckets must be a whole number, not {buckets!r}")
-    if not 1 <= buckets <= MAX_BUCKETS:
-        raise ValueError(f"buckets must be 1 to {MAX_BUCKETS}, not {buckets!r}")
-    if not 0 < seconds(span, "span") <= _LONGEST_SPAN_S:
-        raise ValueError(f"span must be more than 0 and at most {_LONGEST_SPAN_S} seconds, not {span!r}")
+    edges_of(0, span, buckets)  # fails before anything is asked
     now_ms = lists.now_ms()
-    edges = [now_ms + 1 + round(number * span * 1000 / buckets) for number in range(buckets + 1)]
+    edges = edges_of(now_ms + 1, span, buckets)
     known, lost = lists.known()
     known.sort(key=lambda broker_list: broker_list.queue)
     answers, losses = _ask(lists, known, now_ms, edges)
@@ -114,13 +98,8 @@ def count(lists: BrokerLists, *, span: float, buckets: int, partial: bool = Fals
         _summed(queue, lists.node_of(group[0]), [answers[broker_list.name] for broker_list in group])
         for queue, group in ((queue, list(group)) for queue, group in groupby(found, key=lambda it: it.queue))
     ]
-    dues = [answers[broker_list.name].due for broker_list in found]
-    histogram = (Bucket(*ends, sum(due[at] for due in dues)) for at, ends in enumerate(pairwise(edges)))
-    return Counts(now_ms, tuple(queues), tuple(histogram), lost)
-
-
-#: A thousand years.
-_LONGEST_SPAN_S = 31_557_600_000
+    histogram = buckets_of(edges, (answers[broker_list.name].due for broker_list in found))
+    return Counts(now_ms, tuple(queues), histogram, lost)
 
 
 @dataclass
@@ -147,8 +126,7 @@ def _ask(
             pipe.zrange(keys.timeout_set, 0, 0, withscores=True)
             pipe.get(keys.transferrer)
             pipe.zrange(keys.consumers, 0, -1)
-            for start, end in pairwise(edges):
-                pipe.zcount(keys.timeout_set, start, f"({end}")
+            ask_due(pipe, keys.timeout_set, edges)
         replies = iter(execute(lists.asking, pipe))
     answers, holders, losses = {}, {}, []
     for broker_list in found:

@@ -9,7 +9,8 @@ from redis.exceptions import ResponseError
 
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.counts import Counts, count
-from celery_delayq.inspector.pages import Criteria, OnProgress, Page, page, to_examine, walk
+from celery_delayq.inspector.histogram import Histogram, histogram
+from celery_delayq.inspector.pages import MOST_EXAMINED, Criteria, OnProgress, Page, page, to_examine, walk
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.messages import with_eta
 from celery_delayq.queue.dead_letters import DeadLetters
@@ -29,9 +30,10 @@ class Inspector:
     other lists; calls for all lists fail with an error that names the key.
 
     The same holds for nodes of a Redis Cluster that are away. Calls by id find tasks at the other nodes. Calls for all
-    lists raise `NodesAway`, which names the nodes and their queues, before they change anything; `counts` and
-    `scheduled` do without those queues if `partial` is true. A node may take 2 s to answer. While the node that has the
-    names of all delayed queues is away, only those of the app's queues and that of the caller are known.
+    lists raise `NodesAway`, which names the nodes and their queues, before they change anything; `counts`,
+    `histogram` and `scheduled` do without those queues if `partial` is true. A node may take 2 s to answer. While the
+    node that has the names of all delayed queues is away, only those of the app's queues and that of the caller are
+    known.
 
     Args:
         channel: a channel of our transport.
@@ -65,10 +67,24 @@ class Inspector:
         return {task_id: min(tasks, key=lambda task: task.due_ms, default=None) for task_id, tasks in found.items()}
 
     def scheduled(
-        self, criteria: Criteria, *, limit: int = 100, cursor: str | None = None, partial: bool = False
+        self,
+        criteria: Criteria,
+        *,
+        limit: int = 100,
+        cursor: str | None = None,
+        partial: bool = False,
+        most_examined: int = MOST_EXAMINED,
     ) -> Page:
-        """Return a page of waiting tasks; see `DelayQ.scheduled`."""
-        return page(self.lists, criteria, limit, cursor, partial=partial)
+        """Return a page of waiting tasks; see `DelayQ.scheduled`.
+
+        Args:
+            criteria: which tasks.
+            limit: maximum number of tasks, 1 to 1,000.
+            cursor: cursor of the previous page.
+            partial: leave out queues whose nodes of a cluster are away.
+            most_examined: the page ends when it has examined about so many tasks: up to one read more.
+        """
+        return page(self.lists, criteria, limit, cursor, most_examined, partial=partial)
 
     def to_examine(self, criteria: Criteria) -> int:
         """Return how many tasks a search examines; see `pages.to_examine`."""
@@ -88,7 +104,7 @@ class Inspector:
     ) -> int:
         """Remove all matching tasks; see `DelayQ.cancel_all`."""
         if criteria.is_everything and not everything:
-            raise ValueError("give a queue, a task or a time, or pass everything=True")
+            raise ValueError("give a queue, a task, a time or a text, or pass everything=True")
         cancelled = 0
         for broker_list, tasks in walk(self.lists, criteria, on_progress):
             if dry_run:
@@ -116,6 +132,20 @@ class Inspector:
     def counts(self, *, span: float = 3600, buckets: int = 60, partial: bool = False) -> Counts:
         """Count messages; see `DelayQ.counts`."""
         return count(self.lists, span=span, buckets=buckets, partial=partial)
+
+    def histogram(
+        self, start_ms: int, span_s: float, buckets: int, *, queue: str | None = None, partial: bool = False
+    ) -> Histogram:
+        """Count due times in a window; see `DelayQ.histogram`.
+
+        Args:
+            start_ms: where the window starts, unix time in ms.
+            span_s: its length, in seconds.
+            buckets: number of its parts, 1 to 1,000.
+            queue: only tasks of this queue.
+            partial: leave out queues whose nodes of a cluster are away.
+        """
+        return histogram(self.lists, start_ms, span_s, buckets, queue=queue, partial=partial)
 
     def dead_letters(self, queue: str) -> list[DeadLetters]:
         """Return the dead lists of a queue, one for each priority. The queue need not be known."""

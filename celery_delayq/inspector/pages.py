@@ -12,7 +12,7 @@ from typing import Any
 from celery_delayq.inspector.away import Lost, LostQueue, NodesAway
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
-from celery_delayq.messages import marks_of
+from celery_delayq.messages import marks_of, marks_within
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.entry import Entry, Position
 from celery_delayq.queue.scripts import MAX_PAGE
@@ -35,12 +35,14 @@ class Criteria:
         task: only tasks of this name.
         due_from_ms: only tasks due at this time or later, unix time in ms.
         due_to_ms: only tasks due at this time or earlier, unix time in ms.
+        text: only tasks whose arguments contain this text, as `ScheduledTask.args` and `kwargs` show them.
     """
 
     queues: tuple[str, ...] = ()
     task: str | None = None
     due_from_ms: int | None = None
     due_to_ms: int | None = None
+    text: str | None = None
 
     @classmethod
     def of(
@@ -50,13 +52,18 @@ class Criteria:
         task: str | None = None,
         due_after: Time | None = None,
         due_before: Time | None = None,
+        text: str | None = None,
     ) -> Criteria:
         """Return the criteria for public arguments. `due_after` itself is included, `due_before` is not.
 
         Raises:
-            TypeError: a name is not a string, or a time is neither a datetime nor a number.
-            ValueError: a time is out of range.
+            TypeError: a name or the text is not a string, or a time is neither a datetime nor a number.
+            ValueError: a time is out of range, or the text is empty.
         """
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"text must be a str, not {text!r}")
+        if text == "":
+            raise ValueError("text must not be empty")
         for name, value in (("queue", queue), ("task", task)):
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{name} must be a name as a str, not {value!r}")
@@ -65,6 +72,7 @@ class Criteria:
             task,
             None if due_after is None else to_ms(due_after, "due_after"),
             None if due_before is None else to_ms(due_before, "due_before") - 1,
+            text,
         )
 
     @property
@@ -73,9 +81,18 @@ class Criteria:
         return self == Criteria()
 
     @property
-    def marks(self) -> tuple[bytes, ...]:
-        """Byte strings: each matching message contains at least one of them. Empty if any message may match."""
-        return () if self.task is None else marks_of(self.task)
+    def is_search(self) -> bool:
+        """Whether matching tasks are found only by looking into the messages."""
+        return self.task is not None or self.text is not None
+
+    @property
+    def marks(self) -> tuple[tuple[bytes, ...], ...]:
+        """Groups of byte strings: each matching message contains at least one of each. Without any, any may match."""
+        groups = (
+            () if self.task is None else marks_of(self.task),
+            () if self.text is None else marks_within(self.text),
+        )
+        return tuple(group for group in groups if group)
 
     @property
     def span(self) -> dict[str, Any]:
@@ -83,8 +100,11 @@ class Criteria:
         return {"due_from_ms": self.due_from_ms, "due_to_ms": self.due_to_ms}
 
     def matches(self, task: ScheduledTask) -> bool:
-        """Return whether a task has the right name."""
-        return self.task in (None, task.name)
+        """Return whether a task has the right name and arguments. Arguments that are no text in its headers are not."""
+        if self.task not in (None, task.name):
+            return False
+        shown = (task.headers.get("argsrepr"), task.headers.get("kwargsrepr"))
+        return self.text is None or any(isinstance(one, str) and self.text in one for one in shown)
 
 
 @dataclass(frozen=True)
@@ -156,7 +176,7 @@ def page(
     if not 1 <= limit <= MAX_PAGE:
         raise ValueError(f"limit must be 1 to {MAX_PAGE}, not {limit!r}")
     last = None if cursor is None else _Cursor.decode(cursor)
-    read = min(limit + 1, _READ) if criteria.task is None else min(most_examined, _SEARCHED)
+    read = min(most_examined, _SEARCHED) if criteria.is_search else min(limit + 1, _READ)
     waiting, lost = lists.waiting(*criteria.queues)
     if not partial:
         lost.check()
@@ -240,7 +260,7 @@ def walk(
     waiting, lost = lists.waiting(*criteria.queues)
     lost.check()
     total = to_examine(lists, criteria)
-    limit = _READ if criteria.task is None else _SEARCHED
+    limit = _SEARCHED if criteria.is_search else _READ
     now_ms = lists.now_ms()
     done = 0
     for found in waiting:

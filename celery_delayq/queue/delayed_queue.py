@@ -264,19 +264,19 @@ class DelayedQueue:
 
     def search(
         self,
-        marks: Sequence[bytes],
+        marks: Sequence[Sequence[bytes]],
         after: Entry | Position | None = None,
         *,
         due_from_ms: int | None = None,
         due_to_ms: int | None = None,
         limit: int = 100,
     ) -> Iterator[tuple[int, list[Entry]]]:
-        """Yield waiting entries that contain one of these byte strings, in due order. The server does the search.
+        """Yield waiting entries that contain certain byte strings, in due order. The server does the search.
 
         All calls are bounded. As in `page`, an entry that waits all the time is never missed.
 
         Args:
-            marks: the byte strings. Without any, all entries are found.
+            marks: groups of byte strings. An entry must contain one of each group. Without any, all entries are found.
             after: see `page`.
             due_from_ms: see `page`; unix time in ms.
             due_to_ms: see `page`; unix time in ms.

@@ -400,12 +400,16 @@ def page(
     limit: int,
     skip: Literal["", "entry", "start"] = "",
     after: bytes = b"",
-    marks: Sequence[bytes] = (),
+    marks: Sequence[Sequence[bytes]] = (),
 ) -> tuple[int, list[tuple[bytes, bytes]]]:
-    """Return how many entries were read, and entries and scores in due order; see `page.lua`."""
+    """Return how many entries were read, and entries and scores in due order; see `page.lua`.
+
+    Entries contain one mark of each group. A group that is empty, or has an empty mark, says nothing.
+    """
     first_due: int | str = "-inf" if due_ms is None else due_ms
     last_due: int | str = "(+inf" if last_due_ms is None else last_due_ms
-    read, *found = load("page").run(client, (keys.timeout_set,), (first_due, last_due, limit, skip, after, *marks))
+    apart = [mark for group in marks if group and all(group) for mark in (b"", *group)][1:]
+    read, *found = load("page").run(client, (keys.timeout_set,), (first_due, last_due, limit, skip, after, *apart))
     return int(read), list(zip(found[::2], found[1::2], strict=True))
 
 

@@ -45,6 +45,7 @@ class TestCancel:
         publish(app, "add", queue="other", args=(1, 2))
         kept = publish(app)
         assert command("cancel", "--queue", "other", "--task", "add", "--yes").stdout == "1 task cancelled.\n"
+        assert command("cancel", "--text", "nobody", "--yes").stdout == "0 tasks cancelled.\n"
         assert command("cancel", "--due-before", SOON.isoformat(), "--yes").stdout == "0 tasks cancelled.\n"
         (told,) = command("cancel", "--queue", "other", "--yes", "--json").json()
         assert told == {"cancelled": 1, "matched": 1, "dry_run": False}

@@ -74,6 +74,8 @@ class TestList:
             (["--due-before", "1h"], []),
             (["--due-after", "-1h", "--task", "note"], ["note0", "note1"]),
             (["--limit", "3"], ["note0", "note1", "add2"]),
+            (["--text", "(1, 2"], ["add2"]),
+            (["--text", "(1, 2", "--task", "note"], []),
         ],
     )
     def test_filters(self, app: Celery, command: Command, options: list[str], found: list[str]) -> None:
@@ -126,6 +128,7 @@ class TestList:
 
     def test_wrong_numbers_and_cursors(self, command: Command) -> None:
         is_wrong_use(command("list", "--limit", 0), "--limit")
+        is_wrong_use(command("list", "--text", ""), "text must not be empty")
         is_wrong_use(command("list", "--cursor", "nonsense"), "must be the cursor of a page, not 'nonsense'")
 
 

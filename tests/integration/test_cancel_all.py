@@ -13,7 +13,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, messages
-from celery_delayq.inspector.counts import Bucket
+from celery_delayq.inspector.histogram import Bucket
 from celery_delayq.queue import codec
 from tests.brokers import list_for
 from tests.state import FAR, calls, give, lease, nothing_changes, now_ms, offer
@@ -34,6 +34,11 @@ MATCHING: list[tuple[dict[str, Any], set[str]]] = [
     ({"due_after": SOON + SECOND}, {"b", "c", "d"}),
     ({"due_after": SOON + SECOND, "due_before": SOON + 2 * SECOND}, {"b"}),
     ({"queue": "never heard of"}, set()),
+    ({"text": "7, 'Zoë"}, {"b"}),
+    ({"text": "'"}, {"b", "d"}),
+    ({"text": "why", "task": "note"}, {"d"}),
+    ({"text": "why", "task": "add"}, set()),
+    ({"text": "ZOË"}, set()),
     ({"everything": True}, {"a", "b", "c", "d"}),
 ]
 
@@ -42,9 +47,11 @@ MATCHING: list[tuple[dict[str, Any], set[str]]] = [
 def four(app: Celery, waiting: DelayedQueue) -> DelayedQueue:
     """Tasks "a" to "d", in two queues, due a second apart; the queue of the first two."""
     app.tasks["note"].apply_async(eta=SOON, task_id="a")
-    app.tasks["add"].apply_async((1, 2), eta=SOON + SECOND, task_id="b")
+    app.tasks["add"].apply_async((7, "Zoë"), eta=SOON + SECOND, task_id="b")
     app.tasks["note"].apply_async(eta=SOON + 2 * SECOND, task_id="c", queue="other")
-    app.tasks["note"].apply_async(eta=SOON + 3 * SECOND, task_id="d", queue="other", priority=9)
+    app.tasks["note"].apply_async(
+        eta=SOON + 3 * SECOND, task_id="d", queue="other", priority=9, kwargsrepr="{'why': 'unpaid'}"
+    )
     return waiting
 
 
@@ -61,7 +68,10 @@ class TestCancelAll:
 
     @pytest.mark.parametrize("options", [{}, {"dry_run": True}, {"queue": None}, {"everything": False}])
     def test_not_without_a_criterion(self, app: Celery, four: DelayedQueue, options: dict[str, Any]) -> None:
-        with nothing_changes(four.client), pytest.raises(ValueError, match="give a queue, a task or a time, or pass"):
+        with (
+            nothing_changes(four.client),
+            pytest.raises(ValueError, match="give a queue, a task, a time or a text, or pass"),
+        ):
             app.delayq.cancel_all(**options)
 
     def test_leaves_no_trace_of_what_it_removes(self, broker_url: str, ledger_url: str, waiting: DelayedQueue) -> None:

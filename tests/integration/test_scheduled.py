@@ -16,6 +16,7 @@ from celery import Celery, chain, group
 from kombu.exceptions import OperationalError
 
 from celery_delayq import ConfigurationError, DelayedQueue
+from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.pages import Criteria, page
 from celery_delayq.queue import codec
@@ -123,6 +124,31 @@ class TestPages:
         assert ids(delayq.scheduled(queue="never heard of")) == []
         assert delayq.scheduled(task="never heard of").cursor is None
 
+    @pytest.mark.parametrize(
+        ("text", "found"),
+        [
+            ("Zoë", [0]),
+            ("zoë", []),
+            ('"', [1]),
+            ("4711", [2]),
+            ("'order': 47", [2]),
+            ("(", [0, 1, 2, 3]),
+            ("任务", [3]),
+            ("note", []),
+        ],
+    )
+    def test_a_text_in_the_arguments(self, app: Celery, waiting: DelayedQueue, text: str, found: list[int]) -> None:
+        tasks = [
+            publish(app, args=("Zoë",)),
+            publish(app, "add", 1, args=('it\'s "quoted"', 2)),
+            publish(app, seconds=2, queue="other", kwargsrepr="{'order': 4711}", priority=3),
+            publish(app, seconds=3, argsrepr="(任务)", args=("4711",)),
+        ]
+        assert ids(app.delayq.scheduled(text=text)) == [tasks[number] for number in found]
+        assert ids(app.delayq.iter_scheduled(text=text, limit=1)) == [tasks[number] for number in found]
+        others = [number for number in found if number != 1]
+        assert ids(app.delayq.scheduled(text=text, task="note")) == [tasks[number] for number in others]
+
     def test_a_cursor_stays_valid_when_everything_changes(self, app: Celery, waiting: DelayedQueue) -> None:
         tasks = [publish(app, seconds=number // 4, queue=f"q{number % 4}") for number in range(20)]
         first = app.delayq.scheduled(limit=7)
@@ -212,6 +238,13 @@ class TestEffort:
             second = page(lists, Criteria(task="add"), 100, first.cursor, most_examined=5)
         assert (len(first), len(second), second.cursor) == (2, 1, None)
 
+    def test_a_page_examines_no_more_than_it_may(self, app: Celery, many: DelayedQueue) -> None:
+        with app.connection_or_acquire() as connection:
+            inspector = Inspector(connection.default_channel)
+            found = inspector.scheduled(Criteria(text="never heard of"), most_examined=2_000)
+            assert (found.tasks, found.examined) == ((), 2_000)
+            assert found.cursor is not None
+
 
 class TestBadInput:
     @pytest.mark.parametrize(
@@ -226,6 +259,8 @@ class TestBadInput:
             ({"cursor": 5}, TypeError, "cursor must be"),
             ({"queue": 5}, TypeError, "queue must be a name as a str, not 5"),
             ({"task": b"note"}, TypeError, "task must be a name"),
+            ({"text": b"note"}, TypeError, "text must be a str, not b'note'"),
+            ({"text": ""}, ValueError, "text must not be empty"),
             ({"due_after": "tomorrow"}, TypeError, "due_after must be a datetime"),
             ({"due_before": float("nan")}, ValueError, "due_before must be a datetime"),
         ],
@@ -249,6 +284,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "run_now": lambda delayq: delayq.run_now("id"),
     "cancel_all": lambda delayq: delayq.cancel_all(queue="celery"),
     "counts": lambda delayq: delayq.counts(),
+    "histogram": lambda delayq: delayq.histogram(0, 1, 1),
     "export": lambda delayq: delayq.export(os.devnull),
     "import_": lambda delayq: delayq.import_([b'{"format": "celery_delayq", "version": 1}', LINE, b'{"end": 1}']),
     "release": lambda delayq: delayq.release(),

@@ -156,15 +156,19 @@ def test_does_not_depend_on_what_the_client_decodes(client: redis.Redis) -> None
         assert payloads(queue.page()) == payloads(queue.find("a")) == [b"\xff"]
 
 
+def has_marks(raw: bytes, groups: list[list[bytes]]) -> bool:
+    return all(not group or any(mark in raw for mark in group) for group in groups)
+
+
 class TestSearch:
     @on_a_server(max_examples=60)
     @given(
         members=st.dictionaries(MEMBERS, st.sampled_from([FAR, FAR + 1]), max_size=40),
-        marks=st.lists(st.binary(max_size=2), max_size=3),
+        marks=st.lists(st.lists(st.binary(max_size=2), max_size=3), max_size=3),
         limit=st.integers(1, 7),
     )
     def test_finds_what_holds_a_mark(
-        self, one_queue: DelayedQueue, members: dict[bytes, float], marks: list[bytes], limit: int
+        self, one_queue: DelayedQueue, members: dict[bytes, float], marks: list[list[bytes]], limit: int
     ) -> None:
         one_queue.client.flushall()
         if members:
@@ -176,7 +180,7 @@ class TestSearch:
             read += number
             found += entries
         # By positions: entries that differ in nothing but the payload count as one.
-        wanted = {entry.position for entry in everything if not marks or any(mark in entry.raw for mark in marks)}
+        wanted = {entry.position for entry in everything if has_marks(entry.raw, marks)}
         assert wanted <= {entry.position for entry in found}
         assert found == [entry for entry in everything if entry in found]
         assert len(found) == len(set(found))
@@ -188,14 +192,20 @@ class TestSearch:
         with nothing_changes(queue.client):
             steps = [
                 (read, [entry.due_ms - FAR for entry in entries])
-                for read, entries in queue.search([b"other", b"mark"], limit=10)
+                for read, entries in queue.search([[b"other", b"mark"]], limit=10)
             ]
         assert steps == [(10, [3, 9]), (10, [13, 19]), (5, [23, 24])]
+
+    def test_wants_one_of_each_group(self, queue: DelayedQueue) -> None:
+        for number, payload in enumerate([b"alpha one", b"alpha", b"one", b"beta two", b"last"]):
+            offer(queue, str(number), FAR + number, payload=payload)
+        ((read, entries),) = queue.search([[b"alpha", b"beta"], [], [b"one", b"two"]])
+        assert (read, payloads(entries)) == (5, [b"alpha one", b"beta two", b"last"])
 
     def test_goes_on_behind_what_is_corrupt(self, queue: DelayedQueue) -> None:
         seed(queue, {b"corrupt %d" % number: FAR for number in range(10)})
         offer(queue, "last", FAR + 1)
-        assert [(read, payloads(entries)) for read, entries in queue.search([b"nobody"], limit=4)] == [
+        assert [(read, payloads(entries)) for read, entries in queue.search([[b"nobody"]], limit=4)] == [
             (4, []),
             (4, []),
             (3, [b"last"]),

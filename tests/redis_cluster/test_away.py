@@ -251,6 +251,7 @@ class TestApi:
     ) -> None:
         calls: list[Callable[[Any], Any]] = [
             lambda delayq: delayq.counts(),
+            lambda delayq: delayq.histogram(0, 1, 1),
             lambda delayq: delayq.scheduled(),
             lambda delayq: delayq.scheduled(queue="q5"),
             lambda delayq: delayq.export(tmp_path / "tasks"),
@@ -276,6 +277,8 @@ class TestApi:
             }
             there = tuple(LostQueue(queue, node.address, "does not answer") for queue in THERE)
             assert counts.lost.queues == there
+            histogram = app.delayq.histogram(0, 1, 1, partial=True)
+            assert (histogram.after, histogram.lost.queues) == (len(OTHERS), there)
             page = app.delayq.scheduled(partial=True)
             assert [task.id for task in page] == [ids[queue] for queue in OTHERS]
             assert page.lost.queues == there

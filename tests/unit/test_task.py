@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_delayq.inspector.broker_lists import BrokerList
+from celery_delayq.inspector.pages import Criteria
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
-from celery_delayq.messages import marks_of, with_eta
+from celery_delayq.messages import marks_of, marks_within, with_eta
 from celery_delayq.queue import codec
 from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.entry import Entry
@@ -99,6 +100,9 @@ class TestATask:
         assert task_of(stored(properties={})).priority == 3
 
 
+#: Texts of any characters, and of some that are written in several ways.
+TEXTS = st.text(max_size=5) | st.text('ab.c/"\\é\nя务😀\x7f', max_size=6)
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=8), children, max_size=3),
@@ -170,6 +174,20 @@ class TestAnotherEta:
         assert repr(kept) == repr({k: v for k, v in json.loads(payload)["headers"].items() if k != "eta"})
 
 
+class TestText:
+    @pytest.mark.parametrize(
+        ("text", "found"), [("42", True), ("unpaid", True), ("Unpaid", False), ("'why': ", True), ("42,){", False)]
+    )
+    def test_is_looked_for_in_the_arguments_as_they_are_shown(self, text: str, found: bool) -> None:
+        assert Criteria(text=text).matches(task_of(stored())) is found
+        assert not Criteria(text=text).matches(task_of(b"42 unpaid 'why': "))
+
+    @pytest.mark.parametrize("value", [42, ["42"], {"42": 42}, None])
+    def test_arguments_that_are_no_text_have_none(self, value: Any) -> None:
+        """They are shown as JSON, which has many spellings."""
+        assert not Criteria(text="42").matches(task_of(stored({**HEADERS, "argsrepr": value})))
+
+
 class TestBody:
     def test_json_in_full(self) -> None:
         body = base64.b64encode(b'[["a"], {"b": 1}, null]').decode()
@@ -192,10 +210,10 @@ class TestMarks:
         {'"': r"\"", "\\": r"\\", "/": r"\/", "\b": r"\b", "\f": r"\f", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
     )
 
-    @given(data=st.data(), name=st.one_of(st.text(), st.text('ab.c/"\\é\n', min_size=1)))
-    def test_are_in_every_spelling(self, data: st.DataObject, name: str) -> None:
+    def spelled(self, data: st.DataObject, text: str) -> str:
+        """A text as some writer of JSON writes it."""
         spelled = ""
-        for char in name:
+        for char in text:
             units = char.encode("utf-16-be", "surrogatepass")
             digits = [units[at : at + 2].hex() for at in range(0, len(units), 2)]
             spellings = ["".join(rf"\u{four}" for four in digits), "".join(rf"\u{four.upper()}" for four in digits)]
@@ -204,10 +222,45 @@ class TestMarks:
             if char >= " " and char not in '"\\' and not "\ud800" <= char <= "\udfff":
                 spellings.append(char)
             spelled += data.draw(st.sampled_from(spellings))
-        payload = f'{{"headers":{{"task":"{spelled}","id":"1"}},"properties":{{}}}}'.encode()
+        return spelled
+
+    @given(data=st.data(), name=st.one_of(st.text(), st.text('ab.c/"\\é\n', min_size=1)))
+    def test_are_in_every_spelling(self, data: st.DataObject, name: str) -> None:
+        payload = f'{{"headers":{{"task":"{self.spelled(data, name)}","id":"1"}},"properties":{{}}}}'.encode()
         task = task_of(payload)
         marks = marks_of(task.name or "")
         assert not marks or any(mark in payload for mark in marks)
+
+    @given(
+        data=st.data(),
+        around=st.tuples(TEXTS, TEXTS),
+        text=TEXTS.filter(bool),
+        header=st.sampled_from(["argsrepr", "kwargsrepr"]),
+    )
+    def test_of_arguments_are_in_every_spelling(
+        self, data: st.DataObject, around: tuple[str, str], text: str, header: str
+    ) -> None:
+        spelled = self.spelled(data, f"{around[0]}{text}{around[1]}")
+        payload = f'{{"headers":{{"{header}":"{spelled}"}},"properties":{{}}}}'.encode()
+        if Criteria(text=text).matches(task_of(payload)):
+            assert any(mark in payload for mark in marks_within(text))
+        else:  # halves of a pair make a whole
+            assert any("\ud800" <= char <= "\udfff" for char in text)
+
+    @given(st.text(min_size=1))
+    def test_of_arguments_are_few_and_not_empty(self, text: str) -> None:
+        marks = marks_within(text)
+        assert 1 <= len(marks) <= 32
+        assert all(marks)
+
+    @pytest.mark.parametrize("text", ["'Zoë'", "4711", "{'user': 47", "привет", "任务", "😀😀", '"', "\\", "/a/", "é"])
+    @pytest.mark.parametrize("ensure_ascii", [False, True])
+    def test_of_usual_arguments_are_in_no_message_without_them(self, text: str, ensure_ascii: bool) -> None:
+        others = "('Zara', 2003, {'user': 89}, 'приз, ответ', '任 务', '😁', 'è')"
+        payload = json.dumps({"argsrepr": others}, ensure_ascii=ensure_ascii).encode()
+        assert not any(mark in payload for mark in marks_within(text))
+        with_it = json.dumps({"argsrepr": others + text}, ensure_ascii=ensure_ascii).encode()
+        assert any(mark in with_it for mark in marks_within(text))
 
     @given(value=st.recursive(st.none() | st.booleans() | st.floats() | st.integers(), st.lists))
     def test_are_none_for_what_may_be_no_text(self, value: Any) -> None:

@@ -1,6 +1,7 @@
 --[[
 page: return the entries that are due next after a given one, which need not exist any more. Changes nothing. With
-marks, return only entries that contain one of them, and the last entry that was read, so that the caller can continue.
+marks, return only entries that contain one of each group, and the last entry that was read, so that the caller can
+continue.
 
 KEYS[1] timeout set  ZSET
 ARGV[1] due          ms, or '-inf': only entries due at this time or later
@@ -9,7 +10,7 @@ ARGV[3] limit        entries, at most 1000
 ARGV[4] skip         entries due at ARGV[1] itself to skip: '' none, 'entry' those up to ARGV[5], 'start' those up to
                      the ones that begin with ARGV[5]
 ARGV[5] after        an entry, or the start of one
-ARGV[6..] mark       bytes that an entry may contain anywhere; nothing is decoded
+ARGV[6..] mark       bytes that an entry may contain anywhere; nothing is decoded. '' stands between two groups of marks
 
 Returns {read, entry, score, entry, score, ...}: how many entries were read, and entries in due order.
 
@@ -44,12 +45,19 @@ if skip ~= '' then
 end
 
 local function is_wanted(entry)
+    local has_one = #ARGV < 6
     for at = 6, #ARGV do
-        if string.find(entry, ARGV[at], 1, true) then
-            return true
+        local mark = ARGV[at]
+        if mark == '' then
+            if not has_one then
+                return false
+            end
+            has_one = false
+        elseif not has_one then
+            has_one = string.find(entry, mark, 1, true)
         end
     end
-    return #ARGV < 6
+    return has_one
 end
 
 local found, read, bytes = {0}, 0, 0

@@ -1,0 +1,115 @@
+"""Histograms: how many waiting tasks are due when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from celery_delayq.inspector.away import Lost, execute
+from celery_delayq.inspector.broker_lists import BrokerLists
+from celery_delayq.times import seconds
+
+#: Maximum number of buckets in a histogram.
+MAX_BUCKETS = 1000
+
+#: A thousand years.
+_LONGEST_SPAN_S = 31_557_600_000
+
+#: No histogram starts later, unix time in ms: the year 10000. All numbers of a histogram are exact as scores then.
+_LATEST_START_MS = 253_402_300_800_000
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Number of tasks due from `start_ms` (included) to `end_ms` (excluded), both unix time in ms."""
+
+    start_ms: int
+    end_ms: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """When the waiting tasks of all queues, or of one, are due.
+
+    Attributes:
+        at_ms: time of the count, unix time in ms by the server's clock.
+        buckets: due times within the window.
+        before: number of tasks due before the window.
+        after: number of tasks due after it.
+        lost: queues that are not counted because nodes of a cluster are away.
+    """
+
+    at_ms: int
+    buckets: tuple[Bucket, ...]
+    before: int
+    after: int
+    lost: Lost = field(default_factory=Lost)
+
+
+def histogram(
+    lists: BrokerLists, start_ms: int, span_s: float, buckets: int, *, queue: str | None = None, partial: bool = False
+) -> Histogram:
+    """Count due times in a window; see `DelayQ.histogram`. One pipeline with commands of O(log N).
+
+    Raises:
+        NodesAway: nodes of a cluster are away, and `partial` is False.
+        TypeError: `start_ms` or `buckets` is not a whole number, `span_s` is not a number, or `queue` is not a string.
+        ValueError: an argument is out of range.
+    """
+    if type(start_ms) is not int:
+        raise TypeError(f"start_ms must be a whole number, not {start_ms!r}")
+    if not 0 <= start_ms < _LATEST_START_MS:
+        raise ValueError(f"start_ms must be a time from 1970 to 9999 in ms, not {start_ms!r}")
+    if queue is not None and not isinstance(queue, str):
+        raise TypeError(f"queue must be a name as a str, not {queue!r}")
+    edges = edges_of(start_ms, span_s, buckets)
+    known, lost = lists.known(*(() if queue is None else (queue,)))
+    now_ms = lists.now_ms()
+    with lists.asking.pipeline(transaction=False) as pipe:
+        for broker_list in known:
+            timeout_set = lists.delayed_queue(broker_list).keys.timeout_set
+            pipe.zcount(timeout_set, "-inf", f"({edges[0]}")
+            pipe.zcount(timeout_set, edges[-1], "+inf")
+            ask_due(pipe, timeout_set, edges)
+        replies = iter(execute(lists.asking, pipe))
+    counts = {broker_list: [next(replies) for _ in range(len(edges) + 1)] for broker_list in known}
+    for broker_list, numbers in counts.items():
+        if errors := [number for number in numbers if isinstance(number, Exception)]:
+            lost |= Lost((lists.lose(broker_list, errors[0]),))
+    if not partial:
+        lost.check()
+    without = {away.queue for away in lost.queues}
+    found = [numbers for broker_list, numbers in counts.items() if broker_list.queue not in without]
+    before, after = (sum(numbers[at] for numbers in found) for at in range(2))
+    return Histogram(now_ms, buckets_of(edges, [numbers[2:] for numbers in found]), before, after, lost)
+
+
+def edges_of(start_ms: int, span_s: float, buckets: int) -> list[int]:
+    """Return where the buckets of a histogram start, and where the last one ends: unix time in ms.
+
+    Raises:
+        TypeError: `span_s` is not a number, or `buckets` is not a whole number.
+        ValueError: one of them is out of range.
+    """
+    if type(buckets) is not int:
+        raise TypeError(f"buckets must be a whole number, not {buckets!r}")
+    if not 1 <= buckets <= MAX_BUCKETS:
+        raise ValueError(f"buckets must be 1 to {MAX_BUCKETS}, not {buckets!r}")
+    if not 0 < seconds(span_s, "span") <= _LONGEST_SPAN_S:
+        raise ValueError(f"span must be more than 0 and at most {_LONGEST_SPAN_S} seconds, not {span_s!r}")
+    return [start_ms + round(number * span_s * 1000 / buckets) for number in range(buckets + 1)]
+
+
+def ask_due(pipe: Any, timeout_set: str, edges: Sequence[int]) -> None:
+    """Add to a pipeline one command for each bucket: how many entries of a timeout set are due in it. O(log N)."""
+    for start, end in pairwise(edges):
+        pipe.zcount(timeout_set, start, f"({end}")
+
+
+def buckets_of(edges: Sequence[int], due: Iterable[Sequence[int]]) -> tuple[Bucket, ...]:
+    """Return the buckets; `due` has for each list the number of entries in each."""
+    counts = [sum(numbers) for numbers in zip(*due, strict=True)] or [0] * (len(edges) - 1)
+    return tuple(Bucket(*ends, number) for ends, number in zip(pairwise(edges), counts, strict=True))
