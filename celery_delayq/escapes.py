@@ -1,4 +1,4 @@
-"""Text of unknown origin, made safe to show: control characters, and those that change the direction, become visible."""
+"""Text of unknown origin, made safe to show: control characters, also those for bidirectional text, become visible."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Conversion of times: from the API's types to unix time in ms, rounded up so that no task runs early, and back; from and
-to text.
-"""
+"""Conversion of times: from the API's types to unix time in ms, rounded up so that no task runs early; and of text."""
 
 from __future__ import annotations
 

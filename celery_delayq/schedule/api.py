@@ -205,8 +205,8 @@ class Schedule:
     def next_runs(self, name: str, number: int = 5) -> list[datetime]:
         """Return when an entry runs next, as it is planned now: aware datetimes in UTC, the planned run first.
 
-        There are fewer if it ends, one if its schedule decides only when it is asked, and none if nothing is planned: it
-        is paused, or no planner has seen it.
+        There are fewer if it ends, one if its schedule decides only when it is asked, and none if nothing is planned:
+        it is paused, or no planner has seen it.
 
         Args:
             name: name of the entry.

@@ -12,6 +12,12 @@ from celery_delayq.schedule.occurrences import jitter_ms, to_datetime
 from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.times import shown_span
 
+#: What an entry does, in words.
+STATUSES = (
+    *("planned", "paused", "disabled", "ended", "never runs"),
+    *("error", "unknown task", "not seen by a planner"),
+)
+
 _EMPTY: dict[str, Any] = {"task": "", "args": (), "kwargs": {}, "options": {}, "timing": {}}
 
 
@@ -67,9 +73,7 @@ class PeriodicTask:
 
     @property
     def status(self) -> str:
-        """What it does, in words: `planned`, `paused`, `disabled`, `ended`, `never runs`, `error`, `unknown task`, or
-        `not seen by a planner`.
-        """
+        """What it does, in words; one of `STATUSES`."""
         if self.error:
             return "error"
         if self.paused:

@@ -29,7 +29,7 @@ class Unavailable(Exception):
 
 
 class Broker:
-    """The broker of a Celery app. Threads may share it: each request has a connection of its own. It works after a fork.
+    """The broker of a Celery app. Threads may share it: each request has its own connection. It works after a fork.
 
     Args:
         app: the Celery app.

@@ -1,4 +1,4 @@
-"""LiveCache: pages that are open ask for their newer state every few seconds. All tabs of a process share one answer."""
+"""LiveCache: open pages ask for their newer state every few seconds. All tabs of a process share one answer."""
 
 from __future__ import annotations
 

@@ -14,6 +14,9 @@ from celery_delayq.escapes import visible
 from celery_delayq.times import shown_span
 from celery_delayq.web.request import encoded
 
+#: What stands for nothing.
+NONE = "\u2013"
+
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 #: The most characters of one value. Longer ones are cut.
@@ -34,26 +37,27 @@ def cut(value: object, most: int = 80) -> str:
 
 
 def _number(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"
+    return NONE if value is None else f"{value:,}"
 
 
-def _when(when: datetime | None) -> Markup:
-    """Return a time in UTC; the script adds the viewer's own."""
+def _when(when: datetime | None, both: bool = False) -> Markup:
+    """Return a time in UTC. The script turns it into the viewer's own, or adds that."""
     if when is None:
-        return Markup("–")
+        return Markup(NONE)
     when = when.astimezone(timezone.utc)
     machine, shown = when.isoformat(timespec="milliseconds"), when.strftime("%Y-%m-%d %H:%M:%S")
-    return Markup('<time datetime="{}">{} UTC</time>').format(machine, shown)
+    tag = '<time datetime="{}" data-both>{} UTC</time>' if both else '<time datetime="{}">{} UTC</time>'
+    return Markup(tag).format(machine, shown)
 
 
 def _left(span: timedelta | None) -> str:
-    return "–" if span is None else shown_span(span)
+    return NONE if span is None else shown_span(span)
 
 
 def lateness(seconds: float | None) -> str:
     """Return a lateness in three digits at most."""
     if seconds is None:
-        return "–"
+        return NONE
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms" if seconds * 1000 < 100 else f"{seconds * 1000:.0f} ms"
     return f"{seconds:.3g} s" if seconds < 100 else shown_span(timedelta(seconds=seconds))

@@ -41,7 +41,7 @@ class Params:
 
 
 def encoded(params: Mapping[str, object]) -> str:
-    """Return fields as a query string, so that `Params` finds the same text again. None and empty texts are left out."""
+    """Return fields as a query string that `Params` reads as the same text. None and empty texts are left out."""
     pairs = [(name, str(value)) for name, value in params.items() if value not in (None, "")]
     return urlencode(pairs, errors="surrogateescape", encoding="utf-8") if pairs else ""
 

@@ -1,4 +1,4 @@
-"""View: what a page has at hand while it answers one request. Page: a path, what it shows, and what can be done there."""
+"""View: what a page has at hand while it answers a request. Page: a path, what it shows, what can be done there."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class View:
             languages=LANGUAGES,
             language=self.language.code,
             may=self.may,
+            can=lambda *names: bool(self.may & set(names)),
             path=self.request.path.lstrip("/"),
             query=self.request.query,
             **{"message": None, "is_live": False, **values},

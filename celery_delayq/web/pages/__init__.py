@@ -1,4 +1,4 @@
-"""The pages: a module each. `filters` reads what the URL selects; `steps` asks before a change, and shows its progress."""
+"""The pages: a module each. `filters` reads what the URL selects; `steps` asks before a change, and tells progress."""
 
 from __future__ import annotations
 

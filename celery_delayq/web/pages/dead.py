@@ -178,8 +178,13 @@ def _act_on_all(view: View, action: str, queue: str) -> Response:
     rest = None
     if chunk.cursor is not None:
         rest = {
-            "action": action, "scope": "matching", "confirmed": "yes", "cursor": chunk.cursor,
-            "total": total, "changed": changed, "missed": missed,
+            "action": action,
+            "scope": "matching",
+            "confirmed": "yes",
+            "cursor": chunk.cursor,
+            "total": total,
+            "changed": changed,
+            "missed": missed,
         }
     title, examined = _done(view, action, changed, missed), changed + missed
     return show_progress(view, Progress(title, _back(queue), changed, missed, examined, max(total, examined), rest))

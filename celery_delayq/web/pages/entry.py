@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from celery_delayq.schedule.periodic_task import PeriodicTask
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.pages.periodic import fields_of
 from celery_delayq.web.pages.steps import Question, ask, is_confirmed
-from celery_delayq.web.request import Response, encoded
+from celery_delayq.web.request import Params, Response, encoded
 from celery_delayq.web.view import Page, View
 
 #: How many runs are foretold.
@@ -37,11 +38,22 @@ def _show(view: View, message: Any = None, error: str | None = None) -> Response
         entry=entry,
         runs=runs,
         unknown=unknown,
-        form=view.request.form if error else None,
+        form=view.request.form if error else _form_of(entry),
         message=message,
         error=error,
         is_live=not message and not error,
     )
+
+
+def _form_of(entry: PeriodicTask) -> Params:
+    """Return the fields of the form as the entry has them."""
+    given = entry.schedule if isinstance(entry.schedule, dict) else {}
+    every = given.get("every")
+    fields: dict[str, Any] = {"task": entry.task, "when": f"{every:g}s" if every else given.get("crontab", "")}
+    for name in ("args", "kwargs", "options", "timing"):
+        value = getattr(entry, name)
+        fields[name] = json.dumps(value if name != "args" else list(value), ensure_ascii=False) if value else ""
+    return Params(encoded(fields))
 
 
 def _name(view: View) -> str:

@@ -190,8 +190,15 @@ def _act_on_matching(view: View, action: Action) -> Response:
     rest = None
     if chunk.cursor is not None:
         rest = {
-            "action": action, "scope": "matching", "confirmed": "yes", "cursor": chunk.cursor, "total": total,
-            "changed": changed, "missed": missed, "examined": examined, "eta": eta.isoformat() if eta else "",
+            "action": action,
+            "scope": "matching",
+            "confirmed": "yes",
+            "cursor": chunk.cursor,
+            "total": total,
+            "changed": changed,
+            "missed": missed,
+            "examined": examined,
+            "eta": eta.isoformat() if eta else "",
         }
     title = _done(view, action, changed, missed)
     return show_progress(view, Progress(title, _back(view), changed, missed, examined, max(total, examined), rest))

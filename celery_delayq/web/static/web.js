@@ -11,13 +11,31 @@
 
   const zoned = new Intl.DateTimeFormat(document.documentElement.lang, { dateStyle: "medium", timeStyle: "medium" });
 
-  function localTimes(root) {
+  let isLocal = localStorage.getItem("delayq-zone") === "local";
+
+  function showTimes(root) {
     for (const time of root.querySelectorAll("time[datetime]")) {
       const when = new Date(time.getAttribute("datetime"));
-      if (!Number.isNaN(when.getTime())) {
-        time.title = `${zoned.format(when)} (${zoned.resolvedOptions().timeZone})`;
-      }
+      if (Number.isNaN(when.getTime())) continue;
+      time.dataset.utc ??= time.textContent;
+      const own = `${zoned.format(when)} ${zoned.resolvedOptions().timeZone}`;
+      const both = time.hasAttribute("data-both") ? ` (${isLocal ? time.dataset.utc : own})` : "";
+      time.textContent = (isLocal ? own : time.dataset.utc) + both;
+      time.title = isLocal ? time.dataset.utc : own;
     }
+  }
+
+  function startZone() {
+    const button = document.getElementById("zone"), words = [button.textContent, button.dataset.other];
+    const name = () => { button.textContent = words[Number(isLocal)]; };
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      isLocal = !isLocal;
+      localStorage.setItem("delayq-zone", isLocal ? "local" : "utc");
+      name();
+      showTimes(document);
+    });
+    name();
   }
 
   // -- swapping regions
@@ -107,7 +125,7 @@
   // -- what a region needs when it is there
 
   function prepare(root) {
-    localTimes(root);
+    showTimes(root);
     for (const box of root.querySelectorAll("input[data-all]")) {
       box.hidden = false;
       box.addEventListener("change", () => {
@@ -119,6 +137,7 @@
   }
 
   for (const region of regions(document)) raw.set(region.id, region.innerHTML);
+  startZone();
   prepare(document);
   if (document.body.hasAttribute("data-live")) startLive();
 })();

@@ -1,0 +1,3 @@
+from typing import Literal
+
+Action = Literal["cancel", "reschedule", "run_now"]
