@@ -1,3 +1,0 @@
-from typing import Literal
-
-Action = Literal["cancel", "reschedule", "run_now"]
