@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         UnsupportedServer,
     )
     from celery_delayq.inspector.backup import Imported, Released
+    from celery_delayq.inspector.bulk import Chunk
     from celery_delayq.inspector.counts import Counts
     from celery_delayq.inspector.histogram import Histogram
     from celery_delayq.inspector.pages import Page
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from celery_delayq.transport.replicas import NotReplicated
 
 __all__ = [
+    "Chunk",
     "ConfigurationError",
     "Counts",
     "DeadLetter",
@@ -71,6 +73,7 @@ __all__ = [
 
 #: Which module has a public name; errors has the others.
 _MODULES = {
+    "Chunk": "inspector.bulk",
     "Counts": "inspector.counts",
     "DeadLetter": "queue.dead_letters",
     "DeadLetters": "queue.dead_letters",

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from celery_delayq.beat import warn_of_another
 from celery_delayq.inspector import Inspector, backup
 from celery_delayq.inspector.backup import File, Imported, Released
+from celery_delayq.inspector.bulk import Action, Chunk
 from celery_delayq.inspector.counts import Counts
 from celery_delayq.inspector.histogram import Histogram
 from celery_delayq.inspector.pages import Criteria, OnProgress, Page
@@ -239,6 +240,57 @@ class DelayQ:
         criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
         with self._inspector("cannot cancel all matching tasks") as inspector:
             return inspector.cancel_all(criteria, everything=everything, dry_run=dry_run, on_progress=on_progress)
+
+    def change_some(
+        self,
+        action: Action,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        due_after: Time | None = None,
+        due_before: Time | None = None,
+        text: str | None = None,
+        everything: bool = False,
+        eta: Time | None = None,
+        limit: int = 1000,
+        cursor: str | None = None,
+    ) -> Chunk:
+        """Cancel, reschedule or run some of the matching tasks, and return a cursor for the next ones.
+
+        So whoever changes very many tasks can show how far this is, and stop:
+
+            chunk = delayq.change_some("reschedule", task="shop.remind", eta=tomorrow)
+            while chunk.cursor:
+                chunk = delayq.change_some("reschedule", task="shop.remind", eta=tomorrow, cursor=chunk.cursor)
+
+        Atomic for each task: it is changed, or somebody else was faster. Each call on the server is bounded. A chunk
+        ends after `limit` matching tasks, or 10,000 examined ones; it may have changed none, and only its cursor tells
+        whether there are more. Tasks that are offered or rescheduled in the meantime may be left out. Tasks that are
+        due at `eta` already are left as they are, and not counted.
+
+        While a node of a Redis Cluster is away, the tasks of all other queues are changed; `Chunk.lost` names the rest.
+
+        Args:
+            action: `"cancel"`, `"reschedule"` or `"run_now"`; see the methods of these names for what they do.
+            queue: only tasks of this queue.
+            task: only tasks of this name.
+            due_after: only tasks due at this time or later.
+            due_before: only tasks due before this time.
+            text: only tasks whose arguments contain this text.
+            everything: must be True if no criterion is given.
+            eta: the new time, only to reschedule. If it is in the past, the tasks move to their queues at once.
+            limit: maximum number of matching tasks, 1 to 1,000.
+            cursor: cursor of the previous chunk. Give the same criteria and the same `eta`.
+
+        Raises:
+            TypeError: `eta` is missing, or given for another action.
+            ValueError: no criterion was given and `everything` is False, there is no such action, `limit` or a time is
+                out of range, `text` is empty, or `cursor` is not a valid cursor.
+        """
+        criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
+        criteria.check_wanted(everything)
+        with self._inspector("cannot change the matching tasks") as inspector:
+            return inspector.change_some(action, criteria, eta=eta, limit=limit, cursor=cursor)
 
     def counts(self, *, span: float = 3600, buckets: int = 60, partial: bool = False) -> Counts:
         """Count ready, delayed, overdue, in-flight and dead messages for each queue, with a histogram of due times.

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from redis.exceptions import ResponseError
 
 from celery_delayq.inspector.broker_lists import BrokerLists
+from celery_delayq.inspector.bulk import Action, Chunk, change_some
 from celery_delayq.inspector.counts import Counts, count
 from celery_delayq.inspector.histogram import Histogram, histogram
 from celery_delayq.inspector.pages import MOST_EXAMINED, Criteria, OnProgress, Page, page, to_examine, walk
@@ -103,8 +104,7 @@ class Inspector:
         on_progress: OnProgress | None = None,
     ) -> int:
         """Remove all matching tasks; see `DelayQ.cancel_all`."""
-        if criteria.is_everything and not everything:
-            raise ValueError("give a queue, a task, a time or a text, or pass everything=True")
+        criteria.check_wanted(everything)
         cancelled = 0
         for broker_list, tasks in walk(self.lists, criteria, on_progress):
             if dry_run:
@@ -113,6 +113,18 @@ class Inspector:
                 queue = self.lists.delayed_queue(broker_list)
                 cancelled += sum(queue.remove([task.entry for task in tasks]))
         return cancelled
+
+    def change_some(
+        self,
+        action: Action,
+        criteria: Criteria,
+        *,
+        eta: Time | None = None,
+        limit: int = 1000,
+        cursor: str | None = None,
+    ) -> Chunk:
+        """Change some matching tasks; see `DelayQ.change_some`. Without criteria, it changes all tasks."""
+        return change_some(self.lists, action, criteria, eta=eta, limit=limit, cursor=cursor)
 
     def reschedule(
         self, task_ids: Sequence[str], *, countdown: float | None = None, eta: Time | None = None

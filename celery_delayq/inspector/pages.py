@@ -80,6 +80,15 @@ class Criteria:
         """Whether all tasks are selected."""
         return self == Criteria()
 
+    def check_wanted(self, everything: bool) -> None:
+        """Check that somebody who selects all tasks has said so.
+
+        Raises:
+            ValueError: all tasks are selected, and `everything` is False.
+        """
+        if self.is_everything and not everything:
+            raise ValueError("give a queue, a task, a time or a text, or pass everything=True")
+
     @property
     def is_search(self) -> bool:
         """Whether matching tasks are found only by looking into the messages."""
@@ -153,6 +162,21 @@ class _Cursor:
         except (ValueError, TypeError, RecursionError):
             pass
         raise ValueError(f"cursor must be the cursor of a page, not {text!r}")
+
+
+def cursor_behind(due_ms: int) -> str:
+    """Return the cursor of a page that begins with what is due later than a time, unix time in ms."""
+    return _Cursor("", Position(due_ms + 1, b"")).encode()  # no list has a name that is less
+
+
+def due_of(cursor: str) -> int:
+    """Return when the last task before a cursor is due, unix time in ms.
+
+    Raises:
+        TypeError: the cursor is not a string.
+        ValueError: it is not the cursor of a page.
+    """
+    return _Cursor.decode(cursor).position.due_ms
 
 
 def page(

@@ -329,6 +329,28 @@ class DelayedQueue:
             raise ValueError("cannot amend an entry that another program offered")
         return scripts.amend(self.writer, self.keys, entry=entry.raw, due_ms=due_ms, payload=payload)
 
+    def amend_many(self, messages: Sequence[tuple[Entry, bytes]], *, due_ms: int) -> list[bool]:
+        """Give waiting messages one new due time, and each its new payload; see `amend`. Atomic only for each message.
+
+        One round trip per hundred; each call on the server changes one message.
+
+        Args:
+            messages: entries that this package offered, as they were read, each with the new payload.
+            due_ms: the new due time, unix time in ms.
+
+        Returns:
+            For each entry, whether it was changed; it was not if it has changed or no longer waits.
+
+        Raises:
+            ValueError: another program offered one of the entries. Nothing was changed.
+        """
+        if any(codec.OfferId.from_bytes(entry.id) is None for entry, _ in messages):
+            raise ValueError("cannot amend an entry that another program offered")
+        return in_batches(
+            [(entry.raw, payload) for entry, payload in messages],
+            lambda batch: scripts.amend_many(self.writer, self.keys, due_ms=due_ms, messages=batch),
+        )
+
     def remove(self, entries: Sequence[Entry]) -> list[bool]:
         """Remove messages that have not changed. Returns which were removed. One atomic script per hundred."""
         return in_batches(

@@ -431,12 +431,31 @@ def release(client: redis.Redis, keys: QueueKeys, *, messages: Sequence[tuple[by
 
 def amend(client: redis.Redis, keys: QueueKeys, *, entry: bytes, due_ms: int | None, payload: bytes) -> int | None:
     """Change an entry; see `amend.lua`. Returns its due time, or None if it is no longer as it was read."""
-    due = load("amend").run(
-        client,
-        keys.waiting,
-        (entry, "" if due_ms is None else due_ms, payload, keys.channel),
-    )
+    due = load("amend").run(client, *amend_call(keys, entry=entry, due_ms=due_ms, payload=payload))
     return None if due is None else int(due)
+
+
+def amend_many(
+    client: redis.Redis, keys: QueueKeys, *, due_ms: int, messages: Sequence[tuple[bytes, bytes]]
+) -> list[bool]:
+    """Change entries, each given as it was read, with its new payload; one round trip, and one call for each.
+
+    Returns for each whether it was changed.
+
+    Raises:
+        redis.RedisError: the error of the first call that failed. The others were executed.
+    """
+    calls = [amend_call(keys, entry=entry, due_ms=due_ms, payload=payload) for entry, payload in messages]
+    replies = load("amend").run_each(client, calls)
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return [reply is not None for reply in replies]
+
+
+def amend_call(keys: QueueKeys, *, entry: bytes, due_ms: int | None, payload: bytes) -> Call:
+    """Return keys and arguments of `amend.lua`, for `run` or for a pipeline."""
+    return keys.waiting, (entry, "" if due_ms is None else due_ms, payload, keys.channel)
 
 
 def tidy(client: redis.Redis, keys: QueueKeys, *, places: Sequence[bytes]) -> tuple[int, int]:

@@ -283,6 +283,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "reschedule": lambda delayq: delayq.reschedule("id", countdown=1),
     "run_now": lambda delayq: delayq.run_now("id"),
     "cancel_all": lambda delayq: delayq.cancel_all(queue="celery"),
+    "change_some": lambda delayq: delayq.change_some("reschedule", queue="celery", eta=SOON),
     "counts": lambda delayq: delayq.counts(),
     "histogram": lambda delayq: delayq.histogram(0, 1, 1),
     "export": lambda delayq: delayq.export(os.devnull),

@@ -31,6 +31,10 @@ def amend(queue: DelayedQueue, entry: Entry) -> bool:
     return queue.amend(entry, b"new", due_ms=FAR + 5) is not None
 
 
+def amend_many(queue: DelayedQueue, entry: Entry) -> bool:
+    return queue.amend_many([(entry, b"new")], due_ms=FAR + 5) == [True]
+
+
 def remove(queue: DelayedQueue, entry: Entry) -> bool:
     return queue.remove([entry]) == [True]
 
@@ -42,7 +46,7 @@ def release(queue: DelayedQueue, entry: Entry) -> bool:
 Change = Callable[[DelayedQueue, Entry], bool]
 
 
-@pytest.fixture(params=[amend, remove, release], ids=lambda change: change.__name__)
+@pytest.fixture(params=[amend, amend_many, remove, release], ids=lambda change: change.__name__)
 def change(request: pytest.FixtureRequest) -> Change:
     """One of the scripts, which says whether it changed the entry."""
     changing: Change = request.param

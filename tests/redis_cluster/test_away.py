@@ -15,6 +15,7 @@ from celery import Celery
 from kombu import Queue
 from kombu.exceptions import OperationalError
 
+from celery_delayq import DelayedQueue
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.topology import Address
 from celery_delayq.inspector import Inspector
@@ -289,6 +290,20 @@ class TestApi:
             assert app.delayq.cancel([ids["q0"], ids["q2"]]) == {ids["q0"]: True, ids["q2"]: True}
             assert app.delayq.cancel_all(queue="q3") == 1
 
+    @pytest.mark.parametrize(
+        ("action", "eta"),
+        [("cancel", {}), ("run_now", {}), ("reschedule", {"eta": 5}), ("reschedule", {"eta": 4_000_000_000})],
+    )
+    def test_chunks_change_the_tasks_of_other_nodes(
+        self, own: Cluster, app: Celery, ids: dict[str, str], action: Any, eta: dict[str, int]
+    ) -> None:
+        with away(own, "q1") as node:
+            chunk = app.delayq.change_some(action, everything=True, **eta)
+            assert (chunk.changed, chunk.late, chunk.cursor) == (len(OTHERS), 0, None)
+            assert chunk.lost.queues == tuple(LostQueue(queue, node.address, "does not answer") for queue in THERE)
+        rest = app.delayq.change_some(action, everything=True, **eta)
+        assert (rest.changed, rest.lost.queues) == (len(THERE), ())
+
     def test_and_without_the_registry(self, own: Cluster, other_app: Celery, ids: dict[str, str]) -> None:
         with away(own, "q0") as node:
             assert other_app.delayq.cancel(ids["q2"])
@@ -313,6 +328,22 @@ class TestANodeIsLostInTheMiddle:
                 page = inspector.scheduled(Criteria(), partial=True)
             assert [task.id for task in page] == [ids[queue] for queue in OTHERS]
             assert [queue.queue for queue in page.lost.queues] == THERE
+
+    def test_of_a_chunk(self, own: Cluster, app: Celery, ids: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+        remove = DelayedQueue.remove
+
+        def removed(queue: DelayedQueue, entries: Any) -> list[bool]:
+            if node.is_running:
+                node.kill()
+            return remove(queue, entries)
+
+        with app.connection() as connection:
+            inspector = Inspector(connection.default_channel, CONFIGURED)
+            monkeypatch.setattr(DelayedQueue, "remove", removed)
+            with restored(own, "q1") as node:
+                chunk = inspector.change_some("cancel", Criteria())
+            assert (chunk.changed, chunk.late) == (len(OTHERS), 0)
+            assert [queue.queue for queue in chunk.lost.queues] == THERE
 
     def test_of_a_walk(self, own: Cluster, app: Celery, ids: dict[str, str]) -> None:
         with app.connection() as connection, restored(own, "q1") as node:
