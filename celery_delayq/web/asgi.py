@@ -49,7 +49,7 @@ async def _body(receive: Any) -> bytes | None:
         message = await receive()
         if message["type"] != "http.request":  # the client is gone
             return body
-        body += message.get("body", b"")
+        body += bytes(message.get("body", b""))
         if len(body) > MOST_BODY:
             return None
         if not message.get("more_body"):

@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import Collection
 from http.cookies import CookieError, SimpleCookie
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from celery_delayq.web.access import Access, Refusal, Unauthorized, check_host, check_origin, granted
@@ -37,6 +37,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
+_FOLDER = Path(__file__).parent / "static"
 _STATIC = {
     "/web.css": "text/css; charset=utf-8",
     "/web.js": "text/javascript; charset=utf-8",
@@ -129,7 +130,7 @@ def _chosen(request: Request) -> Response:
 
 
 def _static(path: str) -> Response:
-    body = files(__package__ or "celery_delayq.web").joinpath("static", path.lstrip("/")).read_bytes()
+    body = (_FOLDER / path.lstrip("/")).read_bytes()
     return Response(200, body, {"Content-Type": _STATIC[path], "Cache-Control": "max-age=3600"})
 
 

@@ -1,0 +1,114 @@
+"""The ground of the browser tests: each kind of trouble in a page is seen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.web.axe import axe
+from tests.web.sites import Site
+from tests.web.visit import PHONE, Scheme, Visits
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with Site(command=["-m", "tests.web.sample"], broker="delayq://", ledger="redis://") as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def url(site: Site) -> str:
+    return site.url
+
+
+def test_a_form_is_filled_in_and_sent(visit: Visits, url: str) -> None:
+    page = visit(url)
+    page.get_by_label("Your name").fill('<b>"Ann"</b>')
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("#said")).to_have_text('Hello <b>"Ann"</b>!')
+    page.get_by_role("link", name="Back").click()
+    expect(page.get_by_label("Your name")).to_be_empty()
+
+
+def test_scripts_run_unless_they_are_off(visit: Visits, url: str) -> None:
+    expect(visit(f"{url}script").locator("#answer")).to_have_text("ran")
+    expect(visit(f"{url}script", scripts=False).locator("#answer")).to_have_text("no script ran")
+
+
+def test_size_and_scheme_are_as_asked(visit: Visits, url: str, size: tuple[int, int], scheme: Scheme) -> None:
+    page = visit(f"{url}clean", size=size, scheme=scheme)
+    assert page.evaluate("innerWidth") == size[0]
+    assert page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") == (scheme == "dark")
+
+
+def test_axe_finds_too_little_contrast(visit: Visits, url: str) -> None:
+    found = axe(visit(f"{url}contrast"))
+    assert found.rules == {"color-contrast"}
+    assert "Can you read this?" in repr(found)
+    assert "contrast of 1.91" in repr(found)
+
+
+def test_axe_says_that_it_needs_scripts(visit: Visits, url: str) -> None:
+    with pytest.raises(AssertionError, match="axe needs scripts"):
+        axe(visit(f"{url}contrast", scripts=False))
+
+
+def test_axe_finds_nothing_where_nothing_is_wrong(visit: Visits, url: str, scheme: Scheme) -> None:
+    assert axe(visit(f"{url}clean", scheme=scheme)) == []
+
+
+def test_a_page_that_is_wider_than_a_phone_shows(visit: Visits, url: str) -> None:
+    wide = "document.documentElement.scrollWidth > innerWidth"
+    assert visit(f"{url}wide", size=PHONE).evaluate(wide)
+    assert not visit(f"{url}clean", size=PHONE).evaluate(wide)
+
+
+@pytest.mark.parametrize(
+    ("path", "troubles"),
+    [
+        ("clean", ()),
+        ("inline", ("securitypolicyviolation: script-src-elem blocked inline",)),
+        ("error", ("script error: broken",)),
+        ("dialog", ("dialog: alert: hello",)),
+        ("elsewhere", ("foreign request: GET http://127.0.0.2:1/pixel.png",)),
+        ("nowhere", ("status of 404",)),
+    ],
+)
+def test_trouble_in_a_page_is_noticed(browser: Browser, url: str, path: str, troubles: tuple[str, ...]) -> None:
+    visits = Visits(browser)
+    page = visits(url + path)
+    page.wait_for_load_state("networkidle")
+    found = visits.end()
+    assert all(any(trouble in line for line in found) for trouble in troubles), found
+    assert bool(found) == bool(troubles), found
+
+
+def test_what_is_expected_must_happen(browser: Browser, url: str) -> None:
+    visits = Visits(browser)
+    for path in ("error", "clean"):
+        page = visits(url + path)
+        visits.watch(page).expect("broken")
+        page.wait_for_load_state("networkidle")
+    assert visits.end() == ["expected, but it did not happen: broken"]
+
+
+def test_trouble_fails_the_test_at_its_end(tmp_path: Path, url: str) -> None:
+    """In a pytest of its own, with the fixtures of this folder."""
+    tmp_path.joinpath("conftest.py").write_text("from tests.web.conftest import browser, visit")
+    tmp_path.joinpath("test_it.py").write_text(f"def test_it(visit):\n    visit({url + 'dialog'!r})\n")
+    done = subprocess.run(
+        [sys.executable, *("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:valkey"), str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 passed, 1 error" in done.stdout, done.stdout
+    assert "dialog: alert: hello" in done.stdout, done.stdout
