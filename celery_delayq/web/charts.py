@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 #: The size of a chart, in the units of its SVG: the room of the bars, and that of the labels.
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 960, 190, 70, 30, 16
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 960, 210, 84, 38, 26
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@
 
   const zoned = new Intl.DateTimeFormat(document.documentElement.lang, { dateStyle: "medium", timeStyle: "medium" });
 
-  let isLocal = localStorage.getItem("delayq-zone") === "local";
+  let isLocal = false;
+  try { isLocal = localStorage.getItem("delayq-zone") === "local"; } catch { /* the browser keeps nothing */ }
 
   function showTimes(root) {
     for (const time of root.querySelectorAll("time[datetime]")) {
@@ -31,7 +32,7 @@
     button.hidden = false;
     button.addEventListener("click", () => {
       isLocal = !isLocal;
-      localStorage.setItem("delayq-zone", isLocal ? "local" : "utc");
+      try { localStorage.setItem("delayq-zone", isLocal ? "local" : "utc"); } catch { /* as above */ }
       name();
       showTimes(document);
     });
