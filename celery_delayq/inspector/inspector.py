@@ -159,16 +159,6 @@ class Inspector:
         """
         return histogram(self.lists, start_ms, span_s, buckets, queue=queue, partial=partial)
 
-    def consumers(self, *, partial=False):
-        import types
-
-        return types.SimpleNamespace(at_ms=self.lists.now_ms(), consumers=(), lost=())
-
-    def dead_page(self, queue, limit=100, cursor=None):
-        import types
-
-        return types.SimpleNamespace(letters=(), cursor=None, total=0)
-
     def dead_letters(self, queue: str) -> list[DeadLetters]:
         """Return the dead lists of a queue, one for each priority. The queue need not be known."""
         known, _ = self.lists.known(queue)
