@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,14 +42,14 @@ def dead_lists(lists: BrokerLists, queue: str) -> list[DeadLetters]:
     return [DeadLetters(lists.client, name, writer=lists.channel.writer) for name in sorted(names)]
 
 
-def total_of(found: Sequence[DeadLetters]) -> int:
-    """Return how many letters dead lists have."""
+def sizes_of(found: Sequence[DeadLetters]) -> dict[DeadLetters, int]:
+    """Return how many letters each dead list has, without those that are empty."""
     if not found:
-        return 0
+        return {}
     with found[0].client.pipeline(transaction=False) as pipe:
         for letters in found:
             pipe.llen(letters.keys.dead)
-        return sum(map(int, pipe.execute()))
+        return {letters: int(size) for letters, size in zip(found, pipe.execute(), strict=True) if size}
 
 
 def page(lists: BrokerLists, queue: str, limit: int, cursor: str | None) -> DeadLettersPage:
@@ -60,10 +60,10 @@ def page(lists: BrokerLists, queue: str, limit: int, cursor: str | None) -> Dead
         ValueError: `limit` is out of range, or `cursor` is not the cursor of a page.
     """
     check_limit(limit)
-    found = dead_lists(lists, queue)
+    sizes = sizes_of(dead_lists(lists, queue))
     seen: list[tuple[DeadLetters, DeadLetter]] = []
     after = None
-    for letters, inner in _from(found, cursor):
+    for letters, inner in _from(sizes, cursor):
         if len(seen) == limit:
             after = _cursor(letters.name, inner)
             break
@@ -72,7 +72,7 @@ def page(lists: BrokerLists, queue: str, limit: int, cursor: str | None) -> Dead
         if part.cursor is not None:
             after = _cursor(letters.name, part.cursor)
             break
-    return DeadLettersPage(tuple(seen), after, total_of(found))
+    return DeadLettersPage(tuple(seen), after, sum(sizes.values()))
 
 
 def find(lists: BrokerLists, queue: str, letter_id: str, near: int | None) -> tuple[DeadLetters, DeadLetter] | None:
@@ -108,7 +108,7 @@ def _some(
 ) -> DeadChunk:
     check_limit(limit)
     changed, refused, after = 0, 0, None
-    for letters, inner in _from(dead_lists(lists, queue), cursor):
+    for letters, inner in _from(sizes_of(dead_lists(lists, queue)), cursor):
         if changed + refused == limit:
             after = _cursor(letters.name, inner)
             break
@@ -121,7 +121,7 @@ def _some(
     return DeadChunk(changed, refused, after)
 
 
-def _from(found: Sequence[DeadLetters], cursor: str | None) -> Iterator[tuple[DeadLetters, str | None]]:
+def _from(found: Iterable[DeadLetters], cursor: str | None) -> Iterator[tuple[DeadLetters, str | None]]:
     """Yield the lists from a cursor on, each with the cursor where to start in it.
 
     Raises:

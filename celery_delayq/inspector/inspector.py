@@ -124,7 +124,7 @@ class Inspector:
 
     def dead_total(self, queue: str) -> int:
         """Return how many dead letters a queue has."""
-        return dead.total_of(self.dead_letters(queue))
+        return sum(dead.sizes_of(self.dead_letters(queue)).values())
 
     def dead_page(self, queue: str, limit: int = 100, cursor: str | None = None) -> dead.DeadLettersPage:
         """Return a page of the dead letters of a queue; see `dead.page`."""

@@ -154,7 +154,7 @@ class Walk:
         self.more = True
         self._client = client
         self._key = key
-        self._marks = deque(place.marks, maxlen=WINDOW)
+        self._marks = deque(place.marks, maxlen=WINDOW + 1)  # with the one before the largest page
 
     def read(self, count: int) -> list[DeadLetter]:
         """Return the next letters, at most `count`. The walk stays where it is; see `go_past`."""
