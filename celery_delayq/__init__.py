@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from celery_delayq.inspector.histogram import Histogram
     from celery_delayq.inspector.pages import Page
     from celery_delayq.inspector.task import ScheduledTask
-    from celery_delayq.queue.dead_letters import DeadLetter, DeadLetters
+    from celery_delayq.queue.dead_letters import DeadChunk, DeadLetter, DeadLetters, DeadPage
     from celery_delayq.queue.delayed_queue import DelayedQueue
     from celery_delayq.queue.entry import Entry
     from celery_delayq.schedule.api import Schedule
@@ -43,8 +43,10 @@ __all__ = [
     "Chunk",
     "ConfigurationError",
     "Counts",
+    "DeadChunk",
     "DeadLetter",
     "DeadLetters",
+    "DeadPage",
     "DelayQ",
     "DelayedQueue",
     "DelayqError",
@@ -75,8 +77,10 @@ __all__ = [
 _MODULES = {
     "Chunk": "inspector.bulk",
     "Counts": "inspector.counts",
+    "DeadChunk": "queue.dead_letters",
     "DeadLetter": "queue.dead_letters",
     "DeadLetters": "queue.dead_letters",
+    "DeadPage": "queue.dead_letters",
     "DelayQ": "app",
     "DelayedQueue": "queue.delayed_queue",
     "Entry": "queue.entry",

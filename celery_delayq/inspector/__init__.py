@@ -7,6 +7,7 @@
     histogram     how many tasks are due when
     counts        message counts per queue
     bulk          changes of many tasks, a chunk at a time
+    dead          dead letters of a queue: pages, chunks
     backup        export, import, release
     inspector     Inspector: all of this for one channel
 
