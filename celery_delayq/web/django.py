@@ -21,7 +21,7 @@ def urls(app: Any, *, access: Access, hosts: Collection[str] | None = None) -> l
     """Return URL patterns for `include`. It needs Django, and works under WSGI and ASGI.
 
     The page checks by itself that a change comes from it, so Django's CSRF check, which wants a token in each form,
-    does not apply. Arguments are those of `make_wsgi_app`; the `native` request is Django's, so that `access` can look at
+    does not apply. Arguments are those of `make_wsgi_app`; the `native` request is Django's, so `access` can look at
     `request.native.user`.
     """
     site = Site(app, access=access, hosts=hosts)

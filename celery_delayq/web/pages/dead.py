@@ -152,7 +152,7 @@ def _act_on_all(view: View, action: str, queue: str) -> Response:
     form = view.request.form
     with view.broker.inspector() as inspector:
         if not is_confirmed(form):
-            total = inspector.dead_page(queue, limit=1).total
+            total = inspector.dead_total(queue)
             names = [view._("All dead letters of queue %(queue)s", queue=queue)]
             return ask(
                 view,
@@ -167,7 +167,7 @@ def _act_on_all(view: View, action: str, queue: str) -> Response:
                     is_final=action == "dead.purge",
                 ),
             )
-        total = so_far(form, "total") or inspector.dead_page(queue, limit=1).total
+        total = so_far(form, "total") or inspector.dead_total(queue)
         change = inspector.purge_dead_some if action == "dead.purge" else inspector.requeue_dead_some
         try:
             chunk = change(queue, CHUNK, form.get("cursor") or None)
