@@ -6,7 +6,7 @@ broker     the app's broker, its inspector and its queues
 plain      lines without control characters
 output     tables, JSON, progress
 times      parsing and formatting of times
-status, listing, changes, backup, dead, top, transfer, check, metrics      the commands
+status, workers, listing, changes, backup, dead, top, transfer, check, metrics      the commands
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _COMMANDS = {
     "status": "status:status",
     "top": "top:top",
     "transfer": "transfer:transfer",
+    "workers": "workers:workers",
 }
 
 
