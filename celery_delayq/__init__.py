@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from celery_delayq.inspector.backup import Imported, Released
     from celery_delayq.inspector.bulk import Chunk
+    from celery_delayq.inspector.consumers import Consumers
     from celery_delayq.inspector.counts import Counts
     from celery_delayq.inspector.histogram import Histogram
     from celery_delayq.inspector.pages import Page
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Chunk",
     "ConfigurationError",
+    "Consumers",
     "Counts",
     "DeadChunk",
     "DeadLetter",
@@ -76,6 +78,7 @@ __all__ = [
 #: Which module has a public name; errors has the others.
 _MODULES = {
     "Chunk": "inspector.bulk",
+    "Consumers": "inspector.consumers",
     "Counts": "inspector.counts",
     "DeadChunk": "queue.dead_letters",
     "DeadLetter": "queue.dead_letters",

@@ -17,6 +17,7 @@ from celery_delayq.beat import warn_of_another
 from celery_delayq.inspector import Inspector, backup
 from celery_delayq.inspector.backup import File, Imported, Released
 from celery_delayq.inspector.bulk import Action, Chunk
+from celery_delayq.inspector.consumers import Consumers
 from celery_delayq.inspector.counts import Counts
 from celery_delayq.inspector.histogram import Histogram
 from celery_delayq.inspector.pages import Criteria, OnProgress, Page
@@ -56,9 +57,9 @@ class DelayQ:
 
     While a node of a Redis Cluster is away, methods that take ids find tasks at the other nodes; if an id is not there,
     they raise an error. Methods for all queues raise one, too, that names the node and its queues. `counts`,
-    `histogram` and `scheduled` do without these queues if you pass `partial=True`. Methods for one queue need only its
-    node. While the node of the registry (`delayq:queues`) is away, only the queues of the app's configuration are
-    known.
+    `consumers`, `histogram` and `scheduled` do without these queues if you pass `partial=True`. Methods for one queue
+    need only its node. While the node of the registry (`delayq:queues`) is away, only the queues of the app's
+    configuration are known.
 
     All these methods raise:
         TypeError: an argument has the wrong type, or a task is neither an id nor a result.
@@ -330,6 +331,18 @@ class DelayQ:
         start_ms = to_ms(start, "start")
         with self._inspector("cannot count due times") as inspector:
             return inspector.histogram(start_ms, span, buckets, queue=queue, partial=partial)
+
+    def consumers(self, partial: bool = False) -> Consumers:
+        """Return the consumers of all queues: the connections of workers, with their leases and how much they hold.
+
+        Workers with kombu's own transport, and queues that nobody consumes with acknowledgements, have no leases. Cheap
+        for the server: commands of O(log N) at most, and 1,000 consumers of each list.
+
+        Args:
+            partial: leave out queues whose nodes of a Redis Cluster are away. `Consumers.lost` names them.
+        """
+        with self._inspector("cannot read who consumes the queues") as inspector:
+            return inspector.consumers(partial=partial)
 
     def export(self, file: File, *, queues: Iterable[str] = (), on_progress: OnProgress | None = None) -> int:
         """Write all waiting tasks to a file of JSON lines, and return how many there were. See `backup.export`.

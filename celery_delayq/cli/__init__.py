@@ -6,7 +6,7 @@ broker     the app's broker, its inspector and its queues
 plain      lines without control characters
 output     tables, JSON, progress
 times      parsing and formatting of times
-status, listing, changes, backup, dead, top, transfer, check, metrics, web      the commands
+status, listing, changes, backup, dead, top, transfer, check, metrics, web, workers      the commands
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _COMMANDS = {
     "top": "top:top",
     "transfer": "transfer:transfer",
     "web": "web:web",
+    "workers": "workers:workers",
 }
 
 

@@ -23,6 +23,10 @@ _NAMESPACES = (Path("/proc/self/ns/pid"), Path("/proc/self/ns/time"))
 _ID = re.compile(r".*:(?P<pid>\d{1,9}):(?P<place>[0-9a-f]{10})-(?P<start>[0-9a-f]+)-[0-9a-f]+", re.DOTALL)
 
 
+#: What all ids of consumers and loops begin with.
+_PROCESS = re.compile(r"(?P<host>.*):(?P<pid>\d{1,9}):[^:]*", re.DOTALL)
+
+
 class _Stat(NamedTuple):
     """A process according to Linux: its state, and its start time, in ticks since the boot, in hexadecimal."""
 
@@ -40,6 +44,12 @@ def consumer_id() -> str:
         return id
     process, _, unique = id.rpartition(":")
     return f"{process}:{place}-{stat.start}-{unique}"
+
+
+def process_of(id: str) -> tuple[str, int | None]:
+    """Return the host and the process id in the id of a consumer or a loop; the whole id and None in any other text."""
+    found = _PROCESS.fullmatch(id)
+    return (id, None) if found is None else (found["host"], int(found["pid"]))
 
 
 def is_running(id: str) -> bool | None:

@@ -6,6 +6,7 @@
     pages         waiting tasks in due order across all queues
     histogram     how many tasks are due when
     counts        message counts per queue
+    consumers     who consumes which lists, and what they hold
     bulk          changes of many tasks, a chunk at a time
     dead          dead letters of a queue: pages, chunks
     backup        export, import, release

@@ -10,6 +10,7 @@ from redis.exceptions import ResponseError
 from celery_delayq.inspector import dead
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.bulk import Action, Chunk, change_some
+from celery_delayq.inspector.consumers import Consumers, consumers
 from celery_delayq.inspector.counts import Counts, count
 from celery_delayq.inspector.histogram import Histogram, histogram
 from celery_delayq.inspector.pages import MOST_EXAMINED, Criteria, OnProgress, Page, page, to_examine, walk
@@ -33,9 +34,9 @@ class Inspector:
 
     The same holds for nodes of a Redis Cluster that are away. Calls by id find tasks at the other nodes. Calls for all
     lists raise `NodesAway`, which names the nodes and their queues, before they change anything; `counts`,
-    `histogram` and `scheduled` do without those queues if `partial` is true. A node may take 2 s to answer. While the
-    node that has the names of all delayed queues is away, only those of the app's queues and that of the caller are
-    known.
+    `consumers`, `histogram` and `scheduled` do without those queues if `partial` is true. A node may take 2 s to
+    answer. While the node that has the names of all delayed queues is away, only those of the app's queues and that of
+    the caller are known.
 
     Args:
         channel: a channel of our transport.
@@ -159,6 +160,10 @@ class Inspector:
             partial: leave out queues whose nodes of a cluster are away.
         """
         return histogram(self.lists, start_ms, span_s, buckets, queue=queue, partial=partial)
+
+    def consumers(self, *, partial: bool = False) -> Consumers:
+        """Return who consumes the queues; see `DelayQ.consumers`."""
+        return consumers(self.lists, partial=partial)
 
     def dead_letters(self, queue: str) -> list[DeadLetters]:
         """Return the dead lists of a queue, one for each priority. The queue need not be known."""

@@ -285,6 +285,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "cancel_all": lambda delayq: delayq.cancel_all(queue="celery"),
     "change_some": lambda delayq: delayq.change_some("reschedule", queue="celery", eta=SOON),
     "counts": lambda delayq: delayq.counts(),
+    "consumers": lambda delayq: delayq.consumers(),
     "histogram": lambda delayq: delayq.histogram(0, 1, 1),
     "export": lambda delayq: delayq.export(os.devnull),
     "import_": lambda delayq: delayq.import_([b'{"format": "celery_delayq", "version": 1}', LINE, b'{"end": 1}']),

@@ -252,6 +252,7 @@ class TestApi:
     ) -> None:
         calls: list[Callable[[Any], Any]] = [
             lambda delayq: delayq.counts(),
+            lambda delayq: delayq.consumers(),
             lambda delayq: delayq.histogram(0, 1, 1),
             lambda delayq: delayq.scheduled(),
             lambda delayq: delayq.scheduled(queue="q5"),
@@ -278,6 +279,7 @@ class TestApi:
             }
             there = tuple(LostQueue(queue, node.address, "does not answer") for queue in THERE)
             assert counts.lost.queues == there
+            assert app.delayq.consumers(partial=True).lost.queues == there
             histogram = app.delayq.histogram(0, 1, 1, partial=True)
             assert (histogram.after, histogram.lost.queues) == (len(OTHERS), there)
             page = app.delayq.scheduled(partial=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from celery_delayq.fetching import process
-from celery_delayq.fetching.process import consumer_id, is_running
+from celery_delayq.fetching.process import consumer_id, is_running, process_of
 from celery_delayq.queue.connections import new_id
 from tests.support import wait_until
 
@@ -128,3 +128,23 @@ def test_another_users_process_that_proc_hides_is_not_taken_for_dead(monkeypatch
     monkeypatch.setattr(process.os, "kill", refuse)
     monkeypatch.setattr(process, "_stat", lambda pid: None)
     assert is_running(id) is None
+
+
+@pytest.mark.parametrize(
+    ("id", "process"),
+    [
+        ("web-1:4711:0123456789-ab-cd", ("web-1", 4711)),
+        ("web-1:4711:abc", ("web-1", 4711)),
+        ("fe80::1:4711:abc", ("fe80::1", 4711)),
+        ("web-1:4711", ("web-1:4711", None)),
+        ("web-1:pid:abc", ("web-1:pid:abc", None)),
+        ("", ("", None)),
+    ],
+)
+def test_an_id_names_its_process(id: str, process: tuple[str, int | None]) -> None:
+    assert process_of(id) == process
+
+
+def test_the_ids_of_this_process_name_it() -> None:
+    assert process_of(consumer_id()) == process_of(new_id())
+    assert process_of(new_id())[1] == os.getpid()

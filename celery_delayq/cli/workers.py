@@ -1,0 +1,102 @@
+"""`celery -A app delayq workers`: who consumes which queues, and what they hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.table import Table
+
+from celery_delayq.cli.broker import check_complete, inspecting
+from celery_delayq.cli.command import command, json_option
+from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_json, text
+from celery_delayq.cli.plain import say
+from celery_delayq.cli.times import shown, shown_span
+from celery_delayq.inspector.consumers import Consumer, Consumers, Lease
+from celery_delayq.times import to_datetime, to_timedelta
+
+
+@command("workers")
+@json_option
+def workers(ctx: click.Context, as_json: bool) -> None:
+    """Show the consumers of all queues.
+
+    For each connection of a worker, show its queues, how many messages it holds, how long its leases last, and for
+    which queues its process transfers punctually.
+
+    On a Redis Cluster, if a node does not answer, show what concerns all other queues, and exit with 1.
+    """
+    with inspecting(ctx.obj.app) as inspector:
+        found = inspector.consumers(partial=True)
+    if as_json:
+        for consumer in found.consumers:
+            print_json(_as_json(consumer))
+    elif found.consumers:
+        out = console()
+        out.print(_table(found, out.width))
+    elif not found.lost:
+        say("No worker consumes a queue.", err=True)
+    check_complete(found.lost)
+
+
+def _table(found: Consumers, width: int) -> Table:
+    table = new_table(f"{shown(to_datetime(found.at_ms))} UTC", dense=width < NARROW)
+    add_columns(table, "worker", "queues")
+    add_columns(table, "in-flight", right=True, firm=True)
+    add_columns(table, "lease", firm=True)
+    add_columns(table, "punctual for")
+    for consumer in found.consumers:
+        process = consumer.host if consumer.pid is None else f"{consumer.host}:{consumer.pid}"
+        punctual = sorted({lease.queue for lease in consumer.leases if lease.is_punctual})
+        table.add_row(
+            text(process),
+            text(", ".join(consumer.queues)),
+            f"{consumer.in_flight:,}",
+            "; ".join(_states(consumer, found.at_ms)),
+            text(", ".join(punctual) or None),
+        )
+    return table
+
+
+def _states(consumer: Consumer, at_ms: int) -> list[str]:
+    """Return what is to be said of its leases, which it renews and loses together as a rule."""
+    states: dict[str, int] = {}
+    for lease in consumer.leases:
+        state = _state(lease)
+        ends_ms = min(lease.ends_ms, states.get(state, lease.ends_ms))
+        states[state] = ends_ms
+    return [
+        f"{state} {shown_span(to_timedelta(max(0, ends_ms - at_ms)))}"
+        if state == "lasts"
+        else f"{state} {shown_span(to_timedelta(at_ms - ends_ms))} ago"
+        for state, ends_ms in sorted(states.items())
+    ]
+
+
+def _state(lease: Lease) -> str:
+    if lease.is_given_up:
+        return "given up"
+    return "lasts" if lease.is_lasting else "ended"
+
+
+def _as_json(consumer: Consumer) -> dict[str, Any]:
+    return {
+        "id": consumer.id,
+        "host": consumer.host,
+        "pid": consumer.pid,
+        "queues": list(consumer.queues),
+        "in_flight": consumer.in_flight,
+        "leases": [
+            {
+                "queue": lease.queue,
+                "priority": lease.priority,
+                "broker_list": lease.broker_list,
+                "ends": to_datetime(lease.ends_ms).isoformat(),
+                "lasting": lease.is_lasting,
+                "given_up": lease.is_given_up,
+                "in_flight": lease.in_flight,
+                "punctual": lease.is_punctual,
+            }
+            for lease in consumer.leases
+        ],
+    }
