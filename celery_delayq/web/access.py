@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from urllib.parse import urlsplit
 
 from celery_delayq.errors import ConfigurationError
+from celery_delayq.web.language import marked
 from celery_delayq.web.request import Request
 
 #: What can be done. `access` may allow all of it, none, or some by these names.
@@ -38,8 +39,8 @@ class Refusal(Exception):
 class Unauthorized(Refusal):
     """The user must say who they are. `access` may raise it: the browser asks for a name and a password."""
 
-    def __init__(self, message: str = "A user name and the password are needed.") -> None:
-        super().__init__(401, message)
+    def __init__(self) -> None:
+        super().__init__(401, marked("A user name and the password are needed."))
 
 
 def granted(access: Access, request: Request) -> frozenset[str]:
