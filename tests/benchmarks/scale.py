@@ -53,6 +53,11 @@ class Scale:
         scrape_messages: messages that wait during a scrape.
         scrape_queues: their queues.
         scrapes: how many.
+        web_tasks: tasks that wait while the web page is asked.
+        web_rounds: turns of asking.
+        web_requests: requests a turn.
+        web_chunks: chunks of each bulk action.
+        web_tabs_s: how long tabs are open, in seconds.
         storms_together: whether the storms of all variants are awaited at the same full minute, which saves minutes
             and distorts what is measured.
     """
@@ -96,6 +101,11 @@ class Scale:
     scrape_messages: int
     scrape_queues: int
     scrapes: int
+    web_tasks: int
+    web_rounds: int
+    web_requests: int
+    web_chunks: int
+    web_tabs_s: float
     storms_together: bool
 
 
@@ -139,6 +149,11 @@ FULL = Scale(
     scrape_messages=1_000_000,
     scrape_queues=100,
     scrapes=20,
+    web_tasks=1_000_000,
+    web_rounds=3,
+    web_requests=100,
+    web_chunks=20,
+    web_tabs_s=60.0,
     storms_together=False,
 )
 
@@ -182,5 +197,10 @@ QUICK = Scale(
     scrape_messages=20_000,
     scrape_queues=20,
     scrapes=5,
+    web_tasks=20_000,
+    web_rounds=1,
+    web_requests=10,
+    web_chunks=2,
+    web_tabs_s=6.0,
     storms_together=True,
 )
