@@ -249,6 +249,20 @@ class TestExport:
             assert run(other_app, "export", path, "-Q", "q1,q3", "--json").json() == [{"exported": 2}]
 
 
+class TestWorkers:
+    def test_leases_of_other_queues(self, own: Cluster, app: Celery, ids: dict[str, str]) -> None:
+        with app.connection() as connection:
+            for queue in ("q0", "q1"):
+                leases = {"host:1:random": 4_000_000_000_000}
+                connection.default_channel.plain_client.zadd(QueueKeys.of(queue).consumers, leases)
+        (whole,) = run(app, "workers", "--json").json()
+        assert whole["queues"] == ["q0", "q1"]
+        with away(own, "q1") as node:
+            done = run(app, "workers", "--json")
+            assert (done.code, done.stderr) == (1, f"Error: this is not complete: {lost(node, *THERE)}\n")
+            assert [it["queues"] for it in done.lines()] == [["q0"]]
+
+
 class TestApi:
     def test_what_needs_the_node_is_an_error_that_names_it(
         self, own: Cluster, app: Celery, ids: dict[str, str], tmp_path: Path
