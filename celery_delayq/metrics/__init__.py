@@ -7,7 +7,11 @@ What workers count:
     recorder     what is counted, and when
     flusher      adds it to Redis
 
-What is read, at each scrape, by any process:
+What is read, by any process:
+
+    history      how many messages moved in the last hours or days, and how late
+
+and at each scrape of Prometheus:
 
     snapshot     reads queues, totals and periodic tasks
     source       a connection that lasts from one scrape to the next

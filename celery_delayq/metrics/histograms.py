@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 #: Upper bounds of the buckets, in seconds. A tenth of a second late is seen; early is 0.
@@ -36,10 +36,39 @@ def fields_of(histogram: str, lateness_s: float) -> tuple[str, str, int]:
 
 def read(histogram: str, totals: Mapping[str, int]) -> tuple[list[tuple[str, int]], float]:
     """Return the buckets as Prometheus wants them, each with those below it, and the sum in seconds."""
+    _, total = _names(histogram)
+    return read_buckets(histogram, totals), totals.get(total, 0) / 1e6
+
+
+def read_buckets(histogram: str, totals: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the buckets as Prometheus wants them, each with those below it."""
     buckets: list[tuple[str, int]] = []
     number = 0
-    names, total = _names(histogram)
+    names, _ = _names(histogram)
     for bound, name in zip((*map(str, map(float, BOUNDS_S)), "+Inf"), names, strict=True):
         number += totals.get(name, 0)
         buckets.append((bound, number))
-    return buckets, totals.get(total, 0) / 1e6
+    return buckets
+
+
+def quantile(share: float, buckets: Sequence[int]) -> float | None:
+    """Return a lateness in seconds that so large a share did not exceed; None if nothing was counted.
+
+    It is interpolated within a bucket. Beyond the last bound, it is that bound.
+
+    Source: Prometheus 3 `promql/quantile.go`, `BucketQuantile`, for buckets whose first bound is 0.
+
+    Args:
+        share: more than 0, and at most 1.
+        buckets: the numbers of `read_buckets`.
+    """
+    if buckets[-1] <= 0:
+        return None
+    rank = share * buckets[-1]
+    at = bisect_left(buckets, rank, 0, len(buckets) - 1)
+    if at == len(buckets) - 1:
+        return float(BOUNDS_S[-1])
+    if at == 0:
+        return 0.0
+    low, high, below = BOUNDS_S[at - 1], BOUNDS_S[at], buckets[at - 1]
+    return low + (high - low) * (rank - below) / (buckets[at] - below)

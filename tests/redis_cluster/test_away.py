@@ -22,6 +22,9 @@ from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.away import LostQueue, NodesAway
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.pages import Criteria, walk
+from celery_delayq.metrics import history
+from celery_delayq.queue import scripts
+from celery_delayq.queue.keys import QueueKeys
 from examples.private_redis import PrivateRedis
 from tests.cli.running import Done, TerminalCommand, failed, run
 from tests.integration.publishing import publish
@@ -246,6 +249,20 @@ class TestExport:
             assert run(other_app, "export", path, "-Q", "q1,q3", "--json").json() == [{"exported": 2}]
 
 
+class TestWorkers:
+    def test_leases_of_other_queues(self, own: Cluster, app: Celery, ids: dict[str, str]) -> None:
+        with app.connection() as connection:
+            for queue in ("q0", "q1"):
+                leases = {"host:1:random": 4_000_000_000_000}
+                connection.default_channel.plain_client.zadd(QueueKeys.of(queue).consumers, leases)
+        (whole,) = run(app, "workers", "--json").json()
+        assert whole["queues"] == ["q0", "q1"]
+        with away(own, "q1") as node:
+            done = run(app, "workers", "--json")
+            assert (done.code, done.stderr) == (1, f"Error: this is not complete: {lost(node, *THERE)}\n")
+            assert [it["queues"] for it in done.lines()] == [["q0"]]
+
+
 class TestApi:
     def test_what_needs_the_node_is_an_error_that_names_it(
         self, own: Cluster, app: Celery, ids: dict[str, str], tmp_path: Path
@@ -285,6 +302,16 @@ class TestApi:
             page = app.delayq.scheduled(partial=True)
             assert [task.id for task in page] == [ids[queue] for queue in OTHERS]
             assert page.lost.queues == there
+
+    def test_a_history_of_the_other_queues(self, own: Cluster, app: Celery, ids: dict[str, str]) -> None:
+        with app.connection() as connection:
+            lists = BrokerLists(connection.default_channel, QUEUES)
+            for queue in QUEUES:
+                now_s = lists.now_ms() // 1000
+                scripts.count(lists.client, QueueKeys.of(queue), now_s=now_s, numbers={"transferred": 1})
+            assert sum(point.transferred for point in history.read(lists, 8).points) == len(QUEUES)
+            with away(own, "q1"):
+                assert sum(point.transferred for point in history.read(lists, 8).points) == len(OTHERS)
 
     def test_tasks_of_other_nodes_can_be_changed(self, own: Cluster, app: Celery, ids: dict[str, str]) -> None:
         with away(own, "q1"):
