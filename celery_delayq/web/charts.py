@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 #: The size of a chart, in the units of its SVG: the room of the bars, and that of the labels.
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 960, 210, 84, 38, 26
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 960, 170, 64, 30, 20
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ def bar_chart(
 
 
 def _nice(value: float) -> float:
-    """Return a round number that is not smaller: 2, 4 or 10 times a power of ten, so that its half is round, too."""
+    """Return a round number that is not smaller, and whose half is a whole number if it is one."""
     if value <= 0:
         return 2
     power = 10.0 ** (len(str(int(value))) - 1) if value >= 1 else 1e-6
     while True:
-        for factor in (1, 2, 4, 6, 8, 10):
+        for factor in (2, 4, 6, 8, 10) if power == 1 else (1, 2, 3, 4, 5, 6, 8, 10):
             if factor * power >= value:
                 return factor * power
         power *= 10

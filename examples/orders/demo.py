@@ -5,8 +5,8 @@ python -m examples.orders.demo cluster
 python -m examples.orders.demo --web
 
 Its three processes are the three commands that README.md tells to run by hand. With `cluster`, it starts a Redis
-Cluster besides, and kills one of its nodes when the story says so. With `--web`, customers order without end, and the web
-page shows what waits, until you press Ctrl-C.
+Cluster besides, and kills one of its nodes when the story says so. With `--web`, customers order without end, and the
+web page shows what waits, until you press Ctrl-C.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WorkerDied(RuntimeError):
 
 @contextmanager
 def running(
-    arguments: tuple[str, ...], env: dict[str, str], log: IO[bytes] | None
+    arguments: tuple[str, ...], env: dict[str, str], log: IO[bytes] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run Python with these arguments during the `with` block."""
     process = subprocess.Popen(
@@ -92,9 +92,10 @@ def show_web(log: IO[bytes]) -> int:
         WorkerDied: a process ended.
     """
     with PrivateRedis() as server, server.client() as client:
-        print(f"Starting {name_and_version(client.info('server'))}, a celery worker, customers and the page.", flush=True)
+        server_name = name_and_version(client.info("server"))
+        print(f"Starting {server_name}, a celery worker, customers and the page.", flush=True)
         env = {**os.environ, "SHOP_REDIS": f"127.0.0.1:{server.port}/0"}
-        with running(WORKER, env, log) as worker, running(CUSTOMERS, env, log) as people, running(WEB, env, None) as page:
+        with running(WORKER, env, log) as worker, running(CUSTOMERS, env, log) as people, running(WEB, env) as page:
             while all(process.poll() is None for process in (worker, people, page)):
                 time.sleep(0.05)
             if page.poll() is not None:

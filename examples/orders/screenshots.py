@@ -20,7 +20,6 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from examples.orders.demo import WORKER, running
 from examples.private_redis import PrivateRedis
 
 ROOT = Path(__file__).parents[2]
@@ -30,10 +29,7 @@ PICTURES = ROOT / "docs" / "pictures"
 PAGES = {
     "overview": "",
     "waiting": "waiting?text=order-11",
-    "task": "task?id=cancel:order-1101",
-    "dead": "dead?queue=mail",
     "periodic": "periodic",
-    "workers": "workers",
 }
 
 SIZE = (1280, 860)
@@ -67,7 +63,11 @@ def fill() -> None:
         shop.database.rpush(keys.dead, letter)
     for ago_s in range(0, 8 * 3600, 60):
         transferred = round(60 + 40 * math.sin(ago_s / 5000) + chance.uniform(-12, 12))
-        numbers = {"transferred": transferred, "transfer_lateness:0.0025": transferred - 4, "transfer_lateness:0.005": 4}
+        numbers = {
+            "transferred": transferred,
+            "transfer_lateness:0.0025": transferred - 4,
+            "transfer_lateness:0.005": 4,
+        }
         scripts.count(shop.database, QueueKeys.of(queue), now_s=now_s - ago_s, numbers=numbers)
 
 
@@ -84,14 +84,17 @@ def main() -> None:
     """Draw all pictures."""
     from playwright.sync_api import sync_playwright
 
+    from examples.orders.demo import WORKER, running
+
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("No Chromium on this machine: apt-get install chromium")
     with ExitStack() as stack:
         server = stack.enter_context(PrivateRedis())
         env = {**os.environ, "SHOP_REDIS": f"127.0.0.1:{server.port}/0"}
-        os.environ["SHOP_REDIS"] = env["SHOP_REDIS"]
-        fill()
+        # In a process of its own: the demo, which is used below, also imports the shop on a cluster.
+        code = "from examples.orders.screenshots import fill; fill()"
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         worker_log = stack.enter_context((folder / "worker.log").open("wb"))
         stack.enter_context(running((*WORKER, "--beat", "--scheduler", "delayq"), env, worker_log))

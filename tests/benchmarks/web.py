@@ -99,7 +99,12 @@ def _pages(report: Report, scale: Scale, site: Site) -> None:
 def _chunks(report: Report, scale: Scale, site: Site) -> None:
     for action in ("reschedule", "run_now", "cancel"):
         figure = report.figure(f"a chunk of 1,000: {action}", "ms", target=Target(200))
-        form = {"action": action, "scope": "matching", "confirmed": "yes", "when": "40d" if action == "reschedule" else ""}
+        form = {
+            "action": action,
+            "scope": "matching",
+            "confirmed": "yes",
+            "when": "40d" if action == "reschedule" else "",
+        }
         requests = (
             Request("POST", "/waiting", Params("due_before=29d"), _POST, Params(encoded(form)))
             for _ in range(scale.web_chunks)
@@ -159,5 +164,3 @@ def _ask(site: Site, tabs: int, seconds: float) -> None:
 
 def _commands(client: redis.Redis) -> int:
     return int(client.info("stats")["total_commands_processed"])
-
-

@@ -10,7 +10,8 @@ from typing import Any
 from celery_delayq.inspector.consumers import Consumers
 from celery_delayq.inspector.counts import QueueCounts
 from celery_delayq.inspector.histogram import Histogram
-from celery_delayq.metrics import history
+from celery_delayq.metrics.history import History
+from celery_delayq.metrics.history import read as read_history
 from celery_delayq.times import to_datetime, to_timedelta
 from celery_delayq.web.charts import Chart, bar_chart
 from celery_delayq.web.rendering import lateness
@@ -38,7 +39,7 @@ def _show(view: View) -> Response:
         counts = inspector.counts(span=1, buckets=1, partial=True)
         due = inspector.histogram(start_ms or counts.at_ms, span_s, _bars(span_s), partial=True)
         consumers = inspector.consumers(partial=True)
-        past = history.read(inspector.lists, hours)
+        past = read_history(inspector.lists, hours)
     return view.page(
         "overview.html",
         counts=counts,
@@ -139,7 +140,7 @@ def _short_number(value: float) -> str:
     return f"{value:g}"
 
 
-def _past_charts(view: View, past: history.History) -> tuple[Chart, Chart]:
+def _past_charts(view: View, past: History) -> tuple[Chart, Chart]:
     """Return the charts of what was transferred, and of how late that was."""
     points = past.points
     span_s = (points[-1].end_ms - points[0].start_ms) // 1000
