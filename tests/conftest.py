@@ -45,6 +45,8 @@ _THOROUGH = (
     "integration/template",
     *(f"integration/test_{name}.py" for name in ("example_orders", "lost_connection", "prefetch", "release")),
     *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks")),
+    # They show that the tests of the web page see what they look for.
+    *("web/test_browser.py", "web/test_sites.py"),
 )
 
 

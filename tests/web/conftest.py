@@ -1,14 +1,51 @@
-"""A browser, and what it looks at."""
+"""A browser, and a shop's broker with the page on it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+import redis
+from celery import Celery
 from playwright.sync_api import Browser
 
+from examples.private_redis import PrivateRedis
+from tests import brokers
+from tests.integration.conftest import ledger_url
 from tests.web.chromium import running_chromium
+from tests.web.filling import shop
+from tests.web.sites import Site, standalone
 from tests.web.visit import DESKTOP, PHONE, Scheme, Visits
+
+__all__ = ["alone", "app", "broker", "browser", "client", "ledger_url", "scheme", "size", "visit"]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[PrivateRedis]:
+    """The shop's broker."""
+    with PrivateRedis() as server:
+        yield server
+
+
+@pytest.fixture
+def client(broker: PrivateRedis) -> Iterator[redis.Redis]:
+    """A client of the shop's broker."""
+    with broker.client() as client:
+        yield client
+
+
+@pytest.fixture
+def app(broker: PrivateRedis, ledger_url: str) -> Iterator[Celery]:
+    """The shop, whose broker is empty at first: see `filling.fill` and `hostile.fill_hostile`."""
+    with shop(broker, ledger_url) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def alone(broker: PrivateRedis, ledger_url: str) -> Iterator[Site]:
+    """The shop's page, `celery -A tests.web.shop delayq web`."""
+    with standalone(broker=brokers.url_of(broker), ledger=ledger_url) as site:
+        yield site
 
 
 @pytest.fixture(scope="package")

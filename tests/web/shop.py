@@ -15,7 +15,7 @@ from celery import Celery
 
 from celery_delayq import DelayQ
 
-#: Its queues; tasks that name none go to `celery`.
+#: Queues that its workers consume; tasks that name none go to `celery`.
 QUEUES = ("celery", "mail", "reports")
 
 #: Periodic tasks of the configuration; those that were added at run time are in `tests.web.filling`.
@@ -44,7 +44,6 @@ def make_app(broker: str, ledger: str, **conf: Any) -> Celery:
         beat_scheduler="delayq",
         broker_connection_retry_on_startup=True,
         task_acks_late=True,
-        task_queues=None,
         worker_hijack_root_logger=False,
     )
     app.conf.update(conf)

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.web.axe import axe
+from tests.web.hostile import TEXTS
 from tests.web.sites import Site
 from tests.web.visit import PHONE, Scheme, Visits
 
@@ -87,6 +88,32 @@ def test_trouble_in_a_page_is_noticed(browser: Browser, url: str, path: str, tro
     found = visits.end()
     assert all(any(trouble in line for line in found) for trouble in troubles), found
     assert bool(found) == bool(troubles), found
+
+
+@pytest.mark.parametrize(
+    ("what", "shown"),
+    [
+        ("script", "{}"),
+        ("closing script", "<textarea>{}"),
+        ("image", "{}"),
+        ("double quotes", '<input value="{}">'),
+        ("single quotes", "<input value='{}'>"),
+    ],
+)
+@pytest.mark.parametrize("policy", ["default-src 'self'", "default-src * 'unsafe-inline'"])
+def test_hostile_texts_do_harm_where_they_are_not_escaped(
+    browser: Browser, url: str, what: str, shown: str, policy: str
+) -> None:
+    visits = Visits(browser)
+    page = visits(f"{url}clean")
+    page.route(
+        url,
+        lambda route: route.fulfill(
+            content_type="text/html", headers={"Content-Security-Policy": policy}, body=shown.format(TEXTS[what])
+        ),
+    )
+    page.goto(url)
+    assert any("dialog" in trouble or "securitypolicyviolation" in trouble for trouble in visits.end())
 
 
 def test_what_is_expected_must_happen(browser: Browser, url: str) -> None:
