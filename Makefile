@@ -22,6 +22,10 @@ demo: $(VENV)/.demo ## run the demo on a private Redis; ARGS=cluster: on a clust
 picture: $(VENV)/.demo ## draw the pictures of the README anew, from a real run
 	$(BIN)/python -m examples.orders.picture
 
+.PHONY: screenshots
+screenshots: $(VENV)/.dev ## take the pictures of the web page anew, from a real run in Chromium
+	$(BIN)/python -m examples.orders.screenshots
+
 PYTEST = $(BIN)/pytest --numprocesses=auto --dist=worksteal
 
 .PHONY: test test-all
