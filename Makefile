@@ -37,14 +37,16 @@ test-all: $(VENV)/.dev ## run all tests
 	$(PYTEST) $(ARGS)
 
 LOCALE = celery_delayq/web/locale
-WORDS = --omit-header --no-location --sort-output --width=120
+TEMPLATE = $(VENV)/celery_delayq.pot
+WIDTH = --width=120
 
 .PHONY: messages
 messages: $(VENV)/.dev ## collect the words of the web page, and compile its translations
-	$(BIN)/pybabel -q extract -F pyproject.toml $(WORDS) -k 'marked Refusal:2' -o $(LOCALE)/celery_delayq.pot celery_delayq/web
-	$(BIN)/pybabel -q update -D celery_delayq -i $(LOCALE)/celery_delayq.pot -d $(LOCALE) --no-fuzzy-matching $(WORDS:--no-location=) --ignore-obsolete
+	$(BIN)/pybabel -q extract -F pyproject.toml -k 'marked InvalidFilter Refusal:2' --omit-header --no-location \
+		--sort-output $(WIDTH) -o $(TEMPLATE) celery_delayq/web
+	$(BIN)/pybabel -q update -D celery_delayq -i $(TEMPLATE) -d $(LOCALE) --no-fuzzy-matching --ignore-obsolete \
+		--ignore-pot-creation-date $(WIDTH)
 	$(BIN)/pybabel -q compile -D celery_delayq -d $(LOCALE)
-	rm $(LOCALE)/celery_delayq.pot
 
 .PHONY: lint
 lint: $(VENV)/.dev ## check the format and the code

@@ -224,5 +224,5 @@ def _done(view: View, action: str, changed: int, missed: int) -> Any:
         done = ngettext("%(number)s message requeued.", "%(number)s messages requeued.", changed)
     if not missed:
         return done
-    left = ngettext("%(number)s was gone, or cannot be.", "%(number)s were gone, or cannot be.", missed)
+    left = ngettext("%(number)s was gone, or is not a message.", "%(number)s were gone, or are not messages.", missed)
     return view._("%(done)s %(late)s", done=done, late=left)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from urllib.parse import quote, unquote
+
+from markupsafe import Markup
 
 from celery_delayq.inspector.pages import Criteria
 from celery_delayq.times import parse_time, to_datetime
@@ -20,7 +22,21 @@ LONGEST_ID = 500
 
 
 class InvalidFilter(ValueError):
-    """A field cannot be read. The message says which, and how to write it."""
+    """A field cannot be read. The message says which, and how to write it.
+
+    Args:
+        text: a sentence.
+        values: values in it, see `Language.gettext`.
+    """
+
+    def __init__(self, text: str, **values: str) -> None:
+        super().__init__(text % values if values else text)
+        self.text = text
+        self.values = values
+
+    def said(self, gettext: Callable[..., Markup]) -> Markup:
+        """Return the message in a user's language."""
+        return gettext(self.text, **self.values)
 
 
 @dataclass(frozen=True)
@@ -70,7 +86,9 @@ def time_of(text: str, now_ms: int) -> datetime:
         found = parse_time(text)
         return to_datetime(now_ms) + found if isinstance(found, timedelta) else found
     except (ValueError, OverflowError) as exc:
-        raise InvalidFilter(f"cannot read {text!r} as a time: write 2030-12-31 23:59, or +30m, 2h, -15m") from exc
+        raise InvalidFilter(
+            "Cannot read '%(given)s' as a time: write 2030-12-31 23:59, or +30m, 2h, -15m.", given=text
+        ) from exc
 
 
 def id_key(task_id: str) -> str:

@@ -52,7 +52,7 @@ def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] =
             page = inspector.scheduled(found.criteria, limit=_LIMIT, cursor=query.get("cursor") or None, partial=True)
             total = inspector.to_examine(found.criteria)
         except InvalidFilter as exc:
-            error = str(exc)
+            error = exc.said(view._)
         except ValueError as exc:  # the cursor
             raise Refusal(400, str(exc)) from exc
         queues = inspector.queues()
@@ -121,7 +121,9 @@ def _act_on_ids(view: View, action: Action) -> Response:
             try:
                 eta = time_of(form.get("when").strip(), inspector.lists.now_ms())
                 answers = inspector.reschedule(ids, eta=eta)
-            except (InvalidFilter, ValueError) as exc:
+            except InvalidFilter as exc:
+                return _ask_about_ids(view, action, ids, exc.said(view._))
+            except ValueError as exc:
                 return _ask_about_ids(view, action, ids, str(exc))
     changed = sum(answers.values())
     view.audit.record(action, ", ".join(ids), changed, len(ids) - changed)
@@ -130,7 +132,7 @@ def _act_on_ids(view: View, action: Action) -> Response:
     )
 
 
-def _ask_about_ids(view: View, action: Action, ids: Sequence[str], error: str | None = None) -> Response:
+def _ask_about_ids(view: View, action: Action, ids: Sequence[str], error: Any = None) -> Response:
     with view.broker.inspector() as inspector:
         tasks = inspector.get(ids)
     waiting = {task_id: task for task_id, task in tasks.items() if task is not None}
@@ -174,7 +176,9 @@ def _act_on_matching(view: View, action: Action) -> Response:
             eta = time_of(form.get("eta") or form.get("when").strip(), now_ms) if action == "reschedule" else None
         except InvalidFilter as exc:
             if is_confirmed(form) and action == "reschedule":
-                return _ask_about_matching(view, inspector, action, Filter.of(view.request.query, now_ms), str(exc))
+                return _ask_about_matching(
+                    view, inspector, action, Filter.of(view.request.query, now_ms), exc.said(view._)
+                )
             raise Refusal(400, str(exc)) from exc
         total = so_far(form, "total") or inspector.to_examine(found.criteria)
         try:
@@ -204,9 +208,7 @@ def _act_on_matching(view: View, action: Action) -> Response:
     return show_progress(view, Progress(title, _back(view), changed, missed, examined, max(total, examined), rest))
 
 
-def _ask_about_matching(
-    view: View, inspector: Inspector, action: Action, found: Filter, error: str | None = None
-) -> Response:
+def _ask_about_matching(view: View, inspector: Inspector, action: Action, found: Filter, error: Any = None) -> Response:
     count, examined, total, is_all = _count(inspector, found)
     notes = [view._("Tasks that are published in the meantime may be among them.")]
     if not is_all:
@@ -226,7 +228,7 @@ def _ask_about_matching(
             title if is_all else view._("%(title)s or more", title=title),
             _button(view, action),
             _back(view),
-            [f"{name}: {value}" for name, value in found.params.items()] or [view._("All waiting tasks of all queues")],
+            _named(view, found) or [view._("All waiting tasks of all queues")],
             notes,
             [("scope", "matching")],
             wants_time=action == "reschedule",
@@ -256,6 +258,21 @@ def _count(inspector: Inspector, found: Filter) -> tuple[int, int, int, bool]:
 def _back(view: View) -> str:
     query = encoded({name: value for name, value in view.request.query if name != "cursor"})
     return f"waiting?{query}" if query else "waiting"
+
+
+def _named(view: View, found: Filter) -> list[Any]:
+    """Return the fields of a filter as the form names them, with their values."""
+    labels = {
+        "queue": view._("Queue"),
+        "task": view._("Task"),
+        "due_after": view._("Due from"),
+        "due_before": view._("Due before"),
+        "text": view._("Text in arguments"),
+    }
+    return [
+        view._("%(field)s: %(value)s", field=labels[name], value=cut(value, 200))
+        for name, value in found.params.items()
+    ]
 
 
 def _title(view: View, action: str, number: int) -> Any:
