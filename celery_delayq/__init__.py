@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from celery_delayq.inspector.counts import Counts
     from celery_delayq.inspector.pages import Page
     from celery_delayq.inspector.task import ScheduledTask
-    from celery_delayq.queue.dead_letters import DeadLetter, DeadLetters
+    from celery_delayq.queue.dead_letters import DeadChunk, DeadLetter, DeadLetters, DeadPage
     from celery_delayq.queue.delayed_queue import DelayedQueue
     from celery_delayq.queue.entry import Entry
     from celery_delayq.schedule.api import Schedule
@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 __all__ = [
     "ConfigurationError",
     "Counts",
+    "DeadChunk",
     "DeadLetter",
     "DeadLetters",
+    "DeadPage",
     "DelayQ",
     "DelayedQueue",
     "DelayqError",
@@ -70,8 +72,10 @@ __all__ = [
 #: Which module has a public name; errors has the others.
 _MODULES = {
     "Counts": "inspector.counts",
+    "DeadChunk": "queue.dead_letters",
     "DeadLetter": "queue.dead_letters",
     "DeadLetters": "queue.dead_letters",
+    "DeadPage": "queue.dead_letters",
     "DelayQ": "app",
     "DelayedQueue": "queue.delayed_queue",
     "Entry": "queue.entry",

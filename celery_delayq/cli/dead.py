@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +13,16 @@ from rich.table import Table
 
 from celery_delayq import messages
 from celery_delayq.cli.broker import check_queue, complete_queue, inspecting
-from celery_delayq.cli.command import Decorator, body_option, command, confirm, json_option, plural, yes_option
+from celery_delayq.cli.command import (
+    Decorator,
+    body_option,
+    command,
+    confirm,
+    json_option,
+    plural,
+    usage_errors,
+    yes_option,
+)
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
@@ -20,6 +30,7 @@ from celery_delayq.cli.output import (
     new_table,
     print_details,
     print_json,
+    progress,
     short_name,
     text,
     tracked,
@@ -27,7 +38,8 @@ from celery_delayq.cli.output import (
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown
 from celery_delayq.inspector import Inspector
-from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters
+from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadChunk, DeadLetter, DeadLetters
+from celery_delayq.queue.dead_pages import MAX_LETTERS
 from celery_delayq.times import to_datetime
 from celery_delayq.transport.redelivery import revived
 
@@ -55,21 +67,44 @@ def dead() -> None:
 
 @command("list")
 @click.argument("queue", default="", shell_complete=complete_queue)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many dead letters."
+)
+@click.option("--cursor", help="Continue where the previous list ended.")
+@click.option("--all", "everything", is_flag=True, help="Show all dead letters, without a limit.")
 @json_option
-def list_(ctx: click.Context, queue: str, as_json: bool) -> None:
-    """Show the dead letters of QUEUE. Without QUEUE, use the app's default queue."""
+def list_(ctx: click.Context, queue: str, limit: int, cursor: str | None, everything: bool, as_json: bool) -> None:
+    """Show the dead letters of QUEUE, oldest first. Without QUEUE, use the app's default queue."""
     queue = queue or ctx.obj.app.conf.task_default_queue
-    with inspecting(ctx.obj.app) as inspector:
-        rows = [_row(*found) for found in _letters(inspector, queue)]
-    if as_json:
-        for row in rows:
-            print_json(row)
-        return
-    if not rows:
+    left = math.inf if everything else limit
+    is_empty = True
+    with inspecting(ctx.obj.app) as inspector, usage_errors():
+        while left:
+            page = inspector.dead_page(queue, int(min(left, MAX_LETTERS)), cursor)
+            cursor = page.cursor
+            left -= len(page)
+            if len(page):
+                is_empty = False
+                _write([_row(*found) for found in page], as_json)
+            if cursor is None:
+                break
+        if is_empty:
+            check_queue(inspector, queue)
+    if is_empty and not as_json:
         say(f"No dead letters in queue {queue}.", err=True)
+    if cursor is not None and as_json:
+        print_json({"cursor": cursor})
+    elif cursor is not None:
+        say(f"There may be more dead letters: continue with --cursor {cursor}, or show all with --all.", err=True)
+
+
+def _write(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if not as_json:
+        out = console()
+        out.print(table_of(rows, out.width))
         return
-    out = console()
-    out.print(table_of(rows, out.width))
+    for row in rows:
+        print_json(row)
 
 
 def table_of(rows: Iterable[dict[str, Any]], width: int) -> Table:
@@ -136,7 +171,10 @@ def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bo
 
     _check_choice(ids, everything)
     with inspecting(ctx.obj.app) as inspector:
-        _change(ctx, _chosen(inspector, queue, ids), "requeued", put_back, as_json)
+        if everything:
+            _change_all(ctx, queue, "requeued", _total(inspector, queue), inspector.requeue_dead_some, as_json)
+        else:
+            _change(ctx, _chosen(inspector, queue, ids), "requeued", put_back, as_json)
 
 
 @command("purge")
@@ -146,10 +184,14 @@ def purge(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool
     """Delete dead letters of QUEUE for good, by their IDs."""
     _check_choice(ids, everything)
     with inspecting(ctx.obj.app) as inspector:
-        found = _chosen(inspector, queue, ids)
-        if everything and found:
-            confirm(f"Delete {plural(len(found), 'dead letter')} of {queue!r} for good?", yes)
-        _change(ctx, found, "purged", lambda letters, letter: bool(letters.purge(letter)), as_json)
+        if everything:
+            total = _total(inspector, queue)
+            if total:
+                confirm(f"Delete {plural(total, 'dead letter')} of {queue!r} for good?", yes)
+            _change_all(ctx, queue, "purged", total, inspector.purge_dead_some, as_json)
+        else:
+            found = _chosen(inspector, queue, ids)
+            _change(ctx, found, "purged", lambda letters, letter: bool(letters.purge(letter)), as_json)
 
 
 def _check_choice(ids: tuple[str, ...], everything: bool) -> None:
@@ -157,20 +199,31 @@ def _check_choice(ids: tuple[str, ...], everything: bool) -> None:
         raise click.UsageError("give either ids from `dead list`, or --all")
 
 
-def _letters(inspector: Inspector, queue: str) -> list[Found]:
-    found = [(letters, letter) for letters in inspector.dead_letters(queue) for letter in letters]
-    if not found:
+def _total(inspector: Inspector, queue: str) -> int:
+    total = inspector.dead_total(queue)
+    if not total:
         check_queue(inspector, queue)
+    return total
+
+
+def _chosen(inspector: Inspector, queue: str, ids: Sequence[str]) -> list[Found]:
+    """Return the dead letters of a queue with these ids. Reads list by list until all are found."""
+    wanted = set(ids)
+    found: list[Found] = []
+    is_empty = True
+    for letters in inspector.dead_letters(queue):
+        for letter in letters if wanted else ():
+            is_empty = False
+            if letter.id in wanted:
+                wanted.remove(letter.id)
+                found.append((letters, letter))
+            if not wanted:
+                break
+    if is_empty:
+        check_queue(inspector, queue)
+    if wanted:
+        raise click.ClickException(f"no dead letter of {queue!r} has the id {', '.join(sorted(wanted))}")
     return found
-
-
-def _chosen(inspector: Inspector, queue: str, ids: tuple[str, ...] | list[str]) -> list[Found]:
-    """Return the dead letters of a queue with these ids; without ids, all of them."""
-    found = _letters(inspector, queue)
-    unknown = set(ids) - {letter.id for _, letter in found}
-    if unknown:
-        raise click.ClickException(f"no dead letter of {queue!r} has the id {', '.join(sorted(unknown))}")
-    return [(letters, letter) for letters, letter in found if not ids or letter.id in ids]
 
 
 def _change(
@@ -180,14 +233,43 @@ def _change(
     change: Callable[[DeadLetters, DeadLetter], bool],
     as_json: bool,
 ) -> None:
-    """Change messages and report how many were changed. Exits with 1 if one was not, or if there were none."""
+    """Change messages and report how many were changed. Exits with 1 if one was not."""
     answers = [(letter.id, change(letters, letter)) for letters, letter in tracked(found, done)]
     if as_json:
         for letter_id, changed in answers:
             print_json({"id": letter_id, "done": changed})
     else:
         say(f"{plural(sum(changed for _, changed in answers), 'message')} {done}.")
-    if not answers or not all(changed for _, changed in answers):
+    if not all(changed for _, changed in answers):
+        ctx.exit(1)
+
+
+def _change_all(
+    ctx: click.Context,
+    queue: str,
+    done: str,
+    total: int,
+    change: Callable[[str, int, str | None], DeadChunk],
+    as_json: bool,
+) -> None:
+    """Change all dead letters of a queue, chunk by chunk. Exits with 1 if one was refused, or if there were none."""
+    changed, refused, cursor = 0, 0, None
+    with progress(done) as on_progress:
+        while total:
+            chunk = change(queue, MAX_LETTERS, cursor)
+            changed += chunk.changed
+            refused += chunk.refused
+            cursor = chunk.cursor
+            on_progress(changed + refused, max(total, changed + refused))
+            if cursor is None:
+                break
+    if refused:
+        say(f"cannot requeue {plural(refused, 'dead letter')}: not a message. To delete it, use `dead purge`", err=True)
+    if as_json:
+        print_json({done: changed, "refused": refused})
+    else:
+        say(f"{plural(changed, 'message')} {done}.")
+    if refused or not changed:
         ctx.exit(1)
 
 

@@ -5,6 +5,7 @@
     task          a waiting task
     pages         waiting tasks in due order across all queues
     counts        message counts per queue
+    dead          dead letters of a queue: pages, chunks
     backup        export, import, release
     inspector     Inspector: all of this for one channel
 

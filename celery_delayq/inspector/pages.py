@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import heapq
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +11,7 @@ from celery_delayq.inspector.away import Lost, LostQueue, NodesAway
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.messages import marks_of
+from celery_delayq.queue import cursors
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.entry import Entry, Position
 from celery_delayq.queue.scripts import MAX_PAGE
@@ -119,20 +118,16 @@ class _Cursor:
     position: Position
 
     def encode(self) -> str:
-        parts = [self.position.due_ms, self.broker_list, self.position.start.hex()]
-        return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
+        return cursors.encode([self.position.due_ms, self.broker_list, self.position.start.hex()])
 
     @classmethod
     def decode(cls, text: str) -> _Cursor:
-        if not isinstance(text, str):
-            raise TypeError(f"cursor must be the cursor of a page, not {text!r}")
-        try:
-            due_ms, broker_list, start = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-            if type(due_ms) is int and isinstance(broker_list, str):
-                return cls(broker_list, Position(due_ms, bytes.fromhex(start)))
-        except (ValueError, TypeError, RecursionError):
-            pass
-        raise ValueError(f"cursor must be the cursor of a page, not {text!r}")
+        def read(due_ms: int, broker_list: str, start: str) -> _Cursor:
+            if type(due_ms) is not int or not isinstance(broker_list, str):
+                raise TypeError("a due time must be a whole number, and a name a string")
+            return cls(broker_list, Position(due_ms, bytes.fromhex(start)))
+
+        return cursors.decode(text, read)
 
 
 def page(

@@ -1,99 +1,62 @@
-"""Dead letters: messages of a broker list that were set aside, with the reason. Knows only Redis.
-
-A dead list holds two kinds of elements:
-
-    b'{"reason": ..., "at_ms": ..., "deliveries": ...}' + newline + message    written by consumers; may have "error"
-    anything else                                                             entries that `transfer.lua` set aside
-"""
+"""Dead letters: messages of a broker list that were set aside, with the reason. Knows only Redis."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import TypeAlias
 
 import redis
-from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import keys, scripts
+from celery_delayq.queue.dead_letter import (
+    DELIVERY_LIMIT,
+    INVALID_TASK,
+    NOT_A_MESSAGE,
+    NOT_AN_ENTRY,
+    REASONS,
+    DeadLetter,
+    id_of,
+    pack,
+    reason_of,
+    unpack,
+)
+from celery_delayq.queue.dead_pages import READ, WINDOW, DeadChunk, DeadPage, Place, Walk, check_limit, elements
 
-#: Reasons.
-DELIVERY_LIMIT = "delivery-limit"
-NOT_A_MESSAGE = "not-a-message"
-NOT_AN_ENTRY = "not-an-entry"
-INVALID_TASK = "invalid-task"
+__all__ = [
+    "DELIVERY_LIMIT",
+    "INVALID_TASK",
+    "NOT_AN_ENTRY",
+    "NOT_A_MESSAGE",
+    "REASONS",
+    "DeadChunk",
+    "DeadLetter",
+    "DeadLetters",
+    "DeadPage",
+    "pack",
+    "reason_of",
+    "unpack",
+]
 
-#: All of them.
-REASONS = (DELIVERY_LIMIT, NOT_A_MESSAGE, NOT_AN_ENTRY, INVALID_TASK)
+#: How far around a position one call looks at first, in letters.
+_AROUND = 50
 
-_NONE = type(None)
+#: Number of letters that one call searches for a single one: on the server, and here.
+_SEARCHED, _FOUND = 500, 200
 
-#: Number of elements that one command reads from a dead list.
-_PAGE = 100
-
-
-@dataclass(frozen=True)
-class DeadLetter:
-    """A message that was set aside.
-
-    Attributes:
-        id: identifies it in its list; a hash of the stored bytes.
-        reason: `delivery-limit`, `not-a-message` (not a kombu message), `invalid-task` (no Celery worker can process
-            it), or `not-an-entry` (not an entry of a delayed queue).
-        at_ms: when it was set aside, unix time in ms; None if unknown.
-        deliveries: how many times it was delivered without an acknowledgement; None if unknown.
-        message: bytes of the message.
-        raw: the stored bytes.
-        error: what is wrong with an invalid task; None for other reasons.
-    """
-
-    id: str
-    reason: str
-    at_ms: int | None
-    deliveries: int | None
-    message: bytes
-    raw: bytes
-    error: str | None = None
-
-
-def pack(message: bytes, *, reason: str, at_ms: int, deliveries: int | None = None, error: str | None = None) -> bytes:
-    """Return the bytes to store for a message."""
-    head = {"reason": reason, "at_ms": at_ms, "deliveries": deliveries}
-    if error is not None:
-        head["error"] = error
-    return json.dumps(head).encode() + b"\n" + message
-
-
-def unpack(raw: bytes) -> DeadLetter:
-    """Return the letter that is stored as `raw`."""
-    letter_id = hashlib.blake2b(raw, digest_size=8).hexdigest()
-    first, newline, message = raw.partition(b"\n")
-    try:
-        head: Any = json.loads(first) if newline else None
-        reason, at_ms, deliveries, error = head["reason"], head["at_ms"], head["deliveries"], head.get("error")
-        if isinstance(reason, str) and {type(at_ms), type(deliveries)} <= {int, _NONE} and type(error) in (str, _NONE):
-            return DeadLetter(letter_id, reason, at_ms, deliveries, message, raw, error)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass
-    return DeadLetter(letter_id, NOT_AN_ENTRY, None, None, raw, raw)
-
-
-def reason_of(raw: bytes) -> str:
-    """Return the reason of the letter that is stored as `raw`."""
-    return unpack(raw).reason
+#: Takes letters that lie between two positions out of a dead list. Returns for each whether it was there.
+_Take: TypeAlias = Callable[[int, int, Sequence[DeadLetter]], list[bool]]
 
 
 class DeadLetters:
     """The dead list of a broker list. Safe to share between threads if the client is.
 
-    Every method raises `redis.RedisError` if the server is away or refuses a command.
+    Every method raises `redis.RedisError` if the server is away or refuses a command. Letters with the same bytes have
+    the same id, and are taken for each other.
 
     Args:
         client: any `redis.Redis`.
         name: full name of the broker list.
-        writer: executes `requeue`; by default `client`. See `DelayedQueue`.
+        writer: executes `requeue` and `requeue_some`; by default `client`. See `DelayedQueue`.
     """
 
     def __init__(self, client: redis.Redis, name: str, *, writer: redis.Redis | None = None) -> None:
@@ -106,23 +69,69 @@ class DeadLetters:
         return int(self.client.llen(self.keys.dead))
 
     def __iter__(self) -> Iterator[DeadLetter]:
-        """Yield the letters, oldest first."""
-        start = 0
-        while True:
-            page: list[bytes] = self.client.execute_command(
-                "LRANGE", self.keys.dead, start, start + _PAGE - 1, **{NEVER_DECODE: True}
-            )
-            yield from map(unpack, page)
-            if len(page) < _PAGE:
-                return
-            start += len(page)
+        """Yield the letters, oldest first: as many as there are at the beginning.
 
-    def find(self, letter_id: str) -> DeadLetter | None:
-        """Return a letter by its id, or None."""
-        return next((letter for letter in self if letter.id == letter_id), None)
+        They may be requeued and purged meanwhile, these or others. None is missed and none comes twice, unless others
+        remove more than 1,000 letters while 100 are yielded.
+        """
+        left = len(self)
+        walk = Walk(self.client, self.keys.dead, Place())
+        while left > 0 and walk.more:
+            letters = walk.read(min(READ, left))
+            walk.go_past(letters)
+            left -= len(letters)
+            yield from letters
+
+    def page(self, cursor: str | None = None, limit: int = 100) -> DeadPage:
+        """Return a page of letters, oldest first. It takes no longer if there are many.
+
+        Letters may be requeued and purged between two pages. The cursor names the last letter of the page and some
+        before it, and the next page starts behind the last of these that is still there. It looks for them at their
+        position and up to 1,000 letters before it. If all of them are gone, the next page starts 1,000 letters before
+        that position, so letters may be shown twice. Letters are missed only if more than 1,000 letters before the
+        cursor were removed.
+
+        Args:
+            cursor: the cursor of the previous page; None for the first.
+            limit: maximum number of letters, 1 to 1,000.
+
+        Raises:
+            TypeError: `limit` is not a whole number, or `cursor` is not a string.
+            ValueError: `limit` is out of range, or `cursor` is not the cursor of a page.
+        """
+        check_limit(limit)
+        walk = Walk(self.client, self.keys.dead, Place.at(cursor))
+        letters: list[DeadLetter] = []
+        while walk.more and len(letters) < limit:
+            found = walk.read(min(READ, limit - len(letters)))
+            walk.go_past(found)
+            letters += found
+        return DeadPage(tuple(letters), walk.place(len(letters)).cursor if walk.more else None)
+
+    def find(self, letter_id: str, near: int | None = None) -> DeadLetter | None:
+        """Return a letter by its id, or None. Each call to Redis is bounded.
+
+        Args:
+            letter_id: the id.
+            near: where it was, see `DeadLetter.position`. This place and 1,000 letters before it are searched first.
+        """
+        letter = None if near is None else self.find_near(letter_id, near)
+        return letter or self._find(letter_id, self._everywhere(_FOUND))
+
+    def find_near(self, letter_id: str, near: int) -> DeadLetter | None:
+        """Return a letter by its id if it is about a position, or up to 1,000 letters before it; otherwise None."""
+        return self._find(letter_id, _about(near, _FOUND))
+
+    def _find(self, letter_id: str, spans: Iterable[tuple[int, int]]) -> DeadLetter | None:
+        for first, last in spans:
+            found = elements(self.client, self.keys.dead, first, last)
+            for position, raw in reversed(list(enumerate(found, first))):
+                if id_of(raw) == letter_id:
+                    return unpack(raw, position)
+        return None
 
     def requeue(self, letter: DeadLetter, message: bytes | None = None) -> bool:
-        """Move a message to the back of its broker list. One atomic script.
+        """Move a message to the back of its broker list. Atomic. It is fast if the letter's position is about right.
 
         Args:
             letter: the letter.
@@ -136,13 +145,103 @@ class DeadLetters:
         """
         if letter.reason == NOT_AN_ENTRY:
             raise ValueError(f"cannot requeue dead letter {letter.id}: it is not a message. To delete it, use purge()")
-        return scripts.revive(self.writer, self.keys, raw=letter.raw, message=message or letter.message)
+        letters = [(letter.raw, message or letter.message)]
+        return any(
+            any(scripts.requeue_dead(self.writer, self.keys, first=first, last=last, letters=letters))
+            for first, last in self._spans(letter.position)
+        )
 
     def purge(self, letter: DeadLetter | None = None) -> int:
         """Remove one letter, or all. Returns how many were removed. Atomic."""
         if letter is not None:
-            return int(self.client.lrem(self.keys.dead, 1, letter.raw))  # type: ignore[arg-type]
+            return int(
+                any(
+                    any(scripts.purge_dead(self.client, self.keys, first=first, last=last, letters=[letter.raw]))
+                    for first, last in self._spans(letter.position)
+                )
+            )
         with self.client.pipeline(transaction=True) as pipe:
             pipe.llen(self.keys.dead)
             pipe.unlink(self.keys.dead)
             return int(pipe.execute()[0])
+
+    def requeue_some(
+        self, limit: int = 1000, cursor: str | None = None, *, revive: Callable[[bytes], bytes]
+    ) -> DeadChunk:
+        """Move messages to the back of their broker list, oldest first. Each call moves 50 at most, and is atomic.
+
+        The chunks together handle as many letters as there are at the first chunk. So a message that becomes a dead
+        letter again meanwhile is not requeued for ever.
+
+        Args:
+            limit: maximum number of letters to handle, 1 to 1,000.
+            cursor: the cursor of the previous chunk; None for the first.
+            revive: returns the message to requeue for the message of a letter.
+
+        Raises:
+            TypeError: `limit` is not a whole number, or `cursor` is not a string.
+            ValueError: `limit` is out of range, or `cursor` is not the cursor of a chunk.
+        """
+
+        def requeue(first: int, last: int, letters: Sequence[DeadLetter]) -> list[bool]:
+            messages = [(letter.raw, revive(letter.message)) for letter in letters]
+            return scripts.requeue_dead(self.writer, self.keys, first=first, last=last, letters=messages)
+
+        return self._change(limit, cursor, requeue, frozenset({NOT_AN_ENTRY}))
+
+    def purge_some(self, limit: int = 1000, cursor: str | None = None) -> DeadChunk:
+        """Remove letters, oldest first; see `requeue_some`. None is refused."""
+
+        def purge(first: int, last: int, letters: Sequence[DeadLetter]) -> list[bool]:
+            raws = [letter.raw for letter in letters]
+            return scripts.purge_dead(self.client, self.keys, first=first, last=last, letters=raws)
+
+        return self._change(limit, cursor, purge, frozenset())
+
+    def _change(self, limit: int, cursor: str | None, take: _Take, refused_reasons: Set[str]) -> DeadChunk:
+        check_limit(limit)
+        place = Place.at(cursor)
+        walk = Walk(self.client, self.keys.dead, place)
+        left = max(0, len(self) - place.next) if place.left is None else place.left
+        changed, refused = 0, 0
+        while left > 0 and (wanted := min(scripts.MAX_TAKEN, left, limit - changed - refused)):
+            letters = walk.read(wanted)
+            kept = [letter for letter in letters if letter.reason in refused_reasons]
+            accepted = [letter for letter in letters if letter.reason not in refused_reasons]
+            first = max(0, walk.next - _AROUND)
+            taken = take(first, walk.next + len(letters) - 1, accepted) if accepted else []
+            changed += sum(taken)
+            left -= sum(taken)
+            if not all(taken):  # others took letters meanwhile: read again what is there now
+                continue
+            walk.go_past(kept)
+            refused += len(kept)
+            left = left - len(kept) if walk.more else 0
+        return DeadChunk(changed, refused, walk.place(0, left).cursor if left > 0 else None)
+
+    def _spans(self, near: int | None) -> Iterator[tuple[int, int]]:
+        """Yield the parts of the list in which the server searches for one letter."""
+        if near is not None:
+            yield from _about(near, _SEARCHED)
+        yield from self._everywhere(_SEARCHED)
+
+    def _everywhere(self, size: int) -> Iterator[tuple[int, int]]:
+        """Yield the first and last positions of parts of the list, the newest letters first.
+
+        A letter that moves meanwhile, because others before it are removed, moves to where is still to be searched.
+        """
+        yield from _parts(0, len(self) - 1, size)
+
+
+def _about(near: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last positions of parts of a list about a position, and of what is before it."""
+    near = max(0, near)
+    first = max(0, near - _AROUND)
+    yield first, near + _AROUND
+    yield from _parts(max(0, near - WINDOW), first - 1, size)
+
+
+def _parts(first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
+    while last >= first:
+        yield max(first, last - size + 1), last
+        last -= size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -325,9 +326,30 @@ def replace(client: redis.Redis, keys: QueueKeys, *, consumer: str, message: byt
     return bool(load("put_back").run(client, (in_flight, in_flight), ("RIGHT", message, new)))
 
 
-def revive(client: redis.Redis, keys: QueueKeys, *, raw: bytes, message: bytes) -> bool:
-    """Move a message from the dead list to the back of the broker list. Returns whether it was there."""
-    return bool(load("put_back").run(client, (keys.dead, keys.queue), ("LEFT", raw, message)))
+#: Maximum number of letters that one call of `requeue_dead` or `purge_dead` takes.
+MAX_TAKEN = 50
+
+
+def requeue_dead(
+    client: redis.Redis, keys: QueueKeys, *, first: int, last: int, letters: Sequence[tuple[bytes, bytes]]
+) -> list[bool]:
+    """Move letters from the dead list to the back of the broker list; see `requeue_dead.lua`.
+
+    They are searched for between two positions. Each is given as it is stored, with the message to write. Returns for
+    each whether it was there.
+    """
+    args = [part for letter in letters for part in letter]
+    taken = load("requeue_dead").run(client, (keys.dead, keys.queue), (first, last, os.urandom(16), *args))
+    return [bool(one) for one in taken]
+
+
+def purge_dead(client: redis.Redis, keys: QueueKeys, *, first: int, last: int, letters: Sequence[bytes]) -> list[bool]:
+    """Remove letters from the dead list; see `purge_dead.lua`. Returns for each whether it was there.
+
+    They are searched for between two positions.
+    """
+    taken = load("purge_dead").run(client, (keys.dead,), (first, last, os.urandom(16), *letters))
+    return [bool(one) for one in taken]
 
 
 @dataclass(frozen=True)

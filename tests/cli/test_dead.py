@@ -13,7 +13,7 @@ from rich.console import Console
 
 from celery_delayq import DeadLetters
 from celery_delayq.cli import dead
-from celery_delayq.queue import dead_letters
+from celery_delayq.queue import cursors, dead_letters
 from celery_delayq.transport.redelivery import DELIVERY_COUNT
 from tests.brokers import list_for
 from tests.cli.running import Command, failed, is_wrong_use
@@ -108,7 +108,7 @@ def test_an_invalid_task_is_shown_whatever_its_headers_are(command: Command, bro
         assert (row["task"], row["task_id"]) == (headers.get("task"), headers.get("id"))
         assert "its id must be a string" in command("dead", "show", QUEUE, row["id"]).stdout
     assert "invalid-task" in command("dead", "list").stdout
-    assert len(command("dead", "requeue", QUEUE, "--all", "--json").json()) == 3
+    assert command("dead", "requeue", QUEUE, "--all", "--json").json() == [{"requeued": 3, "refused": 0}]
 
 
 def test_an_entry_that_was_none_is_listed_and_not_requeued(
@@ -117,10 +117,14 @@ def test_an_entry_that_was_none_is_listed_and_not_requeued(
     broker_client.rpush(DeadLetters(broker_client, QUEUE).keys.dead, b"no entry")
     row = command("dead", "list", "--json").json()[0]
     assert row["reason"] == "not-an-entry"
-    done = command("dead", "requeue", QUEUE, "--all", "--json")
+    done = command("dead", "requeue", QUEUE, row["id"], "--json")
     assert done.code == 1
     assert f"cannot requeue {row['id']}: it is not a message" in done.stderr
-    assert done.lines() == [{"id": row["id"], "done": False}, {"id": killer["id"], "done": True}]
+    assert done.lines() == [{"id": row["id"], "done": False}]
+    done = command("dead", "requeue", QUEUE, "--all", "--json")
+    assert done.code == 1
+    assert "cannot requeue 1 dead letter: not a message" in done.stderr
+    assert done.lines() == [{"requeued": 1, "refused": 1}]
     assert not broker_client.llen(QUEUE)
 
 
@@ -140,7 +144,7 @@ def test_purge_deletes_only_what_was_named(
     other = set_aside(broker_client, QUEUE, b"other")
     assert command("dead", "purge", QUEUE, killer["id"]).stdout == "1 message purged.\n"
     assert [row["id"] for row in command("dead", "list", "--json").json()] == [other]
-    assert command("dead", "purge", QUEUE, "--all", "--yes", "--json").json() == [{"id": other, "done": True}]
+    assert command("dead", "purge", QUEUE, "--all", "--yes", "--json").json() == [{"purged": 1, "refused": 0}]
     assert not broker_client.exists(DeadLetters(broker_client, QUEUE).keys.dead)
 
 
@@ -173,3 +177,67 @@ def test_a_queue_that_only_dead_messages_know(command: Command, broker_client: r
     """Its tasks were never delayed, and the app does not declare it."""
     letter = set_aside(broker_client, "elsewhere", b"message")
     assert [row["id"] for row in command("dead", "list", "elsewhere", "--json").json()] == [letter]
+
+
+class TestMany:
+    """More dead letters than one page or one chunk has, in two lists."""
+
+    @pytest.fixture
+    def ids(self, command: Command, broker_client: redis.Redis, urgent: str) -> list[str]:
+        """The ids of 1,600 dead letters, in the order of their list."""
+        found = []
+        for name in (QUEUE, urgent):
+            messages = [b'{"headers": {}, "properties": {}, "body": "%d"}' % number for number in range(800)]
+            raws = [
+                dead_letters.pack(message, reason=dead_letters.DELIVERY_LIMIT, at_ms=len(found)) for message in messages
+            ]
+            broker_client.rpush(DeadLetters(broker_client, name).keys.dead, *raws)
+            found += [dead_letters.unpack(raw).id for raw in raws]
+        return found
+
+    def test_list_shows_a_hundred_and_the_cursor_goes_on(self, command: Command, ids: list[str]) -> None:
+        *first, more = command("dead", "list", "--json").json()
+        assert more.keys() == {"cursor"}
+        *second, last = command("dead", "list", "--json", "--limit", 1200, "--cursor", more["cursor"]).json()
+        rest = command("dead", "list", "--json", "--limit", 300, "--cursor", last["cursor"]).json()
+        assert [len(first), len(second), len(rest)] == [100, 1200, 300]
+        assert [row["id"] for row in (*first, *second, *rest)] == ids
+
+    def test_list_shows_all(self, command: Command, ids: list[str]) -> None:
+        assert [row["id"] for row in command("dead", "list", "--all", "--json").json()] == ids
+        done = command("dead", "list", "--all")
+        assert done.stderr == ""
+        assert all(letter_id in done.stdout for letter_id in ids)
+
+    def test_a_table_says_how_to_go_on(self, command: Command, ids: list[str]) -> None:
+        assert "There may be more dead letters: continue with --cursor " in command("dead", "list").stderr
+        assert command("dead", "list", "--limit", 1600).stderr == ""
+
+    @pytest.mark.parametrize("at", [0, 799, 800, 1599])
+    def test_a_letter_is_changed_wherever_it_is(self, command: Command, ids: list[str], at: int) -> None:
+        assert command("dead", "show", QUEUE, ids[at], "--json").json()[0]["id"] == ids[at]
+        assert command("dead", "requeue", QUEUE, ids[at]).stdout == "1 message requeued.\n"
+        left = [row["id"] for row in command("dead", "list", "--all", "--json").json()]
+        assert left == [*ids[:at], *ids[at + 1 :]]
+
+    def test_all_are_requeued(self, command: Command, ids: list[str], broker_client: redis.Redis, urgent: str) -> None:
+        assert command("dead", "requeue", QUEUE, "--all").stdout == "1,600 messages requeued.\n"
+        assert (broker_client.llen(QUEUE), broker_client.llen(urgent)) == (800, 800)
+        assert command("dead", "list", "--json").json() == []
+
+    def test_all_are_purged(self, command: Command, ids: list[str]) -> None:
+        is_wrong_use(command("dead", "purge", QUEUE, "--all"), "Delete 1,600 dead letters of 'celery' for good?")
+        assert command("dead", "purge", QUEUE, "--all", "--yes").stdout == "1,600 messages purged.\n"
+        assert command("dead", "list", "--json").json() == []
+
+
+def test_wrong_numbers_and_cursors(command: Command, killer: dict[str, str]) -> None:
+    is_wrong_use(command("dead", "list", "--limit", 0), "--limit")
+    for cursor in ("nonsense", cursors.encode(["celery", "nonsense"]), cursors.encode([5, None])):
+        is_wrong_use(command("dead", "list", "--cursor", cursor), f"must be the cursor of a page, not '{cursor}'")
+
+
+def test_an_unknown_queue_is_an_error(command: Command) -> None:
+    failed(command("dead", "list", "celry"), "did you mean 'celery'?")
+    failed(command("dead", "purge", "celry", "--all", "--yes"), "did you mean 'celery'?")
+    failed(command("dead", "requeue", "celry", "0123"), "did you mean 'celery'?")

@@ -60,6 +60,8 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "renew": ({"consumer": "me", "lease_ms": 1, "join": True}, [b"1000", [1], [1]]),
     "fetch": ({"consumer": "me", "limit": 1}, []),
     "put_back": ({"consumer": "me", "messages": []}, 0),
+    "requeue_dead": ({"first": 0, "last": 1, "letters": []}, []),
+    "purge_dead": ({"first": 0, "last": 1, "letters": []}, []),
     "recover": (
         {"consumer": "you", "score": b"1", "gone": True, "alive_channel": "here", "messages": []},
         [1, [], 0, b""],

@@ -45,14 +45,6 @@ class TestWhere:
         assert put_back(queue, b"1", dead=True, mark=b" letter") == 1
         assert state(queue.client) == {DEAD: [b"dead before", b"1 letter"], IN_FLIGHT: [b"2"]}
 
-    def test_from_the_dead_list_to_the_back(self, queue: DelayedQueue) -> None:
-        publish(queue, b"waiting")
-        queue.client.rpush(DEAD, b"1 letter", b"2 letter")
-        assert scripts.revive(queue.client, queue.keys, raw=b"1 letter", message=b"1")
-        assert delivered(queue) == [b"waiting", b"1"]
-        with nothing_changes(queue.client):
-            assert not scripts.revive(queue.client, queue.keys, raw=b"1 letter", message=b"1")
-
     def test_to_its_own_list_written_anew(self, queue: DelayedQueue) -> None:
         give(queue, ME, b"1", b"2", b"2")
         assert scripts.replace(queue.client, queue.keys, consumer=ME, message=b"2", new=b"2 new")

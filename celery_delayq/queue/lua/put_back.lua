@@ -1,9 +1,9 @@
 --[[
-put_back: move messages from the in-flight list of a consumer, or from the dead list, to another list.
+put_back: move messages from the in-flight list of a consumer to another list.
 
 Guarantee: a message that is no longer there, because it was acknowledged or recovered, is not added anywhere.
 
-KEYS[1] source       LIST, in-flight or dead
+KEYS[1] source       LIST, in-flight
 KEYS[2] destination  LIST, the broker list or the dead list; or the source, to replace a message in place
 ARGV[1] side         'RIGHT' is the front of a broker list, 'LEFT' its back
 ARGV[2..] message, and the message to write instead, in turns
