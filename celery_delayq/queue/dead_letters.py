@@ -203,7 +203,11 @@ class DeadLetters:
         check_limit(limit)
         place = Place.at(cursor)
         walk = Walk(self.client, self.keys.dead, place, goes_back=False)  # nothing before it is to be changed
-        left = max(0, len(self) - place.next) if place.left is None else place.left
+        left = place.left
+        if left is None:
+            if cursor is not None:
+                walk.read(0)  # finds out where the walk begins
+            left = max(0, len(self) - walk.next)
         changed, refused = 0, 0
         while left > 0 and (wanted := min(scripts.MAX_TAKEN, left, limit - changed - refused)):
             letters = walk.read(wanted)
