@@ -171,16 +171,17 @@ class DeadLetters:
         """Move messages to the back of their broker list, oldest first. Each call moves 50 at most, and is atomic.
 
         The chunks together handle as many letters as there are at the first chunk. So a message that becomes a dead
-        letter again meanwhile is not requeued for ever.
+        letter again meanwhile is not requeued for ever. Letters before the cursor are never changed. If others remove
+        all the letters that the cursor names, letters behind it may be left out; they stay in the list.
 
         Args:
             limit: maximum number of letters to handle, 1 to 1,000.
-            cursor: the cursor of the previous chunk; None for the first.
+            cursor: the cursor of the previous chunk, or of a page; None for the first letter.
             revive: returns the message to requeue for the message of a letter.
 
         Raises:
             TypeError: `limit` is not a whole number, or `cursor` is not a string.
-            ValueError: `limit` is out of range, or `cursor` is not the cursor of a chunk.
+            ValueError: `limit` is out of range, or `cursor` is not the cursor of a chunk or page.
         """
 
         def requeue(first: int, last: int, letters: Sequence[DeadLetter]) -> list[bool]:
@@ -201,8 +202,12 @@ class DeadLetters:
     def _change(self, limit: int, cursor: str | None, take: _Take, refused_reasons: Set[str]) -> DeadChunk:
         check_limit(limit)
         place = Place.at(cursor)
-        walk = Walk(self.client, self.keys.dead, place)
-        left = max(0, len(self) - place.next) if place.left is None else place.left
+        walk = Walk(self.client, self.keys.dead, place, goes_back=False)  # nothing before it is to be changed
+        left = place.left
+        if left is None:
+            if cursor is not None:
+                walk.read(0)  # finds out where the walk begins
+            left = max(0, len(self) - walk.next)
         changed, refused = 0, 0
         while left > 0 and (wanted := min(scripts.MAX_TAKEN, left, limit - changed - refused)):
             letters = walk.read(wanted)

@@ -143,17 +143,20 @@ class Walk:
         client: any `redis.Redis`.
         key: the dead list.
         place: where to start.
+        goes_back: whether it goes back if it finds none of them; otherwise it goes on at its position, which may leave
+            out letters.
 
     Attributes:
         next: position of the next letter.
         more: whether letters follow those that were read last.
     """
 
-    def __init__(self, client: redis.Redis, key: str, place: Place) -> None:
+    def __init__(self, client: redis.Redis, key: str, place: Place, *, goes_back: bool = True) -> None:
         self.next = place.next
         self.more = True
         self._client = client
         self._key = key
+        self._goes_back = goes_back
         self._marks = deque(place.marks, maxlen=WINDOW + 1)  # with the one before the largest page
 
     def read(self, count: int) -> list[DeadLetter]:
@@ -181,7 +184,7 @@ class Walk:
 
     def _return(self) -> None:
         """Go back behind the last letter that was passed and is still there."""
-        top = min(self.next, int(self._client.llen(self._key)))
+        end = top = min(self.next, int(self._client.llen(self._key)))
         bottom = max(0, top - WINDOW)
         # Later positions are overwritten by those of letters that were passed later.
         highest = {letter_id: position for position, letter_id in reversed(self._marks)}
@@ -194,7 +197,7 @@ class Walk:
                     self._stand_behind(position, letter_id)
                     return
             top = first
-        self.next = bottom
+        self.next = bottom if self._goes_back else end
         self._marks.clear()
 
     def _stand_behind(self, position: int, letter_id: str) -> None:

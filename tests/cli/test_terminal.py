@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.queue import dead_letters
 from examples.private_redis import PrivateRedis
 from tests.cli.running import TerminalCommand
 from tests.integration.publishing import publish
@@ -96,6 +97,18 @@ def test_a_search_by_name_shows_its_progress(waiting: DelayedQueue, terminal: Te
         assert search.wait() == 0
         assert "searching" in search.log
         assert "/3000" in search.log
+
+
+@pytest.mark.parametrize(("verb", "done"), [("requeue", "requeued"), ("purge", "purged")])
+def test_dead_letters_show_their_progress(waiting: DelayedQueue, terminal: Terminal, verb: str, done: str) -> None:
+    letters = [dead_letters.pack(b"%d" % number, reason=dead_letters.NOT_A_MESSAGE, at_ms=1) for number in range(3000)]
+    waiting.client.rpush(waiting.keys.dead, *letters)
+    yes = ["--yes"] if verb == "purge" else []
+    with terminal("dead", verb, "celery", "--all", *yes) as command:
+        command.wait_for_log(f"3,000 messages {done}.")
+        assert command.wait() == 0
+        assert "/3000" in command.log
+    assert waiting.client.llen(waiting.keys.dead) == 0
 
 
 def test_status_tells_which_worker_is_punctual(

@@ -390,6 +390,26 @@ class TestChunks:
         assert letters.purge_some(10, chunk.cursor) == DeadChunk(10, 0, None)
         assert numbers_of(letters) == list(range(10))
 
+    def test_chunks_from_a_page_on_reach_the_end_though_letters_before_it_are_gone(
+        self, letters: DeadLetters, client: redis.Redis
+    ) -> None:
+        bury(client, *range(100))
+        page = letters.page(limit=50)
+        remove(client, *range(40))
+        assert letters.purge_some(1000, page.cursor) == DeadChunk(50, 0, None)
+        assert numbers_of(letters) == list(range(40, 50))
+
+    def test_no_letter_before_the_cursor_is_changed(self, letters: DeadLetters, client: redis.Redis) -> None:
+        """Not even if all that the cursor names are gone: rather some behind it are left out."""
+        bury(client, *range(100))
+        page = letters.page(letters.page(limit=20).cursor, 10)
+        remove(client, 19, 21, 28, 29)
+        assert letters.purge_some(10, page.cursor).changed == 10
+        assert [number for number in range(100) if number not in numbers_of(letters)] == [
+            *(19, 21, 28, 29),
+            *range(34, 44),
+        ]
+
     def test_others_take_some_of_it_meanwhile(self, letters: DeadLetters, client: redis.Redis) -> None:
         """While a chunk is on its way, somebody purges 200 letters, before and among those that were read."""
         bury(client, *range(500))
