@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from base64 import b64decode
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from urllib.parse import urlsplit
 
 from celery_delayq.errors import ConfigurationError
@@ -29,18 +29,21 @@ class Refusal(Exception):
     Args:
         status: HTTP status.
         message: a sentence.
+        headers: headers that the answer must have.
     """
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.headers = headers or {}
 
 
 class Unauthorized(Refusal):
     """The user must say who they are. `access` may raise it: the browser asks for a name and a password."""
 
     def __init__(self) -> None:
-        super().__init__(401, marked("A user name and the password are needed."))
+        message = marked("A user name and the password are needed.")
+        super().__init__(401, message, {"WWW-Authenticate": 'Basic realm="celery_delayq", charset="UTF-8"'})
 
 
 def granted(access: Access, request: Request) -> frozenset[str]:
@@ -66,8 +69,14 @@ def granted(access: Access, request: Request) -> frozenset[str]:
 
 
 def password_access(password: str, grant: str = "all") -> Access:
-    """Return an `access` that wants this password, with any user name, by HTTP's basic authentication."""
-    wanted = password.encode()
+    """Return an `access` that wants this password, with any user name, by HTTP's basic authentication.
+
+    Raises:
+        ConfigurationError: the password is empty.
+    """
+    wanted = password.encode("utf-8", "surrogateescape")
+    if not wanted:
+        raise ConfigurationError("the password is empty, so everybody would know it")
 
     def access(request: Request) -> str:
         kind, _, given = request.headers.get("authorization", "").partition(" ")

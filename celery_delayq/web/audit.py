@@ -44,6 +44,16 @@ class Audit:
             missed,
         )
 
+    def fail(self, action: str, error: Exception) -> None:
+        """Write a line, at level WARNING, about a change that was broken off: a part of it may have been made."""
+        logger.warning(
+            "%s by %s from %s was broken off, a part may be done: %s",
+            action,
+            _short(self.user or "-"),
+            _short(self.remote or "-"),
+            _short(str(error)),
+        )
+
 
 def _short(text: str) -> str:
     return visible(text if len(text) <= _MOST else f"{text[: _MOST - 1]}…")

@@ -13,7 +13,7 @@ from django.urls import re_path
 from django.views.decorators.csrf import csrf_exempt
 
 from celery_delayq.web.access import Access
-from celery_delayq.web.request import Params, Request
+from celery_delayq.web.request import Params, Request, form_of, length_of
 from celery_delayq.web.site import Site
 
 
@@ -21,14 +21,19 @@ def urls(app: Any, *, access: Access, hosts: Collection[str] | None = None) -> l
     """Return URL patterns for `include`. It needs Django, and works under WSGI and ASGI.
 
     The page checks by itself that a change comes from it, so Django's CSRF check, which wants a token in each form,
-    does not apply. Arguments are those of `make_wsgi_app`; the `native` request is Django's, so `access` can look at
-    `request.native.user`.
+    does not apply. Arguments are those of `make_wsgi_app`; the `native` request is Django's, so that `access` can look
+    at `request.native.user`.
     """
     site = Site(app, access=access, hosts=hosts)
 
     @csrf_exempt
     def view(request: HttpRequest, path: str) -> HttpResponse:
-        response = site.handle(_request(request, path))
+        try:
+            ours = _request(request, path)
+        except ValueError as exc:
+            response = site.refuse(exc)
+        else:
+            response = site.handle(ours)
         return HttpResponse(response.body, status=response.status, headers=response.headers)
 
     return [re_path(r"^(?P<path>.*)$", view)]
@@ -37,12 +42,15 @@ def urls(app: Any, *, access: Access, hosts: Collection[str] | None = None) -> l
 def _request(request: HttpRequest, path: str) -> Request:
     user = getattr(request, "user", None)
     method = request.method or "GET"
+    length = request.META.get("CONTENT_LENGTH")
+    if method == "POST" and length:
+        length_of(length)  # before Django reads it
     return Request(
         method,
         f"/{path}",
-        Params(request.META.get("QUERY_STRING", "")),
+        Params(request.META.get("QUERY_STRING", "").encode("latin-1", "surrogateescape")),
         {name.lower(): value for name, value in request.headers.items()},
-        Params(request.body.decode("latin-1")) if method == "POST" else Params(),
+        form_of(method, request.body, length) if method == "POST" else Params(),
         request.path[: -len(path) - 1] if path else request.path[:-1],
         request.META.get("REMOTE_ADDR"),
         user.get_username() if user is not None and user.is_authenticated else None,

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from celery_delayq.escapes import visible
+from celery_delayq.web.rendering import MOST_CHARACTERS, cut
 
 #: Code -> name in the language itself. English needs no catalogue.
 LANGUAGES = {"en": "English", "zh": "中文"}
@@ -19,11 +19,11 @@ _FOLDER, _DOMAIN = Path(__file__).parent / "locale", "celery_delayq"
 
 @cache
 def _catalogue(code: str) -> gettext.NullTranslations:
-    return gettext.translation(_DOMAIN, _FOLDER, [code], fallback=code == "en")
+    return gettext.translation(_DOMAIN, _FOLDER, [code], fallback=True)  # a page in English is better than none
 
 
 class Language:
-    """Translates what the page says. The values in a sentence are escaped.
+    """Translates what the page says. The values in a sentence are escaped and cut.
 
     Args:
         code: one of `LANGUAGES`.
@@ -56,7 +56,10 @@ WORDS = (
 
 
 def _filled(text: str, values: dict[str, Any]) -> Markup:
-    safe = {name: value if isinstance(value, Markup) else escape(visible(value)) for name, value in values.items()}
+    safe = {
+        name: value if isinstance(value, Markup) else escape(cut(value, MOST_CHARACTERS))
+        for name, value in values.items()
+    }
     return Markup(escape(text) % safe) if safe else escape(text)
 
 
@@ -71,9 +74,9 @@ def language_of(wanted: str, accepted: str) -> Language:
         return Language(wanted)
     ranked = []
     for part in accepted.split(",")[:20]:
-        code, _, quality = part.strip().partition(";q=")
+        code, _, quality = "".join(part.lower().split()).partition(";q=")
         try:
-            ranked.append((float(quality or 1), code.partition("-")[0].lower()))
+            ranked.append((float(quality or 1), code.partition("-")[0]))
         except ValueError:
             continue
     ranked.sort(key=lambda one: -one[0])

@@ -22,6 +22,8 @@ class _Answer:
     lock: threading.Lock = field(default_factory=threading.Lock)
     made_at: float = float("-inf")
     response: Response | None = None
+    failure: Exception | None = None
+    failed_at: float = float("-inf")
 
 
 class LiveCache:
@@ -36,8 +38,9 @@ class LiveCache:
 
         Args:
             key: what the answer depends on.
-            make: returns the answer. What it raises is raised, and nothing is kept.
+            make: returns the answer. What it raises is raised, also for those who waited for it, and nothing is kept.
         """
+        asked = time.monotonic()
         with self._lock:
             answer = self._answers.setdefault(key, _Answer())
             self._answers.move_to_end(key)
@@ -46,7 +49,14 @@ class LiveCache:
         with answer.lock:
             begun = time.monotonic()
             if answer.response is None or begun - answer.made_at >= FRESH_S:
-                answer.response, answer.made_at = make(), begun
+                if answer.failure is not None and answer.failed_at >= asked:
+                    # Tried while this one waited. Each would wait for a server that hangs, one after the other.
+                    raise answer.failure.with_traceback(None)
+                try:
+                    answer.response, answer.made_at, answer.failure = make(), begun, None
+                except Exception as exc:
+                    answer.failure, answer.failed_at = exc, time.monotonic()
+                    raise
             return answer.response
 
     def clear(self) -> None:

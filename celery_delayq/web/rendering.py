@@ -22,6 +22,9 @@ WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 #: The most characters of one value. Longer ones are cut.
 MOST_CHARACTERS = 2000
 
+#: A longer name is no name that anybody chose. It is shown, but no page can be asked for it.
+LONGEST_NAME = 500
+
 
 def _finalize(value: Any) -> Any:
     """Make a value safe to show; Jinja calls it for each, before it escapes HTML."""
@@ -75,12 +78,16 @@ def lines(value: object, most: int = MOST_CHARACTERS) -> Markup:
     return escape(visible(text, keep="\n") if len(text) <= most else f"{visible(text[: most - 1], keep=chr(10))}…")
 
 
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2, default=str)
+def as_json(value: Any, indent: int | None = 2) -> str:
+    """Return data as JSON for people; an ellipsis if it is nested too deeply."""
+    try:
+        return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    except RecursionError:
+        return "…"
 
 
 def _as_json_line(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return as_json(value, None)
 
 
 def _weekday(when: datetime) -> str:
@@ -118,7 +125,7 @@ ENVIRONMENT.filters.update(
         "left": _left,
         "lateness": lateness,
         "size": _size,
-        "as_json": _as_json,
+        "as_json": as_json,
         "as_json_line": _as_json_line,
         "lines": lines,
         "weekday": _weekday,
@@ -126,7 +133,7 @@ ENVIRONMENT.filters.update(
         "exact": _exact,
     }
 )
-ENVIRONMENT.globals["url"] = _url
+ENVIRONMENT.globals.update(url=_url, longest_name=LONGEST_NAME)
 
 
 def render(template: str, **values: Any) -> str:

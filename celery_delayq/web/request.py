@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,28 @@ from urllib.parse import parse_qsl, urlencode
 
 #: The longest body of a request, in bytes, and the most fields of a form or a query.
 MOST_BODY, MOST_FIELDS = 1_000_000, 3000
+
+
+#: Error handlers for UTF-8, to carry any text: names in Redis may be no UTF-8, and JSON may have half a surrogate pair.
+TO_BYTES, FROM_BYTES = "surrogatepass", "celery_delayq.any"
+
+
+def _decode_any(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Decode what `TO_BYTES` encodes; keep any other byte as a surrogate."""
+    try:
+        return codecs.lookup_error("surrogatepass")(error)
+    except UnicodeDecodeError:
+        return codecs.lookup_error("surrogateescape")(error)
+
+
+codecs.register_error(FROM_BYTES, _decode_any)
+
+
+class TooLong(ValueError):
+    """The body of a request is longer than `MOST_BODY`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a form may have {MOST_BODY:,} bytes at most")
 
 
 class Params:
@@ -21,8 +44,9 @@ class Params:
         ValueError: there are too many fields.
     """
 
-    def __init__(self, encoded: str = "") -> None:
-        self._pairs = parse_qsl(encoded, keep_blank_values=True, errors="surrogateescape", max_num_fields=MOST_FIELDS)
+    def __init__(self, encoded: bytes | str = b"") -> None:
+        text = encoded if isinstance(encoded, str) else encoded.decode("utf-8", FROM_BYTES)
+        self._pairs = parse_qsl(text, keep_blank_values=True, errors=FROM_BYTES, max_num_fields=MOST_FIELDS)
 
     def get(self, name: str, default: str = "") -> str:
         """Return the last value of a name."""
@@ -40,10 +64,46 @@ class Params:
         return iter(self._pairs)
 
 
+def form_of(method: str, body: bytes, length: str | None) -> Params:
+    """Return the fields of a form; none unless the method is POST.
+
+    Args:
+        method: in capitals.
+        body: what came.
+        length: header `Content-Length`; None or empty if nobody said how long the body is.
+
+    Raises:
+        TooLong: the body is too long.
+        ValueError: it is shorter than it should be, because the client has gone, or has too many fields.
+    """
+    if method != "POST":
+        return Params()
+    if len(body) > MOST_BODY:
+        raise TooLong
+    if length and len(body) != length_of(length):
+        raise ValueError("the form did not arrive as a whole, so nothing was done")
+    return Params(body)
+
+
+def length_of(text: str) -> int:
+    """Return the number of a header `Content-Length`.
+
+    Raises:
+        TooLong: it is more than a form may have.
+        ValueError: it is not a number.
+    """
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError("Content-Length is not a number")
+    digits = text.lstrip("0")
+    if len(digits) > len(str(MOST_BODY)) or int(digits or "0") > MOST_BODY:
+        raise TooLong
+    return int(digits or "0")
+
+
 def encoded(params: Mapping[str, object]) -> str:
     """Return fields as a query string that `Params` reads as the same text. None and empty texts are left out."""
     pairs = [(name, str(value)) for name, value in params.items() if value not in (None, "")]
-    return urlencode(pairs, errors="surrogateescape", encoding="utf-8") if pairs else ""
+    return urlencode(pairs, errors=TO_BYTES, encoding="utf-8") if pairs else ""
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,18 @@ import gzip
 import hashlib
 import logging
 from collections.abc import Collection
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from celery_delayq.web.access import Access, Refusal, Unauthorized, check_host, check_origin, granted
+from celery_delayq.web.access import Access, Refusal, check_host, check_origin, granted
 from celery_delayq.web.audit import Audit
 from celery_delayq.web.broker import Broker, Unavailable
 from celery_delayq.web.language import LANGUAGES, language_of
 from celery_delayq.web.live import LiveCache
 from celery_delayq.web.pages import PAGES
-from celery_delayq.web.request import Request, Response, encoded
+from celery_delayq.web.rendering import MOST_CHARACTERS, cut
+from celery_delayq.web.request import Params, Request, Response, TooLong, encoded
 from celery_delayq.web.view import Page, View
 
 logger = logging.getLogger(__name__)
@@ -75,22 +76,31 @@ class Site:
         except Unavailable as exc:
             response = view.page("error.html", 503, title=view._("Redis cannot be read"), text=str(exc), is_live=True)
         except Refusal as exc:
-            response = view.page("error.html", exc.status, title=view._("Not done"), text=view._(str(exc)))
-            if isinstance(exc, Unauthorized):
-                response.headers["WWW-Authenticate"] = 'Basic realm="celery_delayq", charset="UTF-8"'
+            response = view.page(
+                "error.html", exc.status, title=view._("Not done"), text=view._(cut(exc, MOST_CHARACTERS))
+            )
+            response.headers.update(exc.headers)
         except Exception:
             logger.exception("Cannot answer %s %s", request.method, request.path)
             text = view._("This is a mistake in the page, or in its configuration. The log of the server has it.")
             response = view.page("error.html", 500, title=view._("Something went wrong"), text=text)
         return _finished(response, request)
 
+    def refuse(self, error: ValueError) -> Response:
+        """Return the answer to a request that cannot be read."""
+        status = 413 if isinstance(error, TooLong) else 400
+        text = f"This request cannot be read: {cut(error, MOST_CHARACTERS)}."
+        response = Response(status, text.encode(), {"Content-Type": "text/plain; charset=utf-8"})
+        return _finished(response, Request("POST", "/", Params(), {}))
+
     def _answer(self, view: View) -> Response:
         request = view.request
         check_host(request, self._hosts)
-        if request.method not in ("GET", "HEAD", "POST"):
-            raise Refusal(405, "Only GET, HEAD and POST are answered.")
+        methods = ("GET", "HEAD") if request.path in ("", *_STATIC) else ("GET", "HEAD", "POST")
+        if request.method not in methods:
+            raise Refusal(405, "Only GET, HEAD and POST are answered.", {"Allow": ", ".join(methods)})
         if not request.path:
-            return Response.redirect(f"{request.mount.rpartition('/')[2]}/")
+            return Response.redirect(f"{quote(request.mount.rpartition('/')[2], safe='')}/")
         if request.path in _STATIC:
             return _static(request.path)
         may = granted(self._access, request)
@@ -113,11 +123,9 @@ class Site:
 
 
 def _cookie(request: Request) -> str:
-    try:
-        cookies = SimpleCookie(request.headers.get("cookie", ""))
-    except CookieError:
-        return ""
-    return cookies[_COOKIE].value if _COOKIE in cookies else ""
+    """Return the language of the cookie. Cookies of other pages, which may be invalid, do not matter."""
+    pairs = (part.strip().partition("=") for part in request.headers.get("cookie", "").split(";"))
+    return next((value for name, _, value in pairs if name == _COOKIE), "")
 
 
 def _chosen(request: Request) -> Response:
@@ -141,10 +149,19 @@ def _finished(response: Response, request: Request) -> Response:
     body = response.body
     if response.status == 200 and request.method != "POST":
         headers["ETag"] = f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
-        if request.headers.get("if-none-match") == headers["ETag"]:
+        if headers["ETag"] in map(str.strip, request.headers.get("if-none-match", "").split(",")):
             return Response(304, b"", headers)
-    if len(body) >= _SHORT and "gzip" in request.headers.get("accept-encoding", ""):
+    if len(body) >= _SHORT and _takes_gzip(request.headers.get("accept-encoding", "")):
         headers["Content-Encoding"] = "gzip"
         body = gzip.compress(body, 5, mtime=0)
     headers["Content-Length"] = str(len(body))
     return Response(response.status, b"" if request.method == "HEAD" else body, headers)
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """Return whether a header `Accept-Encoding` allows gzip by name."""
+    for part in accepted.split(","):
+        name, _, quality = "".join(part.lower().split()).partition(";q=")
+        if name == "gzip":
+            return not quality or bool(quality.strip("0."))
+    return False

@@ -80,4 +80,10 @@ class Page:
             raise Refusal(400, "This page knows no such action.")
         if name not in view.may:
             raise Refusal(403, "You may look, but not do that.")
-        return self.actions[name](view)
+        try:
+            return self.actions[name](view)
+        except Refusal:
+            raise
+        except Exception as exc:
+            view.audit.fail(name, exc)
+            raise

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any
 
 from celery_delayq.web.access import basic_user
-from celery_delayq.web.request import MOST_BODY, Params, Request, Response
+from celery_delayq.web.request import MOST_BODY, Params, Request, form_of, length_of
 from celery_delayq.web.site import Site
 
 
@@ -16,9 +16,11 @@ def wsgi_app(site: Site) -> Any:
 
     def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         try:
-            response = site.handle(_request(environ))
+            request = _request(environ)
         except ValueError as exc:
-            response = Response(400, str(exc).encode(), {"Content-Type": "text/plain; charset=utf-8"})
+            response = site.refuse(exc)
+        else:
+            response = site.handle(request)
         status = f"{response.status} {HTTPStatus(response.status).phrase}"
         start_response(status, list(response.headers.items()))
         return [response.body]
@@ -32,23 +34,29 @@ def _request(environ: dict[str, Any]) -> Request:
         for name, value in environ.items()
         if name.startswith("HTTP_")
     }
-    form = Params()
-    if environ["REQUEST_METHOD"] == "POST":
-        length = int(environ.get("CONTENT_LENGTH") or 0)
-        if length > MOST_BODY:
-            raise ValueError("the form is too long")
-        form = Params(environ["wsgi.input"].read(length).decode("latin-1"))
+    method = environ["REQUEST_METHOD"]
     return Request(
-        environ["REQUEST_METHOD"],
+        method,
         _text(environ.get("PATH_INFO", "")),
-        Params(environ.get("QUERY_STRING", "")),
+        Params(environ.get("QUERY_STRING", "").encode("latin-1")),
         headers,
-        form,
+        form_of(method, _body(environ), environ.get("CONTENT_LENGTH")) if method == "POST" else Params(),
         _text(environ.get("SCRIPT_NAME", "")),
         environ.get("REMOTE_ADDR"),
         environ.get("REMOTE_USER") or basic_user(headers),
         environ,
     )
+
+
+def _body(environ: dict[str, Any]) -> bytes:
+    """Return the body. One in chunks has no length: some servers say that they end it, others give it none."""
+    most = MOST_BODY + 1 if environ.get("wsgi.input_terminated") else 0
+    if length := environ.get("CONTENT_LENGTH"):
+        most = length_of(length)
+    body = b""
+    while len(body) < most and (part := environ["wsgi.input"].read(most - len(body))):
+        body += part
+    return body
 
 
 def _text(path: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from math import isfinite
 from typing import Any
 
 from celery_delayq.errors import DelayqError, InvalidSchedule, UnknownEntry
@@ -13,6 +15,9 @@ from celery_delayq.web.pages.periodic import fields_of
 from celery_delayq.web.pages.steps import Question, ask, is_confirmed
 from celery_delayq.web.request import Params, Response, encoded
 from celery_delayq.web.view import Page, View
+
+#: A longer definition is shown, but not edited here.
+_MOST_EDITED = 50_000
 
 #: How many runs are foretold.
 _RUNS = 5
@@ -32,13 +37,16 @@ def _show(view: View, message: Any = None, error: str | None = None) -> Response
         runs = schedule.next_runs(name, _RUNS)
     except DelayqError as exc:
         unknown = str(exc)
+    form = view.request.form if error else _form_of(entry)
     return view.page(
         "entry.html",
         400 if error else 200,
         entry=entry,
         runs=runs,
         unknown=unknown,
-        form=view.request.form if error else _form_of(entry),
+        form=form,
+        can_edit=entry.app is None and sum(len(value) for _, value in form) <= _MOST_EDITED,
+        keeps=isinstance(entry.schedule, dict) and not _line_of(entry.schedule),
         message=message,
         error=error,
         is_live=not message and not error,
@@ -48,12 +56,24 @@ def _show(view: View, message: Any = None, error: str | None = None) -> Response
 def _form_of(entry: PeriodicTask) -> Params:
     """Return the fields of the form as the entry has them."""
     given = entry.schedule if isinstance(entry.schedule, dict) else {}
-    every = given.get("every")
-    fields: dict[str, Any] = {"task": entry.task, "when": f"{every:g}s" if every else given.get("crontab", "")}
+    fields: dict[str, Any] = {"task": entry.task, "when": _line_of(given)}
     for name in ("args", "kwargs", "options", "timing"):
         value = getattr(entry, name)
         fields[name] = json.dumps(value if name != "args" else list(value), ensure_ascii=False) if value else ""
     return Params(encoded(fields))
+
+
+def _line_of(schedule: Mapping[str, Any]) -> str:
+    """Return a schedule as a person writes it; empty if that says less than the schedule, so that it stays as it is."""
+    every, crontab = schedule.get("every"), schedule.get("crontab")
+    if len(schedule) == 1 and isinstance(every, (int, float)) and every > 0 and isfinite(every):
+        return f"{Decimal(repr(every)):f}s"
+    return crontab if len(schedule) == 1 and isinstance(crontab, str) else ""
+
+
+def _is_kept(entry: PeriodicTask, form: Params) -> bool:
+    """Return whether the schedule stays as it is: the form has none, for nobody can write it."""
+    return not form.get("when").strip() and isinstance(entry.schedule, dict) and not _line_of(entry.schedule)
 
 
 def _name(view: View) -> str:
@@ -93,14 +113,16 @@ def _run_now(view: View) -> Response:
         title = view._("Run %(name)s now", name=_name(view))
         note = view._("Its task is sent once, in addition to its schedule.")
         return ask(view, Question("schedule.run_now", title, view._("Run now"), _back(_name(view)), notes=[note]))
-    return _change(view, "schedule.run_now", view.broker.schedule().run_now, view._("Sent."))
+    with view.broker.sending():
+        return _change(view, "schedule.run_now", view.broker.schedule().run_now, view._("Sent."))
 
 
 def _update(view: View) -> Response:
     def update(name: str) -> None:
-        fields = fields_of(view.request.form)
+        form, entry = view.request.form, view.broker.schedule().get(name)
+        fields = fields_of(form, wants_schedule=not _is_kept(entry, form))
         # Fields that the form does not have any more get their defaults.
-        known = view.broker.schedule().get(name).timing
+        known = entry.timing
         timing = {**dict.fromkeys(known), **fields.pop("timing")}
         view.broker.schedule().update_fields(name, fields, timing)
 

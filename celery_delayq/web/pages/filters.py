@@ -12,7 +12,7 @@ from markupsafe import Markup
 from celery_delayq.inspector.pages import Criteria
 from celery_delayq.times import parse_time, to_datetime
 from celery_delayq.web.access import Refusal
-from celery_delayq.web.request import Params
+from celery_delayq.web.request import FROM_BYTES, TO_BYTES, Params
 
 #: Names of the fields.
 FIELDS = ("queue", "task", "due_after", "due_before", "text")
@@ -93,7 +93,7 @@ def time_of(text: str, now_ms: int) -> datetime:
 
 def id_key(task_id: str) -> str:
     """Return an id as text that every form can carry."""
-    return quote(task_id, safe="", errors="surrogateescape")
+    return quote(task_id, safe="", errors=TO_BYTES)
 
 
 def ids_of(keys: Iterable[str]) -> list[str]:
@@ -102,7 +102,7 @@ def ids_of(keys: Iterable[str]) -> list[str]:
     Raises:
         Refusal: there is none.
     """
-    ids = list(dict.fromkeys(unquote(key, errors="surrogateescape") for key in keys))
+    ids = list(dict.fromkeys(unquote(key, errors=FROM_BYTES) for key in keys))
     if not ids:
         raise Refusal(400, "Nothing is selected. Go back, and select something.")
     return ids

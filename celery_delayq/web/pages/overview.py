@@ -26,6 +26,9 @@ SPANS = {_HOUR_S: 60, _DAY_S: 96, 7 * _DAY_S: 84, 30 * _DAY_S: 60, 365 * _DAY_S:
 #: The last second that a window may begin at: the end of the year 9000.
 _LATEST_MS = 221_845_392_000_000
 
+#: The most queues that the table shows.
+_MOST_QUEUES = 500
+
 #: Hours that the history offers.
 _HISTORIES = (8, 72)
 
@@ -43,6 +46,7 @@ def _show(view: View) -> Response:
     return view.page(
         "overview.html",
         counts=counts,
+        most_queues=_MOST_QUEUES,
         totals=_totals(counts.queues),
         span=span_s,
         start=start_ms,

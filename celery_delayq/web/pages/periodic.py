@@ -27,19 +27,26 @@ def _show(view: View, message: Any = None, error: str | None = None) -> Response
         entries=entries[:_MOST],
         number=len(entries),
         form=view.request.form,
+        keeps=False,
         message=message,
         error=error,
         is_live=not message and not error,
     )
 
 
-def fields_of(form: Params) -> dict[str, Any]:
+def fields_of(form: Params, *, wants_schedule: bool = True) -> dict[str, Any]:
     """Return the fields of an entry that a form has, see `Definition.of`.
+
+    Args:
+        form: the form.
+        wants_schedule: whether the schedule is one of them.
 
     Raises:
         InvalidSchedule: one cannot be read. The message says which.
     """
-    fields: dict[str, Any] = {"task": form.get("task").strip(), "schedule": written(form.get("when").strip())}
+    fields: dict[str, Any] = {"task": form.get("task").strip()}
+    if wants_schedule:
+        fields["schedule"] = written(form.get("when").strip())
     for name, kind in _JSON.items():
         text = form.get(name).strip()
         try:

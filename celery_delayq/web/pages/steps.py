@@ -66,6 +66,7 @@ class Progress:
         examined: how many were looked at.
         total: how many there were to look at.
         fields: fields of the next request; None if all is done.
+        lost: what was left out because nodes of a cluster are away, in words.
     """
 
     title: Any
@@ -75,6 +76,7 @@ class Progress:
     examined: int
     total: int
     fields: Mapping[str, object] | None
+    lost: str = ""
 
 
 def so_far(form: Params, name: str) -> int:

@@ -19,7 +19,7 @@ from celery_delayq.web.pages.steps import (
     show_progress,
     so_far,
 )
-from celery_delayq.web.rendering import cut
+from celery_delayq.web.rendering import MOST_CHARACTERS, cut
 from celery_delayq.web.request import Response, encoded
 from celery_delayq.web.view import Page, View
 
@@ -32,7 +32,7 @@ _COUNT_S = 0.15
 #: The most ids that a question and an answer name.
 _NAMED = 100
 
-#: The most names of tasks that the filter proposes.
+#: The most names of tasks and of queues that the filter proposes.
 _PROPOSED = 200
 
 
@@ -68,7 +68,7 @@ def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] =
         cursor=page.cursor if page else None,
         lost=page.lost if page else None,
         total=total,
-        queues=queues,
+        queues=queues[:_PROPOSED],
         task_names=_task_names(view),
         id_key=id_key,
         longest_id=LONGEST_ID,
@@ -191,6 +191,7 @@ def _act_on_matching(view: View, action: Action) -> Response:
     view.audit.record(action, f"all that match {encoded(found.params) or 'everything'}", chunk.changed, missed)
     changed, missed = so_far(form, "changed") + chunk.changed, so_far(form, "missed") + missed
     examined = so_far(form, "examined") + chunk.examined
+    lost = form.get("lost") or cut(chunk.lost, MOST_CHARACTERS)
     rest = None
     if chunk.cursor is not None:
         rest = {
@@ -203,9 +204,11 @@ def _act_on_matching(view: View, action: Action) -> Response:
             "missed": missed,
             "examined": examined,
             "eta": eta.isoformat() if eta else "",
+            "lost": lost,
         }
     title = _done(view, action, changed, missed)
-    return show_progress(view, Progress(title, _back(view), changed, missed, examined, max(total, examined), rest))
+    progress = Progress(title, _back(view), changed, missed, examined, max(total, examined), rest, lost)
+    return show_progress(view, progress)
 
 
 def _ask_about_matching(view: View, inspector: Inspector, action: Action, found: Filter, error: Any = None) -> Response:
