@@ -22,7 +22,9 @@ def asgi_app(site: Site) -> Any:
     def threads() -> ThreadPoolExecutor:
         # Not the executor of the event loop: a server that hangs must not take its threads from other pages.
         # And each process has its own: no thread outlives a fork.
-        return pools.setdefault(os.getpid(), ThreadPoolExecutor(_THREADS, "delayq-web"))
+        if os.getpid() not in pools:
+            pools[os.getpid()] = ThreadPoolExecutor(_THREADS, "delayq-web")
+        return pools[os.getpid()]
 
     async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http":

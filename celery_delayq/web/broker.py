@@ -13,12 +13,18 @@ from redis.exceptions import RedisError
 
 from celery_delayq.errors import ConfigurationError, DelayqError
 from celery_delayq.inspector import Inspector
+from celery_delayq.metrics.history import History
+from celery_delayq.metrics.history import read as read_history
 from celery_delayq.schedule.api import Schedule
 from celery_delayq.transport import register, require_transport
 from celery_delayq.transport.reading import connection_for_reading
+from celery_delayq.web.live import LiveCache
 
 #: How long to wait for an answer of Redis, in seconds. kombu tries twice to connect.
 _TIMEOUT_S = 3.0
+
+#: How often workers add to the history, in seconds. With many queues, it takes long to read.
+_FLUSHED_S = 10.0
 
 #: How many idle connections are kept: as many as requests usually come at once.
 _MOST_KEPT = 8
@@ -39,6 +45,7 @@ class Broker:
         self.app = app
         self._kept: LifoQueue[Any] = LifoQueue(_MOST_KEPT)
         self._pid = os.getpid()
+        self._histories: LiveCache[History] = LiveCache(_FLUSHED_S)
 
     def check(self) -> str:
         """Return the broker's URL without its password; connect to nothing.
@@ -87,6 +94,10 @@ class Broker:
         """Yield an inspector that knows the app's queues; see `channel`."""
         with self.channel() as channel:
             yield Inspector(channel, self.app.amqp.queues)
+
+    def history(self, inspector: Inspector, hours: int) -> History:
+        """Return what was transferred lately, as it was read in the last ten seconds; see `history.read`."""
+        return self._histories.get(hours, lambda: read_history(inspector.lists, hours))
 
     def schedule(self) -> Schedule:
         """Return the app's schedule. Its methods raise `Unavailable`, too."""

@@ -7,11 +7,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
-from celery_delayq.web.request import Response
-
-#: How long an answer is given again, in seconds: a little less than open pages wait (`web.js`).
-FRESH_S = 2.7
+T = TypeVar("T")
 
 #: How many answers are kept.
 _MOST = 100
@@ -21,19 +19,24 @@ _MOST = 100
 class _Answer:
     lock: threading.Lock = field(default_factory=threading.Lock)
     made_at: float = float("-inf")
-    response: Response | None = None
+    found: Any = None
     failure: Exception | None = None
     failed_at: float = float("-inf")
 
 
-class LiveCache:
-    """Answers to open pages. Threads may share it: of several that want the same answer, one makes it."""
+class LiveCache(Generic[T]):
+    """Answers to open pages. Threads may share it: of several that want the same answer, one makes it.
 
-    def __init__(self) -> None:
+    Args:
+        fresh_s: how long an answer is given again, in seconds.
+    """
+
+    def __init__(self, fresh_s: float) -> None:
+        self._fresh_s = fresh_s
         self._lock = threading.Lock()
         self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
 
-    def get(self, key: Hashable, make: Callable[[], Response]) -> Response:
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return an answer that is fresh; make it if there is none.
 
         Args:
@@ -48,16 +51,17 @@ class LiveCache:
                 self._answers.popitem(last=False)
         with answer.lock:
             begun = time.monotonic()
-            if answer.response is None or begun - answer.made_at >= FRESH_S:
+            if begun - answer.made_at >= self._fresh_s:
                 if answer.failure is not None and answer.failed_at >= asked:
                     # Tried while this one waited. Each would wait for a server that hangs, one after the other.
                     raise answer.failure.with_traceback(None)
                 try:
-                    answer.response, answer.made_at, answer.failure = make(), begun, None
+                    answer.found, answer.made_at, answer.failure = make(), begun, None
                 except Exception as exc:
                     answer.failure, answer.failed_at = exc, time.monotonic()
                     raise
-            return answer.response
+            found: T = answer.found
+            return found
 
     def clear(self) -> None:
         """Forget all answers: something was changed."""

@@ -11,7 +11,6 @@ from celery_delayq.inspector.consumers import Consumers
 from celery_delayq.inspector.counts import QueueCounts
 from celery_delayq.inspector.histogram import Histogram
 from celery_delayq.metrics.history import History
-from celery_delayq.metrics.history import read as read_history
 from celery_delayq.times import to_datetime, to_timedelta
 from celery_delayq.web.charts import Chart, bar_chart
 from celery_delayq.web.rendering import lateness
@@ -42,7 +41,7 @@ def _show(view: View) -> Response:
         counts = inspector.counts(span=1, buckets=1, partial=True)
         due = inspector.histogram(start_ms or counts.at_ms, span_s, _bars(span_s), partial=True)
         consumers = inspector.consumers(partial=True)
-        past = read_history(inspector.lists, hours)
+        past = view.broker.history(inspector, hours)
     return view.page(
         "overview.html",
         counts=counts,

@@ -168,17 +168,18 @@ def _ask_about_ids(view: View, action: Action, ids: Sequence[str], error: Any = 
 def _act_on_matching(view: View, action: Action) -> Response:
     form = view.request.form
     with view.broker.inspector() as inspector:
+        # The filter means the same in each step, also if its times are relative.
         now_ms = inspector.lists.now_ms()
+        asked_ms = so_far(form, "asked") or now_ms
         try:
-            found = Filter.of(view.request.query, now_ms)
+            found = Filter.of(view.request.query, asked_ms)
             if not is_confirmed(form):
-                return _ask_about_matching(view, inspector, action, found)
+                return _ask_about_matching(view, inspector, action, found, asked_ms)
             eta = time_of(form.get("eta") or form.get("when").strip(), now_ms) if action == "reschedule" else None
         except InvalidFilter as exc:
             if is_confirmed(form) and action == "reschedule":
-                return _ask_about_matching(
-                    view, inspector, action, Filter.of(view.request.query, now_ms), exc.said(view._)
-                )
+                found = Filter.of(view.request.query, asked_ms)
+                return _ask_about_matching(view, inspector, action, found, asked_ms, exc.said(view._))
             raise Refusal(400, str(exc)) from exc
         total = so_far(form, "total") or inspector.to_examine(found.criteria)
         try:
@@ -198,6 +199,7 @@ def _act_on_matching(view: View, action: Action) -> Response:
             "action": action,
             "scope": "matching",
             "confirmed": "yes",
+            "asked": asked_ms,
             "cursor": chunk.cursor,
             "total": total,
             "changed": changed,
@@ -211,7 +213,9 @@ def _act_on_matching(view: View, action: Action) -> Response:
     return show_progress(view, progress)
 
 
-def _ask_about_matching(view: View, inspector: Inspector, action: Action, found: Filter, error: Any = None) -> Response:
+def _ask_about_matching(
+    view: View, inspector: Inspector, action: Action, found: Filter, asked_ms: int, error: Any = None
+) -> Response:
     count, examined, total, is_all = _count(inspector, found)
     notes = [view._("Tasks that are published in the meantime may be among them.")]
     if not is_all:
@@ -233,7 +237,7 @@ def _ask_about_matching(view: View, inspector: Inspector, action: Action, found:
             _back(view),
             _named(view, found) or [view._("All waiting tasks of all queues")],
             notes,
-            [("scope", "matching")],
+            [("scope", "matching"), ("asked", str(asked_ms))],
             wants_time=action == "reschedule",
             error=error,
             is_final=action == "cancel",
