@@ -431,7 +431,7 @@ class ScheduleStore:
             raise NodeLost(str(exc)) from exc
 
     def _is_away(self, reply: object, key: str) -> bool:
-        """Return whether a reply is the error of a node of a cluster that is away."""
+        """Return whether a reply is the error of a node of a cluster that is away; tell `on_away` of the key if so."""
         if not isinstance(reply, _AWAY) or not is_cluster(self.client):
             return False
         self._on_away(key)

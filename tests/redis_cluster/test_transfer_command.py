@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -89,6 +89,13 @@ def wait_for(client: redis.Redis, queue: str, number: int) -> None:
     wait_until(lambda: client.llen(queue) == number, f"{number} are in {queue}", LONG_S)
 
 
+def publish_and_wait(app: Celery, client: redis.Redis, queues: Sequence[str], number: int) -> None:
+    """Publish a task to each queue, and wait until each has so many in all."""
+    publish(app, queues)
+    for queue in queues:
+        wait_for(client, queue, number)
+
+
 @pytest.mark.parametrize("has_registry", [False, True], ids=["any node", "node of the registry"])
 def test_queues_of_other_nodes_go_on_while_one_is_away(
     broker: ClusterServer, ledger_url: str, app: Celery, client: redis.Redis, has_registry: bool
@@ -98,17 +105,13 @@ def test_queues_of_other_nodes_go_on_while_one_is_away(
     away = next(queue for queue in QUEUES if (cluster.owner(queue) is home) is has_registry)
     others = [queue for queue in QUEUES if queue != away]
     with transferring(broker, ledger_url) as command:
-        publish(app, QUEUES)
-        for queue in QUEUES:
-            wait_for(client, queue, 1)
+        publish_and_wait(app, client, QUEUES, 1)
         publish(app, [away])
         lost = cluster.owner(away)
         wait_for(client, away, 2)
         app.tasks["note"].apply_async(countdown=3, queue=away)
         lost.kill()
-        publish(app, others)
-        for queue in others:
-            wait_for(client, queue, 2)
+        publish_and_wait(app, client, others, 2)
         lost.restart()
         cluster.wait_until_ok()
         wait_for(client, away, 3)
@@ -124,9 +127,7 @@ def test_the_nodes_that_it_starts_without_are_served_later(
     lost = cluster.owner("blue")
     lost.kill()
     with transferring(broker, ledger_url) as command:
-        publish(app, ["green", "red"])
-        for queue in ("green", "red"):
-            wait_for(client, queue, 1)
+        publish_and_wait(app, client, ["green", "red"], 1)
         lost.restart()
         cluster.wait_until_ok()
         wait_for(client, "blue", 1)
@@ -146,9 +147,7 @@ def test_a_queue_is_served_at_its_new_node(
         channel = QueueKeys.of("blue").channel
         wait_until(lambda: target.client.pubsub_numsub(channel)[0][1] == 1, "it listens there", LONG_S)
         wait_until(lambda: source.client.pubsub_numsub(channel)[0][1] == 0, "and no longer there", LONG_S)
-        publish(app, QUEUES)
-        for queue in QUEUES:
-            wait_for(client, queue, 2)
+        publish_and_wait(app, client, QUEUES, 2)
         assert transferred(command) == 6
 
 
@@ -158,14 +157,10 @@ def test_it_goes_on_with_the_successor_of_a_master(
 ) -> None:
     cluster = broker.cluster
     with transferring(broker, ledger_url) as command:
-        publish(app, QUEUES)
-        for queue in QUEUES:
-            wait_for(client, queue, 1)
+        publish_and_wait(app, client, QUEUES, 1)
         former = cluster.owner("blue")
         successor = cluster.failover(former)
-        publish(app, QUEUES)
-        for queue in QUEUES:
-            wait_for(client, queue, 2)
+        publish_and_wait(app, client, QUEUES, 2)
         command.wait_for_log(f"the master is {successor.address} now, and no longer {former.address}")
         assert command.log.count("and no longer") == 1
         assert transferred(command) == 6
@@ -175,15 +170,11 @@ def test_it_goes_on_after_all_nodes_were_away(
     broker: ClusterServer, ledger_url: str, app: Celery, client: redis.Redis
 ) -> None:
     with transferring(broker, ledger_url) as command:
-        publish(app, QUEUES)
-        for queue in QUEUES:
-            wait_for(client, queue, 1)
+        publish_and_wait(app, client, QUEUES, 1)
         broker.kill()
         command.wait_for_log("interrupted", times=3)
         broker.start()
-        publish(app, QUEUES)
-        for queue in QUEUES:
-            wait_for(client, queue, 2)
+        publish_and_wait(app, client, QUEUES, 2)
         broker.kill()
         assert transferred(command) == 6
 
