@@ -76,7 +76,7 @@ class Counts:
 
 
 def count(lists: BrokerLists, *, span: float, buckets: int, partial: bool = False) -> Counts:
-    """Count the messages of all lists; see `DelayQ.counts`. Two pipelines with commands of O(1) and O(log N).
+    """Count the messages of all lists; see `DelayQ.counts`. Three pipelines with commands of O(1) and O(log N).
 
     Raises:
         NodesAway: nodes of a cluster are away, and `partial` is False.
@@ -126,14 +126,15 @@ def _ask(
             pipe.zrange(keys.timeout_set, 0, 0, withscores=True)
             pipe.get(keys.transferrer)
             pipe.zrange(keys.consumers, 0, -1)
-            ask_due(pipe, keys.timeout_set, edges)
         replies = iter(execute(lists.asking, pipe))
     answers, holders, losses = {}, {}, []
-    for broker_list in found:
+    for broker_list, due in ask_due(lists, found, edges).items():
         numbers = [next(replies) for _ in range(7)]
-        due = [next(replies) for _ in edges[1:]]
-        if errors := [reply for reply in (*numbers, *due) if isinstance(reply, Exception)]:
+        if errors := [reply for reply in numbers if isinstance(reply, Exception)]:
             losses.append(lists.lose(broker_list, errors[0]))
+            continue
+        if isinstance(due, Exception):
+            losses.append(lists.lose(broker_list, due))
             continue
         ready, delayed, overdue, dead, head, punctual, consumers = numbers
         answers[broker_list.name] = _Answer(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
-from celery_delayq.inspector.away import Lost, execute
-from celery_delayq.inspector.broker_lists import BrokerLists
+from celery_delayq.inspector.away import Lost, is_away
+from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.queue.script import load
+from celery_delayq.queue.scripts import spread_call
 from celery_delayq.times import seconds
 
 #: Maximum number of buckets in a histogram.
@@ -52,7 +53,7 @@ class Histogram:
 def histogram(
     lists: BrokerLists, start_ms: int, span_s: float, buckets: int, *, queue: str | None = None, partial: bool = False
 ) -> Histogram:
-    """Count due times in a window; see `DelayQ.histogram`. One pipeline with commands of O(log N).
+    """Count due times in a window; see `DelayQ.histogram`. One pipeline with a script for each list.
 
     Raises:
         NodesAway: nodes of a cluster are away, and `partial` is False.
@@ -68,23 +69,16 @@ def histogram(
     edges = edges_of(start_ms, span_s, buckets)
     known, lost = lists.known(*(() if queue is None else (queue,)))
     now_ms = lists.now_ms()
-    with lists.asking.pipeline(transaction=False) as pipe:
-        for broker_list in known:
-            timeout_set = lists.delayed_queue(broker_list).keys.timeout_set
-            pipe.zcount(timeout_set, "-inf", f"({edges[0]}")
-            pipe.zcount(timeout_set, edges[-1], "+inf")
-            ask_due(pipe, timeout_set, edges)
-        replies = iter(execute(lists.asking, pipe))
-    counts = {broker_list: [next(replies) for _ in range(len(edges) + 1)] for broker_list in known}
-    for broker_list, numbers in counts.items():
-        if errors := [number for number in numbers if isinstance(number, Exception)]:
-            lost |= Lost((lists.lose(broker_list, errors[0]),))
+    due = ask_due(lists, known, edges)
+    for broker_list, numbers in due.items():
+        if isinstance(numbers, Exception):
+            lost |= Lost((lists.lose(broker_list, numbers),))
     if not partial:
         lost.check()
     without = {away.queue for away in lost.queues}
-    found = [numbers for broker_list, numbers in counts.items() if broker_list.queue not in without]
-    before, after = (sum(numbers[at] for numbers in found) for at in range(2))
-    return Histogram(now_ms, buckets_of(edges, [numbers[2:] for numbers in found]), before, after, lost)
+    found = [numbers for one, numbers in due.items() if not isinstance(numbers, Exception) and one.queue not in without]
+    before, after = (sum(numbers[at] for numbers in found) for at in (0, -1))
+    return Histogram(now_ms, buckets_of(edges, found), before, after, lost)
 
 
 def edges_of(start_ms: int, span_s: float, buckets: int) -> list[int]:
@@ -103,13 +97,27 @@ def edges_of(start_ms: int, span_s: float, buckets: int) -> list[int]:
     return [start_ms + round(number * span_s * 1000 / buckets) for number in range(buckets + 1)]
 
 
-def ask_due(pipe: Any, timeout_set: str, edges: Sequence[int]) -> None:
-    """Add to a pipeline one command for each bucket: how many entries of a timeout set are due in it. O(log N)."""
-    for start, end in pairwise(edges):
-        pipe.zcount(timeout_set, start, f"({end}")
+def ask_due(
+    lists: BrokerLists, known: Sequence[BrokerList], edges: Sequence[int]
+) -> dict[BrokerList, list[int] | Exception]:
+    """Return for each list how many entries are due before the buckets, in each of them, and after; see `spread.lua`.
+
+    On a cluster, it is the error of the list's node if that is away.
+
+    Raises:
+        redis.RedisError: any other error.
+    """
+    calls = [spread_call(lists.delayed_queue(broker_list).keys, edges_ms=edges) for broker_list in known]
+    replies = load("spread").run_each(lists.asking, calls) if calls else []
+    found: dict[BrokerList, list[int] | Exception] = {}
+    for broker_list, reply in zip(known, replies, strict=True):
+        if isinstance(reply, Exception) and not is_away(lists.asking, reply):
+            raise reply
+        found[broker_list] = reply or [0] * (len(edges) + 1)
+    return found
 
 
 def buckets_of(edges: Sequence[int], due: Iterable[Sequence[int]]) -> tuple[Bucket, ...]:
-    """Return the buckets; `due` has for each list the number of entries in each."""
-    counts = [sum(numbers) for numbers in zip(*due, strict=True)] or [0] * (len(edges) - 1)
-    return tuple(Bucket(*ends, number) for ends, number in zip(pairwise(edges), counts, strict=True))
+    """Return the buckets; `due` is as of `ask_due`."""
+    counts = [sum(numbers) for numbers in zip(*due, strict=True)] or [0] * (len(edges) + 1)
+    return tuple(Bucket(*ends, number) for ends, number in zip(pairwise(edges), counts[1:-1], strict=True))

@@ -226,6 +226,16 @@ def measure(client: redis.Redis, keys: QueueKeys, *, spans_ms: Sequence[int]) ->
     return Measured.of(load("measure").run(client, *measure_call(keys, spans_ms=spans_ms)))
 
 
+def spread_call(keys: QueueKeys, *, edges_ms: Sequence[int]) -> Call:
+    """Return keys and arguments of `spread.lua`."""
+    return (keys.timeout_set,), edges_ms
+
+
+def spread(client: redis.Redis, keys: QueueKeys, *, edges_ms: Sequence[int]) -> list[int]:
+    """Count entries by their due times; see `spread.lua`. Returns an empty list if none waits."""
+    return list(load("spread").run(client, *spread_call(keys, edges_ms=edges_ms)))
+
+
 def cancel(client: redis.Redis, keys: QueueKeys, *, message_key: bytes, limit: int = 100) -> tuple[int, int]:
     """Remove the entries of a message id; see `cancel.lua`. Returns how many were removed, and how many are left."""
     return cast(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, cycle
 from typing import Any
 
 import redis
 
+from celery_delayq.queue import scripts
+from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.web.request import Params, Request, encoded
 from celery_delayq.web.site import Site
 from examples.private_redis import PrivateRedis
+from tests.benchmarks.copies import Copier
 from tests.benchmarks.figures import OURS, Target, percentile
 from tests.benchmarks.report import Report
 from tests.benchmarks.scale import SEED, Scale
@@ -27,8 +31,8 @@ _SPAN_S = 30 * 86400
 #: How often an open tab asks, as `web.js` does.
 _EVERY_S = 3.0
 
-#: One task in so many has the text that is searched for.
-_RARE = 50_000
+#: What a busy queue counts in a minute.
+_HISTORY = {"transferred": 600, **{f"transfer_lateness:{le}": 100 for le in ("0.0025", "0.005", "0.01", "0.025")}}
 
 _POST = {"host": "bench", "origin": "http://bench"}
 
@@ -41,7 +45,7 @@ def run(scale: Scale) -> Report:
     )
     with PrivateRedis() as server, server.client() as client:
         app = make_app(broker_url(OURS, server.port))
-        _fill(app, scale.web_tasks)
+        _fill(app, client, scale.web_tasks)
         client.config_set("slowlog-log-slower-than", 500)
         client.config_set("slowlog-max-len", 10_000)
         client.slowlog_reset()
@@ -55,25 +59,25 @@ def run(scale: Scale) -> Report:
     return report
 
 
-def _fill(app: Any, number: int) -> None:
-    task = app.tasks["note"]
-    app.delayq.apply_async_many(
-        (
-            task.s(at if at % _RARE else f"needle-{at}").set(
-                countdown=60 + (at * SEED) % _SPAN_S,
-                task_id=f"task-{at}",
-                queue=_QUEUES[at % 4],
-                priority=_PRIORITIES[at // 4 % 4],
-            )
-            for at in range(number)
-        ),
-        results=False,
-    )
+def _fill(app: Any, client: redis.Redis, number: int) -> None:
+    """Let tasks wait in each list of each queue, and let all queues have a history."""
+    chance, now_s = random.Random(SEED), int(time.time())
+    with app.connection_for_write() as connection:
+        lists = [name for queue in _QUEUES for name in connection.default_channel.broker_lists(queue)]
+    assert len(lists) == len(_QUEUES) * len(_PRIORITIES)
+    for at, name in enumerate(lists):
+        numbers = range(at, number, len(lists))
+        dues = (now_s + 60 + chance.random() * _SPAN_S for _ in numbers)
+        Copier(app, client, queue=name).publish(numbers, *dues)
+    for queue in _QUEUES:
+        for ago_s in range(0, 8 * 3600, 60):
+            scripts.count(client, QueueKeys.of(queue), now_s=now_s - ago_s, numbers=_HISTORY)
 
 
 def _pages(report: Report, scale: Scale, site: Site) -> None:
     hour_ms, now_ms = 3_600_000, int(time.time() * 1000)
     numbers = count(1)
+    ids = cycle([task.id for task in site.broker.app.delayq.scheduled(due_after=time.time() + 3600, limit=1000)])
 
     def windows() -> str:
         return f"/?{encoded({'from': now_ms + next(numbers) * hour_ms, 'span': 86400})}"
@@ -87,8 +91,8 @@ def _pages(report: Report, scale: Scale, site: Site) -> None:
         ("list", 100, lambda: "/waiting"),
         ("list, further on", 100, in_the_middle),
         ("list of a queue", 100, lambda: "/waiting?queue=mail"),
-        ("task", 30, lambda: f"/task?id=task-{next(numbers) * 37}"),
-        ("text that few have", 300, lambda: "/waiting?text=needle"),
+        ("task", 30, lambda: f"/task?id={next(ids)}"),
+        ("text that one task has", 300, lambda: f"/waiting?{encoded({'text': f'({scale.web_tasks // 2},)'})}"),
         ("workers", 100, lambda: "/workers"),
     ):
         figure = report.figure(name, "ms", target=Target(limit_ms))

@@ -68,6 +68,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "leave": ({"consumer": "me"}, 1),
     "count": ({"now_s": 1000, "numbers": {}}, 0),
+    "spread": ({"edges_ms": []}, []),
     "measure": ({"spans_ms": []}, [b"1000", 0, 0, 0, b"", 0, b"", [], [], [], [], []]),
     "plan": ({"entry": "e", "seen": b"", "forgotten": b"0", "state": b"s"}, [1, b"1000", b"s", b"0", 0]),
     "record": ({"changes": []}, [1]),
