@@ -21,6 +21,10 @@ from celery_delayq.queue.scripts import HISTORY
 _SPANS = {8: (60, 300), 72: (600, 3600)}
 
 
+#: How long after a point somebody may still add to it, in ms: clocks of a cluster's nodes differ a little.
+_SETTLED_MS = 60_000
+
+
 @dataclass(frozen=True)
 class Point:
     """What happened from `start_ms` (included) to `end_ms` (excluded), both unix time in ms.
@@ -53,7 +57,7 @@ class History:
     points: tuple[Point, ...]
 
 
-def read(lists: BrokerLists, hours: int, *, queue: str | None = None) -> History:
+def read(lists: BrokerLists, hours: int, *, queue: str | None = None, known: History | None = None) -> History:
     """Return the history of all queues together, or of one.
 
     One pipeline, with a command for each ten minutes (or two hours) and queue. On a cluster, queues are left out whose
@@ -63,6 +67,7 @@ def read(lists: BrokerLists, hours: int, *, queue: str | None = None) -> History
         lists: the broker lists.
         hours: 8, in 96 points of five minutes; or 72, in 72 points of an hour.
         queue: name of the queue; by default, all.
+        known: what was read before with the same arguments: only what may have changed since is read again.
 
     Raises:
         redis.RedisError: the server is away, or refuses a command.
@@ -75,8 +80,15 @@ def read(lists: BrokerLists, hours: int, *, queue: str | None = None) -> History
     now_s = now_ms // 1000
     last_s = now_s - now_s % point_s
     starts = range(last_s - hours * 3600 + point_s, last_s + 1, point_s)
-    sums = _sums(lists, queue, step_s, starts[0], now_s, point_s)
-    return History(now_ms, tuple(_point(start_s, point_s, sums[start_s]) for start_s in starts))
+    over = {} if known is None else {one.start_ms // 1000: one for one in known.points if _is_over(one, known)}
+    first_s = next((start_s for start_s in starts if start_s not in over), starts[-1])
+    sums = _sums(lists, queue, step_s, first_s, now_s, point_s)
+    return History(now_ms, tuple(over.get(start_s) or _point(start_s, point_s, sums[start_s]) for start_s in starts))
+
+
+def _is_over(point: Point, known: History) -> bool:
+    """Return whether nobody adds to a point any more: workers add to the minute in which they do so."""
+    return point.end_ms <= known.at_ms - _SETTLED_MS
 
 
 def _point(start_s: int, point_s: int, numbers: Counter[str]) -> Point:

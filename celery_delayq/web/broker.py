@@ -46,6 +46,8 @@ class Broker:
         self._kept: LifoQueue[Any] = LifoQueue(_MOST_KEPT)
         self._pid = os.getpid()
         self._histories: LiveCache[History] = LiveCache(_FLUSHED_S)
+        #: What was read last, by the hours that it has.
+        self._known: dict[int, History] = {}
 
     def check(self) -> str:
         """Return the broker's URL without its password; connect to nothing.
@@ -97,7 +99,12 @@ class Broker:
 
     def history(self, inspector: Inspector, hours: int) -> History:
         """Return what was transferred lately, as it was read in the last ten seconds; see `history.read`."""
-        return self._histories.get(hours, lambda: read_history(inspector.lists, hours))
+
+        def make() -> History:
+            found = self._known[hours] = read_history(inspector.lists, hours, known=self._known.get(hours))
+            return found
+
+        return self._histories.get(hours, make)
 
     def schedule(self) -> Schedule:
         """Return the app's schedule. Its methods raise `Unavailable`, too."""
