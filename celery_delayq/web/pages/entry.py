@@ -29,7 +29,7 @@ def _show(view: View, message: Any = None, error: str | None = None) -> Response
     try:
         entry = schedule.get(name)
     except UnknownEntry as exc:
-        raise Refusal(404, str(exc)) from exc
+        raise Refusal(404, "There is no such periodic task.") from exc
     except InvalidSchedule as exc:  # another program wrote it: it can be removed
         entry = PeriodicTask(name, "", None, error=str(exc))
     runs, unknown = [], None
@@ -93,7 +93,7 @@ def _change(view: View, action: str, change: Callable[[str], object], done: Any)
     try:
         change(name)
     except UnknownEntry as exc:
-        raise Refusal(404, str(exc)) from exc
+        raise Refusal(404, "There is no such periodic task.") from exc
     except DelayqError as exc:
         return _show(view, error=str(exc))
     view.audit.record(action, name, 1)
@@ -141,7 +141,7 @@ def _remove(view: View) -> Response:
     try:
         view.broker.schedule().remove(name)
     except UnknownEntry as exc:
-        raise Refusal(404, str(exc)) from exc
+        raise Refusal(404, "There is no such periodic task.") from exc
     except DelayqError as exc:
         return _show(view, error=str(exc))
     view.audit.record("schedule.remove", name, 1)
