@@ -13,7 +13,7 @@ from celery import Celery
 
 from examples.private_redis import PrivateRedis
 from tests import brokers
-from tests.cli.running import Done, failed, is_wrong_use, run
+from tests.cli.running import failed, is_wrong_use, run
 from tests.web import direct
 from tests.web.shop import make_app
 from tests.web.sites import Site, standalone
@@ -40,10 +40,15 @@ def test_a_wrong_broker_is_refused() -> None:
         app.close()
 
 
-def test_a_port_that_is_taken_is_said(app: Celery, redis_server: PrivateRedis) -> None:
-    done: Done = run(app, "web", "--port", redis_server.port)
-    failed(done, f"cannot listen on 127.0.0.1:{redis_server.port}", "in use")
-    failed(run(app, "web", "--host", "192.0.2.1", "--insecure", "--port", "0"), "cannot listen on 192.0.2.1:0")
+def test_an_address_that_cannot_be_had_is_said(redis_server: PrivateRedis) -> None:
+    taken, foreign = ("--port", str(redis_server.port)), ("--host", "192.0.2.1", "--insecure")
+    for options, words in ((taken, f"127.0.0.1:{redis_server.port}: "), (foreign, "192.0.2.1:0: ")):
+        # In a process of its own: waitress leaves its pipes to the garbage collector.
+        site = served(redis_server, *options)
+        site.start()
+        assert site.wait() == 1, site.log
+        assert f"Error: cannot listen on {words}" in site.log
+        site.__exit__()
 
 
 @pytest.fixture

@@ -187,14 +187,12 @@ def test_a_task_of_10_mb_is_shown(app_of_one: tuple[Celery, User, redis.Redis]) 
     app, user, client = app_of_one
     _, raw = filling.message_of(app, client, "shop.orders.remind", 1)
     message = json.loads(raw)
-    large = "x<b>" * 2_500_000
-    message["headers"] |= {"id": "large", "argsrepr": large, "task": large, large: large, "nested": [large]}
-    message["body"] = filling.body_of([large])
+    message["headers"] |= {"id": "large", "argsrepr": "x<b>" * 2_500_000}
+    message["headers"] |= {"nested": ["y<b>" * 10_000], "z<b>" * 10_000: 1, "task": "t<b>" * 10_000}
     payload = json.dumps(message).encode()
     DelayedQueue(client, "celery").offer(payload, delay_s=60, message_id="large")
-    client.rpush(
-        DeadLetters(client, "celery").keys.dead, dead_letters.pack(payload, reason=large, at_ms=1, error=large)
-    )
+    letter = dead_letters.pack(b"x" * 1_000_000, reason="r<b>" * 10_000, at_ms=1, error="e<b>" * 10_000)
+    client.rpush(DeadLetters(client, "celery").keys.dead, letter)
     for path, query in (("/waiting", {}), ("/task", {"id": "large"}), ("/dead", {"queue": "celery"})):
         answer = user.get(path, query)
         assert answer.status == 200
