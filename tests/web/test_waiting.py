@@ -41,3 +41,11 @@ class TestNothingToShow:
         assert "No tasks are waiting." not in answer.page.text
         assert "Cancel …" not in answer.page.texts_of("button")
         assert "Clear" in answer.page.texts_of("a")
+
+
+def test_a_task_that_somebody_else_cancelled(app: Celery, user: User) -> None:
+    app.tasks["shop.orders.remind"].apply_async((1,), task_id="a", countdown=3600)
+    assert "1 task cancelled." in user.act("/waiting", "cancel", id="a").page.text
+    again = user.act("/waiting", "cancel", id="a").page
+    assert "0 tasks cancelled. 1 was no longer waiting." in again.text
+    assert "no longer there" in again.texts_of("span")

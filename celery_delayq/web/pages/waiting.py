@@ -312,5 +312,5 @@ def _done(view: View, action: str, changed: int, missed: int) -> Any:
     return view._(
         "%(done)s %(late)s",
         done=done,
-        late=ngettext("%(number)s was already delivered.", "%(number)s were already delivered.", missed),
+        late=ngettext("%(number)s was no longer waiting.", "%(number)s were no longer waiting.", missed),
     )
