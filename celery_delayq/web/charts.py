@@ -9,6 +9,9 @@ from typing import Any
 #: The size of a chart, in the units of its SVG: the room of the bars, and that of the labels.
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 960, 170, 64, 30, 20
 
+#: The width of a digit in the largest text of a chart, and the gap between a label and the bars; see `web.css`.
+DIGIT, GAP = 12, 12
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -68,7 +71,9 @@ def bar_chart(
         unit: turns a value into the label of a line.
     """
     top = _nice(max((value for value in values if value), default=0))
-    step = (WIDTH - LEFT) / max(1, len(values))
+    scale = tuple((top * part, unit(top * part)) for part in (0.5, 1))
+    left = max(LEFT, GAP + DIGIT * max(len(text) for _, text in scale))
+    step = (WIDTH - left) / max(1, len(values))
     gap = min(2.0, step / 5)
 
     def y_of(value: float) -> float:
@@ -76,7 +81,7 @@ def bar_chart(
 
     bars = tuple(
         Bar(
-            round(LEFT + step * at + gap / 2, 1),
+            round(left + step * at + gap / 2, 1),
             min(y_of(value), TOP + HEIGHT - 2.0),
             round(step - gap, 1),
             max(2.0, round(TOP + HEIGHT - y_of(value), 1)),
@@ -86,8 +91,8 @@ def bar_chart(
         for at, value in enumerate(values)
         if value
     )
-    lines = tuple((y_of(top * part), unit(top * part)) for part in (0.5, 1))
-    return Chart(bars, lines, tuple((round(LEFT + step * at, 1), label) for at, label in labels))
+    lines = tuple((y_of(value), text) for value, text in scale)
+    return Chart(bars, lines, tuple((round(left + step * at, 1), label) for at, label in labels), left=left)
 
 
 def _nice(value: float) -> float:

@@ -68,9 +68,9 @@ def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] =
         "dead.html",
         queue=queue,
         dead=dead,
-        rows=[row_of(*found) for found in page.letters] if page else [],
-        total=page.total if page else 0,
-        cursor=page.cursor if page else None,
+        rows=[row_of(*found) for found in page.letters] if page is not None else [],
+        total=page.total if page is not None else 0,
+        cursor=page.cursor if page is not None else None,
         lost=counts.lost,
         message=message,
         results=results,
@@ -187,7 +187,7 @@ def _act_on_all(view: View, action: str, queue: str) -> Response:
             "missed": missed,
         }
     title, examined = _done(view, action, changed, missed), changed + missed
-    return show_progress(view, Progress(title, _back(queue), changed, missed, examined, max(total, examined), rest))
+    return show_progress(view, Progress(title, _back(queue), examined, max(total, examined), rest))
 
 
 # -- words

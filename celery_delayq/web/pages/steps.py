@@ -59,10 +59,8 @@ class Progress:
     """How far a change of many is.
 
     Attributes:
-        title: what is done.
+        title: what was done so far.
         back: relative URL of the page to go back to.
-        changed: how many were changed.
-        missed: how many were not there any more, or could not be changed.
         examined: how many were looked at.
         total: how many there were to look at.
         fields: fields of the next request; None if all is done.
@@ -71,8 +69,6 @@ class Progress:
 
     title: Any
     back: Any
-    changed: int
-    missed: int
     examined: int
     total: int
     fields: Mapping[str, object] | None

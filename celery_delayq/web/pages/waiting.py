@@ -63,10 +63,10 @@ def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] =
         params=found.params if found else {},
         is_search=bool(found and found.is_search),
         error=error,
-        tasks=page.tasks if page else (),
-        examined=page.examined if page else 0,
-        cursor=page.cursor if page else None,
-        lost=page.lost if page else None,
+        tasks=page.tasks if page is not None else (),
+        examined=page.examined if page is not None else 0,
+        cursor=page.cursor if page is not None else None,
+        lost=page.lost if page is not None else None,
         total=total,
         queues=queues[:_PROPOSED],
         task_names=_task_names(view),
@@ -190,9 +190,10 @@ def _act_on_matching(view: View, action: Action) -> Response:
             )
         except ValueError as exc:
             raise Refusal(400, str(exc)) from exc
-    missed = chunk.late + chunk.refused
-    view.audit.record(action, f"all that match {encoded(found.params) or 'everything'}", chunk.changed, missed)
-    changed, missed = so_far(form, "changed") + chunk.changed, so_far(form, "missed") + missed
+    what = f"all that match {encoded(found.params) or 'everything'}"
+    view.audit.record(action, what, chunk.changed, chunk.late + chunk.refused)
+    changed, missed = so_far(form, "changed") + chunk.changed, so_far(form, "missed") + chunk.late
+    refused = so_far(form, "refused") + chunk.refused
     examined = so_far(form, "examined") + chunk.examined
     lost = form.get("lost") or cut(chunk.lost, MOST_CHARACTERS)
     rest = None
@@ -206,12 +207,13 @@ def _act_on_matching(view: View, action: Action) -> Response:
             "total": total,
             "changed": changed,
             "missed": missed,
+            "refused": refused,
             "examined": examined,
             "eta": eta.isoformat() if eta else "",
             "lost": lost,
         }
-    title = _done(view, action, changed, missed)
-    progress = Progress(title, _back(view), changed, missed, examined, max(total, examined), rest, lost)
+    title = _done(view, action, changed, missed, refused)
+    progress = Progress(title, _back(view), examined, max(total, examined), rest, lost)
     return show_progress(view, progress)
 
 
@@ -301,7 +303,7 @@ def _button(view: View, action: str) -> Any:
     }[action]
 
 
-def _done(view: View, action: str, changed: int, missed: int) -> Any:
+def _done(view: View, action: str, changed: int, missed: int, refused: int = 0) -> Any:
     ngettext = view.language.ngettext
     if action == "cancel":
         done = ngettext("%(number)s task cancelled.", "%(number)s tasks cancelled.", changed)
@@ -309,10 +311,18 @@ def _done(view: View, action: str, changed: int, missed: int) -> Any:
         done = ngettext("%(number)s task rescheduled.", "%(number)s tasks rescheduled.", changed)
     else:
         done = ngettext("%(number)s task sent to its queue.", "%(number)s tasks sent to their queues.", changed)
-    if not missed:
-        return done
-    return view._(
-        "%(done)s %(late)s",
-        done=done,
-        late=ngettext("%(number)s was already delivered.", "%(number)s were already delivered.", missed),
-    )
+    if missed:
+        gone = ngettext(
+            "%(number)s was already delivered, or cancelled.",
+            "%(number)s were already delivered, or cancelled.",
+            missed,
+        )
+        done = view._("%(done)s %(late)s", done=done, late=gone)
+    if refused:
+        foreign = ngettext(
+            "%(number)s is of another program and cannot be rescheduled.",
+            "%(number)s are of another program and cannot be rescheduled.",
+            refused,
+        )
+        done = view._("%(done)s %(late)s", done=done, late=foreign)
+    return done

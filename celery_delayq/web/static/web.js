@@ -28,7 +28,7 @@
 
   function startZone() {
     const button = document.getElementById("zone"), words = [button.textContent, button.dataset.other];
-    const name = () => { button.textContent = words[Number(isLocal)]; };
+    const name = () => { button.textContent = words[Number(isLocal)]; document.getElementById("utc").hidden = isLocal; };
     button.hidden = false;
     button.addEventListener("click", () => {
       isLocal = !isLocal;
