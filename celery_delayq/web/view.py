@@ -48,7 +48,6 @@ class View:
             may=self.may,
             can=lambda *names: bool(self.may & set(names)),
             path=self.request.path.lstrip("/"),
-            up="../" * (self.request.path.count("/") - 1),  # only what is not there is on another level
             query=self.request.query,
             **{"message": None, "is_live": False, **values},
         )
