@@ -43,6 +43,8 @@ def web(
     It listens on this machine only. For another --host, give a password or say --insecure; then put a proxy with TLS in
     front. No worker needs to run. SIGINT or SIGTERM ends it.
     """
+    if password == "":
+        raise click.UsageError("the password is empty: give one, or none at all")
     if host not in _LOCAL and not password and not insecure:
         raise click.UsageError(
             f"everybody who can reach {host} could change tasks: set DELAYQ_WEB_PASSWORD, or pass --insecure"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from celery_delayq.schedule.occurrences import jitter_ms, to_datetime
+from celery_delayq.schedule.occurrences import LONGEST_S, jitter_ms, to_datetime
 from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.times import shown_span
 
@@ -139,5 +139,5 @@ def _next_run(name: str, data: Mapping[str, Any], state: State | None) -> dateti
 
 
 def _span(seconds: float) -> str:
-    is_short = seconds < 60 or seconds != int(seconds)
+    is_short = not 60 <= seconds <= LONGEST_S or seconds != int(seconds)
     return f"{seconds:g}s" if is_short else shown_span(timedelta(seconds=seconds))

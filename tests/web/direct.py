@@ -16,7 +16,6 @@ import redis
 from celery import Celery
 from kombu import pools
 
-from celery_delayq.inspector import Inspector
 from celery_delayq.web import make_wsgi_app
 from celery_delayq.web.access import Access
 from examples.private_redis import PrivateRedis
@@ -27,9 +26,6 @@ from tests.web.shop import make_app
 OWN = {"Sec-Fetch-Site": "same-origin"}
 
 _HOST = "127.0.0.1:5556"
-
-#: Pages whose calls of the inspector are not there yet.
-STUBBED = () if hasattr(Inspector, "find_dead") else ("/dead", "/letter")
 
 #: Elements without an end tag.
 _VOID = frozenset({"meta", "link", "input", "br"})
@@ -303,6 +299,9 @@ class User:
             "PATH_INFO": path.encode("utf-8", "surrogateescape").decode("latin-1"),
             "QUERY_STRING": text,
             "REMOTE_ADDR": "192.0.2.1",
+            "SERVER_NAME": "127.0.0.1",
+            "SERVER_PORT": "5556",
+            "wsgi.url_scheme": "http",
             "wsgi.input": BytesIO(body),
         }
         if method == "POST":

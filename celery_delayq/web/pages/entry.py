@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from math import isfinite
+from math import inf
 from typing import Any
 
 from celery_delayq.errors import DelayqError, InvalidSchedule, UnknownEntry
@@ -29,7 +29,7 @@ def _show(view: View, message: Any = None, error: str | None = None) -> Response
     try:
         entry = schedule.get(name)
     except UnknownEntry as exc:
-        raise Refusal(404, str(exc)) from exc
+        raise Refusal(404, "There is no such periodic task.") from exc
     except InvalidSchedule as exc:  # another program wrote it: it can be removed
         entry = PeriodicTask(name, "", None, error=str(exc))
     runs, unknown = [], None
@@ -66,7 +66,7 @@ def _form_of(entry: PeriodicTask) -> Params:
 def _line_of(schedule: Mapping[str, Any]) -> str:
     """Return a schedule as a person writes it; empty if that says less than the schedule, so that it stays as it is."""
     every, crontab = schedule.get("every"), schedule.get("crontab")
-    if len(schedule) == 1 and isinstance(every, (int, float)) and every > 0 and isfinite(every):
+    if len(schedule) == 1 and isinstance(every, (int, float)) and every is not True and 0 < every < inf:
         return f"{Decimal(repr(every)):f}s"
     return crontab if len(schedule) == 1 and isinstance(crontab, str) else ""
 
@@ -93,7 +93,7 @@ def _change(view: View, action: str, change: Callable[[str], object], done: Any)
     try:
         change(name)
     except UnknownEntry as exc:
-        raise Refusal(404, str(exc)) from exc
+        raise Refusal(404, "There is no such periodic task.") from exc
     except DelayqError as exc:
         return _show(view, error=str(exc))
     view.audit.record(action, name, 1)
@@ -113,8 +113,11 @@ def _run_now(view: View) -> Response:
         title = view._("Run %(name)s now", name=_name(view))
         note = view._("Its task is sent once, in addition to its schedule.")
         return ask(view, Question("schedule.run_now", title, view._("Run now"), _back(_name(view)), notes=[note]))
-    with view.broker.sending():
-        return _change(view, "schedule.run_now", view.broker.schedule().run_now, view._("Sent."))
+    try:
+        with view.broker.sending():
+            return _change(view, "schedule.run_now", view.broker.schedule().run_now, view._("Sent."))
+    except (TypeError, ValueError) as exc:  # of Celery: its options are wrong
+        return _show(view, error=str(exc))
 
 
 def _update(view: View) -> Response:
@@ -141,7 +144,7 @@ def _remove(view: View) -> Response:
     try:
         view.broker.schedule().remove(name)
     except UnknownEntry as exc:
-        raise Refusal(404, str(exc)) from exc
+        raise Refusal(404, "There is no such periodic task.") from exc
     except DelayqError as exc:
         return _show(view, error=str(exc))
     view.audit.record("schedule.remove", name, 1)

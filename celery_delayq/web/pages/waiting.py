@@ -173,14 +173,16 @@ def _act_on_matching(view: View, action: Action) -> Response:
         asked_ms = so_far(form, "asked") or now_ms
         try:
             found = Filter.of(view.request.query, asked_ms)
-            if not is_confirmed(form):
-                return _ask_about_matching(view, inspector, action, found, asked_ms)
-            eta = time_of(form.get("eta") or form.get("when").strip(), now_ms) if action == "reschedule" else None
         except InvalidFilter as exc:
-            if is_confirmed(form) and action == "reschedule":
-                found = Filter.of(view.request.query, asked_ms)
-                return _ask_about_matching(view, inspector, action, found, asked_ms, exc.said(view._))
             raise Refusal(400, str(exc)) from exc
+        if not is_confirmed(form):
+            return _ask_about_matching(view, inspector, action, found, asked_ms)
+        eta = None
+        if action == "reschedule":
+            try:
+                eta = time_of(form.get("eta") or form.get("when").strip(), now_ms)
+            except InvalidFilter as exc:
+                return _ask_about_matching(view, inspector, action, found, asked_ms, exc.said(view._))
         total = so_far(form, "total") or inspector.to_examine(found.criteria)
         try:
             chunk = inspector.change_some(

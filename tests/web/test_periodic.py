@@ -1,0 +1,219 @@
+"""Periodic tasks by the page: add, edit, pause, run, remove."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_delayq.queue.keys import ScheduleKeys
+from celery_delayq.schedule.encoding import decode, encode, written
+from celery_delayq.web.pages.entry import _line_of
+from tests.web import direct
+from tests.web.direct import User
+
+app, client, user = direct.app, direct.client, direct.user
+
+NEW = {
+    "name": "news é",
+    "task": "shop.mail.send",
+    "when": "0 6 * * mon-fri",
+    "args": '["a@shop.example"]',
+    "kwargs": '{"x": [1, null]}',
+    "options": '{"queue": "mail"}',
+    "timing": '{"tz": "Europe/Berlin"}',
+}
+
+
+def test_an_entry_is_added_shown_edited_and_removed(app: Celery, user: User) -> None:
+    added = user.submit(user.get("/periodic"), "schedule.add", **NEW)
+    assert added.status == 200
+    assert "news é added." in added.page.text
+    (link,) = (url for url in added.page.values("href") if url.startswith("entry?"))
+    query = link.partition("?")[2]
+    shown = user.get("/entry", query)
+    fields = dict(shown.page.form("schedule.update").fields)
+    assert fields == {name: value for name, value in NEW.items() if name != "name"}
+    changed = user.submit(shown, "schedule.update", when="90s", args="", timing="")
+    assert "Saved." in changed.page.text
+    entry = app.delayq.schedule.get("news é")
+    assert (entry.schedule, entry.args, entry.timing) == ({"every": 90.0}, [], {})
+    assert (entry.kwargs, entry.options) == ({"x": [1, None]}, {"queue": "mail"})
+    paused = user.submit(user.get("/entry", query), "schedule.pause")
+    assert app.delayq.schedule.get("news é").paused
+    user.submit(paused, "schedule.resume")
+    assert not app.delayq.schedule.get("news é").paused
+    question = user.submit(user.get("/entry", query), "schedule.remove")
+    assert "news é" in app.delayq.schedule
+    assert "news é removed." in user.submit(question, "schedule.remove").page.text
+    assert "news é" not in app.delayq.schedule
+    assert user.submit(question, "schedule.remove").status == 404
+
+
+def test_an_entry_runs_now_when_that_was_confirmed(app: Celery, user: User, client: redis.Redis) -> None:
+    app.delayq.schedule.add("tidy", "shop.carts.tidy", 60.0)
+    question = user.submit(user.get("/entry", {"name": "tidy"}), "schedule.run_now")
+    assert client.llen("celery") == 0
+    assert "Sent." in user.submit(question, "schedule.run_now").page.text
+    assert client.llen("celery") == 1
+
+
+WRONG = [
+    ("name", "", "name"),
+    ("name", "a\ud800", "name"),
+    ("task", "", "task"),
+    ("when", "", "schedule"),
+    ("when", "soon", "soon"),
+    ("when", "0s", "interval"),
+    ("when", "-5s", "interval"),
+    ("when", "9" * 400 + "s", "schedule"),
+    ("when", "99999999w", "interval"),
+    ("when", "* * *", "five fields"),
+    ("when", "99 * * * *", "99"),
+    ("when", "a b c d e", "valid"),
+    ("args", "{}", "args must be a JSON list"),
+    ("args", "[", "args is not valid JSON"),
+    ("args", "[" * 100_000, "args is not valid JSON"),
+    ("args", "[" + "9" * 5000 + "]", "args"),
+    ("kwargs", "[]", "kwargs must be a JSON object"),
+    ("options", "null", "options must be a JSON object"),
+    ("options", '{"countdown": "x"}', "countdown"),
+    ("timing", '{"tz": "Nowhere/Else"}', "Nowhere"),
+    ("timing", '{"nonsense": 1}', "nonsense"),
+    ("timing", '{"jitter": "x"}', "jitter"),
+    ("timing", '{"start": "x"}', "start"),
+]
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_what_is_wrong_is_said_and_nothing_is_lost(app: Celery, user: User, part: int) -> None:
+    for field, value, words in WRONG[part::3]:
+        check_wrong(app, user, field, value, words)
+        if "tidy" in app.delayq.schedule:
+            app.delayq.schedule.remove("tidy")
+
+
+def check_wrong(app: Celery, user: User, field: str, value: str, words: str) -> None:
+    form = {name: text.encode("utf-8", "surrogatepass") for name, text in {**NEW, field: value}.items()}
+    answer = user.post("/periodic", {**form, "action": "schedule.add"})
+    assert answer.status == 400, answer.text
+    (error,) = (text for tag, text in answer.page.texts if tag == "p" and words.lower() in text.lower())
+    assert error
+    fields = dict(answer.page.form("schedule.add").fields)
+    for name, text in NEW.items():
+        assert fields[name] == text or name == field
+    assert list(app.delayq.schedule) == []
+    if field == "name":
+        return
+    app.delayq.schedule.add("tidy", "shop.carts.tidy", 60.0, [1])
+    before = app.delayq.schedule.get("tidy")
+    answer = user.post("/entry", {**form, "action": "schedule.update"}, {"name": "tidy"})
+    assert answer.status == 400, answer.text
+    assert app.delayq.schedule.get("tidy") == before
+
+
+def test_a_name_is_taken(app: Celery, user: User) -> None:
+    user.submit(user.get("/periodic"), "schedule.add", **NEW)
+    answer = user.submit(user.get("/periodic"), "schedule.add", **NEW | {"when": "5m"})
+    assert answer.status == 400
+    assert "exists already" in answer.page.text
+    assert app.delayq.schedule.get("news é").schedule == {"crontab": "0 6 * * mon-fri"}
+
+
+def test_entries_of_the_configuration_are_changed_there(app: Celery, user: User, client: redis.Redis) -> None:
+    record = {"app": "shop", "definition": {"task": "shop.carts.tidy", "schedule": {"every": 300.0}, "timing": {}}}
+    record |= {"earlier": [], "fingerprint": "x", "paused": False, "queue": None, "since_ms": 1}
+    client.hset(ScheduleKeys.of().definitions, "tidy carts", json.dumps(record))
+    query = {"name": "tidy carts"}
+    shown = user.get("/entry", query)
+    offered = {value for form in shown.page.forms for name, value in form.buttons if name == "action"}
+    assert offered == {"schedule.run_now", "schedule.pause"}
+    for action in ("schedule.update", "schedule.remove"):
+        answer = user.act("/entry", action, query, **{**NEW, "name": "x"})
+        assert answer.status == 400
+        assert "configuration" in answer.page.text
+    assert json.loads(client.hget(ScheduleKeys.of().definitions, "tidy carts") or b"") == record
+    assert "Paused." in user.submit(shown, "schedule.pause").page.text
+
+
+def test_an_unreadable_entry_is_shown_and_removed(app: Celery, user: User, client: redis.Redis) -> None:
+    client.hset(ScheduleKeys.of().definitions, "broken", b"\xff{")
+    assert "broken" in user.get("/periodic").page.text
+    query = {"name": "broken"}
+    shown = user.get("/entry", query)
+    assert shown.status == 200
+    for action in ("schedule.update", "schedule.pause", "schedule.resume", "schedule.run_now"):
+        assert user.act("/entry", action, query, **{**NEW, "name": "x"}).status == 400
+    question = user.submit(shown, "schedule.remove")
+    assert "broken removed." in user.submit(question, "schedule.remove").page.text
+    assert list(app.delayq.schedule) == []
+
+
+def test_there_is_no_such_entry(user: User) -> None:
+    assert user.get("/entry", {"name": "nobody"}).status == 404
+    assert user.get("/entry").status == 400
+    for action in ("schedule.update", "schedule.remove", "schedule.pause", "schedule.run_now"):
+        assert user.act("/entry", action, {"name": "nobody"}, **NEW).status == 404
+        assert user.act("/entry", action).status == 400
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"every": 1_234_567.0},
+        {"every": 86_400.5},
+        {"every": 0.000125},
+        {"every": 60.0, "relative": True},
+        {"solar": "sunset", "lat": 52.5, "lon": 13.4},
+        {"crontab": "*/5 8-17 1,15 */2 mon-fri"},
+    ],
+    ids=str,
+)
+def test_saving_keeps_the_schedule(app: Celery, user: User, schedule: dict[str, Any]) -> None:
+    if "solar" in schedule:
+        pytest.importorskip("ephem")
+    app.delayq.schedule.add("kept", "shop.carts.tidy", schedule, [1], tz="Europe/Berlin", jitter=5.0)
+    before = app.delayq.schedule.get("kept")
+    assert before.schedule == schedule
+    answer = user.submit(user.get("/entry", {"name": "kept"}), "schedule.update", kwargs='{"a": 1}')
+    assert "Saved." in answer.page.text, answer.page.text
+    after = app.delayq.schedule.get("kept")
+    assert (after.schedule, after.args, after.timing) == (schedule, [1], before.timing)
+    assert after.kwargs == {"a": 1}
+
+
+@given(st.floats(min_value=1e-6, max_value=1e9).map(lambda seconds: timedelta(seconds=seconds).total_seconds()))
+def test_an_interval_is_written_as_it_is(seconds: float) -> None:
+    if seconds > 0:
+        assert encode(decode(written(_line_of({"every": seconds})), None)) == {"every": seconds}
+
+
+def test_an_interval_of_another_program_may_be_nonsense(app: Celery, user: User, client: redis.Redis) -> None:
+    app.delayq.schedule.add("odd", "shop.carts.tidy", 60.0)
+    key = ScheduleKeys.of().definitions
+    record = json.loads(client.hget(key, "odd") or b"")
+    for every in (float("inf"), float("nan"), 1e300, -5, 0, "60", None, True, [1], {}):
+        record["definition"]["schedule"]["every"] = every
+        client.hset(key, "odd", json.dumps(record))
+        assert user.get("/periodic").status == 200, every
+        assert user.get("/entry", {"name": "odd"}).status == 200, every
+
+
+def test_what_celery_refuses_to_send_is_said(app: Celery, user: User, client: redis.Redis) -> None:
+    app.delayq.schedule.add("odd", "shop.carts.tidy", 60.0, options={"expires": "nonsense"})
+    answer = user.act("/entry", "schedule.run_now", {"name": "odd"})
+    assert answer.status == 400
+    assert client.llen("celery") == 0
+
+
+def test_a_long_definition_is_shown_but_not_edited(app: Celery, user: User) -> None:
+    app.delayq.schedule.add("long", "shop.carts.tidy", 60.0, ["x" * 100_000])
+    answer = user.get("/entry", {"name": "long"})
+    assert len(answer.text) < 50_000
+    assert not [form for form in answer.page.forms if ("action", "schedule.update") in form.buttons]
