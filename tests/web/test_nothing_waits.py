@@ -1,4 +1,4 @@
-"""Waiting: what the list says when nothing is on it."""
+"""Waiting: what the list says when nothing is on it, and of tasks that are gone."""
 
 from __future__ import annotations
 
