@@ -61,7 +61,8 @@ def web(
     try:
         serving = server.server_at(host, port, site)
     except OSError as exc:
-        raise click.ClickException(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+        reason = exc.strerror or exc
+        raise click.ClickException(f"cannot listen on {host}:{port}: {reason}; choose another --port") from exc
 
     def stop(number: int, frame: Any) -> None:
         raise SystemExit(0)

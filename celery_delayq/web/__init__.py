@@ -28,12 +28,14 @@ from typing import TYPE_CHECKING, Any
 from celery_delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from celery_delayq.web.access import Access
+    from celery_delayq.web.access import Access, UserOf
 
 __all__ = ["make_asgi_app", "make_wsgi_app"]
 
 
-def make_wsgi_app(app: Any, *, access: Access, hosts: Collection[str] | None = None) -> Any:
+def make_wsgi_app(
+    app: Any, *, access: Access, hosts: Collection[str] | None = None, user_of: UserOf | None = None
+) -> Any:
     """Return a WSGI app with the page, to be mounted under any path.
 
         application = DispatcherMiddleware(flask_app, {"/ops/delayq": make_wsgi_app(celery_app, access=...)})
@@ -45,19 +47,22 @@ def make_wsgi_app(app: Any, *, access: Access, hosts: Collection[str] | None = N
         access: is called with each request (`web.request.Request`; its `native` is the WSGI environ), and says what it
             may do: None for nothing, "read", "all", or names of `web.access.ACTIONS`.
         hosts: host names that the page answers for, without ports; by default any.
+        user_of: returns the name of a request's user for the audit log; by default, what the server or framework says.
 
     Raises:
         ConfigurationError: Jinja2 is not installed.
     """
-    return web_module("wsgi").wsgi_app(web_module("site").Site(app, access=access, hosts=hosts))
+    return web_module("wsgi").wsgi_app(web_module("site").Site(app, access=access, hosts=hosts, user_of=user_of))
 
 
-def make_asgi_app(app: Any, *, access: Access, hosts: Collection[str] | None = None) -> Any:
+def make_asgi_app(
+    app: Any, *, access: Access, hosts: Collection[str] | None = None, user_of: UserOf | None = None
+) -> Any:
     """Return an ASGI app with the page. It works in threads of its own, so it does not hold up the event loop.
 
     Arguments and errors are those of `make_wsgi_app`; the `native` request is the ASGI scope.
     """
-    return web_module("asgi").asgi_app(web_module("site").Site(app, access=access, hosts=hosts))
+    return web_module("asgi").asgi_app(web_module("site").Site(app, access=access, hosts=hosts, user_of=user_of))
 
 
 def web_module(name: str) -> Any:
@@ -72,5 +77,6 @@ def web_module(name: str) -> Any:
         if exc.name is None or exc.name.partition(".")[0] not in ("jinja2", "markupsafe", "waitress"):
             raise
         raise ConfigurationError(
-            f"the web page needs {exc.name.partition('.')[0]}: pip install 'celery_delayq[web]'"
+            "the web page needs Jinja2, and `celery delayq web` also waitress: pip install 'celery_delayq[web]', "
+            "or '.[web]' in a clone"
         ) from exc

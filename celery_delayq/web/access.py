@@ -22,6 +22,9 @@ ACTIONS = (
 #: Decides for each request: None (nothing at all), "read", "all", or names of `ACTIONS`, which include reading.
 Access = Callable[[Request], "str | Iterable[str] | None"]
 
+#: Returns the name of a request's user for the audit log; None if nobody knows.
+UserOf = Callable[[Request], "str | None"]
+
 
 class Refusal(Exception):
     """A request is not answered as it wants. The message is for the user.

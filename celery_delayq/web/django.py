@@ -12,19 +12,19 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import re_path
 from django.views.decorators.csrf import csrf_exempt
 
-from celery_delayq.web.access import Access
+from celery_delayq.web.access import Access, UserOf
 from celery_delayq.web.request import Params, Request, form_of, length_of
 from celery_delayq.web.site import Site
 
 
-def urls(app: Any, *, access: Access, hosts: Collection[str] | None = None) -> list[Any]:
+def urls(app: Any, *, access: Access, hosts: Collection[str] | None = None, user_of: UserOf | None = None) -> list[Any]:
     """Return URL patterns for `include`. It needs Django, and works under WSGI and ASGI.
 
     The page checks by itself that a change comes from it, so Django's CSRF check, which wants a token in each form,
     does not apply. Arguments are those of `make_wsgi_app`; the `native` request is Django's, so that `access` can look
     at `request.native.user`.
     """
-    site = Site(app, access=access, hosts=hosts)
+    site = Site(app, access=access, hosts=hosts, user_of=user_of)
 
     @csrf_exempt
     def view(request: HttpRequest, path: str) -> HttpResponse:

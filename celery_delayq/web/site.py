@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from celery_delayq.web.access import Access, Refusal, check_host, check_origin, granted
+from celery_delayq.web.access import Access, Refusal, UserOf, check_host, check_origin, granted
 from celery_delayq.web.audit import Audit
 from celery_delayq.web.broker import Broker, Unavailable
 from celery_delayq.web.language import LANGUAGES, language_of
@@ -61,11 +61,15 @@ class Site:
         app: the Celery app. Nothing connects before the first request.
         access: decides who may see the page, and do what; see `access.Access`.
         hosts: host names that the page answers for, without ports; None for any.
+        user_of: returns the name of the user for the audit log; by default what the adapter knows.
     """
 
-    def __init__(self, app: Any, *, access: Access, hosts: Collection[str] | None = None) -> None:
+    def __init__(
+        self, app: Any, *, access: Access, hosts: Collection[str] | None = None, user_of: UserOf | None = None
+    ) -> None:
         self.broker = Broker(app)
         self._access = access
+        self._user_of = user_of
         self._hosts = None if hosts is None else frozenset(name.lower() for name in hosts)
         self._pages: dict[str, Page] = {page.path: page for page in PAGES}
         self._live: LiveCache[Response] = LiveCache(_FRESH_S)
@@ -110,7 +114,8 @@ class Site:
         page = self._pages.get(request.path)
         if page is None:
             raise Refusal(404, "There is no such page.")
-        view = View(request, view.broker, may, view.language, view.audit)
+        user = self._user_of(request) if self._user_of and request.method == "POST" else request.user
+        view = View(request, view.broker, may, view.language, Audit(user, request.remote))
         if request.method == "POST":
             check_origin(request)
             try:

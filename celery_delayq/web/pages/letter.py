@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, INVALID_TASK, NOT_A_MESSAGE, NOT_AN_ENTRY
 from celery_delayq.web.access import Refusal
+from celery_delayq.web.language import marked
 from celery_delayq.web.pages.dead import find, row_of
 from celery_delayq.web.pages.task import body_of
 from celery_delayq.web.request import Response
 from celery_delayq.web.view import Page, View
+
+#: What reasons mean.
+_WHY = {
+    DELIVERY_LIMIT: marked("It was delivered as often as the limit allows, and no worker acknowledged it."),
+    NOT_A_MESSAGE: marked("It is not a message that a worker could read."),
+    NOT_AN_ENTRY: marked("It is not an entry of a delayed queue: another program wrote it, or it was damaged."),
+    INVALID_TASK: marked("No Celery worker can process it."),
+}
 
 
 def _show(view: View) -> Response:
@@ -17,7 +27,11 @@ def _show(view: View) -> Response:
         found = find(inspector, queue, key)
     if found is None:
         return view.page("letter_gone.html", 404, queue=queue)
-    return view.page("letter.html", queue=queue, row=row_of(*found), body=body_of(found[1].message))
+    letters, letter = found
+    why = _WHY.get(letter.reason)
+    return view.page(
+        "letter.html", queue=queue, row=row_of(letters, letter), why=why and view._(why), body=body_of(letter.message)
+    )
 
 
 PAGE = Page("/letter", _show)

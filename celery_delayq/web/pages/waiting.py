@@ -112,6 +112,7 @@ def _act_on_ids(view: View, action: Action) -> Response:
         raise Refusal(400, "At most 1,000 tasks can be selected at once.")
     if not is_confirmed(form):
         return _ask_about_ids(view, action, ids)
+    eta = None
     with view.broker.inspector() as inspector:
         if action == "cancel":
             answers = inspector.cancel(ids)
@@ -126,7 +127,8 @@ def _act_on_ids(view: View, action: Action) -> Response:
             except ValueError as exc:
                 return _ask_about_ids(view, action, ids, str(exc))
     changed = sum(answers.values())
-    view.audit.record(action, ", ".join(ids), changed, len(ids) - changed)
+    what = ", ".join(ids)
+    view.audit.record(action, what if eta is None else f"{what} to {eta.isoformat()}", changed, len(ids) - changed)
     return _show(
         view, _done(view, action, changed, len(ids) - changed), [(cut(i), done) for i, done in answers.items()]
     )
@@ -191,6 +193,7 @@ def _act_on_matching(view: View, action: Action) -> Response:
         except ValueError as exc:
             raise Refusal(400, str(exc)) from exc
     what = f"all that match {encoded(found.params) or 'everything'}"
+    what = what if eta is None else f"{what} to {eta.isoformat()}"
     view.audit.record(action, what, chunk.changed, chunk.late + chunk.refused)
     changed, missed = so_far(form, "changed") + chunk.changed, so_far(form, "missed") + chunk.late
     refused = so_far(form, "refused") + chunk.refused
