@@ -95,6 +95,7 @@ def test_what_is_selected_is_changed_and_the_filter_stays(
     expect_ids(page, [*ids[4:], ids[3]])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("written", "due"),
     [
@@ -136,6 +137,7 @@ def test_all_tasks_on_the_page_are_selected(visit: Visits, alone: Site, app: Cel
     expect(page.locator(".results li")).to_have_count(49)
 
 
+@pytest.mark.thorough
 def test_there_are_several_pages(visit: Visits, alone: Site, app: Celery) -> None:
     ids = add_orders(app, 70)
     page = visit(f"{alone.url}waiting?queue=celery")
@@ -183,6 +185,7 @@ def test_all_that_match_are_changed_chunk_after_chunk(visit: Visits, alone: Site
     assert [task.id for task in app.delayq.iter_scheduled()] == [other]
 
 
+@pytest.mark.thorough
 def test_a_change_of_many_can_be_stopped(visit: Visits, alone: Site, app: Celery) -> None:
     ids = add_orders(app, 2500, apart_s=1)
     page = visit(f"{alone.url}waiting")
