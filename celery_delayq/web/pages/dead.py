@@ -144,6 +144,7 @@ def _ask(
             notes,
             [("letter", key) for key in found],
             is_final=action == "dead.purge",
+            is_void=not found,
         ),
     )
 

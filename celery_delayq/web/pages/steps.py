@@ -28,6 +28,7 @@ class Question:
         wants_time: whether to ask for a new time.
         error: what was wrong with the last answer.
         is_final: whether it cannot be undone.
+        is_void: whether there is nothing left to change, so that only the way back is offered.
     """
 
     action: str
@@ -40,6 +41,7 @@ class Question:
     wants_time: bool = False
     error: str | None = None
     is_final: bool = False
+    is_void: bool = False
 
 
 def is_confirmed(form: Params) -> bool:

@@ -160,6 +160,7 @@ def _ask_about_ids(view: View, action: Action, ids: Sequence[str], error: Any = 
             wants_time=action == "reschedule",
             error=error,
             is_final=action == "cancel",
+            is_void=not waiting,
         ),
     )
 

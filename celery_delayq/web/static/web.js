@@ -43,56 +43,81 @@
 
   function keyOf(element) {
     if (element.id) return `#${CSS.escape(element.id)}`;
-    for (const name of ["href", "value"]) {
-      if (element.hasAttribute(name)) return `${element.localName}[${name}="${CSS.escape(element.getAttribute(name))}"]`;
-    }
-    return null;
+    if (element.localName === "summary") return `#${CSS.escape(element.parentElement.id)} > summary`;
+    const names = ["role", "name", "href", "value", "aria-label", "aria-labelledby"].filter((name) => element.hasAttribute(name));
+    return element.localName + names.map((name) => `[${name}="${CSS.escape(element.getAttribute(name))}"]`).join("");
   }
 
   function isSelectedIn(region) {
     const selection = document.getSelection();
-    return selection && !selection.isCollapsed && region.contains(selection.anchorNode);
+    return selection && !selection.isCollapsed && selection.containsNode(region, true);
   }
 
   function swap(region, html) {
-    if (raw.get(region.id) === html || isSelectedIn(region)) return;
     const checked = new Set([...region.querySelectorAll("input[type=checkbox]:checked")].map((box) => box.value));
     const open = [...region.querySelectorAll("details[open][id]")].map((each) => each.id);
-    const scrolled = [...region.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+    const scrolled = [...region.querySelectorAll(".scroll, .plot")].map((each) => each.scrollLeft);
     const focused = region.contains(document.activeElement) ? keyOf(document.activeElement) : null;
     raw.set(region.id, html);
     region.innerHTML = html;
     for (const box of region.querySelectorAll("input[type=checkbox]:not([data-all])")) box.checked = checked.has(box.value);
     for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-    region.querySelectorAll(".scroll").forEach((each, at) => { each.scrollLeft = scrolled[at] ?? 0; });
+    region.querySelectorAll(".scroll, .plot").forEach((each, at) => { each.scrollLeft = scrolled[at] ?? 0; });
     if (focused) region.querySelector(focused)?.focus({ preventScroll: true });
     prepare(region);
   }
 
+  // Returns whether all is new now: what is selected as text stays as it is, to be copied.
   function swapAll(text) {
     const page = new DOMParser().parseFromString(text, "text/html");
+    let isAll = true;
     for (const region of regions(document)) {
-      const newer = page.getElementById(region.id);
-      if (newer) swap(region, newer.innerHTML);
+      const html = page.getElementById(region.id)?.innerHTML;
+      if (html === undefined || raw.get(region.id) === html) continue;
+      if (isSelectedIn(region)) isAll = false; else swap(region, html);
     }
+    return isAll;
+  }
+
+  function sayAway() {
+    const notice = document.getElementById("notice"), text = document.createElement("p");
+    if (!raw.delete("notice")) return; // it says so already
+    text.className = "notice bad";
+    text.textContent = notice.dataset.away;
+    notice.replaceChildren(text);
   }
 
   // -- live updates
 
   async function update() {
+    const url = location.href.split("#")[0];
     try {
-      const headers = { "X-Delayq-Live": "1", ...(etag && { "If-None-Match": etag }) };
-      const response = await fetch(location.href.split("#")[0], { headers, cache: "no-store" });
-      if (response.status !== 304) {
-        if (response.redirected) return;
-        etag = response.headers.get("ETag");
-        swapAll(await response.text());
-      }
-    } catch {
-      etag = null; // the server of this page is away: the next answer counts
+      const answer = await ask(url);
+      if (answer) take(url, ...answer);
     } finally {
       plan();
     }
+  }
+
+  // Returns the answer and its text; null if nothing is new, or nobody answers.
+  async function ask(url) {
+    try {
+      const headers = { "X-Delayq-Live": "1", ...(etag && { "If-None-Match": etag }) };
+      const response = await fetch(url, { headers, cache: "no-store" });
+      return response.status === 304 || response.redirected ? null : [response, await response.text()];
+    } catch {
+      etag = null;
+      sayAway();
+      return null;
+    }
+  }
+
+  function take(url, response, text) {
+    if (response.ok && document.body.dataset.live === "away") {
+      location.replace(url); // this page has no place for what there is now
+      return;
+    }
+    etag = swapAll(text) ? response.headers.get("ETag") : null;
   }
 
   function plan() {
@@ -119,6 +144,7 @@
   async function goOn(form) {
     const response = await fetch(location.href, { method: "POST", body: new URLSearchParams(new FormData(form)) });
     if (!form.isConnected) return; // the user has stopped
+    document.getSelection()?.removeAllRanges();
     swapAll(await response.text());
     if (!response.ok) form.removeAttribute("data-auto");
   }
@@ -128,13 +154,16 @@
   function prepare(root) {
     showTimes(root);
     for (const box of root.querySelectorAll("input[data-all]")) {
+      const table = box.closest("table"), rows = [...table.querySelectorAll("tbody input[type=checkbox]")];
+      const tell = () => { box.checked = rows.length > 0 && rows.every((each) => each.checked); };
       box.hidden = false;
-      box.addEventListener("change", () => {
-        for (const each of box.closest("table").querySelectorAll("tbody input[type=checkbox]")) each.checked = box.checked;
+      table.addEventListener("change", (change) => {
+        if (change.target === box) for (const each of rows) each.checked = box.checked; else tell();
       });
+      tell();
     }
     const form = root.querySelector("form[data-auto]");
-    if (form) goOn(form).catch(() => {}); // the button is still there
+    if (form) goOn(form).catch(sayAway); // the button is still there
   }
 
   for (const region of regions(document)) raw.set(region.id, region.innerHTML);
