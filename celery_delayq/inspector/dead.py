@@ -87,6 +87,28 @@ def find(lists: BrokerLists, queue: str, letter_id: str, near: int | None) -> tu
     return None
 
 
+def find_many(
+    lists: BrokerLists, queue: str, places: Sequence[tuple[str, int | None]]
+) -> dict[str, tuple[DeadLetters, DeadLetter]]:
+    """Return the letters that are there, and their dead lists, by id. The lists are searched once at most for all.
+
+    Args:
+        lists: the broker lists.
+        queue: name of the queue.
+        places: ids, and where each was, if known: it is looked for there first.
+    """
+    dead = list(sizes_of(dead_lists(lists, queue)))
+    found: dict[str, tuple[DeadLetters, DeadLetter]] = {}
+    for letter_id, near in places:
+        for letters in dead if near is not None else ():
+            if letter_id not in found and (letter := letters.find_near(letter_id, near or 0)):
+                found[letter_id] = letters, letter
+    for letters in dead:
+        wanted = {letter_id for letter_id, _ in places} - set(found)
+        found.update({letter.id: (letters, letter) for letter in letters.find_many(wanted)})
+    return found
+
+
 def requeue_some(lists: BrokerLists, queue: str, limit: int, cursor: str | None) -> DeadChunk:
     """Requeue dead letters, with new delivery counts; see `DeadLetters.requeue_some`."""
     return _some(

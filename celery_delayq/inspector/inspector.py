@@ -181,6 +181,12 @@ class Inspector:
         """Return a dead letter of a queue and its list, or None; see `dead.find`."""
         return dead.find(self.lists, queue, letter_id, near)
 
+    def find_dead_many(
+        self, queue: str, places: Sequence[tuple[str, int | None]]
+    ) -> dict[str, tuple[DeadLetters, DeadLetter]]:
+        """Return those dead letters of a queue that are there, with their lists, by id; see `dead.find_many`."""
+        return dead.find_many(self.lists, queue, places)
+
     def requeue_dead_some(self, queue: str, limit: int = 1000, cursor: str | None = None) -> DeadChunk:
         """Requeue some dead letters of a queue; see `dead.requeue_some`."""
         return dead.requeue_some(self.lists, queue, limit, cursor)

@@ -20,6 +20,9 @@ from celery_delayq.times import Time, to_ms
 #: Maximum number of tasks that one page examines. If nothing matches, the page ends there, with a cursor to continue.
 MOST_EXAMINED = 10_000
 
+#: A page ends when the messages of its tasks have so many bytes. It holds them all in memory.
+_MOST_BYTES = 32 * 1024 * 1024
+
 #: Number of entries that one call reads, and that one call searches. More would block the server for longer than a
 #: millisecond.
 _READ, _SEARCHED = 100, 200
@@ -185,6 +188,8 @@ def page(
 ) -> Page:
     """Return a page of waiting tasks; see `DelayQ.scheduled`. All calls are bounded: O(log N), a few hundred entries.
 
+    A page of long messages ends after 32 MiB, with a cursor.
+
     Raises:
         NodesAway: nodes of a cluster are away, and `partial` is False.
         TypeError: `limit` is not a whole number, or `cursor` is not a string.
@@ -203,9 +208,9 @@ def page(
     streams = [_stream(lists, found, criteria, last, read, losses) for found in waiting]
     now_ms = lists.now_ms()
     tasks: list[ScheduledTask] = []
-    examined = 0
+    examined = size = 0
     for step in heapq.merge(*streams, key=lambda step: (step.entry.due_ms, step.broker_list.name)):
-        if last is not None and (len(tasks) == limit or examined >= most_examined):
+        if last is not None and (len(tasks) == limit or examined >= most_examined or size >= _MOST_BYTES):
             more = last.encode()
             break
         examined += step.examined
@@ -213,6 +218,7 @@ def page(
         task = scheduled_task(step.entry, step.broker_list, now_ms)
         if criteria.matches(task):
             tasks.append(task)
+            size += task.size
     else:
         more = None
     lost |= Lost(tuple(losses))

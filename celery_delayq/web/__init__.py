@@ -13,6 +13,7 @@ From an adapter down to Redis:
     view, rendering      what pages have at hand; Jinja2, where every value is made safe to show
     charts, language     geometry of charts; translations
     live                 one answer for all open tabs
+    hanging              a server that does not answer holds up few requests
     broker               connections to the broker
     request              Request and Response
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_delayq.errors import ConfigurationError, DelayqError
 from celery_delayq.inspector import Inspector
@@ -18,10 +19,15 @@ from celery_delayq.metrics.history import read as read_history
 from celery_delayq.schedule.api import Schedule
 from celery_delayq.transport import register, require_transport
 from celery_delayq.transport.reading import connection_for_reading
+from celery_delayq.transport.urls import is_cluster
+from celery_delayq.web.hanging import Hanging
 from celery_delayq.web.live import LiveCache
 
 #: How long to wait for an answer of Redis, in seconds. kombu tries twice to connect.
 _TIMEOUT_S = 3.0
+
+#: How long requests fail at once after one has waited in vain for a server, in seconds.
+_REST_S = 6.0
 
 #: How often workers add to the history, in seconds. With many queues, it takes long to read.
 _FLUSHED_S = 10.0
@@ -48,6 +54,7 @@ class Broker:
         self._histories: LiveCache[History] = LiveCache(_FLUSHED_S)
         #: What was read last, by the hours that it has.
         self._known: dict[int, History] = {}
+        self._hanging = Hanging(_REST_S)
 
     def check(self) -> str:
         """Return the broker's URL without its password; connect to nothing.
@@ -67,13 +74,19 @@ class Broker:
         Raises:
             Unavailable: the server is away or refuses, or the configuration is wrong.
         """
+        if error := self._hanging.error():
+            raise Unavailable(error)
         connection = self._take()
         is_sound = False
         try:
             yield self._open(connection)
             is_sound = True
+            self._hanging.answered()
         except (RedisError, OperationalError, OSError) as exc:
-            raise Unavailable(f"{connection.as_uri()}: {str(exc).rstrip('.')}") from exc
+            error = f"{connection.as_uri()}: {str(exc).rstrip('.')}"
+            if _is_timeout(exc) and not is_cluster(connection):  # one node may hang, and the others answer
+                self._hanging.waited(error)
+            raise Unavailable(error) from exc
         except ConfigurationError as exc:
             raise Unavailable(str(exc)) from exc
         finally:
@@ -140,3 +153,12 @@ class Broker:
         except Full:
             pass
         connection.release()
+
+
+def _is_timeout(error: BaseException | None) -> bool:
+    """Return whether somebody has waited in vain. kombu and the schedule put errors of redis-py into their own."""
+    while error is not None:
+        if isinstance(error, (RedisTimeoutError, TimeoutError)):
+            return True
+        error = error.__cause__
+    return False

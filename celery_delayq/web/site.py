@@ -81,7 +81,7 @@ class Site:
         try:
             response = self._answer(view)
         except Unavailable as exc:
-            response = view.page("error.html", 503, title=view._("Redis cannot be read"), text=str(exc), is_live=True)
+            response = _unavailable(view, exc)
         except Refusal as exc:
             response = view.page(
                 "error.html", exc.status, title=view._("Not done"), text=view._(cut(exc, MOST_CHARACTERS))
@@ -128,6 +128,14 @@ class Site:
             key = (request.path, tuple(request.query), may, view.language.code)
             return self._live.get(key, lambda: page.show(view))
         return page.show(view)
+
+
+def _unavailable(view: View, error: Unavailable) -> Response:
+    """Return a page that tries again by itself, but no change is ever tried again."""
+    if view.request.method != "POST":
+        return view.page("error.html", 503, title=view._("Redis cannot be read"), text=str(error), is_live=True)
+    text = view._("%(error)s. Look at the list before you try again: a part of it may be done.", error=str(error))
+    return view.page("error.html", 503, title=view._("The change was broken off"), text=text)
 
 
 def _cookie(request: Request) -> str:

@@ -17,7 +17,7 @@ Returns {read, entry, score, entry, score, ...}: how many entries were read, and
 Limits: it reads ARGV[3] entries, and about 1 MiB: the call stops after that much.
 ]]
 local timeout_set, due, last_due, limit, skip, after = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local MAX_BYTES, SLICE = 1048576, 20
+local MAX_BYTES, MAX_SLICE = 1048576, 20
 
 -- Whether to skip an entry. Compares numbers, because Lua's `<` for strings depends on the locale.
 local function is_passed(entry)
@@ -63,8 +63,9 @@ end
 local found, read, bytes = {0}, 0, 0
 local last, last_score
 stop = math.min(stop, rank + limit)
+local size = 1 -- the first entry tells how long entries are: 20 of 10 MB would block the server
 while rank < stop and bytes < MAX_BYTES do
-    local slice = redis.call('ZRANGE', timeout_set, rank, math.min(rank + SLICE, stop) - 1, 'WITHSCORES')
+    local slice = redis.call('ZRANGE', timeout_set, rank, math.min(rank + size, stop) - 1, 'WITHSCORES')
     for at = 1, #slice, 2 do
         last, last_score = slice[at], slice[at + 1]
         read, bytes = read + 1, bytes + #last
@@ -73,7 +74,8 @@ while rank < stop and bytes < MAX_BYTES do
             found[#found + 1] = last_score
         end
     end
-    rank = rank + SLICE
+    rank = rank + size
+    size = math.max(1, math.min(MAX_SLICE, math.floor((MAX_BYTES - bytes) * read / math.max(1, bytes))))
 end
 if last and found[#found - 1] ~= last then
     found[#found + 1] = last

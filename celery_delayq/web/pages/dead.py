@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from celery_delayq import messages
 from celery_delayq.inspector import Inspector
@@ -16,8 +16,14 @@ from celery_delayq.web.rendering import cut
 from celery_delayq.web.request import Response, encoded
 from celery_delayq.web.view import Page, View
 
+#: A letter, and its list.
+Found: TypeAlias = tuple[DeadLetters, DeadLetter]
+
 #: Letters on a page.
 _LIMIT = 50
+
+#: The most queues to choose from.
+_OFFERED = 500
 
 #: The most ids that an answer names.
 _NAMED = 100
@@ -45,11 +51,21 @@ def key_of(letter: DeadLetter) -> str:
     return letter.id if letter.position is None else f"{letter.id}-{letter.position}"
 
 
-def find(inspector: Inspector, queue: str, key: str) -> tuple[DeadLetters, DeadLetter] | None:
-    """Return the letter of a key, and its list; None if it is not there any more."""
+def _place_of(key: str) -> tuple[str, int | None]:
     letter_id, _, position = key.partition("-")
-    near = int(position) if position.isascii() and position.isdigit() and len(position) < 16 else None
-    return inspector.find_dead(queue, letter_id, near)
+    return letter_id, int(position) if position.isascii() and position.isdigit() and len(position) < 16 else None
+
+
+def _find_all(inspector: Inspector, queue: str, keys: Sequence[str]) -> dict[str, Found | None]:
+    """Return the letters of keys. All those that are not where they were are looked for together: lists are long."""
+    places = {key: _place_of(key) for key in keys}
+    found = inspector.find_dead_many(queue, list(places.values()))
+    return {key: found.get(letter_id) for key, (letter_id, _) in places.items()}
+
+
+def find(inspector: Inspector, queue: str, key: str) -> Found | None:
+    """Return the letter of a key, and its list; None if it is not there any more."""
+    return inspector.find_dead(queue, *_place_of(key))
 
 
 def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] = ()) -> Response:
@@ -59,7 +75,8 @@ def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] =
         dead = {queue.queue: queue.dead for queue in counts.queues}
         queue = query.get("queue") or next((name for name, number in dead.items() if number), "")
         page = None
-        if queue:
+        is_away = queue in {lost.queue for lost in counts.lost.queues}
+        if queue and not is_away:
             try:
                 page = inspector.dead_page(queue, limit=_LIMIT, cursor=query.get("cursor") or None)
             except ValueError as exc:
@@ -67,7 +84,8 @@ def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] =
     return view.page(
         "dead.html",
         queue=queue,
-        dead=dead,
+        is_away=is_away,
+        dead=_offered(dead),
         rows=[row_of(*found) for found in page.letters] if page is not None else [],
         total=page.total if page is not None else 0,
         cursor=page.cursor if page is not None else None,
@@ -76,6 +94,14 @@ def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] =
         results=results,
         is_live=not message,
     )
+
+
+def _offered(dead: dict[str, int]) -> dict[str, int]:
+    """Return the queues to choose from: those with dead letters first, if there are too many."""
+    if len(dead) <= _OFFERED:
+        return dead
+    chosen = sorted(dead, key=lambda name: not dead[name])[:_OFFERED]
+    return {name: dead[name] for name in sorted(chosen)}
 
 
 def _requeue(view: View) -> Response:
@@ -102,8 +128,10 @@ def _act_on_some(view: View, action: str, queue: str) -> Response:
     keys = list(dict.fromkeys(form.all("letter")))
     if not keys:
         raise Refusal(400, "Nothing is selected. Go back, and select something.")
+    if len(keys) > CHUNK:
+        raise Refusal(400, "At most 1,000 dead letters can be selected at once.")
     with view.broker.inspector() as inspector:
-        found = {key: find(inspector, queue, key) for key in keys[:CHUNK]}
+        found = _find_all(inspector, queue, keys)
         if not is_confirmed(form):
             return _ask(view, action, queue, {key: one for key, one in found.items() if one is not None}, len(keys))
         answers = {key: one is not None and _change(action, *one) for key, one in found.items()}
@@ -119,9 +147,7 @@ def _change(action: str, letters: DeadLetters, letter: DeadLetter) -> bool:
     return letter.reason != NOT_AN_ENTRY and letters.requeue(letter, revived(letter.message))
 
 
-def _ask(
-    view: View, action: str, queue: str, found: dict[str, tuple[DeadLetters, DeadLetter]], number: int
-) -> Response:
+def _ask(view: View, action: str, queue: str, found: dict[str, Found], number: int) -> Response:
     rows = [row_of(*one) for one in found.values()]
     notes = []
     if len(found) < number:

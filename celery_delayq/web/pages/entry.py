@@ -8,9 +8,13 @@ from decimal import Decimal
 from math import inf
 from typing import Any
 
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
 from celery_delayq.errors import DelayqError, InvalidSchedule, UnknownEntry
 from celery_delayq.schedule.periodic_task import PeriodicTask
 from celery_delayq.web.access import Refusal
+from celery_delayq.web.broker import Unavailable
 from celery_delayq.web.pages.periodic import fields_of
 from celery_delayq.web.pages.steps import Question, ask, is_confirmed
 from celery_delayq.web.request import Params, Response, encoded
@@ -21,6 +25,10 @@ _MOST_EDITED = 50_000
 
 #: How many runs are foretold.
 _RUNS = 5
+
+
+class CannotSend(DelayqError):
+    """The arguments or options of a periodic task do not fit."""
 
 
 def _show(view: View, message: Any = None, error: str | None = None) -> Response:
@@ -113,11 +121,17 @@ def _run_now(view: View) -> Response:
         title = view._("Run %(name)s now", name=_name(view))
         note = view._("Its task is sent once, in addition to its schedule.")
         return ask(view, Question("schedule.run_now", title, view._("Run now"), _back(_name(view)), notes=[note]))
-    try:
-        with view.broker.sending():
-            return _change(view, "schedule.run_now", view.broker.schedule().run_now, view._("Sent."))
-    except (TypeError, ValueError) as exc:  # of Celery: its options are wrong
-        return _show(view, error=str(exc))
+
+    def run_now(name: str) -> None:
+        try:
+            view.broker.schedule().run_now(name)
+        except (RedisError, OperationalError, OSError, Unavailable, DelayqError):
+            raise
+        except Exception as exc:  # Celery checks arguments and options: whatever they are, and however it says so
+            raise CannotSend(f"Celery cannot send it: {exc}") from exc
+
+    with view.broker.sending():
+        return _change(view, "schedule.run_now", run_now, view._("Sent."))
 
 
 def _update(view: View) -> Response:

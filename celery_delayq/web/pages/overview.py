@@ -46,6 +46,7 @@ def _show(view: View) -> Response:
         "overview.html",
         counts=counts,
         most_queues=_MOST_QUEUES,
+        has_nodes=any(queue.node for queue in counts.queues),
         totals=_totals(counts.queues),
         span=span_s,
         start=start_ms,

@@ -8,6 +8,7 @@ from typing import Any
 
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.bulk import Action
+from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.pages.filters import LONGEST_ID, Filter, InvalidFilter, id_key, ids_of, time_of
 from celery_delayq.web.pages.steps import (
@@ -31,6 +32,9 @@ _COUNT_S = 0.15
 
 #: The most ids that a question and an answer name.
 _NAMED = 100
+
+#: How many tasks a question holds in memory at once. Each may have megabytes.
+_HELD = 25
 
 #: The most names of tasks and of queues that the filter proposes.
 _PROPOSED = 200
@@ -63,6 +67,7 @@ def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] =
         params=found.params if found else {},
         is_search=bool(found and found.is_search),
         error=error,
+        # A page without tasks is false, but it may have a cursor, or name queues that are away.
         tasks=page.tasks if page is not None else (),
         examined=page.examined if page is not None else 0,
         cursor=page.cursor if page is not None else None,
@@ -135,18 +140,17 @@ def _act_on_ids(view: View, action: Action) -> Response:
 
 
 def _ask_about_ids(view: View, action: Action, ids: Sequence[str], error: Any = None) -> Response:
+    waiting = {}
     with view.broker.inspector() as inspector:
-        tasks = inspector.get(ids)
-    waiting = {task_id: task for task_id, task in tasks.items() if task is not None}
+        for start in range(0, len(ids), _HELD):
+            tasks = inspector.get(ids[start : start + _HELD])
+            waiting.update({task_id: _line(task) for task_id, task in tasks.items() if task is not None})
     notes = []
     if len(waiting) < len(ids):
         gone = len(ids) - len(waiting)
         notes.append(
             view.language.ngettext("%(number)s is no longer waiting.", "%(number)s are no longer waiting.", gone)
         )
-    names = [
-        f"{task_id}  {task.name or ''}  {task.args or ''} {task.kwargs or ''}" for task_id, task in waiting.items()
-    ]
     return ask(
         view,
         Question(
@@ -154,7 +158,7 @@ def _ask_about_ids(view: View, action: Action, ids: Sequence[str], error: Any = 
             _title(view, action, len(waiting)),
             _button(view, action),
             _back(view),
-            [cut(name, 200) for name in names[:_NAMED]],
+            list(waiting.values())[:_NAMED],
             notes,
             [("id", id_key(task_id)) for task_id in ids],
             wants_time=action == "reschedule",
@@ -163,6 +167,10 @@ def _ask_about_ids(view: View, action: Action, ids: Sequence[str], error: Any = 
             is_void=not waiting,
         ),
     )
+
+
+def _line(task: ScheduledTask) -> str:
+    return cut(f"{task.id}  {task.name or ''}  {task.args or ''} {task.kwargs or ''}", 200)
 
 
 # -- all tasks that match
