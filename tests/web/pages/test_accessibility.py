@@ -22,7 +22,13 @@ _TOO_WIDE = """new Promise(done => requestAnimationFrame(() => requestAnimationF
 })))"""
 
 
-@pytest.mark.parametrize(("size", "scheme"), [(PHONE, "dark"), (DESKTOP, "light")], ids=["phone", "desktop"])
+@pytest.mark.parametrize(
+    ("size", "scheme"),
+    [
+        pytest.param(PHONE, "dark", id="phone"),
+        pytest.param(DESKTOP, "light", id="desktop", marks=pytest.mark.thorough),
+    ],
+)
 @pytest.mark.parametrize("path", ["", "waiting", "dead"])
 def test_pages_break_no_rule(
     visit: Visits, alone: Site, app: Celery, client: redis.Redis, path: str, size: tuple[int, int], scheme: Scheme

@@ -16,7 +16,7 @@ from tests.web.visit import Visits
 
 @pytest.mark.parametrize(
     "kind",
-    [kind if kind in ("proxied", "fastapi") else pytest.param(kind, marks=pytest.mark.thorough) for kind in KINDS],
+    [kind if kind == "proxied" else pytest.param(kind, marks=pytest.mark.thorough) for kind in KINDS],
 )
 def test_look_cancel_one_and_choose_a_language(
     visit: Visits, app: Celery, broker: PrivateRedis, ledger_url: str, kind: str

@@ -162,4 +162,4 @@ def test_a_periodic_task_from_beginning_to_end(visit: Visits, alone: Site, app: 
     expect(page.get_by_role("link", name="each second")).to_have_count(0)
     visit.watch(page).expect("status of 404")
     page.goto(f"{alone.url}entry?name=each+second")
-    expect(page.get_by_role("alert")).to_contain_text("each second")
+    expect(page.get_by_role("alert")).to_have_text("There is no such periodic task.")
