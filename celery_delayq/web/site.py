@@ -16,6 +16,7 @@ from celery_delayq.web.broker import Broker, Unavailable
 from celery_delayq.web.language import LANGUAGES, language_of
 from celery_delayq.web.live import LiveCache
 from celery_delayq.web.pages import PAGES
+from celery_delayq.web.pages.steps import may_have_changed
 from celery_delayq.web.rendering import MOST_CHARACTERS, cut
 from celery_delayq.web.request import Params, Request, Response, TooLong, encoded
 from celery_delayq.web.view import Page, View
@@ -132,7 +133,7 @@ class Site:
 
 def _unavailable(view: View, error: Unavailable) -> Response:
     """Return a page that tries again by itself, but no change is ever tried again."""
-    if view.request.method != "POST":
+    if not may_have_changed(view.request.form):
         return view.page("error.html", 503, title=view._("Redis cannot be read"), text=str(error), is_live=True)
     text = view._("%(error)s. Look at the list before you try again: a part of it may be done.", error=str(error))
     return view.page("error.html", 503, title=view._("The change was broken off"), text=text)

@@ -9,6 +9,9 @@ from typing import Any
 from celery_delayq.web.request import Params, Response
 from celery_delayq.web.view import View
 
+#: Actions without a question.
+_AT_ONCE = ("schedule.add", "schedule.update", "schedule.pause", "schedule.resume")
+
 #: How many tasks one request changes at most.
 CHUNK = 1000
 
@@ -47,6 +50,11 @@ class Question:
 def is_confirmed(form: Params) -> bool:
     """Return whether a form answers the question."""
     return form.get("confirmed") == "yes"
+
+
+def may_have_changed(form: Params) -> bool:
+    """Return whether a form asked for a change, and not only for the question."""
+    return is_confirmed(form) or form.get("action") in _AT_ONCE
 
 
 def ask(view: View, question: Question) -> Response:

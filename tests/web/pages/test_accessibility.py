@@ -41,7 +41,13 @@ def test_pages_break_no_rule(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("locale", ["en-GB", "zh-CN"])
+@pytest.mark.parametrize(
+    ("size", "scheme", "locale"),
+    [
+        *((size, scheme, "en-GB") for size in (PHONE, DESKTOP) for scheme in ("light", "dark")),
+        (PHONE, "light", "zh-CN"),
+    ],
+)
 def test_no_view_breaks_a_rule(
     visit: Visits, alone: Site, app: Celery, client: redis.Redis, size: tuple[int, int], scheme: Scheme, locale: str
 ) -> None:
