@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 from typing import Any
 
 import click
@@ -84,7 +83,7 @@ def _log_changes() -> None:
     """Write the audit log to standard error, unless the app has configured logging."""
     audit = logging.getLogger("celery_delayq.web.audit")
     if not audit.hasHandlers():
-        handler = logging.StreamHandler(sys.stderr)
+        handler = logging.StreamHandler()  # standard error
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         audit.addHandler(handler)
     audit.setLevel(logging.INFO)
