@@ -7,10 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -26,7 +27,15 @@ from tests.web.direct import OWN, Answer, User, dump, user_of
 
 app, client = direct.app, direct.client
 
+T = TypeVar("T")
+
 _REPOSITORY = Path(__file__).parents[2]
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a thread of its own: Playwright may have a loop in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
 
 
 class AsgiUser(User):
@@ -68,7 +77,7 @@ class AsgiUser(User):
             "client": ("192.0.2.1", 50000),
             **scope,
         }
-        (status, sent, answered) = asyncio.run(ask_asgi(self.application, found, messages))
+        (status, sent, answered) = run(ask_asgi(self.application, found, messages))
         return Answer(status, sent, answered, f"{quote(path)}?{text}" if text else quote(path))
 
 
@@ -256,7 +265,7 @@ def ask(
     app: Celery, scope: dict[str, Any], *messages: dict[str, Any], access: Any = None
 ) -> tuple[int, dict[str, str], bytes]:
     application = make_asgi_app(app, access=access or (lambda request: "all"))
-    return asyncio.run(ask_asgi(application, scope, messages))
+    return run(ask_asgi(application, scope, messages))
 
 
 def test_a_client_that_goes_in_the_middle_changes_nothing(app: Celery, client: redis.Redis) -> None:
@@ -327,7 +336,7 @@ def test_a_websocket_is_closed(app: Celery) -> None:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(make_asgi_app(app, access=lambda request: "all")({"type": "websocket", "path": "/"}, receive, send))
+    run(make_asgi_app(app, access=lambda request: "all")({"type": "websocket", "path": "/"}, receive, send))
     assert sent == [{"type": "websocket.close"}]
 
 
@@ -348,7 +357,7 @@ def test_a_server_may_tell_that_it_starts_and_ends(app: Celery) -> None:
         await coming.put({"type": "lifespan.shutdown"})
         await life
 
-    asyncio.run(live())
+    run(live())
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
@@ -361,7 +370,7 @@ def test_asgi_works_after_a_fork(app: Celery) -> None:
     application = make_asgi_app(app, access=lambda request: "all")
 
     def status() -> int:
-        return asyncio.run(ask_asgi(application, scope_of(method="GET"), [{"type": "http.request"}]))[0]
+        return run(ask_asgi(application, scope_of(method="GET"), [{"type": "http.request"}]))[0]
 
     assert status() == 200  # starts a thread
     assert in_a_child(lambda: status() == 200)

@@ -342,7 +342,8 @@ def test_a_replica_shows_all_and_changes_nothing(own_server: PrivateRedis) -> No
         app.delayq.schedule.add("a", "shop.carts.tidy", 60.0)
         with replica.client() as client, own_server.client() as master:
             wait_until(lambda: client.info("replication")["master_link_status"] == "up", "the replica")
-            master.wait(1, 30_000)
+            written = master.info("replication")["master_repl_offset"]
+            wait_until(lambda: client.info("replication")["slave_repl_offset"] >= written, "the replica has it all")
         at_replica = make_app(brokers.url_of(replica), own_server.url)
         user = user_of(at_replica)
         for path in PATHS:
