@@ -30,7 +30,7 @@ hypothesis.settings.load_profile("tests")
 #: What `make test` leaves out: these tests take long. They break things and compare with others; the rest checks
 #: every feature. `make test-all` runs them, too.
 _THOROUGH = (
-    *("benchmarks", "interop", "soak", "consumer/test_flaps.py", "planner/test_interleavings.py"),
+    *("benchmarks", "interop", "soak", "web/pages", "consumer/test_flaps.py", "planner/test_interleavings.py"),
     *(f"faults/test_{name}.py" for name in ("demoted_master", "nights", "nothing_lost", "planners", "poison")),
     "faults/test_server_faults.py",
     *(
