@@ -45,9 +45,18 @@ _THOROUGH = (
     "integration/template",
     *(f"integration/test_{name}.py" for name in ("example_orders", "lost_connection", "prefetch", "release")),
     *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks")),
-    # They show that the tests of the web page see what they look for.
-    *("web/test_browser.py", "web/test_sites.py"),
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the tests in the browser run wherever the page can be mounted."""
+    parser.addoption(
+        "--web-in",
+        metavar="KINDS",
+        default="standalone",
+        help="how tests/web/pages have the web page served, with commas between: standalone, proxied, flask, fastapi,"
+        " django-wsgi, django-asgi; or all (default: standalone)",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from tests.support import wait_until
 from tests.web.access import AccessFile
 from tests.web.hosts import HOSTS, PREFIX
@@ -67,6 +69,14 @@ def mounted(host: str, page: str = "delayq", **kwargs: Any) -> Site:
 
 #: Ways to serve a page: standalone, behind a proxy that strips the prefix, and in each host.
 KINDS = ("standalone", "proxied", *HOSTS)
+
+
+def kinds(names: str) -> list[str]:
+    """Read the option `--web-in`: some of the `KINDS`, with commas between, or `all`."""
+    found = [*KINDS] if names == "all" else names.split(",")
+    if unknown := {*found} - {*KINDS}:
+        raise pytest.UsageError(f"--web-in={','.join(sorted(unknown))}: the page can be {', '.join(KINDS)}, or all")
+    return found
 
 
 @contextmanager

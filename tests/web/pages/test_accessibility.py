@@ -10,7 +10,6 @@ from tests.web.axe import Violations, axe
 from tests.web.filling import fill
 from tests.web.hostile import fill_hostile
 from tests.web.pages.views import open_details, views
-from tests.web.sites import Site
 from tests.web.visit import DESKTOP, PHONE, Scheme, Visits
 
 #: Widths of windows, in CSS pixels: of phones, of tablets, where the layout changes, and of desktops.
@@ -31,10 +30,10 @@ _TOO_WIDE = """new Promise(done => requestAnimationFrame(() => requestAnimationF
 )
 @pytest.mark.parametrize("path", ["", "waiting", "dead"])
 def test_pages_break_no_rule(
-    visit: Visits, alone: Site, app: Celery, client: redis.Redis, path: str, size: tuple[int, int], scheme: Scheme
+    visit: Visits, url: str, app: Celery, client: redis.Redis, path: str, size: tuple[int, int], scheme: Scheme
 ) -> None:
     fill(app, client)
-    page = visit(f"{alone.url}{path}", size=size, scheme=scheme)
+    page = visit(f"{url}{path}", size=size, scheme=scheme)
     open_details(page)
     assert axe(page) == []
     assert page.evaluate(_TOO_WIDE) <= 0
@@ -49,11 +48,11 @@ def test_pages_break_no_rule(
     ],
 )
 def test_no_view_breaks_a_rule(
-    visit: Visits, alone: Site, app: Celery, client: redis.Redis, size: tuple[int, int], scheme: Scheme, locale: str
+    visit: Visits, url: str, app: Celery, client: redis.Redis, size: tuple[int, int], scheme: Scheme, locale: str
 ) -> None:
-    page = visit(alone.url, size=size, scheme=scheme, locale=locale)
+    page = visit(url, size=size, scheme=scheme, locale=locale)
     found = {}
-    for view in views(page, visit.watch(page), alone.url, app, client):
+    for view in views(page, visit.watch(page), url, app, client):
         open_details(page)
         if violations := axe(page):
             found[view] = violations
@@ -63,11 +62,11 @@ def test_no_view_breaks_a_rule(
 @pytest.mark.thorough
 @pytest.mark.parametrize("locale", ["en-GB", "zh-CN"])
 def test_no_view_is_wider_than_the_window(
-    visit: Visits, alone: Site, app: Celery, client: redis.Redis, locale: str
+    visit: Visits, url: str, app: Celery, client: redis.Redis, locale: str
 ) -> None:
-    page = visit(alone.url, locale=locale)
+    page = visit(url, locale=locale)
     found = []
-    for view in views(page, visit.watch(page), alone.url, app, client):
+    for view in views(page, visit.watch(page), url, app, client):
         open_details(page)
         for width in WIDTHS:
             page.set_viewport_size({"width": width, "height": 800})
@@ -79,12 +78,12 @@ def test_no_view_is_wider_than_the_window(
 
 @pytest.mark.thorough
 def test_no_hostile_text_makes_a_page_wider_or_breaks_a_rule(
-    visit: Visits, alone: Site, app: Celery, client: redis.Redis, size: tuple[int, int], scheme: Scheme
+    visit: Visits, url: str, app: Celery, client: redis.Redis, size: tuple[int, int], scheme: Scheme
 ) -> None:
     fill_hostile(app, client, large=False)
-    page = visit(alone.url, size=size, scheme=scheme)
+    page = visit(url, size=size, scheme=scheme)
     for path in ("", "waiting", "waiting?queue=celery", "dead?queue=celery", "periodic", "workers"):
-        page.goto(f"{alone.url}{path}")
+        page.goto(f"{url}{path}")
         open_details(page)
         assert (path, page.evaluate(_TOO_WIDE)) == (path, 0)
         assert axe(page) == []

@@ -11,7 +11,6 @@ from celery_delayq import DeadLetters
 from celery_delayq.queue import dead_letters
 from tests.web.filling import Filled, fill, message_of
 from tests.web.pages.lists import expect_ids, press, rows, said, select, shown
-from tests.web.sites import Site
 from tests.web.visit import Visits
 
 
@@ -26,9 +25,9 @@ def letters(client: redis.Redis, filled: Filled) -> DeadLetters:
 
 
 def test_some_are_requeued_and_deleted(
-    visit: Visits, alone: Site, app: Celery, filled: Filled, letters: DeadLetters
+    visit: Visits, url: str, app: Celery, filled: Filled, letters: DeadLetters
 ) -> None:
-    page = visit(f"{alone.url}dead")
+    page = visit(f"{url}dead")
     expect_ids(page, filled.dead.values())
     select(page, filled.dead["delivery-limit"], filled.dead["not-an-entry"])
     press(page, "Requeue …")
@@ -48,9 +47,9 @@ def test_some_are_requeued_and_deleted(
 
 
 def test_one_that_is_requeued_elsewhere_meanwhile(
-    visit: Visits, alone: Site, filled: Filled, letters: DeadLetters
+    visit: Visits, url: str, filled: Filled, letters: DeadLetters
 ) -> None:
-    page = visit(f"{alone.url}dead")
+    page = visit(f"{url}dead")
     select(page, filled.dead["delivery-limit"], filled.dead["invalid-task"])
     press(page, "Requeue …")
     letter = letters.find(filled.dead["delivery-limit"])
@@ -62,8 +61,8 @@ def test_one_that_is_requeued_elsewhere_meanwhile(
     assert len(letters) == 2
 
 
-def test_one_that_is_gone_before_the_question(visit: Visits, alone: Site, filled: Filled, letters: DeadLetters) -> None:
-    page = visit(f"{alone.url}letter?queue=celery&letter={filled.dead['delivery-limit']}-0")
+def test_one_that_is_gone_before_the_question(visit: Visits, url: str, filled: Filled, letters: DeadLetters) -> None:
+    page = visit(f"{url}letter?queue=celery&letter={filled.dead['delivery-limit']}-0")
     letters.purge()
     press(page, "Requeue …")
     expect(page.locator("main")).to_contain_text("1 is no longer there.")
@@ -73,13 +72,13 @@ def test_one_that_is_gone_before_the_question(visit: Visits, alone: Site, filled
 
 
 def test_all_of_a_queue(
-    visit: Visits, alone: Site, app: Celery, client: redis.Redis, filled: Filled, letters: DeadLetters
+    visit: Visits, url: str, app: Celery, client: redis.Redis, filled: Filled, letters: DeadLetters
 ) -> None:
     """First all are requeued that can be, then the rest is deleted."""
     _, message = message_of(app, client, "shop.orders.remind", 1)
     more = [dead_letters.pack(message, reason="delivery-limit", at_ms=number) for number in range(1500)]
     client.rpush(letters.keys.dead, *more)
-    page = visit(f"{alone.url}dead")
+    page = visit(f"{url}dead")
     page.locator("select[name=queue]").select_option("mail")
     press(page, "Show")
     expect(page.get_by_text("No dead letters.")).to_be_visible()
@@ -103,8 +102,8 @@ def test_all_of_a_queue(
     assert len(letters) == 0
 
 
-def test_a_letter_in_full(visit: Visits, alone: Site, filled: Filled, letters: DeadLetters) -> None:
-    page = visit(f"{alone.url}dead")
+def test_a_letter_in_full(visit: Visits, url: str, filled: Filled, letters: DeadLetters) -> None:
+    page = visit(f"{url}dead")
     page.get_by_role("link", name=filled.dead["invalid-task"]).click()
     texts = dict(zip(page.locator("dt").all_inner_texts(), page.locator("dd").all_inner_texts(), strict=True))
     assert "its eta is no ISO 8601 time" in texts["Reason"]
@@ -118,7 +117,7 @@ def test_a_letter_in_full(visit: Visits, alone: Site, filled: Filled, letters: D
     page.go_back()
     page.reload()
     expect(page.get_by_role("heading", level=1)).to_have_text("No longer there")
-    page.goto(f"{alone.url}dead")
+    page.goto(f"{url}dead")
     page.get_by_role("link", name=filled.dead["not-an-entry"]).click()
     expect(page.get_by_role("button", name="Requeue …")).to_have_count(0)
     expect(page.locator("main")).to_contain_text("This is not a message of Celery.")

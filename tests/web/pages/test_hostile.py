@@ -14,7 +14,6 @@ from playwright.sync_api import Page, expect
 
 from tests.web.hostile import SURROGATE, TEXTS, fill_hostile
 from tests.web.pages.lists import press, rows
-from tests.web.sites import Site
 from tests.web.visit import Visits
 
 #: All that the templates are made of.
@@ -75,21 +74,21 @@ def links(page: Page, selector: str) -> list[str]:
 
 
 @pytest.fixture
-def page(visit: Visits, alone: Site, app: Celery, client: redis.Redis) -> Page:
+def page(visit: Visits, url: str, app: Celery, client: redis.Redis) -> Page:
     fill_hostile(app, client, large=False)
-    return visit(alone.url)
+    return visit(url)
 
 
 @pytest.mark.parametrize("path", ["", "waiting", "dead?queue=celery", "periodic", "workers"])
-def test_lists_are_harmless(page: Page, alone: Site, path: str) -> None:
-    page.goto(f"{alone.url}{path}")
+def test_lists_are_harmless(page: Page, url: str, path: str) -> None:
+    page.goto(f"{url}{path}")
     expect_harmless(page)
     press(page, "Show my time zone")
     expect_harmless(page)
 
 
 @pytest.mark.thorough
-def test_each_task_letter_and_entry(visit: Visits, page: Page, alone: Site, app: Celery) -> None:
+def test_each_task_letter_and_entry(visit: Visits, page: Page, url: str, app: Celery) -> None:
     """By their links, as somebody follows them. Two entries say that they have another id than they have."""
     visit.watch(page).expect("status of 404")
     gone = 0
@@ -98,7 +97,7 @@ def test_each_task_letter_and_entry(visit: Visits, page: Page, alone: Site, app:
         ("dead?queue=celery", "td.id a"),
         ("periodic", "tbody th a"),
     ):
-        page.goto(f"{alone.url}{path}")
+        page.goto(f"{url}{path}")
         urls = links(page, selector)
         assert len(urls) > 20
         for url in urls:
@@ -112,8 +111,8 @@ def test_each_task_letter_and_entry(visit: Visits, page: Page, alone: Site, app:
 
 
 @pytest.mark.thorough
-def test_queues(page: Page, alone: Site) -> None:
-    page.goto(alone.url)
+def test_queues(page: Page, url: str) -> None:
+    page.goto(url)
     urls = links(page, "#queues tbody th a")
     assert len(urls) > 15
     for url in urls:
@@ -124,22 +123,22 @@ def test_queues(page: Page, alone: Site) -> None:
 
 @pytest.mark.parametrize("text", [*TEXTS.values(), SURROGATE], ids=[*TEXTS, "surrogate"])
 @pytest.mark.thorough
-def test_what_the_url_says_is_harmless(visit: Visits, page: Page, alone: Site, text: str) -> None:
+def test_what_the_url_says_is_harmless(visit: Visits, page: Page, url: str, text: str) -> None:
     text = text[:1000].encode("utf-8", "replace").decode()
     visit.watch(page).expect("status of 40")
     for query in ({"queue": text, "task": text, "text": text}, {"due_after": text}, {"cursor": text}):
-        page.goto(f"{alone.url}waiting?{urlencode(query)}")
+        page.goto(f"{url}waiting?{urlencode(query)}")
         expect_harmless(page)
     for path in ("task?id=", "letter?queue=celery&letter=", "dead?queue=", "entry?name=", "?from=", "?lang="):
-        page.goto(f"{alone.url}{path}{quote(text, safe='')}")
+        page.goto(f"{url}{path}{quote(text, safe='')}")
         expect_harmless(page)
 
 
 @pytest.mark.thorough
-def test_actions_on_hostile_tasks(page: Page, alone: Site, app: Celery) -> None:
+def test_actions_on_hostile_tasks(page: Page, url: str, app: Celery) -> None:
     """All that can be selected is cancelled: the ids survive the form. Two have another id than they say."""
     before = len(list(app.delayq.iter_scheduled(queue="celery")))
-    page.goto(f"{alone.url}waiting?queue=celery")
+    page.goto(f"{url}waiting?queue=celery")
     page.get_by_role("checkbox", name="Select all on this page").check()
     number = rows(page).get_by_role("checkbox", checked=True).count()
     assert number > 20

@@ -9,7 +9,6 @@ from playwright.sync_api import Page, expect
 
 from tests.web.filling import add_orders, fill
 from tests.web.pages.lists import expect_ids, said
-from tests.web.sites import Site
 from tests.web.visit import Scheme, Visits
 
 #: What has the focus, by its text, its label or its name.
@@ -30,9 +29,9 @@ def tab_to(page: Page, wanted: str, *, key: str = "Tab") -> None:
     raise AssertionError(f"no {wanted!r} among {seen}")
 
 
-def test_filter_select_and_cancel(visit: Visits, alone: Site, app: Celery, client: redis.Redis) -> None:
+def test_filter_select_and_cancel(visit: Visits, url: str, app: Celery, client: redis.Redis) -> None:
     filled = fill(app, client)
-    page = visit(f"{alone.url}waiting")
+    page = visit(f"{url}waiting")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_in_viewport()
     page.keyboard.press("Enter")
@@ -52,9 +51,9 @@ def test_filter_select_and_cancel(visit: Visits, alone: Site, app: Celery, clien
     assert app.delayq.get(filled.waiting["mail 1"]) is None
 
 
-def test_all_that_match_by_the_arrow_keys(visit: Visits, alone: Site, app: Celery) -> None:
+def test_all_that_match_by_the_arrow_keys(visit: Visits, url: str, app: Celery) -> None:
     add_orders(app, 2)
-    page = visit(f"{alone.url}waiting")
+    page = visit(f"{url}waiting")
     tab_to(page, "scope")
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("radio", name="all that match")).to_be_checked()
@@ -69,10 +68,10 @@ def test_all_that_match_by_the_arrow_keys(visit: Visits, alone: Site, app: Celer
 @pytest.mark.thorough
 @pytest.mark.parametrize("path", ["", "waiting", "dead", "periodic", "workers"])
 def test_whatever_has_the_focus_shows_it(
-    visit: Visits, alone: Site, app: Celery, client: redis.Redis, scheme: Scheme, path: str
+    visit: Visits, url: str, app: Celery, client: redis.Redis, scheme: Scheme, path: str
 ) -> None:
     fill(app, client)
-    page = visit(f"{alone.url}{path}", scheme=scheme)
+    page = visit(f"{url}{path}", scheme=scheme)
     reached = 0
     while True:
         page.keyboard.press("Tab")

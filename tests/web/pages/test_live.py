@@ -12,7 +12,6 @@ from playwright.sync_api import Page, Request, Response, expect
 from celery_delayq import DeadLetters
 from tests.web.filling import add_orders, fill
 from tests.web.pages.lists import expect_ids, press, rows, said, select, shown
-from tests.web.sites import Site
 from tests.web.visit import Visits
 
 
@@ -27,10 +26,10 @@ def next_answer(page: Page, do: Callable[[], object] = lambda: None) -> Response
     return found.value
 
 
-def test_what_the_operator_does_stays(visit: Visits, alone: Site, app: Celery) -> None:
+def test_what_the_operator_does_stays(visit: Visits, url: str, app: Celery) -> None:
     """A task appears and one disappears, while boxes are checked, and something is focused, selected and scrolled."""
     ids = add_orders(app, 40)
-    page = visit(f"{alone.url}waiting", size=(800, 500))
+    page = visit(f"{url}waiting", size=(800, 500))
     select(page, ids[20], ids[21])
     box = page.get_by_role("checkbox", name=f"Select {ids[22]}")
     box.focus()
@@ -62,9 +61,9 @@ def test_what_the_operator_does_stays(visit: Visits, alone: Site, app: Celery) -
 
 
 @pytest.mark.thorough
-def test_all_stay_selected(visit: Visits, alone: Site, app: Celery) -> None:
+def test_all_stay_selected(visit: Visits, url: str, app: Celery) -> None:
     ids = add_orders(app, 3)
-    page = visit(f"{alone.url}waiting")
+    page = visit(f"{url}waiting")
     every = page.get_by_role("checkbox", name="Select all on this page")
     every.check()
     app.delayq.cancel(ids[2])
@@ -78,10 +77,10 @@ def test_all_stay_selected(visit: Visits, alone: Site, app: Celery) -> None:
 
 @pytest.mark.thorough
 def test_selected_text_stays_until_it_is_not_selected_any_more(
-    visit: Visits, alone: Site, app: Celery, client: redis.Redis
+    visit: Visits, url: str, app: Celery, client: redis.Redis
 ) -> None:
     fill(app, client)
-    page = visit(f"{alone.url}dead?queue=celery")
+    page = visit(f"{url}dead?queue=celery")
     page.locator("#letters td.id a").first.evaluate(
         "link => getSelection().setBaseAndExtent(document.querySelector('h1'), 0, link, 1)"
     )
@@ -98,9 +97,9 @@ def test_selected_text_stays_until_it_is_not_selected_any_more(
 
 
 @pytest.mark.thorough
-def test_open_details_stay_open(visit: Visits, alone: Site, app: Celery) -> None:
+def test_open_details_stay_open(visit: Visits, url: str, app: Celery) -> None:
     add_orders(app, 3, apart_s=600)
-    page = visit(alone.url)
+    page = visit(url)
     summary = page.locator("#due-table > summary")
     summary.focus()
     summary.press("Enter")
@@ -112,14 +111,14 @@ def test_open_details_stay_open(visit: Visits, alone: Site, app: Celery) -> None
 
 
 @pytest.mark.thorough
-def test_a_hidden_page_asks_nothing(visit: Visits, alone: Site, app: Celery) -> None:
-    page = visit(f"{alone.url}waiting")
+def test_a_hidden_page_asks_nothing(visit: Visits, url: str, app: Celery) -> None:
+    page = visit(f"{url}waiting")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url) if is_live(request) else None)
-    other = visit(f"{alone.url}waiting")
+    other = visit(f"{url}waiting")
     page.evaluate(HIDDEN, True)
     add_orders(app, 2)
-    expect_ids(other, shown(visit(f"{alone.url}waiting")))
+    expect_ids(other, shown(visit(f"{url}waiting")))
     next_answer(other)
     next_answer(other)
     assert asked == []
@@ -136,9 +135,9 @@ HIDDEN = """hidden => {
 
 
 @pytest.mark.thorough
-def test_updates_can_be_paused(visit: Visits, alone: Site, app: Celery) -> None:
-    page = visit(f"{alone.url}waiting")
-    other = visit(f"{alone.url}waiting")
+def test_updates_can_be_paused(visit: Visits, url: str, app: Celery) -> None:
+    page = visit(f"{url}waiting")
+    other = visit(f"{url}waiting")
     asked: list[str] = []
     press(page, "Pause updates")
     page.on("request", lambda request: asked.append(request.url) if is_live(request) else None)
@@ -152,11 +151,11 @@ def test_updates_can_be_paused(visit: Visits, alone: Site, app: Celery) -> None:
     expect(page.get_by_role("button", name="Pause updates")).to_be_visible()
 
 
-def test_what_is_done_in_one_tab_shows_in_the_other(visit: Visits, alone: Site, app: Celery) -> None:
+def test_what_is_done_in_one_tab_shows_in_the_other(visit: Visits, url: str, app: Celery) -> None:
     ids = add_orders(app, 3)
-    page = visit(f"{alone.url}waiting")
+    page = visit(f"{url}waiting")
     other = page.context.new_page()
-    other.goto(f"{alone.url}waiting?queue=celery")
+    other.goto(f"{url}waiting?queue=celery")
     select(other, ids[1])
     press(other, "Cancel …", "Cancel for good")
     expect(said(other)).to_have_text("1 task cancelled.")
@@ -164,9 +163,9 @@ def test_what_is_done_in_one_tab_shows_in_the_other(visit: Visits, alone: Site, 
 
 
 @pytest.mark.thorough
-def test_a_task_page_says_when_its_task_is_gone(visit: Visits, alone: Site, app: Celery) -> None:
+def test_a_task_page_says_when_its_task_is_gone(visit: Visits, url: str, app: Celery) -> None:
     (task_id,) = add_orders(app, 1)
-    page = visit(f"{alone.url}task?id={task_id}")
+    page = visit(f"{url}task?id={task_id}")
     visit.watch(page).expect("status of 404")
     app.delayq.run_now(task_id)
     expect(page.locator("#notice")).to_contain_text("This task is not waiting")
@@ -175,7 +174,7 @@ def test_a_task_page_says_when_its_task_is_gone(visit: Visits, alone: Site, app:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("path", ["periodic", "workers"])
-def test_pages_that_do_not_change_are_not_sent_again(visit: Visits, alone: Site, app: Celery, path: str) -> None:
-    page = visit(f"{alone.url}{path}")
+def test_pages_that_do_not_change_are_not_sent_again(visit: Visits, url: str, app: Celery, path: str) -> None:
+    page = visit(f"{url}{path}")
     assert next_answer(page).status == 200
     assert next_answer(page).status == 304

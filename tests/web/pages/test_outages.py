@@ -12,7 +12,7 @@ from examples.private_redis import PrivateRedis
 from tests import brokers
 from tests.web.filling import add_orders
 from tests.web.pages.lists import Held, expect_ids, press, rows, said, select
-from tests.web.sites import Site, standalone
+from tests.web.sites import served, standalone
 from tests.web.visit import Visits
 
 
@@ -24,18 +24,18 @@ def broker() -> Iterator[PrivateRedis]:
 
 
 @pytest.fixture
-def alone(broker: PrivateRedis, ledger_url: str) -> Iterator[Site]:
-    with standalone(broker=brokers.url_of(broker), ledger=ledger_url) as site:
-        yield site
+def url(kind: str, broker: PrivateRedis, ledger_url: str) -> Iterator[str]:
+    with served(kind, broker=brokers.url_of(broker), ledger=ledger_url) as url:
+        yield url
 
 
-def test_redis_goes_away_and_comes_back(alone: Site, visit: Visits, app: Celery, broker: PrivateRedis) -> None:
+def test_redis_goes_away_and_comes_back(url: str, visit: Visits, app: Celery, broker: PrivateRedis) -> None:
     """For a page that was open before, for one that is opened meanwhile, and for a change."""
     ids = add_orders(app, 3)
-    page, changing = visit(f"{alone.url}waiting"), visit(f"{alone.url}waiting")
+    page, changing = visit(f"{url}waiting"), visit(f"{url}waiting")
     select(changing, ids[0])
     broker.stop()
-    opened = visit(f"{alone.url}waiting#tasks")
+    opened = visit(f"{url}waiting#tasks")
     press(changing, "Cancel …")
     for each in (page, opened, changing):
         visit.watch(each).expect("status of 503")
@@ -70,10 +70,10 @@ def test_the_web_server_goes_away_and_comes_back(
 
 @pytest.mark.thorough
 def test_redis_goes_away_in_the_middle_of_many_tasks(
-    alone: Site, visit: Visits, app: Celery, broker: PrivateRedis
+    url: str, visit: Visits, app: Celery, broker: PrivateRedis
 ) -> None:
     add_orders(app, 1500, apart_s=1)
-    page = visit(f"{alone.url}waiting?queue=celery")
+    page = visit(f"{url}waiting?queue=celery")
     visit.watch(page).expect("status of 503")
     page.get_by_role("radio", name="all that match").check()
     with Held(page, "waiting", after=2) as held:

@@ -11,7 +11,6 @@ from playwright.sync_api import Page, expect
 
 from tests.web.filling import fill
 from tests.web.pages.lists import press, said, shown
-from tests.web.sites import Site
 from tests.web.visit import Visits
 
 
@@ -22,13 +21,13 @@ def bars(page: Page) -> list[int]:
     return [int(title.partition(" ")[0].replace(",", "")) for title in titles]
 
 
-def test_from_a_year_to_the_tasks_of_a_minute_and_back(visit: Visits, alone: Site, app: Celery) -> None:
+def test_from_a_year_to_the_tasks_of_a_minute_and_back(visit: Visits, url: str, app: Celery) -> None:
     far = datetime.now(timezone.utc) + timedelta(days=200)
     remind = app.tasks["shop.orders.remind"]
     wanted = [remind.apply_async((number,), eta=far).id for number in range(3)]
     remind.apply_async((9,), eta=far + timedelta(minutes=20))
     remind.apply_async((9,), eta=far + timedelta(days=100))
-    page = visit(alone.url)
+    page = visit(url)
     assert bars(page) == []
     expect(page.locator("#due-region")).to_contain_text("5 are due later.")
     page.get_by_role("link", name="1 year").click()
@@ -56,9 +55,9 @@ def test_from_a_year_to_the_tasks_of_a_minute_and_back(visit: Visits, alone: Sit
     expect(window).to_have_text(first)
 
 
-def test_tiles_and_queues(visit: Visits, alone: Site, app: Celery, client: redis.Redis) -> None:
+def test_tiles_and_queues(visit: Visits, url: str, app: Celery, client: redis.Redis) -> None:
     filled = fill(app, client)
-    page = visit(alone.url)
+    page = visit(url)
     tiles = page.locator(".tiles div")
     number = len(filled.waiting) + 1
     app.tasks["shop.orders.ship"].delay(1)
@@ -74,11 +73,11 @@ def test_tiles_and_queues(visit: Visits, alone: Site, app: Celery, client: redis
     expect(page.get_by_role("link", name="72 hours")).to_have_attribute("aria-current", "true")
 
 
-def test_a_task_in_full(visit: Visits, alone: Site, app: Celery, client: redis.Redis) -> None:
+def test_a_task_in_full(visit: Visits, url: str, app: Celery, client: redis.Redis) -> None:
     filled = fill(app, client)
     task = app.delayq.get(filled.waiting["mail 2"])
     assert task is not None
-    page = visit(f"{alone.url}waiting")
+    page = visit(f"{url}waiting")
     page.get_by_role("link", name=task.id).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("shop.mail.send")
     texts = dict(zip(page.locator("dt").all_inner_texts(), page.locator("dd").all_inner_texts(), strict=True))
@@ -98,15 +97,15 @@ def test_a_task_in_full(visit: Visits, alone: Site, app: Celery, client: redis.R
     press(page, "Cancel …", "Cancel for good")
     expect(said(page)).to_have_text("1 task cancelled.")
     visit.watch(page).expect("status of 404")
-    page.goto(f"{alone.url}task?id={task.id}")
+    page.goto(f"{url}task?id={task.id}")
     expect(page.get_by_role("heading", level=1)).to_have_text("No longer waiting")
 
 
-def test_the_time_zone(visit: Visits, alone: Site, app: Celery, client: redis.Redis) -> None:
+def test_the_time_zone(visit: Visits, url: str, app: Celery, client: redis.Redis) -> None:
     filled = fill(app, client)
     task = app.delayq.get(filled.waiting["tomorrow"])
     assert task is not None
-    page = visit(f"{alone.url}waiting?task=shop.orders.ship&due_after=%2B3h")
+    page = visit(f"{url}waiting?task=shop.orders.ship&due_after=%2B3h")
     time = page.locator("tbody time").first
     utc = f"{task.due.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     own = re.compile(rf":{task.due:%S} [AP]M Asia/")
@@ -116,23 +115,23 @@ def test_the_time_zone(visit: Visits, alone: Site, app: Celery, client: redis.Re
     expect(time).to_have_text(own)
     expect(time).to_have_attribute("title", utc)
     expect(page.get_by_text("Times are in UTC.")).to_be_hidden()
-    page.goto(f"{alone.url}task?id={task.id}")
+    page.goto(f"{url}task?id={task.id}")
     expect(page.locator("dd time").first).to_have_text(re.compile(rf":{task.due:%S} [AP]M Asia/.* \({utc}\)"))
     press(page, "Show UTC")
     expect(page.get_by_text("Times are in UTC.")).to_be_visible()
     expect(page.locator("dd time").first).to_have_text(re.compile(rf"^{utc} \(.*:{task.due:%S} [AP]M Asia/"))
 
 
-def test_the_language(visit: Visits, alone: Site, app: Celery) -> None:
-    page = visit(f"{alone.url}waiting?queue=mail")
+def test_the_language(visit: Visits, url: str, app: Celery) -> None:
+    page = visit(f"{url}waiting?queue=mail")
     page.get_by_role("link", name="中文").click()
     expect(page.locator("html")).to_have_attribute("lang", "zh")
     expect(page.locator("input[name=queue]")).to_have_value("mail")
-    assert page.url == f"{alone.url}waiting?queue=mail"
+    assert page.url == f"{url}waiting?queue=mail"
     for path in ("", "dead", "periodic", "workers"):
-        page.goto(f"{alone.url}{path}")
+        page.goto(f"{url}{path}")
         expect(page.locator("html")).to_have_attribute("lang", "zh")
     page.get_by_role("link", name="English").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Workers")
-    chinese = visit(alone.url, locale="zh-CN")
+    chinese = visit(url, locale="zh-CN")
     expect(chinese.locator("html")).to_have_attribute("lang", "zh")

@@ -12,7 +12,6 @@ from playwright.sync_api import Page, expect
 
 from tests.web.filling import Filled, add_orders, fill
 from tests.web.pages.lists import Held, expect_ids, press, rows, said, select, shown
-from tests.web.sites import Site
 from tests.web.visit import Visits
 
 
@@ -21,8 +20,8 @@ def filled(app: Celery, client: redis.Redis) -> Filled:
     return fill(app, client)
 
 
-def test_each_field_of_the_filter(visit: Visits, alone: Site, app: Celery, filled: Filled) -> None:
-    page = visit(f"{alone.url}waiting")
+def test_each_field_of_the_filter(visit: Visits, url: str, app: Celery, filled: Filled) -> None:
+    page = visit(f"{url}waiting")
     expect_ids(page, [task.id for task in app.delayq.iter_scheduled()])
     (soon, in_an_hour) = filled.waiting["soon"], filled.waiting["in an hour"]
     mails = [filled.waiting[f"mail {number}"] for number in range(4)]
@@ -47,8 +46,8 @@ def test_each_field_of_the_filter(visit: Visits, alone: Site, app: Celery, fille
             expect(rows(page).locator("td:nth-child(4)")).to_have_text(["shop.orders.remind"] * 4)
 
 
-def test_a_filter_that_cannot_be_read(visit: Visits, alone: Site, filled: Filled) -> None:
-    page = visit(f"{alone.url}waiting")
+def test_a_filter_that_cannot_be_read(visit: Visits, url: str, filled: Filled) -> None:
+    page = visit(f"{url}waiting")
     visit.watch(page).expect("status of 400")
     page.get_by_label("Due from").fill("whenever")
     press(page, "Filter")
@@ -56,10 +55,8 @@ def test_a_filter_that_cannot_be_read(visit: Visits, alone: Site, filled: Filled
     expect(page.get_by_label("Due from")).to_have_value("whenever")
 
 
-def test_what_is_selected_is_changed_and_the_filter_stays(
-    visit: Visits, alone: Site, app: Celery, filled: Filled
-) -> None:
-    page = visit(f"{alone.url}waiting?task=shop.orders.ship&due_before=%2B2h")
+def test_what_is_selected_is_changed_and_the_filter_stays(visit: Visits, url: str, app: Celery, filled: Filled) -> None:
+    page = visit(f"{url}waiting?task=shop.orders.ship&due_before=%2B2h")
     ids = shown(page)
     assert len(ids) == 7
 
@@ -104,9 +101,9 @@ def test_what_is_selected_is_changed_and_the_filter_stays(
         ("2031-02-03T04:05:06+02:00", lambda now: datetime(2031, 2, 3, 2, 5, 6, tzinfo=timezone.utc)),
     ],
 )
-def test_a_new_due_time(visit: Visits, alone: Site, app: Celery, written: str, due: object) -> None:
+def test_a_new_due_time(visit: Visits, url: str, app: Celery, written: str, due: object) -> None:
     (task_id,) = add_orders(app, 1)
-    page = visit(f"{alone.url}task?id={task_id}")
+    page = visit(f"{url}task?id={task_id}")
     press(page, "Reschedule …")
     expect(page.get_by_label("New due time")).to_be_focused()
     visit.watch(page).expect("status of 400")
@@ -122,9 +119,9 @@ def test_a_new_due_time(visit: Visits, alone: Site, app: Celery, written: str, d
     assert abs(task.due - due(datetime.now(timezone.utc))) < timedelta(seconds=30)  # type: ignore[operator]
 
 
-def test_all_tasks_on_the_page_are_selected(visit: Visits, alone: Site, app: Celery) -> None:
+def test_all_tasks_on_the_page_are_selected(visit: Visits, url: str, app: Celery) -> None:
     ids = add_orders(app, 60)
-    page = visit(f"{alone.url}waiting")
+    page = visit(f"{url}waiting")
     every = page.get_by_role("checkbox", name="Select all on this page")
     every.check()
     expect(rows(page).get_by_role("checkbox", checked=True)).to_have_count(50)
@@ -138,9 +135,9 @@ def test_all_tasks_on_the_page_are_selected(visit: Visits, alone: Site, app: Cel
 
 
 @pytest.mark.thorough
-def test_there_are_several_pages(visit: Visits, alone: Site, app: Celery) -> None:
+def test_there_are_several_pages(visit: Visits, url: str, app: Celery) -> None:
     ids = add_orders(app, 70)
-    page = visit(f"{alone.url}waiting?queue=celery")
+    page = visit(f"{url}waiting?queue=celery")
     page.get_by_role("link", name="Next page").click()
     expect_ids(page, ids[50:])
     page.get_by_role("link", name="First page").click()
@@ -148,8 +145,8 @@ def test_there_are_several_pages(visit: Visits, alone: Site, app: Celery) -> Non
     expect(page.get_by_label("Queue", exact=True)).to_have_value("celery")
 
 
-def test_nothing_is_selected(visit: Visits, alone: Site, filled: Filled) -> None:
-    page = visit(f"{alone.url}waiting")
+def test_nothing_is_selected(visit: Visits, url: str, filled: Filled) -> None:
+    page = visit(f"{url}waiting")
     visit.watch(page).expect("status of 400")
     press(page, "Run now …")
     expect(page.get_by_role("alert")).to_have_text("Nothing is selected. Go back, and select something.")
@@ -160,10 +157,10 @@ def start_on_all(page: Page, button: str) -> None:
     press(page, button)
 
 
-def test_all_that_match_are_changed_chunk_after_chunk(visit: Visits, alone: Site, app: Celery) -> None:
+def test_all_that_match_are_changed_chunk_after_chunk(visit: Visits, url: str, app: Celery) -> None:
     add_orders(app, 2500, apart_s=1)
     other = app.tasks["shop.orders.ship"].apply_async((1,), countdown=100).id
-    page = visit(f"{alone.url}waiting?task=shop.orders.remind")
+    page = visit(f"{url}waiting?task=shop.orders.remind")
     start_on_all(page, "Cancel …")
     # How many were counted in the time for that.
     expect(page.get_by_role("heading", level=1)).to_have_text(
@@ -186,24 +183,24 @@ def test_all_that_match_are_changed_chunk_after_chunk(visit: Visits, alone: Site
 
 
 @pytest.mark.thorough
-def test_a_change_of_many_can_be_stopped(visit: Visits, alone: Site, app: Celery) -> None:
+def test_a_change_of_many_can_be_stopped(visit: Visits, url: str, app: Celery) -> None:
     ids = add_orders(app, 2500, apart_s=1)
-    page = visit(f"{alone.url}waiting")
+    page = visit(f"{url}waiting")
     start_on_all(page, "Reschedule …")
     page.get_by_label("New due time").fill("30d")
     with Held(page, "waiting", after=1):
         press(page, "Reschedule")
         expect(page.locator("#progress")).to_contain_text("Looked at 1,000 of 2,500.")
         page.get_by_role("link", name="Stop").click()
-        expect(page).to_have_url(f"{alone.url}waiting")
+        expect(page).to_have_url(f"{url}waiting")
     expect_ids(page, ids[1000:1050])
     assert len(list(app.delayq.iter_scheduled(due_after=datetime.now(timezone.utc) + timedelta(days=20)))) == 1000
 
 
 def test_a_task_that_is_delivered_while_the_question_is_open(
-    visit: Visits, alone: Site, app: Celery, filled: Filled
+    visit: Visits, url: str, app: Celery, filled: Filled
 ) -> None:
-    page = visit(f"{alone.url}waiting?queue=mail")
+    page = visit(f"{url}waiting?queue=mail")
     ids = shown(page)
     select(page, *ids[:2])
     press(page, "Cancel …")
@@ -215,8 +212,8 @@ def test_a_task_that_is_delivered_while_the_question_is_open(
     expect_ids(page, ids[2:])
 
 
-def test_a_task_that_is_delivered_before_the_question(visit: Visits, alone: Site, app: Celery, filled: Filled) -> None:
-    page = visit(f"{alone.url}task?id={filled.waiting['soon']}")
+def test_a_task_that_is_delivered_before_the_question(visit: Visits, url: str, app: Celery, filled: Filled) -> None:
+    page = visit(f"{url}task?id={filled.waiting['soon']}")
     app.delayq.run_now(filled.waiting["soon"])
     press(page, "Reschedule …")
     expect(page.locator("main")).to_contain_text("1 is no longer waiting.")

@@ -18,7 +18,6 @@ from tests.support import wait_until
 from tests.web.filling import message_of, shop
 from tests.web.pages.lists import press, said, select
 from tests.web.shop import QUEUES
-from tests.web.sites import Site
 from tests.web.visit import Visits
 from tests.workers import Worker
 
@@ -42,10 +41,10 @@ def wait_until_it_ran(worker: Worker, task_id: str) -> None:
     worker.wait_for_log(f"[{task_id}] succeeded")
 
 
-def test_a_task_runs_now(visit: Visits, alone: Site, app: Celery, worker: Worker) -> None:
+def test_a_task_runs_now(visit: Visits, url: str, app: Celery, worker: Worker) -> None:
     ship = app.tasks["shop.orders.ship"]
     first, second = (ship.apply_async((number,), countdown=3600).id for number in range(2))
-    page = visit(f"{alone.url}waiting?task=shop.orders.ship")
+    page = visit(f"{url}waiting?task=shop.orders.ship")
     select(page, first)
     press(page, "Run now …", "Run now")
     wait_until_it_ran(worker, first)
@@ -55,9 +54,9 @@ def test_a_task_runs_now(visit: Visits, alone: Site, app: Celery, worker: Worker
     wait_until_it_ran(worker, second)
 
 
-def test_a_task_that_is_rescheduled_runs_then(visit: Visits, alone: Site, app: Celery, worker: Worker) -> None:
+def test_a_task_that_is_rescheduled_runs_then(visit: Visits, url: str, app: Celery, worker: Worker) -> None:
     task_id = app.tasks["shop.orders.ship"].apply_async((1,), countdown=3600).id
-    page = visit(f"{alone.url}task?id={task_id}")
+    page = visit(f"{url}task?id={task_id}")
     press(page, "Reschedule …")
     page.get_by_label("New due time").fill("1s")
     press(page, "Reschedule")
@@ -65,22 +64,22 @@ def test_a_task_that_is_rescheduled_runs_then(visit: Visits, alone: Site, app: C
 
 
 def test_a_dead_letter_is_requeued_and_runs(
-    visit: Visits, alone: Site, app: Celery, client: redis.Redis, worker: Worker
+    visit: Visits, url: str, app: Celery, client: redis.Redis, worker: Worker
 ) -> None:
     task_id, message = message_of(app, client, "shop.orders.ship", 1, eta=None)
     raw = dead_letters.pack(message, reason=dead_letters.DELIVERY_LIMIT, at_ms=1_000_000, deliveries=6)
     client.rpush(DeadLetters(client, "celery").keys.dead, raw)
-    page = visit(f"{alone.url}dead?queue=celery")
+    page = visit(f"{url}dead?queue=celery")
     select(page, dead_letters.unpack(raw).id)
     press(page, "Requeue …", "Requeue")
     expect(said(page)).to_have_text("1 message requeued.")
     wait_until_it_ran(worker, task_id)
 
 
-def test_the_workers(visit: Visits, alone: Site, app: Celery, worker: Worker) -> None:
+def test_the_workers(visit: Visits, url: str, app: Celery, worker: Worker) -> None:
     wait_until_it_ran(worker, app.tasks["shop.orders.ship"].apply_async((1,), countdown=1).id)
     busy = app.tasks["shop.stock.count"].apply_async((5.0,))
-    page = visit(f"{alone.url}workers")
+    page = visit(f"{url}workers")
     card = page.locator("section.card").filter(has_text=f"process {worker.pid}")
     expect(card.get_by_role("rowheader", name="celery", exact=True)).to_have_count(4)  # a list for each priority
     expect(card.get_by_text("lasts")).to_have_count(card.locator("tbody tr").count())
@@ -90,9 +89,9 @@ def test_the_workers(visit: Visits, alone: Site, app: Celery, worker: Worker) ->
     expect(card).to_contain_text("holds 0 messages")
 
 
-def test_a_periodic_task_of_the_configuration(visit: Visits, alone: Site, app: Celery, worker: Worker) -> None:
+def test_a_periodic_task_of_the_configuration(visit: Visits, url: str, app: Celery, worker: Worker) -> None:
     wait_until(lambda: any(entry.name == "tidy carts" for entry in app.delayq.schedule), "the worker plans")
-    page = visit(f"{alone.url}periodic")
+    page = visit(f"{url}periodic")
     page.get_by_role("link", name="tidy carts").click()
     expect(page.locator("main")).to_contain_text("It is defined in code.")
     for name in ("Remove …", "Save"):
@@ -111,8 +110,8 @@ def test_a_periodic_task_of_the_configuration(visit: Visits, alone: Site, app: C
     wait_until(lambda: worker.log.count("Task shop.carts.tidy") > ran + 1, "it is received, and succeeds")
 
 
-def test_a_periodic_task_from_beginning_to_end(visit: Visits, alone: Site, app: Celery, worker: Worker) -> None:
-    page = visit(f"{alone.url}periodic")
+def test_a_periodic_task_from_beginning_to_end(visit: Visits, url: str, app: Celery, worker: Worker) -> None:
+    page = visit(f"{url}periodic")
     page.get_by_text("Add a periodic task").click()
     visit.watch(page).expect("status of 400")
     fields = {
@@ -134,7 +133,7 @@ def test_a_periodic_task_from_beginning_to_end(visit: Visits, alone: Site, app: 
     page.get_by_label("Arguments, a JSON list").fill("[4711]")
     press(page, "Add")
     expect(said(page)).to_have_text("each second added.")
-    page.goto(f"{alone.url}periodic")
+    page.goto(f"{url}periodic")
     row = page.locator("tbody tr").filter(has_text="each second")
     expect(row.locator("td").last).to_have_text("3")
     expect(row).to_contain_text("ended")
@@ -161,5 +160,5 @@ def test_a_periodic_task_from_beginning_to_end(visit: Visits, alone: Site, app: 
     page.get_by_role("link", name="All periodic tasks").click()
     expect(page.get_by_role("link", name="each second")).to_have_count(0)
     visit.watch(page).expect("status of 404")
-    page.goto(f"{alone.url}entry?name=each+second")
+    page.goto(f"{url}entry?name=each+second")
     expect(page.get_by_role("alert")).to_have_text("There is no such periodic task.")

@@ -8,13 +8,12 @@ from playwright.sync_api import expect
 
 from tests.web.filling import add_orders, fill
 from tests.web.pages.lists import expect_ids, press, rows, said, select, shown
-from tests.web.sites import Site
 from tests.web.visit import Visits
 
 
-def test_tasks_are_filtered_and_changed(visit: Visits, alone: Site, app: Celery, client: redis.Redis) -> None:
+def test_tasks_are_filtered_and_changed(visit: Visits, url: str, app: Celery, client: redis.Redis) -> None:
     fill(app, client)
-    page = visit(f"{alone.url}waiting", scripts=False)
+    page = visit(f"{url}waiting", scripts=False)
     for name in ("Show my time zone", "Pause updates"):
         expect(page.get_by_role("button", name=name)).to_be_hidden()
     expect(page.get_by_role("checkbox", name="Select all on this page")).to_be_hidden()
@@ -39,9 +38,9 @@ def test_tasks_are_filtered_and_changed(visit: Visits, alone: Site, app: Celery,
     expect(page.locator("html")).to_have_attribute("lang", "zh")
 
 
-def test_all_that_match_are_changed_step_by_step(visit: Visits, alone: Site, app: Celery) -> None:
+def test_all_that_match_are_changed_step_by_step(visit: Visits, url: str, app: Celery) -> None:
     add_orders(app, 2100, apart_s=1)
-    page = visit(f"{alone.url}waiting?queue=celery", scripts=False)
+    page = visit(f"{url}waiting?queue=celery", scripts=False)
     page.get_by_role("radio", name="all that match").check()
     press(page, "Cancel …", "Cancel for good")
     progress = page.locator("#progress")
@@ -57,9 +56,9 @@ def test_all_that_match_are_changed_step_by_step(visit: Visits, alone: Site, app
     expect(page.get_by_text("No waiting tasks match.")).to_be_visible()
 
 
-def test_dead_letters(visit: Visits, alone: Site, app: Celery, client: redis.Redis) -> None:
+def test_dead_letters(visit: Visits, url: str, app: Celery, client: redis.Redis) -> None:
     filled = fill(app, client)
-    page = visit(f"{alone.url}dead", scripts=False)
+    page = visit(f"{url}dead", scripts=False)
     select(page, filled.dead["delivery-limit"])
     press(page, "Requeue …", "Requeue")
     expect(said(page)).to_have_text("1 message requeued.")
@@ -68,8 +67,8 @@ def test_dead_letters(visit: Visits, alone: Site, app: Celery, client: redis.Red
     expect(page.locator("#progress")).to_contain_text("3 dead letters deleted.")
 
 
-def test_periodic_tasks(visit: Visits, alone: Site, app: Celery) -> None:
-    page = visit(f"{alone.url}periodic", scripts=False)
+def test_periodic_tasks(visit: Visits, url: str, app: Celery) -> None:
+    page = visit(f"{url}periodic", scripts=False)
     page.get_by_text("Add a periodic task").click()
     for label, value in (("Name", "a/b?c"), ("Task", "shop.carts.tidy"), ("Schedule", "2h")):
         page.get_by_label(label, exact=label != "Schedule").fill(value)
@@ -87,8 +86,8 @@ def test_periodic_tasks(visit: Visits, alone: Site, app: Celery) -> None:
     assert list(app.delayq.schedule) == []
 
 
-def test_the_chart_leads_on(visit: Visits, alone: Site, app: Celery) -> None:
+def test_the_chart_leads_on(visit: Visits, url: str, app: Celery) -> None:
     add_orders(app, 1, first_due_s=1800)
-    page = visit(alone.url, scripts=False)
+    page = visit(url, scripts=False)
     page.locator("#due-region .bar").click()
     expect(rows(page)).to_have_count(1)
