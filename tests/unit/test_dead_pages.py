@@ -73,7 +73,8 @@ def commands(client: redis.Redis) -> dict[str, int]:
     stats = client.info("commandstats")
     client.config_resetstat()
     ours = {name.removeprefix("cmdstat_"): found["calls"] for name, found in stats.items()}
-    return {name: calls for name, calls in ours.items() if name not in {"info", "config|resetstat", "client|setinfo"}}
+    # Redis 6.2 does not tell subcommands apart.
+    return {name: calls for name, calls in ours.items() if name.partition("|")[0] not in {"info", "config", "client"}}
 
 
 def sent(client: redis.Redis) -> int:
