@@ -1,0 +1,202 @@
+"""Holds: which task holds which unique key. Of the tasks with one key, at most one waits.
+
+A hold is a field of a HASH in the slot of the queue, one HASH for all priorities. The scripts that move a message give its
+key up, or say how long it is held from then on: `lua/lib/holds.lua` has the layout. An entry knows its key: the index has
+it beside its place. A message on its way to a worker carries it as a property.
+
+A hold counts only as long as its task waits, or until its time has come. So a key is free again, whatever happened to its
+task: if another program removed it, for example. Nobody has to clean up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
+
+import redis
+from redis.client import NEVER_DECODE
+
+from celery_delayq.queue import codec
+from celery_delayq.queue.keys import QueueKeys
+from celery_delayq.queue.script import load
+
+#: Size in bytes of what represents a unique key.
+UNIQUE_SIZE = 16
+
+#: How long a task holds its key.
+Until: TypeAlias = Literal["due", "start", "done"]
+
+#: What happens if another task holds the key.
+Conflict: TypeAlias = Literal["keep", "replace", "extend"]
+
+#: Maximum number of holds that one call of `hold` changes.
+MAX_HOLDS = 100
+
+_UNTIL: dict[Until, bytes] = {"due": b"w", "start": b"s", "done": b"d"}
+_UNTIL_OF = {written: until for until, written in _UNTIL.items()}
+_HEAD = struct.Struct(">16sccQQH")
+
+
+def unique_of(key: str) -> bytes:
+    """Return the 16 bytes that represent a unique key.
+
+    Raises:
+        TypeError: the key is not a string.
+    """
+    if not isinstance(key, str):
+        raise TypeError(f"a unique key must be a str, not {key!r}")
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=UNIQUE_SIZE).digest()
+
+
+@dataclass(frozen=True)
+class Hold:
+    """The record of a unique key.
+
+    Attributes:
+        message_key: of the task that holds it, see `codec.message_key`.
+        until: how long the task holds it.
+        waits: whether the task waits in a delayed queue, or did when it was asked last.
+        ttl_ms: how long the key outlives the task in its queue or a worker, if nobody gives it up, in ms.
+        ends_ms: until when that is, unix time in ms; 0 while it waits.
+        broker_list: the list that the task is, or was, on its way to.
+        task_id: of the task.
+    """
+
+    message_key: bytes
+    until: Until
+    waits: bool
+    ttl_ms: int
+    ends_ms: int
+    broker_list: str
+    task_id: str
+
+    @classmethod
+    def of(cls, raw: bytes) -> Hold | None:
+        """Read a hold; None if it is not one."""
+        if len(raw) < _HEAD.size:
+            return None
+        message_key, until, state, ttl_ms, ends_ms, size = _HEAD.unpack_from(raw)
+        names = raw[_HEAD.size :]
+        if until not in _UNTIL_OF or len(names) < size:
+            return None
+        name, task_id = (part.decode("utf-8", "replace") for part in (names[:size], names[size:]))
+        return cls(message_key, _UNTIL_OF[until], state == b"w", ttl_ms, ends_ms, name, task_id)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A task that shall hold a unique key.
+
+    Attributes:
+        key: the key.
+        until: how long the task holds it.
+        ttl_ms: how long the key outlives the task in its queue or a worker, if nobody gives it up, in ms.
+        conflict: what happens if another task holds the key.
+    """
+
+    key: str
+    until: Until
+    ttl_ms: int
+    conflict: Conflict
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What became of a message that claims a unique key.
+
+    Attributes:
+        outcome: `stored`; `held`: another task holds the key, and nothing was stored; `extend`: that task is due earlier;
+            `repeated`: an entry of this message id waits already.
+        alone: it was stored, and no other entry waits.
+        task_id: of the task that holds the key.
+        entry: the entry of the task that is due earlier.
+        broker_list: the list that it waits for.
+    """
+
+    outcome: Literal["stored", "held", "extend", "repeated"]
+    alone: bool = False
+    task_id: str = ""
+    entry: bytes = b""
+    broker_list: str = ""
+
+
+def offer_unique(
+    client: redis.Redis,
+    keys: QueueKeys,
+    *,
+    claim: Claim,
+    task_id: str,
+    due_ms: int | None,
+    payload: bytes,
+    mirrored: bool,
+) -> Offered:
+    """Store a message that claims a unique key; see `offer_unique.lua`. Several calls if another list has to change.
+
+    Args:
+        client: any client.
+        keys: of the message's list.
+        claim: what it claims.
+        task_id: of the message.
+        due_ms: when it is due, unix time in ms; None: store it in the broker list.
+        payload: the message.
+        mirrored: whether to write the delay list too.
+    """
+    there = keys
+    while True:
+        outcome, *more = load("offer_unique").run(
+            client,
+            (*keys.waiting, keys.holds, keys.queue, there.timeout_set, there.index, there.delay_list),
+            (
+                "" if due_ms is None else due_ms,
+                codec.message_key(task_id),
+                payload,
+                int(mirrored),
+                keys.channel,
+                unique_of(claim.key),
+                _UNTIL[claim.until],
+                claim.ttl_ms,
+                claim.conflict,
+                keys.queue,
+                task_id,
+                there.queue,
+            ),
+        )
+        texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in more]
+        if outcome == b"elsewhere":
+            there = QueueKeys.of(texts[0])
+        elif outcome == b"stored":
+            return Offered("stored", alone=bool(texts[0]), task_id=task_id)
+        elif outcome == b"held":
+            return Offered("held", task_id=texts[0])
+        elif outcome == b"extend":
+            return Offered("extend", entry=more[0], broker_list=texts[1])
+        else:
+            return Offered("repeated")
+
+
+def hold(client: redis.Redis, keys: QueueKeys, *, holders: Sequence[tuple[bytes, bytes]], done: bool) -> int:
+    """Say that tasks that hold unique keys have started, go on, or are done; see `hold.lua`.
+
+    Args:
+        client: any client.
+        keys: of their list.
+        holders: what represents the unique key, and the message key, of each; at most `MAX_HOLDS`.
+        done: whether they are done.
+
+    Returns:
+        How many keys were given up.
+    """
+    return int(load("hold").run(client, (keys.holds,), (int(done), *(part for one in holders for part in one))))
+
+
+def holds_of(client: redis.Redis, keys: Sequence[QueueKeys], key: str) -> list[Hold]:
+    """Return the records of a unique key in queues, current or not; one round trip."""
+    field = unique_of(key)
+    with client.pipeline(transaction=False) as pipe:
+        for one in keys:
+            pipe.execute_command("HGET", one.holds, field, **{NEVER_DECODE: True})
+        found = cast("list[Any]", pipe.execute())
+    return [read for raw in found if raw is not None and (read := Hold.of(raw)) is not None]

@@ -1,0 +1,298 @@
+"""offer_unique.lua, hold.lua, and what the other scripts do with unique keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from celery_delayq.queue import codec, holds
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.holds import Claim, Hold, Offered, hold, offer_unique, unique_of
+
+LATER = 2**44
+KEY = "remind:42"
+
+
+def offered(
+    queue: DelayedQueue,
+    task_id: str,
+    due_ms: int | None = LATER,
+    *,
+    until: Any = "due",
+    conflict: Any = "keep",
+    key: str = KEY,
+    payload: bytes | None = None,
+) -> Offered:
+    return offer_unique(
+        queue.client,
+        queue.keys,
+        claim=Claim(key, until, 60_000, conflict),
+        task_id=task_id,
+        due_ms=due_ms,
+        payload=payload if payload is not None else task_id.encode(),
+        mirrored=queue.mirror_list,
+    )
+
+
+def waiting(queue: DelayedQueue) -> list[tuple[int, bytes]]:
+    return [(entry.due_ms, entry.payload) for entry in queue.peek(100)]
+
+
+def held_by(queue: DelayedQueue, key: str = KEY) -> str | None:
+    found = record(queue, key)
+    return None if found is None else found.task_id
+
+
+def record(queue: DelayedQueue, key: str = KEY) -> Hold | None:
+    (found,) = holds.holds_of(queue.client, [queue.keys], key) or [None]
+    return found
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "mirrored"])
+def mirrored(request: pytest.FixtureRequest, queue: DelayedQueue) -> DelayedQueue:
+    return DelayedQueue(queue.client, "q", mirror_list=request.param)
+
+
+def has_no_trace(queue: DelayedQueue) -> bool:
+    """Whether nothing waits, and nothing is left of it."""
+    keys = queue.keys
+    return not queue.client.exists(keys.timeout_set, keys.index, keys.repeated, keys.delay_list, keys.holds)
+
+
+class TestOffer:
+    def test_the_first_one_waits_and_holds(self, mirrored: DelayedQueue) -> None:
+        assert offered(mirrored, "one") == Offered("stored", alone=True, task_id="one")
+        assert waiting(mirrored) == [(LATER, b"one")]
+        assert record(mirrored) == Hold(codec.message_key("one"), "due", True, 60_000, 0, "q", "one")
+        (entry,) = mirrored.find("one")
+        found = codec.OfferId.from_bytes(entry.id)
+        assert found is not None
+        assert (found.message_key, found.mirrored) == (codec.message_key("one"), mirrored.mirror_list)
+        assert (found.unique, found.repeated) == (True, False)
+
+    def test_the_first_one_stays(self, mirrored: DelayedQueue) -> None:
+        offered(mirrored, "one")
+        for due in (LATER, LATER - 1, LATER + 1, None):
+            assert offered(mirrored, "two", due) == Offered("held", task_id="one")
+        assert waiting(mirrored) == [(LATER, b"one")]
+        assert held_by(mirrored) == "one"
+
+    def test_other_keys_are_free(self, mirrored: DelayedQueue) -> None:
+        offered(mirrored, "one")
+        assert offered(mirrored, "two", key="remind:43").outcome == "stored"
+
+    @pytest.mark.parametrize("due", [LATER, LATER - 1, LATER + 1])
+    def test_the_last_one_stays(self, mirrored: DelayedQueue, due: int) -> None:
+        offered(mirrored, "one")
+        assert offered(mirrored, "two", due, conflict="replace").outcome == "stored"
+        assert waiting(mirrored) == [(due, b"two")]
+        assert held_by(mirrored) == "two"
+        assert not mirrored.find("one")
+        mirrored.cancel("two")
+        assert has_no_trace(mirrored)
+
+    def test_one_that_is_due_now_takes_the_place_of_one_that_waits(self, mirrored: DelayedQueue) -> None:
+        offered(mirrored, "one")
+        assert offered(mirrored, "two", None, conflict="replace").outcome == "stored"
+        assert mirrored.client.lrange("q", 0, -1) == [b"two"]
+        mirrored.client.delete("q")
+        assert has_no_trace(mirrored)
+
+    def test_the_later_time_counts(self, mirrored: DelayedQueue) -> None:
+        offered(mirrored, "one")
+        assert offered(mirrored, "two", LATER, conflict="extend") == Offered("held", task_id="one")
+        assert offered(mirrored, "two", LATER - 1, conflict="extend") == Offered("held", task_id="one")
+        found = offered(mirrored, "two", LATER + 1, conflict="extend")
+        (entry,) = mirrored.find("one")
+        assert found == Offered("extend", entry=entry.raw, broker_list="q")
+        assert mirrored.amend(entry, b"changed", due_ms=LATER + 1)
+        assert waiting(mirrored) == [(LATER + 1, b"changed")]
+        assert offered(mirrored, "three", LATER + 1) == Offered("held", task_id="one")
+
+    def test_the_same_call_again(self, mirrored: DelayedQueue) -> None:
+        """Its reply may have been lost."""
+        for conflict in ("keep", "replace", "extend"):
+            assert offered(mirrored, "one", conflict=conflict).outcome == "stored"
+            assert waiting(mirrored) == [(LATER, b"one")]
+
+    def test_the_same_id_again_with_something_else(self, mirrored: DelayedQueue) -> None:
+        offered(mirrored, "one")
+        assert offered(mirrored, "one", payload=b"other") == Offered("held", task_id="one")
+        assert offered(mirrored, "one", LATER + 5, payload=b"other", conflict="replace").outcome == "stored"
+        assert waiting(mirrored) == [(LATER + 5, b"other")]
+        assert offered(mirrored, "one", key="another") == Offered("repeated")
+        assert waiting(mirrored) == [(LATER + 5, b"other")]
+        mirrored.cancel("one")
+        assert has_no_trace(mirrored)
+
+    def test_an_id_that_waits_without_a_key(self, mirrored: DelayedQueue) -> None:
+        mirrored.offer(b"plain", due_ms=LATER, message_id="one")
+        assert offered(mirrored, "one") == Offered("repeated")
+        assert held_by(mirrored) is None
+        offered(mirrored, "two")
+        mirrored.offer(b"plain", due_ms=LATER, message_id="two")
+        assert mirrored.cancel("two") == 2
+        assert held_by(mirrored) is None
+
+    def test_a_holder_that_java_removed(self, mirrored: DelayedQueue) -> None:
+        offered(mirrored, "one")
+        mirrored.client.delete(mirrored.keys.timeout_set, mirrored.keys.delay_list)
+        assert offered(mirrored, "two").outcome == "stored"
+        assert waiting(mirrored) == [(LATER, b"two")]
+
+    def test_keys_of_another_type(self, queue: DelayedQueue) -> None:
+        for key in (*queue.keys.waiting, queue.keys.holds, "q"):
+            queue.client.flushall()
+            queue.client.set(key, "a string")
+            with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+                offered(queue, "one")
+            assert queue.client.keys() == [key.encode()]
+
+    def test_a_server_without_memory(self, queue: DelayedQueue) -> None:
+        offered(queue, "one")
+        before = queue.client.dump(queue.keys.timeout_set)
+        queue.client.config_set("maxmemory", 1)
+        try:
+            for conflict in ("keep", "extend"):
+                assert offered(queue, "two", conflict=conflict).outcome == "held"
+            with pytest.raises(redis.exceptions.OutOfMemoryError):
+                offered(queue, "two", key="another")
+            assert queue.client.dump(queue.keys.timeout_set) == before
+            assert held_by(queue, "another") is None
+        finally:
+            queue.client.config_set("maxmemory", 0)
+
+
+class TestPriorities:
+    """One key holds for all priorities of a queue."""
+
+    @pytest.fixture
+    def high(self, queue: DelayedQueue) -> DelayedQueue:
+        return DelayedQueue(queue.client, "q\x06\x163")
+
+    def test_the_first_one_stays(self, queue: DelayedQueue, high: DelayedQueue) -> None:
+        offered(queue, "one")
+        assert offered(high, "two") == Offered("held", task_id="one")
+        found = offered(high, "two", LATER + 1, conflict="extend")
+        assert (found.outcome, found.broker_list) == ("extend", "q")
+
+    def test_the_last_one_stays(self, queue: DelayedQueue, high: DelayedQueue) -> None:
+        offered(queue, "one")
+        assert offered(high, "two", conflict="replace").outcome == "stored"
+        assert (waiting(queue), waiting(high)) == ([], [(LATER, b"two")])
+        assert has_no_trace(DelayedQueue(queue.client, "x"))
+        high.cancel("two")
+        assert queue.client.keys() == []
+
+    def test_one_that_another_program_removed(self, queue: DelayedQueue, high: DelayedQueue) -> None:
+        offered(queue, "one")
+        queue.client.delete(queue.keys.timeout_set)
+        assert offered(high, "two").outcome == "stored"
+        assert held_by(queue) == "two"
+
+
+class TestTheEndOfWaiting:
+    """The step that moves a task gives its key up."""
+
+    def test_cancel(self, mirrored: DelayedQueue) -> None:
+        offered(mirrored, "one", until="done")
+        assert mirrored.cancel("one") == 1
+        assert has_no_trace(mirrored)
+
+    def test_remove(self, mirrored: DelayedQueue) -> None:
+        offered(mirrored, "one", until="start")
+        assert mirrored.remove(mirrored.find("one")) == [True]
+        assert has_no_trace(mirrored)
+
+    @pytest.mark.parametrize("how", ["transfer", "release"])
+    @pytest.mark.parametrize("until", ["due", "start", "done"])
+    def test_into_the_broker_list(self, mirrored: DelayedQueue, how: str, until: str) -> None:
+        offered(mirrored, "one", LATER if how == "release" else 1, until=until)
+        if how == "release":
+            assert mirrored.release([(entry, entry.payload) for entry in mirrored.find("one")]) == [True]
+        else:
+            assert mirrored.transfer().moved == 1
+        assert mirrored.client.lrange("q", 0, -1) == [b"one"]
+        if until == "due":
+            mirrored.client.delete("q")
+            assert has_no_trace(mirrored)
+        else:
+            found = record(mirrored)
+            assert found is not None
+            assert (found.task_id, found.waits, found.until) == ("one", False, until)
+            assert abs(found.ends_ms - 60_000 - mirrored.client.time()[0] * 1000) < 30_000
+            assert offered(mirrored, "two", until=until) == Offered("held", task_id="one")
+
+    def test_among_others(self, queue: DelayedQueue) -> None:
+        for number in range(60):
+            offered(queue, f"unique {number}", 1 + number, key=str(number), until="start" if number % 2 else "due")
+            queue.offer(b"plain", due_ms=1 + number, message_id=f"plain {number}")
+            queue.offer(b"again", due_ms=1 + number, message_id=f"plain {number}")
+        while queue.transfer(7).moved:
+            pass
+        assert queue.client.llen("q") == 180
+        assert [held_by(queue, str(number)) for number in range(4)] == [None, "unique 1", None, "unique 3"]
+        assert queue.client.hlen(queue.keys.holds) == 30
+        assert not queue.client.exists(*queue.keys.waiting)
+
+    def test_a_holder_whose_key_another_one_holds_now(self, queue: DelayedQueue) -> None:
+        """It has left the queue. So the newer one waits, and holds the key; the older one must not give that up."""
+        offered(queue, "one", 1, until="done")
+        queue.transfer()
+        assert offered(queue, "two", until="done", conflict="replace").outcome == "stored"
+        one = (unique_of(KEY), codec.message_key("one"))
+        assert hold(queue.client, queue.keys, holders=[one], done=True) == 0
+        assert held_by(queue) == "two"
+
+    def test_rescheduling_keeps_the_key(self, mirrored: DelayedQueue) -> None:
+        offered(mirrored, "one")
+        (entry,) = mirrored.find("one")
+        assert mirrored.amend(entry, b"later", due_ms=LATER + 9)
+        assert offered(mirrored, "two") == Offered("held", task_id="one")
+        mirrored.cancel("one")
+        assert has_no_trace(mirrored)
+
+
+class TestStartedAndDone:
+    def one(self, queue: DelayedQueue, until: str) -> tuple[bytes, bytes]:
+        offered(queue, "one", None, until=until)
+        assert queue.client.lrange("q", 0, -1) == [b"one"]
+        return unique_of(KEY), codec.message_key("one")
+
+    def test_until_it_starts(self, queue: DelayedQueue) -> None:
+        one = self.one(queue, "start")
+        assert offered(queue, "two") == Offered("held", task_id="one")
+        assert hold(queue.client, queue.keys, holders=[one], done=False) == 1
+        assert held_by(queue) is None
+
+    def test_until_it_is_done(self, queue: DelayedQueue) -> None:
+        one = self.one(queue, "done")
+        assert hold(queue.client, queue.keys, holders=[one], done=False) == 0
+        assert offered(queue, "two") == Offered("held", task_id="one")
+        assert hold(queue.client, queue.keys, holders=[one], done=True) == 1
+        assert held_by(queue) is None
+
+    def test_one_that_waits_for_its_next_retry(self, queue: DelayedQueue) -> None:
+        one = self.one(queue, "done")
+        assert offered(queue, "one", payload=b"retry", until="done").outcome == "stored"
+        assert hold(queue.client, queue.keys, holders=[one], done=True) == 0
+        assert held_by(queue) == "one"
+        assert offered(queue, "two") == Offered("held", task_id="one")
+
+    def test_nobody_gives_it_up(self, queue: DelayedQueue) -> None:
+        one = self.one(queue, "done")
+        found = record(queue)
+        assert found is not None
+        raw = queue.client.hget(queue.keys.holds, unique_of(KEY))
+        assert isinstance(raw, bytes)
+        queue.client.hset(queue.keys.holds, unique_of(KEY), raw[:26] + (1).to_bytes(8, "big") + raw[34:])
+        assert offered(queue, "two").outcome == "stored"
+        assert held_by(queue) == "two"
+        assert hold(queue.client, queue.keys, holders=[one], done=True) == 0
+
+    def test_one_that_waits_is_as_it_was(self, queue: DelayedQueue) -> None:
+        offered(queue, "one")
+        assert hold(queue.client, queue.keys, holders=[(unique_of(KEY), codec.message_key("one"))], done=True) == 0
+        assert held_by(queue) == "one"
