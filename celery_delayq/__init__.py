@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         InvalidEta,
         InvalidExport,
         InvalidSchedule,
+        KeyHeld,
         LeaseLost,
         NotAllSent,
         UnknownEntry,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from celery_delayq.schedule.periodic_task import PeriodicTask
     from celery_delayq.transport import register
     from celery_delayq.transport.replicas import NotReplicated
+    from celery_delayq.unique import Unique
 
 __all__ = [
     "Chunk",
@@ -61,6 +63,7 @@ __all__ = [
     "InvalidEta",
     "InvalidExport",
     "InvalidSchedule",
+    "KeyHeld",
     "LeaseLost",
     "NotAllSent",
     "NotReplicated",
@@ -69,6 +72,7 @@ __all__ = [
     "Released",
     "Schedule",
     "ScheduledTask",
+    "Unique",
     "UnknownEntry",
     "UnsupportedServer",
     "__version__",
@@ -95,6 +99,7 @@ _MODULES = {
     "Released": "inspector.backup",
     "Schedule": "schedule.api",
     "ScheduledTask": "inspector.task",
+    "Unique": "unique",
     "register": "transport",
 }
 

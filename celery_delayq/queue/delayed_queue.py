@@ -18,6 +18,7 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec, keys, scripts
 from celery_delayq.queue.entry import Entry, Position, entries_of, entry_of, in_batches, pairs
+from celery_delayq.queue.holds import Claim, Offered, offer_unique
 from celery_delayq.queue.registry import REGISTERED_FOR_S, Registry
 from celery_delayq.queue.scripts import MAX_BATCH_SIZE, Transferred
 
@@ -132,6 +133,35 @@ class DelayedQueue:
             # The queue was empty: its name may have left the registry, or the server may have lost its data.
             self.register(again=True)
         return message_id
+
+    def offer_unique(self, payload: bytes, claim: Claim, *, due_ms: int | None, message_id: str) -> Offered:
+        """Store a message that claims a unique key, unless another one holds that. One atomic script.
+
+        If the other one waits in another list of this queue, one script call finds that, and the next one decides.
+
+        Args:
+            payload: the message.
+            claim: what it claims.
+            due_ms: when it is due, unix time in ms; None stores it in the list at once.
+            message_id: see `offer`.
+
+        Returns:
+            What became of it.
+        """
+        begun = time.monotonic()
+        just_registered = due_ms is not None and self.register()
+        offered = offer_unique(
+            self.writer,
+            self.keys,
+            claim=claim,
+            task_id=message_id,
+            due_ms=due_ms,
+            payload=payload,
+            mirrored=self.mirror_list,
+        )
+        if offered.alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
+            self.register(again=True)  # see `offer`
+        return offered
 
     def offer_fetched(self, message: bytes, payload: bytes, *, consumer: str, due_ms: int, message_id: str) -> bool:
         """Move a message that a consumer has fetched from the list to the delayed queue. One atomic script.

@@ -1,11 +1,11 @@
 """Holds: which task holds which unique key. Of the tasks with one key, at most one waits.
 
-A hold is a field of a HASH in the slot of the queue, one HASH for all priorities. The scripts that move a message give its
-key up, or say how long it is held from then on: `lua/lib/holds.lua` has the layout. An entry knows its key: the index has
-it beside its place. A message on its way to a worker carries it as a property.
+A hold is a field of a HASH in the slot of the queue, one HASH for all priorities. The scripts that move a message give
+its key up, or say how long it is held from then on: `lua/lib/holds.lua` has the layout. An entry knows its key: the
+index has it beside its place. A message on its way to a worker carries it as a property.
 
-A hold counts only as long as its task waits, or until its time has come. So a key is free again, whatever happened to its
-task: if another program removed it, for example. Nobody has to clean up.
+A hold counts only as long as its task waits, or until its time has come. So a key is free again, whatever happened to
+its task: if another program removed it, for example. Nobody has to clean up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import redis
 from redis.client import NEVER_DECODE
@@ -31,6 +31,9 @@ Until: TypeAlias = Literal["due", "start", "done"]
 
 #: What happens if another task holds the key.
 Conflict: TypeAlias = Literal["keep", "replace", "extend"]
+
+#: What a task does that has left its delayed queue.
+What: TypeAlias = Literal["start", "renew", "done"]
 
 #: Maximum number of holds that one call of `hold` changes.
 MAX_HOLDS = 100
@@ -87,6 +90,24 @@ class Hold:
 
 
 @dataclass(frozen=True)
+class Holder:
+    """A task that holds a unique key, or did.
+
+    Attributes:
+        unique: the 16 bytes that represent the key.
+        message_key: the 16 bytes that represent the task's id.
+    """
+
+    unique: bytes
+    message_key: bytes
+
+    @classmethod
+    def of(cls, key: str, task_id: str) -> Holder:
+        """Return the holder of a key."""
+        return cls(unique_of(key), codec.message_key(task_id))
+
+
+@dataclass(frozen=True)
 class Claim:
     """A task that shall hold a unique key.
 
@@ -108,8 +129,8 @@ class Offered:
     """What became of a message that claims a unique key.
 
     Attributes:
-        outcome: `stored`; `held`: another task holds the key, and nothing was stored; `extend`: that task is due earlier;
-            `repeated`: an entry of this message id waits already.
+        outcome: `stored`; `held`: another task holds the key, and nothing was stored; `extend`: that task is due
+            earlier; `repeated`: an entry of this message id waits already.
         alone: it was stored, and no other entry waits.
         task_id: of the task that holds the key.
         entry: the entry of the task that is due earlier.
@@ -177,26 +198,59 @@ def offer_unique(
             return Offered("repeated")
 
 
-def hold(client: redis.Redis, keys: QueueKeys, *, holders: Sequence[tuple[bytes, bytes]], done: bool) -> int:
+def hold(client: redis.Redis, keys: QueueKeys, *, holders: Sequence[Holder], what: What) -> int:
     """Say that tasks that hold unique keys have started, go on, or are done; see `hold.lua`.
 
     Args:
         client: any client.
         keys: of their list.
-        holders: what represents the unique key, and the message key, of each; at most `MAX_HOLDS`.
-        done: whether they are done.
+        holders: the tasks; at most `MAX_HOLDS`.
+        what: what they do.
 
     Returns:
         How many keys were given up.
     """
-    return int(load("hold").run(client, (keys.holds,), (int(done), *(part for one in holders for part in one))))
+    args = [part for one in holders for part in (one.unique, one.message_key)]
+    return int(load("hold").run(client, (keys.holds,), (what, *args)))
+
+
+def acknowledge(
+    client: redis.Redis, keys: QueueKeys, *, consumer: str, message: bytes, holder: Holder, what: What
+) -> bool:
+    """Remove a message that holds a unique key from a consumer's in-flight list; see `acknowledge.lua`.
+
+    Args:
+        client: any client.
+        keys: of its list.
+        consumer: id of the consumer.
+        message: as it was fetched.
+        holder: its task.
+        what: what the task does.
+
+    Returns:
+        Whether it was in flight.
+    """
+    return bool(
+        load("acknowledge").run(
+            client, (keys.in_flight(consumer), keys.holds), (message, holder.unique, holder.message_key, what)
+        )
+    )
 
 
 def holds_of(client: redis.Redis, keys: Sequence[QueueKeys], key: str) -> list[Hold]:
-    """Return the records of a unique key in queues, current or not; one round trip."""
+    """Return the records of a unique key in the queues of some lists, current or not; one round trip."""
+    found = _each(client, keys, "HGET", key)
+    return [read for raw in found if raw is not None and (read := Hold.of(raw)) is not None]
+
+
+def forget(client: redis.Redis, keys: Sequence[QueueKeys], key: str) -> bool:
+    """Give up a unique key in the queues of some lists; one round trip. Returns whether it was held."""
+    return any(_each(client, keys, "HDEL", key))
+
+
+def _each(client: redis.Redis, keys: Sequence[QueueKeys], command: str, key: str) -> list[Any]:
     field = unique_of(key)
     with client.pipeline(transaction=False) as pipe:
-        for one in keys:
-            pipe.execute_command("HGET", one.holds, field, **{NEVER_DECODE: True})
-        found = cast("list[Any]", pipe.execute())
-    return [read for raw in found if raw is not None and (read := Hold.of(raw)) is not None]
+        for name in dict.fromkeys(one.holds for one in keys):
+            pipe.execute_command(command, name, field, **{NEVER_DECODE: True})
+        return pipe.execute()

@@ -36,6 +36,7 @@ from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
 from celery_delayq.transport.sentinel import KnownConnection, KnownSSLConnection
 from celery_delayq.transport.station import Station
+from celery_delayq.transport.unique import claiming_of, put_unique
 
 #: kombu 5.7 itself adds published messages to a batch.
 _KOMBU_HAS_NO_BATCH = kombu.VERSION < (5, 7)
@@ -122,12 +123,19 @@ class DelayedChannel(kombu_redis.Channel):
         if captured is not None:
             self._catch(captured, queue, message)
             return
-        due_ms = due_ms_of(message)
+        due_ms, claiming = due_ms_of(message), claiming_of(message)
+        if due_ms is not None:
+            message["properties"][DUE_PROPERTY] = due_ms
+            message["properties"]["delivery_tag"] = _tag_of(message, due_ms)
+        if claiming is not None:
+            # At once, also in a batch: the caller asks what became of it.
+            self.expiry.used(queue)
+            priority = self._get_message_priority(message, reverse=False)
+            put_unique(self, self.broker_list(queue, priority), message, claiming, due_ms=due_ms)
+            return
         if due_ms is None:
             self._put_now(queue, message, **kwargs)
             return
-        message["properties"][DUE_PROPERTY] = due_ms
-        message["properties"]["delivery_tag"] = _tag_of(message, due_ms)
         priority = self._get_message_priority(message, reverse=False)
         delayed_queue = self.delayed_queue(self.broker_list(queue, priority))
         payload = dumps(message).encode()

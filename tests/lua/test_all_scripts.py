@@ -45,11 +45,18 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "offer_unique": (
         {
             "claim": holds.Claim("key", "due", 1, "keep"),
-            **{"task_id": "id", "due_ms": 1, "payload": b"", "mirrored": False},
+            "task_id": "id",
+            "due_ms": 1,
+            "payload": b"",
+            "mirrored": False,
         },
         [b"stored", 1],
     ),
-    "hold": ({"holders": [], "done": True}, 0),
+    "hold": ({"holders": [], "what": "done"}, 0),
+    "acknowledge": (
+        {"consumer": "me", "message": b"", "holder": holds.Holder(bytes(16), bytes(16)), "what": "done"},
+        1,
+    ),
     "transfer": (
         {"limit": 1, "transferrer": "", "grace_ms": 0, "lead_ms": 0},
         [0, 0, b"", b"1000", b"0", b"", b""],
@@ -205,7 +212,9 @@ def test_the_format_of_entries_stands_in_one_place(name: str) -> None:
     _, body = header_and_body(name)
     for constant in ("ID_SIZE", "KIND", "PAYLOAD_AT"):
         assert len(re.findall(rf"local [A-Z_, ]*\b{constant}\b[A-Z_, ]* =", body)) <= 1
-    assert not re.search(r"\b(208|209|21[0-3]|0xD\d)\b", body.replace("local KIND, MIRRORED, REPEATED, UNIQUE = 208", ""))
+    assert not re.search(
+        r"\b(208|209|21[0-3]|0xD\d)\b", body.replace("local KIND, MIRRORED, REPEATED, UNIQUE = 208", "")
+    )
 
 
 def test_the_batch_limit_is_below_what_unpack_can_do() -> None:

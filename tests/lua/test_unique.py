@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import redis
 
 from celery_delayq.queue import codec, holds
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.holds import Claim, Hold, Offered, hold, offer_unique, unique_of
+from celery_delayq.queue.holds import Claim, Hold, Holder, Offered, acknowledge, hold, offer_unique, unique_of
+from tests.state import now_ms
+from tests.support import wait_until
 
 LATER = 2**44
 KEY = "remind:42"
@@ -242,8 +245,8 @@ class TestTheEndOfWaiting:
         offered(queue, "one", 1, until="done")
         queue.transfer()
         assert offered(queue, "two", until="done", conflict="replace").outcome == "stored"
-        one = (unique_of(KEY), codec.message_key("one"))
-        assert hold(queue.client, queue.keys, holders=[one], done=True) == 0
+        one = Holder.of(KEY, "one")
+        assert hold(queue.client, queue.keys, holders=[one], what="done") == 0
         assert held_by(queue) == "two"
 
     def test_rescheduling_keeps_the_key(self, mirrored: DelayedQueue) -> None:
@@ -256,28 +259,28 @@ class TestTheEndOfWaiting:
 
 
 class TestStartedAndDone:
-    def one(self, queue: DelayedQueue, until: str) -> tuple[bytes, bytes]:
+    def one(self, queue: DelayedQueue, until: str) -> Holder:
         offered(queue, "one", None, until=until)
         assert queue.client.lrange("q", 0, -1) == [b"one"]
-        return unique_of(KEY), codec.message_key("one")
+        return Holder.of(KEY, "one")
 
     def test_until_it_starts(self, queue: DelayedQueue) -> None:
         one = self.one(queue, "start")
         assert offered(queue, "two") == Offered("held", task_id="one")
-        assert hold(queue.client, queue.keys, holders=[one], done=False) == 1
+        assert hold(queue.client, queue.keys, holders=[one], what="start") == 1
         assert held_by(queue) is None
 
     def test_until_it_is_done(self, queue: DelayedQueue) -> None:
         one = self.one(queue, "done")
-        assert hold(queue.client, queue.keys, holders=[one], done=False) == 0
+        assert hold(queue.client, queue.keys, holders=[one], what="start") == 0
         assert offered(queue, "two") == Offered("held", task_id="one")
-        assert hold(queue.client, queue.keys, holders=[one], done=True) == 1
+        assert hold(queue.client, queue.keys, holders=[one], what="done") == 1
         assert held_by(queue) is None
 
     def test_one_that_waits_for_its_next_retry(self, queue: DelayedQueue) -> None:
         one = self.one(queue, "done")
         assert offered(queue, "one", payload=b"retry", until="done").outcome == "stored"
-        assert hold(queue.client, queue.keys, holders=[one], done=True) == 0
+        assert hold(queue.client, queue.keys, holders=[one], what="done") == 0
         assert held_by(queue) == "one"
         assert offered(queue, "two") == Offered("held", task_id="one")
 
@@ -290,9 +293,60 @@ class TestStartedAndDone:
         queue.client.hset(queue.keys.holds, unique_of(KEY), raw[:26] + (1).to_bytes(8, "big") + raw[34:])
         assert offered(queue, "two").outcome == "stored"
         assert held_by(queue) == "two"
-        assert hold(queue.client, queue.keys, holders=[one], done=True) == 0
+        assert hold(queue.client, queue.keys, holders=[one], what="done") == 0
 
     def test_one_that_waits_is_as_it_was(self, queue: DelayedQueue) -> None:
         offered(queue, "one")
-        assert hold(queue.client, queue.keys, holders=[(unique_of(KEY), codec.message_key("one"))], done=True) == 0
+        assert hold(queue.client, queue.keys, holders=[Holder.of(KEY, "one")], what="done") == 0
         assert held_by(queue) == "one"
+
+    @pytest.mark.parametrize("what", ["renew", "start"])
+    def test_one_that_goes_on_keeps_it_for_longer(self, queue: DelayedQueue, what: Any) -> None:
+        one = self.one(queue, "done")
+        before = record(queue)
+        wait_until(lambda: now_ms(queue.client) > (before.ends_ms if before else 0) - 60_000, "the clock goes on")
+        assert hold(queue.client, queue.keys, holders=[one], what=what) == 0
+        after = record(queue)
+        assert before is not None
+        assert after is not None
+        assert after.ends_ms > before.ends_ms
+        assert replace(after, ends_ms=0) == replace(before, ends_ms=0)
+
+    def test_one_that_is_reserved_has_not_started(self, queue: DelayedQueue) -> None:
+        one = self.one(queue, "start")
+        assert hold(queue.client, queue.keys, holders=[one], what="renew") == 0
+        assert held_by(queue) == "one"
+
+
+class TestAcknowledge:
+    def fetched(self, queue: DelayedQueue, until: str) -> Holder:
+        offered(queue, "one", None, until=until)
+        queue.client.lmove("q", queue.keys.in_flight("me"), "RIGHT", "LEFT")
+        return Holder.of(KEY, "one")
+
+    def acknowledge(self, queue: DelayedQueue, holder: Holder, what: Any, message: bytes = b"one") -> bool:
+        return acknowledge(queue.client, queue.keys, consumer="me", message=message, holder=holder, what=what)
+
+    @pytest.mark.parametrize(
+        ("until", "what", "holder"),
+        [("start", "start", None), ("done", "start", "one"), ("start", "done", None), ("done", "done", None)],
+    )
+    def test_the_message_goes_and_maybe_the_key(
+        self, queue: DelayedQueue, until: str, what: str, holder: str | None
+    ) -> None:
+        assert self.acknowledge(queue, self.fetched(queue, until), what)
+        assert not queue.client.exists(queue.keys.in_flight("me"))
+        assert held_by(queue) == holder
+
+    def test_one_that_others_have_recovered(self, queue: DelayedQueue) -> None:
+        holder = self.fetched(queue, "done")
+        queue.client.lmove(queue.keys.in_flight("me"), "q", "RIGHT", "LEFT")
+        assert not self.acknowledge(queue, holder, "done")
+        assert held_by(queue) == "one"
+
+    def test_a_key_of_another_type(self, queue: DelayedQueue) -> None:
+        holder = self.fetched(queue, "done")
+        queue.client.set(queue.keys.holds, "a string")
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            self.acknowledge(queue, holder, "done")
+        assert queue.client.llen(queue.keys.in_flight("me")) == 1

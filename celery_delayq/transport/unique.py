@@ -1,0 +1,94 @@
+"""Messages that hold a unique key: what such a message carries, and how it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery_delayq.errors import ConfigurationError
+from celery_delayq.messages import encode, with_eta
+from celery_delayq.queue.entry import entry_of
+from celery_delayq.queue.holds import Claim, Conflict, Holder, Offered, Until
+from celery_delayq.queue.keys import without_priority
+from celery_delayq.unique import For, OnConflict, Unique
+
+#: Property of a message that holds a unique key: its key, and `Unique.for_`, `ttl` and `on_conflict`.
+UNIQUE_PROPERTY = "delayq_unique"
+
+_UNTIL: dict[For, Until] = {"waiting": "due", "until_start": "start", "until_done": "done"}
+_CONFLICT: dict[OnConflict, Conflict] = {"ignore": "keep", "raise": "keep", "replace": "replace", "extend": "extend"}
+
+
+class Claiming(dict[str, Any]):
+    """The property of a message before it is stored. It also says what the message claims, and then what became of it.
+
+    It is a dict, so that it goes through Celery and kombu like any property.
+
+    Attributes:
+        claim: what the message claims.
+        offered: what became of the message; None if no channel of ours has stored it.
+    """
+
+    def __init__(self, key: str, unique: Unique) -> None:
+        super().__init__(key=key, **{"for": unique.for_}, ttl=unique.ttl, on_conflict=unique.on_conflict)
+        self.claim = Claim(key, _UNTIL[unique.for_], round(unique.ttl * 1000), _CONFLICT[unique.on_conflict])
+        self.offered: Offered | None = None
+
+
+def claiming_of(message: Mapping[str, Any]) -> Claiming | None:
+    """Return the property of a message that claims a unique key; None if it claims none."""
+    found = message["properties"].get(UNIQUE_PROPERTY)
+    return found if isinstance(found, Claiming) else None
+
+
+def unique_of(found: Any) -> Unique | None:
+    """Return what a message's property says; None if there is none, or somebody else wrote it."""
+    if not isinstance(found, dict) or not found.get("key"):
+        return None
+    try:
+        return Unique(key=found["key"], for_=found["for"], ttl=found["ttl"], on_conflict=found["on_conflict"])
+    except (KeyError, ConfigurationError):
+        return None
+
+
+def holder_of(message: Mapping[str, Any]) -> Holder | None:
+    """Return the holder that a message stands for; None if it holds no unique key, or somebody else wrote it."""
+    found = message["properties"].get(UNIQUE_PROPERTY)
+    headers = message.get("headers")
+    if not isinstance(found, dict) or not isinstance(headers, dict):
+        return None
+    key, task_id = found.get("key"), headers.get("id")
+    return Holder.of(key, task_id) if isinstance(key, str) and isinstance(task_id, str) else None
+
+
+def put_unique(
+    channel: Any, broker_list: str, message: Mapping[str, Any], claiming: Claiming, *, due_ms: int | None
+) -> None:
+    """Store a message that claims a unique key, unless another one holds that; `claiming` says what became of it.
+
+    Args:
+        channel: a channel of our transport.
+        broker_list: the full name of the message's list.
+        message: the message.
+        claiming: its property.
+        due_ms: when it is due, unix time in ms; None if it is due now.
+
+    Raises:
+        ValueError: a task of this id waits already, with another key or with none.
+    """
+    headers, payload = message["headers"], encode(message)
+    queue = channel.delayed_queue(broker_list)
+    while True:
+        offered = queue.offer_unique(payload, claiming.claim, due_ms=due_ms, message_id=headers["id"])
+        if offered.outcome != "extend":
+            break
+        entry = entry_of(offered.entry, due_ms)
+        if entry is not None and due_ms is not None:
+            later = with_eta(entry.payload, headers["eta"], due_ms)
+            channel.delayed_queue(offered.broker_list).amend(entry, later, due_ms=due_ms)
+    if offered.outcome == "repeated":
+        raise ValueError(
+            f"a task with the id {headers['id']!r} waits in {without_priority(broker_list)!r} already, without the "
+            f"unique key {claiming.claim.key!r}: give each task an id of its own"
+        )
+    claiming.offered = offered
