@@ -134,7 +134,9 @@ class DelayedQueue:
             self.register(again=True)
         return message_id
 
-    def offer_unique(self, payload: bytes, claim: Claim, *, due_ms: int | None, message_id: str) -> Offered:
+    def offer_unique(
+        self, payload: bytes, claim: Claim, *, due_ms: int | None, message_id: str, turn: int = 0
+    ) -> Offered:
         """Store a message that claims a unique key, unless another one holds that. One atomic script.
 
         If the other one waits in another list of this queue, one script call finds that, and the next one decides.
@@ -144,6 +146,7 @@ class DelayedQueue:
             claim: what it claims.
             due_ms: when it is due, unix time in ms; None stores it in the list at once.
             message_id: see `offer`.
+            turn: see `Holder`.
 
         Returns:
             What became of it.
@@ -155,6 +158,7 @@ class DelayedQueue:
             self.keys,
             claim=claim,
             task_id=message_id,
+            turn=turn,
             due_ms=due_ms,
             payload=payload,
             mirrored=self.mirror_list,

@@ -40,7 +40,7 @@ MAX_HOLDS = 100
 
 _UNTIL: dict[Until, bytes] = {"due": b"w", "start": b"s", "done": b"d"}
 _UNTIL_OF = {written: until for until, written in _UNTIL.items()}
-_HEAD = struct.Struct(">16sccQQH")
+_HEAD = struct.Struct(">16sBccQQH")
 
 
 def unique_of(key: str) -> bytes:
@@ -60,6 +60,7 @@ class Hold:
 
     Attributes:
         message_key: of the task that holds it, see `codec.message_key`.
+        turn: see `Holder`.
         until: how long the task holds it.
         waits: whether the task waits in a delayed queue, or did when it was asked last.
         ttl_ms: how long the key outlives the task in its queue or a worker, if nobody gives it up, in ms.
@@ -69,6 +70,7 @@ class Hold:
     """
 
     message_key: bytes
+    turn: int
     until: Until
     waits: bool
     ttl_ms: int
@@ -81,30 +83,37 @@ class Hold:
         """Read a hold; None if it is not one."""
         if len(raw) < _HEAD.size:
             return None
-        message_key, until, state, ttl_ms, ends_ms, size = _HEAD.unpack_from(raw)
+        message_key, turn, until, state, ttl_ms, ends_ms, size = _HEAD.unpack_from(raw)
         names = raw[_HEAD.size :]
         if until not in _UNTIL_OF or len(names) < size:
             return None
         name, task_id = (part.decode("utf-8", "replace") for part in (names[:size], names[size:]))
-        return cls(message_key, _UNTIL_OF[until], state == b"w", ttl_ms, ends_ms, name, task_id)
+        return cls(message_key, turn, _UNTIL_OF[until], state == b"w", ttl_ms, ends_ms, name, task_id)
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A task that holds a unique key, or did.
+    """A message that holds a unique key, or did.
 
     Attributes:
         unique: the 16 bytes that represent the key.
         message_key: the 16 bytes that represent the task's id.
+        turn: 0 to 255; another one for each retry of a task.
     """
 
     unique: bytes
     message_key: bytes
+    turn: int = 0
 
     @classmethod
-    def of(cls, key: str, task_id: str) -> Holder:
+    def of(cls, key: str, task_id: str, turn: int = 0) -> Holder:
         """Return the holder of a key."""
-        return cls(unique_of(key), codec.message_key(task_id))
+        return cls(unique_of(key), codec.message_key(task_id), turn)
+
+    @property
+    def name(self) -> bytes:
+        """The 17 bytes by which a hold names it."""
+        return self.message_key + bytes((self.turn,))
 
 
 @dataclass(frozen=True)
@@ -150,6 +159,7 @@ def offer_unique(
     *,
     claim: Claim,
     task_id: str,
+    turn: int = 0,
     due_ms: int | None,
     payload: bytes,
     mirrored: bool,
@@ -161,6 +171,7 @@ def offer_unique(
         keys: of the message's list.
         claim: what it claims.
         task_id: of the message.
+        turn: see `Holder`.
         due_ms: when it is due, unix time in ms; None: store it in the broker list.
         payload: the message.
         mirrored: whether to write the delay list too.
@@ -183,6 +194,7 @@ def offer_unique(
                 keys.queue,
                 task_id,
                 there.queue,
+                bytes((turn,)),
             ),
         )
         texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in more]
@@ -210,7 +222,7 @@ def hold(client: redis.Redis, keys: QueueKeys, *, holders: Sequence[Holder], wha
     Returns:
         How many keys were given up.
     """
-    args = [part for one in holders for part in (one.unique, one.message_key)]
+    args = [part for one in holders for part in (one.unique, one.name)]
     return int(load("hold").run(client, (keys.holds,), (what, *args)))
 
 
@@ -232,7 +244,7 @@ def acknowledge(
     """
     return bool(
         load("acknowledge").run(
-            client, (keys.in_flight(consumer), keys.holds), (message, holder.unique, holder.message_key, what)
+            client, (keys.in_flight(consumer), keys.holds), (message, holder.unique, holder.name, what)
         )
     )
 

@@ -18,6 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_delayq.cluster.redirection import refuse_cluster
+from celery_delayq.fetching.held import Held
 from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.connections import NOT_SERVING
@@ -388,6 +389,21 @@ class DelayedChannel(kombu_redis.Channel):
         """Record that the task of a message begins: a message that was delivered alone is no longer alone."""
         for consumer in self._transport.consumers:
             on_begin(consumer, delivery_tag)
+
+    def starts(self, delivery_tag: str, *, is_early: bool) -> Held | None:
+        """Say that the task of a message starts, see `Consumer.starts`; `ends` takes what this returns."""
+        holder = self._transport.holder(delivery_tag)
+        return None if holder is None else holder.starts(delivery_tag, is_early=is_early)
+
+    def ends(self, held: Held) -> None:
+        """Say that a task is done whose message was acknowledged as it started, see `Consumer.ends`.
+
+        Its list may not be consumed any more: then its unique key has an end.
+        """
+        for consumer in self._transport.consumers:
+            if held.name in consumer.lists:
+                consumer.ends(held)
+                return
 
     def requeue(self, delivery_tag: str) -> None:
         """Put a fetched message to the back of its list."""

@@ -58,7 +58,13 @@ def holder_of(message: Mapping[str, Any]) -> Holder | None:
     if not isinstance(found, dict) or not isinstance(headers, dict):
         return None
     key, task_id = found.get("key"), headers.get("id")
-    return Holder.of(key, task_id) if isinstance(key, str) and isinstance(task_id, str) else None
+    return Holder.of(key, task_id, _turn_of(headers)) if isinstance(key, str) and isinstance(task_id, str) else None
+
+
+def _turn_of(headers: Mapping[str, Any]) -> int:
+    """Return a number that differs between a task, its retry, and what it was replaced by: they have one id."""
+    counts = (headers.get("retries"), headers.get("replaced_task_nesting"))
+    return sum(count for count in counts if isinstance(count, int)) % 256
 
 
 def put_unique(
@@ -79,7 +85,9 @@ def put_unique(
     headers, payload = message["headers"], encode(message)
     queue = channel.delayed_queue(broker_list)
     while True:
-        offered = queue.offer_unique(payload, claiming.claim, due_ms=due_ms, message_id=headers["id"])
+        offered = queue.offer_unique(
+            payload, claiming.claim, due_ms=due_ms, message_id=headers["id"], turn=_turn_of(headers)
+        )
         if offered.outcome != "extend":
             break
         entry = entry_of(offered.entry, due_ms)

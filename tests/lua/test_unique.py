@@ -27,12 +27,14 @@ def offered(
     conflict: Any = "keep",
     key: str = KEY,
     payload: bytes | None = None,
+    turn: int = 0,
 ) -> Offered:
     return offer_unique(
         queue.client,
         queue.keys,
         claim=Claim(key, until, 60_000, conflict),
         task_id=task_id,
+        turn=turn,
         due_ms=due_ms,
         payload=payload if payload is not None else task_id.encode(),
         mirrored=queue.mirror_list,
@@ -68,7 +70,7 @@ class TestOffer:
     def test_the_first_one_waits_and_holds(self, mirrored: DelayedQueue) -> None:
         assert offered(mirrored, "one") == Offered("stored", alone=True, task_id="one")
         assert waiting(mirrored) == [(LATER, b"one")]
-        assert record(mirrored) == Hold(codec.message_key("one"), "due", True, 60_000, 0, "q", "one")
+        assert record(mirrored) == Hold(codec.message_key("one"), 0, "due", True, 60_000, 0, "q", "one")
         (entry,) = mirrored.find("one")
         found = codec.OfferId.from_bytes(entry.id)
         assert found is not None
@@ -284,13 +286,22 @@ class TestStartedAndDone:
         assert held_by(queue) == "one"
         assert offered(queue, "two") == Offered("held", task_id="one")
 
+    def test_one_whose_next_retry_is_on_its_way(self, queue: DelayedQueue) -> None:
+        """Without a countdown, a retry is in the broker list before the task says that it is done."""
+        one = self.one(queue, "done")
+        assert offered(queue, "one", None, payload=b"retry", until="done", turn=1).outcome == "stored"
+        for what in ("start", "done"):
+            assert hold(queue.client, queue.keys, holders=[one], what=what) == 0
+        assert offered(queue, "two") == Offered("held", task_id="one")
+        assert hold(queue.client, queue.keys, holders=[Holder.of(KEY, "one", 1)], what="done") == 1
+
     def test_nobody_gives_it_up(self, queue: DelayedQueue) -> None:
         one = self.one(queue, "done")
         found = record(queue)
         assert found is not None
         raw = queue.client.hget(queue.keys.holds, unique_of(KEY))
         assert isinstance(raw, bytes)
-        queue.client.hset(queue.keys.holds, unique_of(KEY), raw[:26] + (1).to_bytes(8, "big") + raw[34:])
+        queue.client.hset(queue.keys.holds, unique_of(KEY), raw[:27] + (1).to_bytes(8, "big") + raw[35:])
         assert offered(queue, "two").outcome == "stored"
         assert held_by(queue) == "two"
         assert hold(queue.client, queue.keys, holders=[one], what="done") == 0

@@ -7,7 +7,7 @@ KEYS[1] in-flight     LIST, the newest first
 KEYS[2] holds         HASH, see offer_unique.lua
 ARGV[1] message       as it was fetched
 ARGV[2] unique key    16 bytes
-ARGV[3] message key   16 bytes
+ARGV[3] holder        message key and turn, 17 bytes
 ARGV[4] what          'start' if the task begins, 'done' if it is done
 
 Returns 1 if it was in flight, otherwise 0.
@@ -15,7 +15,7 @@ Returns 1 if it was in flight, otherwise 0.
 Limits: O(N) for N messages that the consumer has held for longer.
 ]]
 local in_flight, holds = KEYS[1], KEYS[2]
-local message, unique, message_key, what = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local message, unique, holder, what = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 -- include: go_on
 
@@ -24,5 +24,5 @@ if redis.call('LREM', in_flight, -1, message) == 0 then
     return 0
 end
 local time = redis.call('TIME')
-go_on(holds, unique, message_key, what, math.floor(time[1] * 1000 + time[2] / 1000))
+go_on(holds, unique, holder, what, math.floor(time[1] * 1000 + time[2] / 1000))
 return 1

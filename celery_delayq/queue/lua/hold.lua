@@ -2,12 +2,11 @@
 hold: say that tasks which hold unique keys have started, go on, or are done.
 
 A task that holds its key until it starts gives it up when it starts. One that is done gives it up. All others hold it for
-their ttl from now on. Nothing happens for a task that does not hold its key any more, or that waits again, as for its next
-retry.
+their ttl from now on. Nothing happens for a task that does not hold its key any more, also if its next retry does.
 
 KEYS[1] holds         HASH, see offer_unique.lua
 ARGV[1] what          'start', 'renew' or 'done'
-ARGV    unique key and message key, 16 bytes each, in turns, at most 100 of each
+ARGV    unique key (16 bytes), and message key and turn (17), in turns, at most 100 of each
 
 Returns how many tasks gave up their keys.
 ]]

@@ -25,6 +25,7 @@ ARGV[9] conflict      if another task holds the key: 'keep' that one, 'replace' 
 ARGV[10] list         the name of the broker list
 ARGV[11] task id
 ARGV[12] its list     the name of that list
+ARGV[13] turn         1 byte, another one for each retry of a task
 
 Returns one of
     {'stored', alone}           1 if no other entry waits
@@ -39,7 +40,7 @@ local timeout_set, index, repeated, delay_list, holds, queue = KEYS[1], KEYS[2],
 local its_timeout_set, its_index, its_delay_list = KEYS[7], KEYS[8], KEYS[9]
 local due, message_key, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
 local unique, until_when, ttl, conflict = ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9]
-local list, task_id, its_list = ARGV[10], ARGV[11], ARGV[12]
+local list, task_id, its_list, turn = ARGV[10], ARGV[11], ARGV[12], ARGV[13]
 
 -- include: holds
 -- include: is_waiting
@@ -111,8 +112,8 @@ if due == '' and until_when == 'w' then
     redis.call('HDEL', holds, unique)
 else
     local ends = due == '' and now + ttl or 0
-    local new = message_key .. until_when .. (due == '' and 'r' or 'w') .. struct.pack('>I8I8I2', ttl, ends, #list)
-    redis.call('HSET', holds, unique, new .. list .. task_id)
+    local new = message_key .. turn .. until_when .. (due == '' and 'r' or 'w')
+    redis.call('HSET', holds, unique, new .. struct.pack('>I8I8I2', ttl, ends, #list) .. list .. task_id)
 end
 if due == '' then
     redis.call('LPUSH', queue, payload)
