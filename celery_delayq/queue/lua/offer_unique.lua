@@ -64,6 +64,14 @@ local function alone()
     return redis.call('ZCARD', timeout_set) == 1 and 1 or 0
 end
 
+-- Records of which nobody said that their tasks are done: each call looks at two, so that they do not become many.
+for _, other in ipairs(redis.call('HRANDFIELD', holds, 2)) do
+    local old = other ~= unique and redis.call('HGET', holds, other)
+    if old and string.sub(old, HOLD_STATE, HOLD_STATE) == 'r' and struct.unpack('>I8', old, HOLD_END) <= now then
+        redis.call('HDEL', holds, other)
+    end
+end
+
 local hold = redis.call('HGET', holds, unique)
 local holder = hold and holder_of(hold)
 if holder == message_key and due ~= '' and is_waiting(timeout_set, index, repeated, due, message_key, payload, 100) then
