@@ -23,6 +23,7 @@ from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.holds import Offered
 from celery_delayq.queue.keys import RegistryKeys
 from celery_delayq.queue.script import load
 from celery_delayq.settings import SENTINEL_TIMEOUT_S, SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS
@@ -37,7 +38,7 @@ from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
 from celery_delayq.transport.sentinel import KnownConnection, KnownSSLConnection
 from celery_delayq.transport.station import Station
-from celery_delayq.transport.unique import claiming_of, put_unique
+from celery_delayq.transport.unique import UNIQUE_PROPERTY, claiming_of, put_unique
 
 #: kombu 5.7 itself adds published messages to a batch.
 _KOMBU_HAS_NO_BATCH = kombu.VERSION < (5, 7)
@@ -191,6 +192,9 @@ class DelayedChannel(kombu_redis.Channel):
         if due_ms is not None:
             message["properties"][DUE_PROPERTY] = due_ms
         broker_list = self.broker_list(queue, self._get_message_priority(message, reverse=False))
+        claiming = message["properties"].pop(UNIQUE_PROPERTY, None)
+        if claiming is not None:
+            claiming.offered = Offered("stored")  # periodic tasks have no keys
         captured.messages.append(Caught(broker_list, captured.task_id, due_ms, dumps(message).encode(), message))
 
     def broker_list(self, queue: str, priority: int) -> str:
