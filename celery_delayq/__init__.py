@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from celery_delayq.queue.entry import Entry
     from celery_delayq.schedule.api import Schedule
     from celery_delayq.schedule.periodic_task import PeriodicTask
+    from celery_delayq.throttle import Throttle
     from celery_delayq.transport import register
     from celery_delayq.transport.replicas import NotReplicated
     from celery_delayq.unique import Unique
@@ -72,6 +73,7 @@ __all__ = [
     "Released",
     "Schedule",
     "ScheduledTask",
+    "Throttle",
     "Unique",
     "UnknownEntry",
     "UnsupportedServer",
@@ -99,6 +101,7 @@ _MODULES = {
     "Released": "inspector.backup",
     "Schedule": "schedule.api",
     "ScheduledTask": "inspector.task",
+    "Throttle": "throttle",
     "Unique": "unique",
     "register": "transport",
 }

@@ -23,7 +23,7 @@ from celery_delayq.inspector.histogram import Histogram
 from celery_delayq.inspector.pages import Criteria, OnProgress, Page
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.publishing import bulk
-from celery_delayq.publishing.unique import key_of, send_unique
+from celery_delayq.publishing.send_task import key_of, send_unique
 from celery_delayq.remote_control import commands as panel
 from celery_delayq.remote_control.broadcast import use_control
 from celery_delayq.schedule.api import Schedule

@@ -78,20 +78,44 @@ class Unique:
         """
         if self.key is not None:
             return self.key
-        given = _bound(run, args or (), kwargs or {})
-        missing = [one for one in self.by or () if one not in given]
-        if missing:
-            raise ConfigurationError(
-                f"Unique: task {name} has no argument {missing[0]!r}, but {', '.join(given) or 'none'}"
-            )
-        values = given if self.by is None else {one: given[one] for one in self.by}
-        try:
-            return f"{name}:{dumps(values, sort_keys=True)}"
-        except (TypeError, ValueError) as exc:
-            raise ConfigurationError(
-                f"Unique: the arguments of task {name} that make its key cannot become JSON: {exc}. Name others in "
-                "`by`, or give a key."
-            ) from exc
+        return key_of("Unique", self.by, name, run, args, kwargs)
+
+
+def key_of(
+    what: str,
+    by: Sequence[str] | None,
+    name: str,
+    run: Callable[..., Any] | None,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> str:
+    """Return a key that some arguments of a task make, together with its name.
+
+    Args:
+        what: what the key is for, in errors.
+        by: the names of the arguments; None for all.
+        name: of the task.
+        run: its function; None if this process has only the name.
+        args: positional arguments.
+        kwargs: keyword arguments.
+
+    Raises:
+        ConfigurationError: it has no argument of a name in `by`, or what makes the key cannot become JSON.
+    """
+    given = _bound(run, args or (), kwargs or {})
+    missing = [one for one in by or () if one not in given]
+    if missing:
+        raise ConfigurationError(
+            f"{what}: task {name} has no argument {missing[0]!r}, but {', '.join(given) or 'none'}"
+        )
+    values = given if by is None else {one: given[one] for one in by}
+    try:
+        return f"{name}:{dumps(values, sort_keys=True)}"
+    except (TypeError, ValueError) as exc:
+        raise ConfigurationError(
+            f"{what}: the arguments of task {name} that make its key cannot become JSON: {exc}. Name others in `by`, "
+            "or give a key."
+        ) from exc
 
 
 def unique_for(given: Unique | str, default: Unique | None, on_conflict: OnConflict | None) -> Unique:

@@ -39,7 +39,7 @@ def has_no_hooks(app: Any, task: Any, *methods: Callable[..., Any]) -> bool:
         and all(type(route) is MapRoute for route in amqp.router.routes)
         and all(map(_is_celerys, asked))
         and not getattr(task, "_dump_pydantic_arguments", None)
-        and not getattr(task, "unique", None)
+        and not (getattr(task, "unique", None) or getattr(task, "throttle", None))
         and not app.conf.task_send_sent_event
         and not app.conf.task_always_eager
     )

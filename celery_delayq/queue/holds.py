@@ -134,6 +134,19 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """A throttled key: its turns are at least an interval apart.
+
+    Attributes:
+        key: the key.
+        interval_us: in microseconds.
+    """
+
+    key: str
+    interval_us: int
+
+
+@dataclass(frozen=True)
 class Offered:
     """What became of a message that claims a unique key.
 
@@ -163,6 +176,7 @@ def offer_unique(
     due_ms: int | None,
     payload: bytes,
     mirrored: bool,
+    pace: Pace | None = None,
 ) -> Offered:
     """Store a message that claims a unique key; see `offer_unique.lua`. Several calls if another list has to change.
 
@@ -175,12 +189,17 @@ def offer_unique(
         due_ms: when it is due, unix time in ms; None: store it in the broker list.
         payload: the message.
         mirrored: whether to write the delay list too.
+        pace: the throttled key that gives it a turn, if it is stored.
     """
     there = keys
     while True:
         outcome, *more = load("offer_unique").run(
             client,
-            (*keys.waiting, keys.holds, keys.queue, there.timeout_set, there.index, there.delay_list),
+            (
+                *(*keys.waiting, keys.holds, keys.queue),
+                *(there.timeout_set, there.index, there.delay_list),
+                keys.turns(b"" if pace is None else unique_of(pace.key)),
+            ),
             (
                 "" if due_ms is None else due_ms,
                 codec.message_key(task_id),
@@ -195,6 +214,7 @@ def offer_unique(
                 task_id,
                 there.queue,
                 bytes((turn,)),
+                "" if pace is None else pace.interval_us,
             ),
         )
         texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in more]
@@ -208,6 +228,38 @@ def offer_unique(
             return Offered("extend", entry=more[0], broker_list=texts[1])
         else:
             return Offered("repeated")
+
+
+def offer_throttled(
+    client: redis.Redis,
+    keys: QueueKeys,
+    *,
+    pace: Pace,
+    due_ms: int | None,
+    message_key: bytes,
+    payload: bytes,
+    mirrored: bool,
+) -> tuple[int, bool]:
+    """Store a message that is due at the next turn of a throttled key; see `offer_throttled.lua`.
+
+    Args:
+        client: any client.
+        keys: of the message's list.
+        pace: the key.
+        due_ms: when it should be due, unix time in ms; None for now.
+        message_key: of the message.
+        payload: the message.
+        mirrored: whether to write the delay list too.
+
+    Returns:
+        When it is due, unix time in ms, and whether no other entry waits.
+    """
+    due, alone = load("offer_throttled").run(
+        client,
+        (*keys.waiting, keys.turns(unique_of(pace.key))),
+        ("" if due_ms is None else due_ms, pace.interval_us, message_key, payload, int(mirrored), keys.channel),
+    )
+    return int(due), bool(alone)
 
 
 def hold(client: redis.Redis, keys: QueueKeys, *, holders: Sequence[Holder], what: What) -> int:

@@ -107,6 +107,10 @@ class QueueKeys:
         """Return the name of the LIST of messages of this queue that a consumer holds, newest first."""
         return f"{companion('delayq:inflight', self.queue)}:{consumer}"
 
+    def turns(self, throttle_key: bytes) -> str:
+        """Return the name of the STRING of the turns of a throttled key, given by the 16 bytes that represent it."""
+        return f"{self.holds}:{throttle_key.hex()}"
+
     def history(self, step_s: int, since_s: int) -> str:
         """Return the name of the HASH of sums over `step_s` seconds, in the block of time that begins at `since_s`."""
         return f"{self.metrics}:{step_s}:{since_s}"

@@ -33,12 +33,12 @@ from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.eta import due_ms_of, eta_ms_of
 from celery_delayq.transport.expiry import Expiry
 from celery_delayq.transport.fetcher import Fetcher
+from celery_delayq.transport.keyed import THROTTLE_PROPERTY, UNIQUE_PROPERTY, claiming_of, pace_of, put_keyed
 from celery_delayq.transport.last_delivery import on_begin
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
 from celery_delayq.transport.sentinel import KnownConnection, KnownSSLConnection
 from celery_delayq.transport.station import Station
-from celery_delayq.transport.unique import UNIQUE_PROPERTY, claiming_of, put_unique
 
 #: kombu 5.7 itself adds published messages to a batch.
 _KOMBU_HAS_NO_BATCH = kombu.VERSION < (5, 7)
@@ -125,15 +125,16 @@ class DelayedChannel(kombu_redis.Channel):
         if captured is not None:
             self._catch(captured, queue, message)
             return
-        due_ms, claiming = due_ms_of(message), claiming_of(message)
+        due_ms, claiming, pace = due_ms_of(message), claiming_of(message), pace_of(message)
         if due_ms is not None:
             message["properties"][DUE_PROPERTY] = due_ms
             message["properties"]["delivery_tag"] = _tag_of(message, due_ms)
-        if claiming is not None:
+        if claiming is not None or pace is not None:
             # At once, also in a batch: the caller asks what became of it.
             self.expiry.used(queue)
             priority = self._get_message_priority(message, reverse=False)
-            put_unique(self, self.broker_list(queue, priority), message, claiming, due_ms=due_ms)
+            broker_list = self.broker_list(queue, priority)
+            put_keyed(self, broker_list, message, claiming=claiming, pace=pace, due_ms=due_ms)
             return
         if due_ms is None:
             self._put_now(queue, message, **kwargs)
@@ -195,6 +196,7 @@ class DelayedChannel(kombu_redis.Channel):
         claiming = message["properties"].pop(UNIQUE_PROPERTY, None)
         if claiming is not None:
             claiming.offered = Offered("stored")  # periodic tasks have no keys
+        message["properties"].pop(THROTTLE_PROPERTY, None)
         captured.messages.append(Caught(broker_list, captured.task_id, due_ms, dumps(message).encode(), message))
 
     def broker_list(self, queue: str, priority: int) -> str:

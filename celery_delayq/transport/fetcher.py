@@ -27,11 +27,11 @@ from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.transfer.lead import LONGEST_LEAD_S
 from celery_delayq.transport.eta_tasks import EtaTasks
+from celery_delayq.transport.keyed import holder_of
 from celery_delayq.transport.last_delivery import LastDelivery, Turn, isolate
 from celery_delayq.transport.refusal import Refusal
 from celery_delayq.transport.slots import Slot
 from celery_delayq.transport.station import Station
-from celery_delayq.transport.unique import holder_of
 
 logger = getLogger(__name__)
 

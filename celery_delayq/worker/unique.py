@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_delayq.transport.channel import DelayedChannel
-from celery_delayq.transport.unique import UNIQUE_PROPERTY
+from celery_delayq.transport.keyed import UNIQUE_PROPERTY
 
 
 def tell_about(message: Any, options: dict[str, Any], current: Callable[[], Any]) -> None:

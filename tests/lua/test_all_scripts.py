@@ -52,6 +52,16 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
         },
         [b"stored", 1],
     ),
+    "offer_throttled": (
+        {
+            "pace": holds.Pace("key", 1000),
+            "due_ms": 1,
+            "message_key": bytes(16),
+            "payload": b"",
+            "mirrored": False,
+        },
+        [b"1", 1],
+    ),
     "hold": ({"holders": [], "what": "done"}, 0),
     "acknowledge": (
         {"consumer": "me", "message": b"", "holder": holds.Holder(bytes(16), bytes(16)), "what": "done"},

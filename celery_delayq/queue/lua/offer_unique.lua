@@ -13,6 +13,7 @@ KEYS[6] broker list   LIST
 KEYS[7] its timeout set   ZSET, of the list in which the caller thinks that the holder waits
 KEYS[8] its index         HASH
 KEYS[9] its delay list    LIST
+KEYS[10] turns        STRING, the turns of a throttled key, see offer_throttled.lua
 ARGV[1] due           unix time in ms, or '' to store it in the broker list at once
 ARGV[2] message key   16 bytes
 ARGV[3] payload       any bytes
@@ -26,6 +27,7 @@ ARGV[10] list         the name of the broker list
 ARGV[11] task id
 ARGV[12] its list     the name of that list
 ARGV[13] turn         1 byte, another one for each retry of a task
+ARGV[14] interval     of the turns (microseconds), or '' if no key is throttled
 
 Returns one of
     {'stored', alone}           1 if no other entry waits
@@ -37,13 +39,14 @@ Returns one of
 A holder that has left its delayed queue is not replaced: it runs, and the new message holds the key from now on.
 ]]
 local timeout_set, index, repeated, delay_list, holds, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local its_timeout_set, its_index, its_delay_list = KEYS[7], KEYS[8], KEYS[9]
+local its_timeout_set, its_index, its_delay_list, turns = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local due, message_key, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
 local unique, until_when, ttl, conflict = ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9]
-local list, task_id, its_list, turn = ARGV[10], ARGV[11], ARGV[12], ARGV[13]
+local list, task_id, its_list, turn, interval = ARGV[10], ARGV[11], ARGV[12], ARGV[13], tonumber(ARGV[14])
 
 -- include: holds
--- include: is_waiting
+-- include: waits_already
+-- include: next_turn
 -- include: withdraw
 -- include: write_entry
 
@@ -56,6 +59,7 @@ redis.call('LLEN', queue)
 redis.call('ZCARD', its_timeout_set)
 redis.call('HLEN', its_index)
 redis.call('LLEN', its_delay_list)
+redis.call('STRLEN', turns)
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now = math.floor(now_us / 1000)
@@ -74,7 +78,7 @@ end
 
 local hold = redis.call('HGET', holds, unique)
 local holder = hold and holder_of(hold)
-if holder == message_key and due ~= '' and is_waiting(timeout_set, index, repeated, due, message_key, payload, 100) then
+if holder == message_key and waits_already(timeout_set, index, message_key, payload) then
     return {'stored', alone()}
 end
 
@@ -109,12 +113,15 @@ end
 
 -- Nobody holds the key, or the new message takes its place.
 local is_here = place and holder == message_key and its_list == list
-if due ~= '' and not is_here and redis.call('HEXISTS', index, message_key) == 1 then
+if (due ~= '' or interval) and not is_here and redis.call('HEXISTS', index, message_key) == 1 then
     return {'repeated'}
 end
 if place then
     withdraw(its_timeout_set, its_delay_list, holder, place)
     redis.call('HDEL', its_index, holder)
+end
+if interval then
+    due = next_turn(turns, due == '' and now_us or tonumber(due) * 1000, interval, now_us)
 end
 if due == '' and until_when == 'w' then
     redis.call('HDEL', holds, unique)

@@ -1,4 +1,4 @@
-"""Messages that hold a unique key: what such a message carries, and how it is stored."""
+"""Messages that hold a unique key, or take turns by a throttled one: what they carry, and how they are stored."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import Any
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.messages import encode, with_eta
 from celery_delayq.queue.entry import entry_of
-from celery_delayq.queue.holds import Claim, Conflict, Holder, Offered, Until
+from celery_delayq.queue.holds import Claim, Conflict, Holder, Offered, Pace, Until
 from celery_delayq.queue.keys import without_priority
+from celery_delayq.throttle import Throttle
 from celery_delayq.unique import For, OnConflict, Unique
 
 #: Property of a message that holds a unique key: its key, and `Unique.for_`, `ttl` and `on_conflict`.
 UNIQUE_PROPERTY = "delayq_unique"
+
+#: Property of a message that takes turns: its key, and `Throttle.rate`.
+THROTTLE_PROPERTY = "delayq_throttle"
 
 _UNTIL: dict[For, Until] = {"waiting": "due", "until_start": "start", "until_done": "done"}
 _CONFLICT: dict[OnConflict, Conflict] = {"ignore": "keep", "raise": "keep", "replace": "replace", "extend": "extend"}
@@ -39,6 +43,29 @@ def claiming_of(message: Mapping[str, Any]) -> Claiming | None:
     """Return the property of a message that claims a unique key; None if it claims none."""
     found = message["properties"].get(UNIQUE_PROPERTY)
     return found if isinstance(found, Claiming) else None
+
+
+def throttled(key: str, throttle: Throttle) -> dict[str, Any]:
+    """Return the property of a message that takes turns."""
+    return {"key": key, "rate": throttle.rate}
+
+
+def throttle_of(found: Any) -> Throttle | None:
+    """Return what a message's property says; None if there is none, or somebody else wrote it."""
+    if not isinstance(found, dict) or not found.get("key"):
+        return None
+    try:
+        return Throttle(found["rate"], key=found["key"])
+    except (KeyError, ConfigurationError):
+        return None
+
+
+def pace_of(message: Mapping[str, Any]) -> Pace | None:
+    """Return the throttled key of a message that is published; None if it takes no turns."""
+    throttle = throttle_of(message["properties"].get(THROTTLE_PROPERTY))
+    if throttle is None or throttle.key is None:
+        return None
+    return Pace(throttle.key, round(throttle.interval_s * 1_000_000))
 
 
 def unique_of(found: Any) -> Unique | None:
@@ -67,26 +94,37 @@ def _turn_of(headers: Mapping[str, Any]) -> int:
     return sum(count for count in counts if isinstance(count, int)) % 256
 
 
-def put_unique(
-    channel: Any, broker_list: str, message: Mapping[str, Any], claiming: Claiming, *, due_ms: int | None
+def put_keyed(
+    channel: Any,
+    broker_list: str,
+    message: Mapping[str, Any],
+    *,
+    claiming: Claiming | None,
+    pace: Pace | None,
+    due_ms: int | None,
 ) -> None:
-    """Store a message that claims a unique key, unless another one holds that; `claiming` says what became of it.
+    """Store a message that claims a unique key, unless another one holds that; or one that takes turns; or both.
 
     Args:
         channel: a channel of our transport.
         broker_list: the full name of the message's list.
         message: the message.
-        claiming: its property.
-        due_ms: when it is due, unix time in ms; None if it is due now.
+        claiming: what it claims. Afterwards, this says what became of it.
+        pace: its throttled key.
+        due_ms: when it is due, unix time in ms; None if it is due now. It may get a later turn.
 
     Raises:
         ValueError: a task of this id waits already, with another key or with none.
     """
     headers, payload = message["headers"], encode(message)
     queue = channel.delayed_queue(broker_list)
+    if claiming is None:
+        if pace is not None:
+            queue.offer_throttled(payload, pace, due_ms=due_ms, message_id=headers["id"])
+        return
     while True:
         offered = queue.offer_unique(
-            payload, claiming.claim, due_ms=due_ms, message_id=headers["id"], turn=_turn_of(headers)
+            payload, claiming.claim, due_ms=due_ms, message_id=headers["id"], turn=_turn_of(headers), pace=pace
         )
         if offered.outcome != "extend":
             break

@@ -1,7 +1,8 @@
-"""Sends tasks that hold a unique key, and returns the result of the task that does the work."""
+"""Sends tasks that hold a unique key, or take turns; returns the result of the task that does the work."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery
@@ -9,7 +10,15 @@ from celery.app.task import Context
 from celery.canvas import Signature
 
 from celery_delayq.errors import ConfigurationError, KeyHeld
-from celery_delayq.transport.unique import UNIQUE_PROPERTY, Claiming, unique_of
+from celery_delayq.throttle import Throttle
+from celery_delayq.transport.keyed import (
+    THROTTLE_PROPERTY,
+    UNIQUE_PROPERTY,
+    Claiming,
+    throttle_of,
+    throttled,
+    unique_of,
+)
 from celery_delayq.unique import Unique, unique_for
 
 #: Stands for an option that was not given; `unique=None` sends a task without a key.
@@ -17,7 +26,7 @@ _NOT_GIVEN: Any = object()
 
 
 def send_unique(app: Celery) -> None:
-    """Let an app understand the options `unique` and `on_conflict`. A second call does nothing."""
+    """Let an app understand the options `unique`, `on_conflict` and `throttle`. A second call does nothing."""
     if not isinstance(app.send_task, SendTask):
         app.send_task = SendTask(app)
 
@@ -42,9 +51,9 @@ def key_of(app: Celery, signature: Signature) -> str:
 
 
 class SendTask:
-    """`Celery.send_task`, by which every task is sent, with two more options: `unique` and `on_conflict`.
+    """`Celery.send_task`, by which every task is sent, with three more options: `unique`, `on_conflict`, `throttle`.
 
-    Without them, and for tasks without `unique`, it only calls Celery's.
+    Without them, and for tasks that have neither, it only calls Celery's.
 
     Source: Celery 5.7 `Celery.send_task` and `Task.apply_async`.
 
@@ -57,7 +66,7 @@ class SendTask:
         self.of_celery = app.send_task
 
     def __call__(self, name: str, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
-        """Send a task; see Celery, and `Unique` for the two options.
+        """Send a task; see Celery, `Unique` and `Throttle`.
 
         Returns:
             The result. `result.was_new` says whether the task was sent; if not, the result is that of the task that
@@ -68,11 +77,20 @@ class SendTask:
             KeyHeld: another task holds the key, and `on_conflict` is "raise".
         """
         task = options.get("task_type")
+        properties = self._properties(options.get("task_id"))
+        throttle = options.pop("throttle", _NOT_GIVEN)
+        if throttle is _NOT_GIVEN:
+            throttle = throttle_of(properties.get(THROTTLE_PROPERTY)) or getattr(task, "throttle", None)
+        if throttle:
+            if not isinstance(throttle, Throttle):
+                raise ConfigurationError(f"throttle must be Throttle(...), not {throttle!r}")
+            key = throttle.key_of(name, getattr(task, "run", None), args, kwargs)
+            options[THROTTLE_PROPERTY] = throttled(key, throttle)
         given = options.pop("unique", _NOT_GIVEN)
         on_conflict = options.pop("on_conflict", None)
         default: Unique | None = getattr(task, "unique", None)
         if given is _NOT_GIVEN:
-            given = self._inherited(options.get("task_id")) or default
+            given = unique_of(properties.get(UNIQUE_PROPERTY)) or default
         if not given:
             if on_conflict is not None:
                 raise ConfigurationError(f"task {name} has the option on_conflict, but not unique")
@@ -81,13 +99,13 @@ class SendTask:
         key = unique.key_of(name, getattr(task, "run", None), args, kwargs)
         return self._send(unique, Claiming(key, unique), name, args, kwargs, *positional, **options)
 
-    def _inherited(self, task_id: str | None) -> Unique | None:
-        """Return what a retry has in common with the task that retries; None if no task does so, or it has no key."""
+    def _properties(self, task_id: str | None) -> Mapping[str, Any]:
+        """Return the properties of the message of the task that sends this one as its retry; empty if none does."""
         task = self._app.current_worker_task
         request = None if task is None or task_id is None else task.request
         if request is None or request.id != task_id:
-            return None
-        return unique_of((request.get("properties") or {}).get(UNIQUE_PROPERTY))
+            return {}
+        return request.get("properties") or {}
 
     def _send(self, unique: Unique, claiming: Claiming, name: str, *given: Any, **options: Any) -> Any:
         add_to_parent = options.pop("add_to_parent", True)
