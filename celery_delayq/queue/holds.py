@@ -38,8 +38,9 @@ What: TypeAlias = Literal["start", "renew", "done"]
 #: Maximum number of holds that one call of `hold` changes.
 MAX_HOLDS = 100
 
-_UNTIL: dict[Until, bytes] = {"due": b"w", "start": b"s", "done": b"d"}
-_UNTIL_OF = {written: until for until, written in _UNTIL.items()}
+#: How scripts write it.
+UNTIL: dict[Until, bytes] = {"due": b"w", "start": b"s", "done": b"d"}
+_UNTIL_OF = {written: until for until, written in UNTIL.items()}
 _HEAD = struct.Struct(">16sBccQQH")
 
 
@@ -207,7 +208,7 @@ def offer_unique(
                 int(mirrored),
                 keys.channel,
                 unique_of(claim.key),
-                _UNTIL[claim.until],
+                UNTIL[claim.until],
                 claim.ttl_ms,
                 claim.conflict,
                 keys.queue,

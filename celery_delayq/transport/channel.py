@@ -33,7 +33,7 @@ from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.eta import due_ms_of, eta_ms_of
 from celery_delayq.transport.expiry import Expiry
 from celery_delayq.transport.fetcher import Fetcher
-from celery_delayq.transport.keyed import THROTTLE_PROPERTY, UNIQUE_PROPERTY, claiming_of, pace_of, put_keyed
+from celery_delayq.transport.keyed import THROTTLE_PROPERTY, claiming_of, pace_of, put_keyed
 from celery_delayq.transport.last_delivery import on_begin
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
@@ -193,11 +193,12 @@ class DelayedChannel(kombu_redis.Channel):
         if due_ms is not None:
             message["properties"][DUE_PROPERTY] = due_ms
         broker_list = self.broker_list(queue, self._get_message_priority(message, reverse=False))
-        claiming = message["properties"].pop(UNIQUE_PROPERTY, None)
+        claiming = claiming_of(message)
         if claiming is not None:
-            claiming.offered = Offered("stored")  # periodic tasks have no keys
-        message["properties"].pop(THROTTLE_PROPERTY, None)
-        captured.messages.append(Caught(broker_list, captured.task_id, due_ms, dumps(message).encode(), message))
+            claiming.offered = Offered("stored")
+        message["properties"].pop(THROTTLE_PROPERTY, None)  # its time is that of the occurrence
+        claim = None if claiming is None else claiming.claim
+        captured.messages.append(Caught(broker_list, captured.task_id, due_ms, dumps(message).encode(), message, claim))
 
     def broker_list(self, queue: str, priority: int) -> str:
         """Return the full name of a queue's list for a priority, with `global_keyprefix`."""

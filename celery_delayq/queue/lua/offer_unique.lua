@@ -44,7 +44,8 @@ local due, message_key, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], 
 local unique, until_when, ttl, conflict = ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9]
 local list, task_id, its_list, turn, interval = ARGV[10], ARGV[11], ARGV[12], ARGV[13], tonumber(ARGV[14])
 
--- include: holds
+-- include: find_holder
+-- include: record_hold
 -- include: waits_already
 -- include: next_turn
 -- include: withdraw
@@ -76,61 +77,43 @@ for _, other in ipairs(redis.call('HRANDFIELD', holds, 2)) do
     end
 end
 
-local hold = redis.call('HGET', holds, unique)
-local holder = hold and holder_of(hold)
-if holder == message_key and waits_already(timeout_set, index, message_key, payload) then
+local holder = find_holder(holds, unique, its_list, its_timeout_set, its_index, now)
+local is_mine = holder and holder.message_key == message_key
+if is_mine and waits_already(timeout_set, index, message_key, payload) then
     return {'stored', alone()}
 end
-
-local function name_and_id()
-    local size = struct.unpack('>I2', hold, HOLD_LIST)
-    return string.sub(hold, HOLD_LIST + 2, HOLD_LIST + 1 + size), string.sub(hold, HOLD_LIST + 2 + size)
-end
-
--- The place of the holder's entry, if it waits.
-local place
-if hold and string.sub(hold, HOLD_STATE, HOLD_STATE) == 'w' then
-    local name, id = name_and_id()
-    if name ~= its_list then
-        return {'elsewhere', name}
-    end
-    place = redis.call('HGET', its_index, holder)
-    local entry, its_due
-    if unique_of(place) == unique then
-        entry, its_due = find_entry(its_timeout_set, holder, place)
-    end
-    if entry and conflict == 'extend' and due ~= '' and tonumber(due) > its_due then
-        return {'extend', entry, name}
-    elseif entry and conflict ~= 'replace' then
-        return {'held', id}
-    elseif not entry then
-        place = nil
-    end
-elseif hold and holder ~= message_key and conflict ~= 'replace' and struct.unpack('>I8', hold, HOLD_END) > now then
-    local _, id = name_and_id()
-    return {'held', id}
+if holder and holder.elsewhere then
+    return {'elsewhere', holder.list}
+elseif holder and conflict == 'extend' and holder.entry and due ~= '' and tonumber(due) > holder.due then
+    return {'extend', holder.entry, holder.list}
+elseif holder and conflict ~= 'replace' and (holder.entry or not is_mine) then
+    return {'held', holder.id}
 end
 
 -- Nobody holds the key, or the new message takes its place.
-local is_here = place and holder == message_key and its_list == list
-if (due ~= '' or interval) and not is_here and redis.call('HEXISTS', index, message_key) == 1 then
+local will_wait = due ~= '' or interval ~= nil
+local replaced = holder and holder.entry and holder
+local is_here = replaced and is_mine and its_list == list
+local known = will_wait and not is_here and redis.call('HGET', index, message_key)
+if known and find_entry(timeout_set, message_key, known) then
     return {'repeated'}
+elseif known then
+    redis.call('HDEL', index, message_key)
 end
-if place then
-    withdraw(its_timeout_set, its_delay_list, holder, place)
-    redis.call('HDEL', its_index, holder)
+if replaced then
+    withdraw(its_timeout_set, its_delay_list, replaced.message_key, replaced.place)
+    redis.call('HDEL', its_index, replaced.message_key)
 end
 if interval then
     due = next_turn(turns, due == '' and now_us or tonumber(due) * 1000, interval, now_us)
 end
-if due == '' and until_when == 'w' then
-    redis.call('HDEL', holds, unique)
+if will_wait or until_when ~= 'w' then
+    local claim = {message_key = message_key, turn = turn, until_when = until_when, ttl = ttl, list = list, task_id = task_id}
+    record_hold(holds, unique, claim, will_wait, now)
 else
-    local ends = due == '' and now + ttl or 0
-    local new = message_key .. turn .. until_when .. (due == '' and 'r' or 'w')
-    redis.call('HSET', holds, unique, new .. struct.pack('>I8I8I2', ttl, ends, #list) .. list .. task_id)
+    redis.call('HDEL', holds, unique)
 end
-if due == '' then
+if not will_wait then
     redis.call('LPUSH', queue, payload)
     return {'stored', 0}
 end
