@@ -114,7 +114,7 @@ def test_with_workers_that_are_killed(
 
     def send() -> None:
         while not stop.is_set():
-            result = app.tasks["nap_once"].apply_async((0.05,), countdown=random.choice([None, 0.05]), unique=unique)
+            result = app.tasks["work_late"].apply_async((0.05,), countdown=random.choice([None, 0.05]), unique=unique)
             if app.delayq.was_new(result):
                 sent.append(result.id)
 
@@ -133,6 +133,6 @@ def test_with_workers_that_are_killed(
     for future in sending:
         future.result()
     with long_worker(**options):
-        wait_until(lambda: {run.task_id for run in ledger.runs()} >= {*sent}, "all that was accepted ran", 60)
-    spans = sorted((it.begun_s, it.ended_s) for it in ledger.executions() if it.ended_s is not None)
+        wait_until(lambda: {it.task_id for it in ledger.executions() if it.ended_s} >= {*sent}, "all accepted ran", 60)
+    spans = sorted((it.started_s, it.ended_s) for it in ledger.executions() if it.ended_s is not None)
     assert all(ended <= begun for (_, ended), (begun, _) in zip(spans, spans[1:], strict=False)), "no two at a time"
