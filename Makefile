@@ -29,9 +29,9 @@ screenshots: $(VENV)/.dev ## take the pictures of the web page anew, from a real
 PYTEST = $(BIN)/pytest --numprocesses=auto --dist=worksteal
 
 .PHONY: test test-all
-test: $(VENV)/.dev ## check every feature, in about 8 minutes; ARGS="-k transfer" selects
+test: $(VENV)/.dev ## check every feature, in about 10 minutes; ARGS="-k transfer" selects
 	$(PYTEST) -m "not thorough and not benchmark" $(ARGS)
-	@echo "make test-all also runs the tests that were deselected: they break things, and take a quarter of an hour."
+	@echo "make test-all also runs the tests that were deselected: they break things, and take half an hour."
 
 test-all: $(VENV)/.dev ## run all tests
 	$(PYTEST) $(ARGS)

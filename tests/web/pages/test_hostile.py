@@ -100,11 +100,11 @@ def test_each_task_letter_and_entry(visit: Visits, page: Page, url: str, app: Ce
         page.goto(f"{url}{path}")
         urls = links(page, selector)
         assert len(urls) > 20
-        for url in urls:
-            response = page.goto(url)
+        for each in urls:
+            response = page.goto(each)
             assert response is not None
-            is_gone = response.status == 404 and app.delayq.get(parse_qs(urlsplit(url).query)["id"][0]) is None
-            assert response.status == 200 or is_gone, url
+            is_gone = response.status == 404 and app.delayq.get(parse_qs(urlsplit(each).query)["id"][0]) is None
+            assert response.status == 200 or is_gone, each
             gone += is_gone
             expect_harmless(page)
     assert gone == 2
@@ -115,10 +115,10 @@ def test_queues(page: Page, url: str) -> None:
     page.goto(url)
     urls = links(page, "#queues tbody th a")
     assert len(urls) > 15
-    for url in urls:
-        page.goto(url)
+    for each in urls:
+        page.goto(each)
         expect_harmless(page)
-        assert rows(page).count() >= 1, url
+        assert rows(page).count() >= 1, each
 
 
 @pytest.mark.parametrize("text", [*TEXTS.values(), SURROGATE], ids=[*TEXTS, "surrogate"])

@@ -41,9 +41,9 @@ def test_from_a_year_to_the_tasks_of_a_minute_and_back(visit: Visits, url: str, 
         bar.click()
         expect(page).not_to_have_url(urls[-1])
     assert set(shown(page)) == set(wanted)
-    for url in reversed(urls):
+    for each in reversed(urls):
         page.go_back()
-        expect(page).to_have_url(url)
+        expect(page).to_have_url(each)
     assert len(urls) >= 3
 
     page.go_forward()
