@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def holders(waiting: DelayedQueue) -> int:
 def test_never_do_two_wait(
     app: Celery, waiting: DelayedQueue, broker_url: str, ledger: Ledger, conflicts: list[str]
 ) -> None:
-    """A hundred threads in four processes, with a transfer and whoever cancels beside them; the processes are killed."""
+    """A hundred threads in four processes, two of which are killed; beside them, a transfer and whoever cancels."""
     most = seen = cancelled = 0
     with (
         producer(broker_url, ledger.url, *conflicts) as first,
@@ -135,4 +136,4 @@ def test_with_workers_that_are_killed(
     with long_worker(**options):
         wait_until(lambda: {it.task_id for it in ledger.executions() if it.ended_s} >= {*sent}, "all accepted ran", 60)
     spans = sorted((it.started_s, it.ended_s) for it in ledger.executions() if it.ended_s is not None)
-    assert all(ended <= begun for (_, ended), (begun, _) in zip(spans, spans[1:], strict=False)), "no two at a time"
+    assert all(ended <= begun for (_, ended), (begun, _) in pairwise(spans)), "no two at a time"
