@@ -11,6 +11,7 @@ import redis
 from celery_delayq.queue import codec, holds
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Hold, Holder, Offered, acknowledge, hold, offer_unique, unique_of
+from celery_delayq.schedule.scripts import DONE, Offer, Planned, plan
 from tests.state import now_ms
 from tests.support import wait_until
 
@@ -361,3 +362,43 @@ class TestAcknowledge:
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
             self.acknowledge(queue, holder, "done")
         assert queue.client.llen(queue.keys.in_flight("me")) == 1
+
+
+class TestPlan:
+    """The occurrences of periodic tasks."""
+
+    def plan(self, queue: DelayedQueue, name: str, due_ms: int = LATER, seen: bytes = b"", **step: Any) -> Planned:
+        offer = Offer(codec.message_key(name), due_ms, name.encode(), name, Claim(KEY, "due", 60_000, "keep"))
+        return plan(
+            queue.client,
+            queue.keys,
+            **{"entry": "e", "seen": seen, "forgotten": b"0", "state": name.encode(), "offer": offer, **step},
+        )
+
+    def test_one_that_waits_holds_the_key(self, queue: DelayedQueue) -> None:
+        assert self.plan(queue, "one").alone
+        assert held_by(queue) == "one"
+        assert offered(queue, "two") == Offered("held", task_id="one")
+
+    def test_one_is_left_out_while_another_task_holds_the_key(self, queue: DelayedQueue) -> None:
+        offered(queue, "mine", until="done")
+        done = self.plan(queue, "one")
+        assert (done.outcome, done.state, done.alone) == (DONE, b"one", False)
+        assert waiting(queue) == [(LATER, b"mine")]
+        queue.cancel("mine")
+        assert self.plan(queue, "two", seen=b"one").outcome == DONE
+        assert waiting(queue) == [(LATER, b"two")]
+
+    def test_the_next_one_takes_the_place_of_one_that_is_withdrawn(self, queue: DelayedQueue) -> None:
+        self.plan(queue, "one")
+        self.plan(queue, "two", LATER + 1, seen=b"one", withdraw=codec.message_key("one"), must_wait=True)
+        assert waiting(queue) == [(LATER + 1, b"two")]
+        assert held_by(queue) == "two"
+        queue.cancel("two")
+        assert held_by(queue) is None
+
+    def test_a_removed_entry_gives_the_key_up(self, queue: DelayedQueue) -> None:
+        self.plan(queue, "one")
+        self.plan(queue, "", seen=b"one", withdraw=codec.message_key("one"), offer=None)
+        assert not queue.size()
+        assert held_by(queue) is None
