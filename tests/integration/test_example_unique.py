@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.one_server("the example has a Redis of its own")
+
 REPOSITORY = Path(__file__).parents[2]
 
 
