@@ -29,7 +29,7 @@ screenshots: $(VENV)/.dev ## take the pictures of the web page anew, from a real
 PYTEST = $(BIN)/pytest --numprocesses=auto --dist=worksteal
 
 .PHONY: test test-all
-test: $(VENV)/.dev ## check every feature, in about 10 minutes; ARGS="-k transfer" selects
+test: $(VENV)/.dev ## check every feature, in about 12 minutes; ARGS="-k transfer" selects
 	$(PYTEST) -m "not thorough and not benchmark" $(ARGS)
 	@echo "make test-all also runs the tests that were deselected: they break things, and take half an hour."
 

@@ -36,17 +36,15 @@ _THOROUGH = (
     *(
         f"redis_cluster/test_{name}.py"
         for name in (
-            *("acl", "away", "check", "clocks", "failover", "half_moved", "hanging", "maxclients", "moved_leases"),
-            *("schedule", "servers", "tls", "transfer_command", "versions"),
+            *("acl", "check", "clocks", "failover", "half_moved", "maxclients", "moved_leases", "schedule", "tls"),
+            "transfer_command",
+            "versions",
         )
     ),
     "redis_cluster/test_out_of_memory.py",
     "integration/template",
-    *(
-        f"integration/test_{name}.py"
-        for name in ("example_orders", "failover", "lost_connection", "prefetch", "release")
-    ),
-    *(f"integration/test_{name}.py" for name in ("replicas", "side_by_side", "stock_eta_tasks", "worker_clock")),
+    *(f"integration/test_{name}.py" for name in ("example_orders", "lost_connection", "prefetch", "release")),
+    *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks")),
 )
 
 

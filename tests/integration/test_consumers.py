@@ -110,7 +110,7 @@ def test_a_worker(app: Celery, waiting: DelayedQueue, broker_url: str, ledger: L
             working = (it for it in app.delayq.consumers().consumers if it.in_flight)
             return next((it for it in working if any(lease.is_punctual for lease in it.leases)), None)
 
-        consumer = wait_until(found, "the worker works, and is punctual")
+        consumer = wait_until(found, "the worker works, and is punctual", 20)
         assert consumer.pid == worker.pid
         assert consumer.queues == ("celery",)
         (held,) = [it for it in consumer.leases if it.in_flight]

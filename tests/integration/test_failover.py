@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -355,12 +354,10 @@ def test_the_transfer_command_goes_on_with_the_next_url(ledger: Ledger) -> None:
         ):
             command.wait_for_log("connected.")
             first.kill()
-            for number in (1, 2):
-                app.tasks["note"].apply_async(countdown=0.2)
-                wait_until(lambda number=number: client.llen("celery") == number, "it is in the list", 60)
+            app.tasks["note"].apply_async(countdown=0.2)
+            wait_until(lambda: client.llen("celery") == 1, "it is in the list", 60)
             second.kill()
             command.send_signal(signal.SIGTERM)
             assert command.wait() == 0
-            # It may not have got the last answer, and does not count what it was not told.
-            assert re.search(r"[12] tasks transferred\.", command.log), command.log
+            assert "1 tasks transferred." in command.log
             assert "Traceback" not in command.log
