@@ -11,7 +11,7 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.fetching.held import DEAD_LETTERS, RECOVERED, Redelivery
 from celery_delayq.fetching.lease import Leases
-from celery_delayq.fetching.native import logger_for, start_native_thread
+from celery_delayq.fetching.native import logger_for, start_beside
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere
 from celery_delayq.queue.dead_letters import reason_of
@@ -148,4 +148,4 @@ class Recovery:
             for raw in dead:
                 self._redelivery.on_dead(name, raw)
 
-        start_native_thread(tell)  # it may take long, and the lease must not wait
+        start_beside(tell)  # it may take long, and the lease must not wait

@@ -42,7 +42,7 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.fetching.native import has_greenlets, logger_for, start_native_thread
+from celery_delayq.fetching.native import has_greenlets, logger_for, opened, start_native_thread
 from celery_delayq.fetching.presence import Presence
 from celery_delayq.fetching.process import is_running
 from celery_delayq.fetching.recovery import Claim, Recovery
@@ -173,7 +173,7 @@ class Watchdog:
         try:
             while not self._stopping and not consumer.is_lost:
                 try:
-                    with consumer.connect() as self._client:
+                    with opened(consumer.connect) as self._client:
                         self._serve()
                         return
                 except LeaseLost:  # the consuming thread found out
@@ -201,7 +201,7 @@ class Watchdog:
             self._recovery.forget()
             self._renew()
             try:
-                with self.consumer.connect() as listener, closing(listener.pubsub()) as pubsub:
+                with opened(self.consumer.connect) as listener, closing(listener.pubsub()) as pubsub:
                     if self._watch(pubsub):
                         return
             except LeaseLost:  # LeaseLost is one of CONNECTION_ERRORS

@@ -103,14 +103,26 @@ def test_children_are_replaced_as_often_as_asked(
     assert ledger.verdict({result.id: 0.0 for result in results}) == ALL_WELL
 
 
-def test_what_a_native_thread_logs_does_not_stop_eventlet() -> None:
-    """The locks of logging are eventlet's then, and it cannot wake a greenlet from another thread."""
-    pytest.importorskip("eventlet")
+def run_program(name: str, *args: str) -> tuple[str, str]:
+    """What a module of this package prints, and writes to stderr."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.integration.eventlet_logs"],
+        [sys.executable, "-W", "ignore", "-m", f"tests.integration.{name}", *args],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (done.stdout.strip(), done.stderr) == ("12000", "")
+    return done.stdout.strip(), done.stderr
+
+
+def test_what_a_native_thread_logs_does_not_stop_eventlet() -> None:
+    """The locks of logging are eventlet's then, and it cannot wake a greenlet from another thread."""
+    pytest.importorskip("eventlet")
+    assert run_program("eventlet_logs") == ("12000", "")
+
+
+@pytest.mark.one_server("there, a watchdog connects without kombu")
+def test_a_native_thread_that_connects_does_not_stop_eventlet(broker_url: str) -> None:
+    """The locks of kombu's cached properties are eventlet's, too, and all connections share them."""
+    pytest.importorskip("eventlet")
+    assert run_program("eventlet_connects", broker_url) == ("100", "")
