@@ -349,13 +349,15 @@ def test_the_transfer_command_goes_on_with_the_next_url(ledger: Ledger) -> None:
     with PrivateRedis() as first, PrivateRedis() as second, second.client() as client:
         urls = [server.url.replace("redis", "delayq", 1) for server in (first, second)]
         with (
-            CeleryCommand("delayq", "transfer", broker=";".join(urls), ledger=ledger.url) as command,
+            CeleryCommand("delayq", "transfer", "-l", "DEBUG", broker=";".join(urls), ledger=ledger.url) as command,
             publisher(urls[1], ledger.url) as app,
         ):
             command.wait_for_log("connected.")
             first.kill()
             app.tasks["note"].apply_async(countdown=0.2)
             wait_until(lambda: client.llen("celery") == 1, "it is in the list", 60)
+            # The server may be killed between the transfer and its reply: the command would not know of it.
+            command.wait_for_log("Transferred 1 messages")
             second.kill()
             command.send_signal(signal.SIGTERM)
             assert command.wait() == 0
