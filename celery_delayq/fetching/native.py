@@ -121,14 +121,20 @@ def start_beside(target: Callable[[], None]) -> None:
 
 
 @contextmanager
-def opened(open_it: Callable[[], AbstractContextManager[T]]) -> Iterator[T]:
+def opened(open_it: Callable[[], AbstractContextManager[T]], begin: Callable[[T], object]) -> Iterator[T]:
     """Enter and leave a context manager; with eventlet, a greenlet does that for a native thread.
 
     So it may take locks. The native thread waits, as long as other greenlets compute.
+
+    Args:
+        open_it: returns the context manager.
+        begin: called by the greenlet with the value, for what takes locks only the first time.
     """
     stack = ExitStack()
     value = _in_greenlet(lambda: stack.enter_context(open_it()))
     try:
+        if _is_native():
+            _in_greenlet(lambda: begin(value))
         yield value
     finally:
         _in_greenlet(stack.close)

@@ -34,9 +34,10 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
+import redis
 from redis import exceptions
 from redis.client import NEVER_DECODE
 
@@ -173,7 +174,7 @@ class Watchdog:
         try:
             while not self._stopping and not consumer.is_lost:
                 try:
-                    with opened(consumer.connect) as self._client:
+                    with self._connected() as self._client:
                         self._serve()
                         return
                 except LeaseLost:  # the consuming thread found out
@@ -184,6 +185,10 @@ class Watchdog:
             self._client = None
             self._has_ended = True
             atexit.unregister(self._finish_now)
+
+    def _connected(self) -> AbstractContextManager[redis.Redis]:
+        """Return a client with a pool of its own; redis-py takes a lock of logging when it opens a connection."""
+        return opened(self.consumer.connect, lambda client: client.ping())
 
     def _on_interrupted(self, exc: Exception) -> None:
         if not self._stopping:
@@ -201,7 +206,7 @@ class Watchdog:
             self._recovery.forget()
             self._renew()
             try:
-                with opened(self.consumer.connect) as listener, closing(listener.pubsub()) as pubsub:
+                with self._connected() as listener, closing(listener.pubsub()) as pubsub:
                     if self._watch(pubsub):
                         return
             except LeaseLost:  # LeaseLost is one of CONNECTION_ERRORS

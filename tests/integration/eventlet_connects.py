@@ -26,7 +26,7 @@ def main(url: str) -> None:
 
     def connect() -> None:
         for _ in range(EACH):
-            with opened(station.consumer.connect) as client:
+            with opened(station.consumer.connect, lambda client: client.ping()) as client:
                 client.ping()
             done.append(1)
 
