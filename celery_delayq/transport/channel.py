@@ -52,6 +52,22 @@ _OPTIONS = ("mirror_list", "replicas", "replicas_timeout")
 logger = getLogger(__name__)
 
 
+class _Once:
+    """kombu's `cached_property` without its lock, which all channels of the process share, see `Connector.channel`.
+
+    A channel belongs to one thread.
+    """
+
+    def __init__(self, of_kombu: Any) -> None:
+        self._make, self._name = of_kombu.func, of_kombu.attrname
+
+    def __get__(self, channel: Any, owner: type) -> Any:
+        if channel is None:
+            return self
+        value = channel.__dict__[self._name] = self._make(channel)
+        return value
+
+
 class DelayedChannel(kombu_redis.Channel):
     """kombu's Redis channel, with delayed queues in front of its broker lists, and in-flight lists behind them.
 
@@ -59,10 +75,14 @@ class DelayedChannel(kombu_redis.Channel):
     acknowledgement, and messages from a fanout exchange. Like any channel, it is for one thread at a time.
 
     Overrides these hooks of kombu (5.6 and 5.7): `queue_declare`, `_new_queue`, `_put`, `_put_fanout`, `queue_purge`,
-    `_create_client`, `pool`, `basic_consume`, `_basic_cancel`, `basic_get`, `active_queues`, `close`, `_after_fork`.
+    `client`, `subclient`, `_create_client`, `pool`, `basic_consume`, `_basic_cancel`, `basic_get`, `active_queues`,
+    `close`, `_after_fork`.
     """
 
     QoS = FetchingQoS
+
+    client = _Once(kombu_redis.Channel.client)
+    subclient = _Once(kombu_redis.Channel.subclient)
 
     #: Whether to write Redisson's delay list too, see `DelayedQueue`.
     mirror_list: bool = bool(TRANSPORT_OPTIONS["mirror_list"].default)

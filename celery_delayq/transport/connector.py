@@ -39,15 +39,21 @@ class Connector:
 
     @contextmanager
     def channel(self) -> Iterator[Any]:
-        """Connect; give a channel with a pool of its own, and close everything at the end."""
+        """Connect; give a channel with a pool of its own, and close everything at the end.
+
+        Not by `Connection.ensure_connection`. That would sleep for 2 s and then try another URL, but loops make their
+        own pauses. And its cached properties have locks that all connections of the process share: a child that is
+        forked while a loop's thread holds one would wait for it for ever.
+        """
         with self._template.clone() as connection:
-            connection.cycle = None
+            transport = connection.transport
             try:
-                # Try only once: loops make their own pauses. kombu would sleep for 2 s and then try another URL.
-                connection.ensure_connection(max_retries=0, reraise_as_library_errors=False)
-                channel = connection.channel()
+                channel = transport.create_channel(transport.establish_connection())
             except Exception:
                 if self._failover:
                     self._template.maybe_switch_next()
                 raise
-            yield channel
+            try:
+                yield channel
+            finally:
+                transport.close_connection(transport)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import socket
+import threading
+from contextlib import ExitStack
 from typing import Any
 
 import kombu
 import pytest
 import redis
+from kombu.transport import redis as kombu_redis
+from kombu.utils.objects import cached_property
 
 from celery_delayq.transport import Connector, Transport, register
 from celery_delayq.transport import connector as module
@@ -30,6 +34,28 @@ def test_a_timeout_of_the_user_is_kept() -> None:
     options = Connector(given)._template.transport_options
     assert (options["socket_timeout"], options["socket_connect_timeout"]) == (3, module.SOCKET_TIMEOUT_S)
     assert given.transport_options == {"socket_timeout": 3}
+
+
+def test_it_takes_no_lock_that_other_connections_take(broker_url: str) -> None:
+    """A child that is forked meanwhile would wait for it for ever; so would a greenlet of eventlet."""
+    register()
+    connect = Connector(kombu.Connection(broker_url))
+    answers = []
+
+    def ask() -> None:
+        with connect() as client:
+            answers.append(client.ping())
+
+    thread = threading.Thread(target=ask, daemon=True)
+    with ExitStack() as stack:
+        for owner in (kombu.Connection, kombu_redis.Channel, Transport, kombu_redis.QoS):
+            for found in (vars(one) for one in owner.__mro__):
+                for value in found.values():
+                    if isinstance(value, cached_property):
+                        stack.enter_context(value.lock)
+        thread.start()
+        thread.join(10)
+        assert answers == [True]
 
 
 def test_it_tries_once_and_only_the_url_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
