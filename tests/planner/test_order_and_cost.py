@@ -72,7 +72,7 @@ class TestCost:
 
     def test_of_an_occurrence(self, stage: Stage) -> None:
         """One script, and nothing is read."""
-        planner = started(stage, {f"e{n}": 0.5 for n in range(500)})
+        planner = started(stage, {f"e{n}": 5.0 for n in range(500)})
         wait_until(lambda: (planner.seconds_until_next() or 0) < -0.01, "their time has come")
         stage.client.config_resetstat()
         while planner.run_due():
