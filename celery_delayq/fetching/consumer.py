@@ -26,7 +26,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
@@ -43,10 +44,12 @@ from celery_delayq.fetching.isolation import Isolation
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.native import logger_for
 from celery_delayq.fetching.process import consumer_id
+from celery_delayq.fetching.unique_keys import UniqueKeys
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.dead_letters import reason_of
 from celery_delayq.queue.delayed_queue import database_of
+from celery_delayq.queue.holds import Holder
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import MAX_FETCH, Renewed
 
@@ -118,6 +121,7 @@ class Consumer:
         self._held: dict[str, Held] = {}
         #: The message that is held alone, if there is one.
         self.isolation = Isolation(self._held, self._rewrite)
+        self.unique_keys = UniqueKeys(self._held, self.leases.keys_of)
         self._departures = Departures(self.id, self.leases.keys_of, {} if expires_ms is None else expires_ms)
         #: Tag -> departure that the server may not know about.
         self.owed = self._departures.owed
@@ -368,11 +372,30 @@ class Consumer:
         acks = {tag: Departure(self._held[tag], "nowhere") for tag in tags if tag in self._held}
         self._departures.owe(acks, exc)
 
-    def hold(self, name: str, message: bytes) -> str:
-        """Remember a fetched message; returns its tag, which is used to acknowledge it."""
+    def hold(self, name: str, message: bytes, holder: Holder | None = None) -> str:
+        """Remember a fetched message; returns its tag, which is used to acknowledge it.
+
+        Args:
+            name: of its list.
+            message: its bytes.
+            holder: if it holds a unique key.
+        """
         tag = str(next(_TAGS))
-        self._held[tag] = Held(name, message)
+        self._held[tag] = Held(name, message, holder)
         return tag
+
+    def starts(self, tag: str, *, is_early: bool) -> Held | None:
+        """Say that the task of a message starts, see `UniqueKeys.starts`. Never raises."""
+        if is_early or self._is_deferring:
+            return self.unique_keys.starts(None, tag)
+        with suppress(exceptions.ConnectionError), self._own_turn():
+            return self.unique_keys.starts(self.client, tag)
+        return None
+
+    def ends(self, held: Held) -> None:
+        """Say that a task is done whose message is acknowledged already, see `UniqueKeys.ends`. Never raises."""
+        with suppress(exceptions.ConnectionError), self._own_turn():
+            self.unique_keys.ends(self.client, held)
 
     def is_held(self, tag: str) -> bool:
         """Return whether a task may work on a message: others have not taken it over, and it was not put back.
@@ -409,7 +432,9 @@ class Consumer:
             self.owed[tag] = Departure(held, "nowhere")
             return True
         try:
-            if self._is_fetching_thread:
+            if held.holder is not None and self._is_fetching_thread:
+                self._on_answered(tag, was_in_flight=self._remove(held) > 0)
+            elif self._is_fetching_thread:
                 assert self._connection is not None
                 self._connection.ack(self.leases.keys_of(held.name).in_flight(self.id), held.message, tag)
             else:
@@ -441,16 +466,20 @@ class Consumer:
         finally:
             self._turns.release()
 
+    def _own_turn(self) -> AbstractContextManager[object]:
+        """A turn, see `_turn`; none is needed in the thread that fetches."""
+        return nullcontext() if self._is_fetching_thread else self._turn()
+
     def _rewrite(self, tag: str, new: bytes) -> bool:
         held = self._held[tag]
         queue_keys = self.leases.keys_of(held.name)
         if not scripts.replace(self.client, queue_keys, consumer=self.id, message=held.message, new=new):
             return False
-        self._held[tag] = Held(held.name, new)
+        self._held[tag] = replace(held, message=new)
         return True
 
     def _remove(self, held: Held) -> int:
-        return remove(self.client, self.leases.keys_of(held.name), consumer=self.id, message=held.message)
+        return remove(self.client, self.leases.keys_of(held.name), consumer=self.id, held=held)
 
     def settle(self, client: redis.Redis | None = None) -> None:
         """Send the server all departures that it may not know about, see `Departures.settle`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from celery_delayq.queue.holds import Holder
+
 #: Functions that rewrite a message for redelivery. `PutBack` is for a message that its own consumer puts back.
 #: `Recover` is for a message whose consumer is gone; it also returns whether the message belongs in the dead list.
 PutBack = Callable[[bytes], bytes]
@@ -17,10 +19,19 @@ RECOVERED, DEAD_LETTERS, LOST_LEASES = "recovered:", "dead_letters:", "lost_leas
 
 @dataclass(frozen=True)
 class Held:
-    """A message that a consumer holds: the name of its broker list, and its bytes."""
+    """A message that a consumer holds.
+
+    Attributes:
+        name: of its broker list.
+        message: its bytes.
+        holder: if it holds a unique key.
+        starts: whether its acknowledgement says that its task starts, and not that it is done.
+    """
 
     name: str
     message: bytes
+    holder: Holder | None = None
+    starts: bool = False
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def transfer(
     """Move due messages to the broker list, see `transfer.lua`."""
     moved, dead, head, now_us, last, punctual, former, *slices = load("transfer").run(
         client,
-        (keys.queue, *keys.waiting, keys.dead, keys.transferrer),
+        (keys.queue, *keys.waiting, keys.dead, keys.transferrer, keys.holds),
         (limit, transferrer, grace_ms, keys.transferrer_channel, lead_ms),
     )
     parts = tuple((score_to_ms(due) or 0, size) for size, due in zip(slices[::2], slices[1::2], strict=True) if size)
@@ -240,7 +240,7 @@ def cancel(client: redis.Redis, keys: QueueKeys, *, message_key: bytes, limit: i
     """Remove the entries of a message id; see `cancel.lua`. Returns how many were removed, and how many are left."""
     return cast(
         "tuple[int, int]",
-        tuple(load("cancel").run(client, keys.waiting, (message_key, limit))),
+        tuple(load("cancel").run(client, (*keys.waiting, keys.holds), (message_key, limit))),
     )
 
 
@@ -447,7 +447,7 @@ def page(
 
 def remove(client: redis.Redis, keys: QueueKeys, *, entries: Sequence[bytes]) -> list[bool]:
     """Remove entries that have not changed; see `remove.lua`. Returns, for the first ones, whether each was removed."""
-    removed = load("remove").run(client, keys.waiting, entries)
+    removed = load("remove").run(client, (*keys.waiting, keys.holds), entries)
     return [bool(one) for one in removed]
 
 
@@ -457,7 +457,7 @@ def release(client: redis.Redis, keys: QueueKeys, *, messages: Sequence[tuple[by
     Each entry is given as it was read, with the message to write.
     """
     args = [part for message in messages for part in message]
-    moved = load("release").run(client, (keys.queue, *keys.waiting), args)
+    moved = load("release").run(client, (keys.queue, *keys.waiting, keys.holds), args)
     return [bool(one) for one in moved]
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import redis
 
+from celery_delayq.queue.holds import UNTIL, Claim, unique_of
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys
 from celery_delayq.queue.script import Call, load
 
@@ -23,11 +24,15 @@ class Offer:
         message_key: 16 bytes that stand for its id.
         due_ms: when it is due, unix time in ms.
         payload: the message.
+        task_id: its id.
+        claim: the unique key that it claims. If another task holds that, the occurrence is left out.
     """
 
     message_key: bytes
     due_ms: int
     payload: bytes
+    task_id: str = ""
+    claim: Claim | None = None
 
 
 @dataclass(frozen=True)
@@ -69,9 +74,13 @@ def plan_call(
 ) -> Call:
     """Return keys and arguments of `plan.lua`, for `run` or for a pipeline."""
     message: tuple[bytes | int, ...] = (offer.message_key, offer.due_ms, offer.payload) if offer else (b"", 0, b"")
+    claimed: tuple[bytes | int | str, ...] = (b"", b"", 0, b"", b"")
+    if offer and offer.claim:
+        claim = offer.claim
+        claimed = (unique_of(claim.key), UNTIL[claim.until], claim.ttl_ms, keys.queue, offer.task_id)
     return (
-        (*keys.waiting, keys.schedule),
-        (entry, seen, forgotten, state, withdraw, int(must_wait), *message, int(mirrored), keys.channel),
+        (*keys.waiting, keys.schedule, keys.holds),
+        (entry, seen, forgotten, state, withdraw, int(must_wait), *message, int(mirrored), keys.channel, *claimed),
     )
 
 

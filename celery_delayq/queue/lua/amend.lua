@@ -1,5 +1,6 @@
 --[[
-amend: give an entry a new due time and payload, if it has not changed. It keeps its message id.
+amend: give an entry a new due time and payload, if it has not changed. It keeps its message id,
+and its unique key.
 
 Guarantee: all or nothing, and never for an entry that was transferred or removed in the meantime.
 
@@ -30,10 +31,11 @@ end
 redis.call('HLEN', index)
 redis.call('ZCARD', repeated)
 redis.call('LLEN', delay_list)
-local was_there, mirrored = take_entry(timeout_set, index, repeated, delay_list, entry)
+local was_there, mirrored, unique = take_entry(timeout_set, index, repeated, delay_list, entry)
 if not was_there then
     return nil
 end
 local message_key = message_key_of(entry)
-write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
+write_entry(
+    timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us, unique)
 return due

@@ -1,0 +1,141 @@
+"""Sends tasks that hold a unique key, or take turns; returns the result of the task that does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery
+from celery.app.task import Context
+from celery.canvas import Signature
+
+from celery_delayq.errors import ConfigurationError, KeyHeld
+from celery_delayq.throttle import Throttle
+from celery_delayq.transport.keyed import (
+    THROTTLE_PROPERTY,
+    UNIQUE_PROPERTY,
+    Claiming,
+    throttle_of,
+    throttled,
+    unique_of,
+)
+from celery_delayq.unique import Unique, unique_for
+
+#: Stands for an option that was not given; `unique=None` sends a task without a key.
+_NOT_GIVEN: Any = object()
+
+
+def send_unique(app: Celery) -> None:
+    """Let an app understand the options `unique`, `on_conflict` and `throttle`. A second call does nothing."""
+    if not isinstance(app.send_task, SendTask):
+        app.send_task = SendTask(app)
+
+
+def key_of(app: Celery, signature: Signature) -> str:
+    """Return the unique key of the task of a signature.
+
+    Raises:
+        ConfigurationError: it has none.
+        TypeError: it is no signature.
+    """
+    if not isinstance(signature, Signature):
+        raise TypeError(f"a unique key must be given by its text, or by the signature of a task, not by {signature!r}")
+    task = app.tasks.get(signature.task)
+    default: Unique | None = getattr(task, "unique", None)
+    given = signature.options.get("unique", default)
+    if not given:
+        raise ConfigurationError(f"task {signature.task} is not unique: give its key, or the option `unique`")
+    return unique_for(given, default, None).key_of(
+        signature.task, getattr(task, "run", None), signature.args, signature.kwargs
+    )
+
+
+class SendTask:
+    """`Celery.send_task`, by which every task is sent, with three more options: `unique`, `on_conflict`, `throttle`.
+
+    Without them, and for tasks that have neither, it only calls Celery's.
+
+    Source: Celery 5.7 `Celery.send_task` and `Task.apply_async`.
+
+    Attributes:
+        of_celery: the method that it replaces.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+        self.of_celery = app.send_task
+
+    def __call__(self, name: str, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
+        """Send a task; see Celery, `Unique` and `Throttle`.
+
+        Returns:
+            The result. `result.was_new` says whether the task was sent; if not, the result is that of the task that
+            holds its key.
+
+        Raises:
+            ConfigurationError: an option is wrong, or the broker is not ours.
+            KeyHeld: another task holds the key, and `on_conflict` is "raise".
+        """
+        task = options.get("task_type")
+        properties = self._properties(options.get("task_id"))
+        throttle = options.pop("throttle", _NOT_GIVEN)
+        if throttle is _NOT_GIVEN:
+            throttle = throttle_of(properties.get(THROTTLE_PROPERTY)) or getattr(task, "throttle", None)
+        if throttle:
+            if not isinstance(throttle, Throttle):
+                raise ConfigurationError(f"throttle must be Throttle(...), not {throttle!r}")
+            key = throttle.key_of(name, getattr(task, "run", None), args, kwargs)
+            options[THROTTLE_PROPERTY] = throttled(key, throttle)
+        given = options.pop("unique", _NOT_GIVEN)
+        on_conflict = options.pop("on_conflict", None)
+        default: Unique | None = getattr(task, "unique", None)
+        if given is _NOT_GIVEN:
+            given = unique_of(properties.get(UNIQUE_PROPERTY)) or default
+        if not given:
+            if on_conflict is not None:
+                raise ConfigurationError(f"task {name} has the option on_conflict, but not unique")
+            return self.of_celery(name, args, kwargs, *positional, **options)
+        unique = unique_for(given, default, on_conflict)
+        key = unique.key_of(name, getattr(task, "run", None), args, kwargs)
+        return self._send(unique, Claiming(key, unique), name, args, kwargs, *positional, **options)
+
+    def _properties(self, task_id: str | None) -> Mapping[str, Any]:
+        """Return the properties of the message of the task that sends this one as its retry; empty if none does."""
+        task = self._app.current_worker_task
+        request = None if task is None or task_id is None else task.request
+        if request is None or request.id != task_id:
+            return {}
+        return request.get("properties") or {}
+
+    def _send(self, unique: Unique, claiming: Claiming, name: str, *given: Any, **options: Any) -> Any:
+        add_to_parent = options.pop("add_to_parent", True)
+        result = self.of_celery(name, *given, **options, **{UNIQUE_PROPERTY: claiming}, add_to_parent=False)
+        offered = claiming.offered
+        if offered is None:
+            raise ConfigurationError(
+                f"task {name} was sent without its unique key {claiming.claim.key!r}: the broker URL has to begin with "
+                "delayq://"
+            )
+        was_new = offered.outcome == "stored"
+        if not was_new and unique.on_conflict == "raise":
+            raise KeyHeld(claiming.claim.key, offered.task_id)
+        if not was_new:
+            self._give_up(name, options, offered.task_id)
+            ignored = result.ignored
+            result = (options.get("result_cls") or self._app.AsyncResult)(offered.task_id)
+            result.ignored = ignored
+        result.was_new = was_new
+        parent = self._app.current_worker_task if add_to_parent else None
+        if parent:
+            parent.add_trail(result)
+        return result
+
+    def _give_up(self, name: str, options: Any, holder: str) -> None:
+        """Tell those who wait for a task that it will not run: its caller gave it an id, as chains and groups do."""
+        task_id, task = options.get("task_id"), self._app.current_worker_task
+        is_retry = task is not None and task.request.id == task_id
+        if task_id is None or task_id == holder or is_retry or options.get("ignore_result"):
+            return
+        request = Context(id=task_id, task=name, group=options.get("group_id"), chord=options.get("chord"))
+        reason = f"not sent: task {holder} holds its unique key"
+        self._app.backend.mark_as_revoked(task_id, reason, request=request, store_result=True)
