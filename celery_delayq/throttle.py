@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from celery.utils.time import rate
 
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.unique import key_of
+from celery_delayq.unique import Scope, check, key_of
 
 _LONGEST_INTERVAL_S = 366 * 86400.0
 
@@ -26,6 +26,7 @@ class Throttle:
         by: the names of the arguments that make the key, together with the name of the task. By default, all tasks of
             that name share one key.
         key: the key itself, instead of `by`.
+        scope: see `Unique.scope`.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -34,6 +35,7 @@ class Throttle:
     rate: str | float
     by: Sequence[str] = ()
     key: str | None = None
+    scope: Scope = "queue"
 
     def __post_init__(self) -> None:
         if isinstance(self.by, str) or not all(isinstance(name, str) for name in self.by):
@@ -44,6 +46,7 @@ class Throttle:
             raise ConfigurationError("Throttle: give it either by or key")
         if self.key is not None and (not isinstance(self.key, str) or not self.key):
             raise ConfigurationError(f"Throttle: key must be a text, not {self.key!r}")
+        check("Throttle", "scope", self.scope, get_args(Scope))
         if not 0 < self.interval_s <= _LONGEST_INTERVAL_S:
             raise ConfigurationError(f"Throttle: rate must be more than one a year, such as '10/m', not {self.rate!r}")
 

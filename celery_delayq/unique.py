@@ -14,6 +14,9 @@ from celery_delayq.errors import ConfigurationError
 #: How long a task holds its key.
 For: TypeAlias = Literal["waiting", "until_start", "until_done"]
 
+#: For which tasks a key is the same one.
+Scope: TypeAlias = Literal["queue", "global"]
+
 #: What happens to a task whose key another task holds.
 OnConflict: TypeAlias = Literal["ignore", "replace", "extend", "raise"]
 
@@ -36,6 +39,8 @@ class Unique:
             that has begun already, both run. "extend": it is not sent, but the other one, if it waits, gets the later
             due time of the two. "raise": `KeyHeld` is raised.
         key: the key itself, instead of `by`.
+        scope: for which tasks the key is the same one. "queue": for those of one queue. "global": for those of all
+            queues of the broker's database; not on Redis Cluster, where queues are on different nodes.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -46,6 +51,7 @@ class Unique:
     ttl: float = 3600.0
     on_conflict: OnConflict = "ignore"
     key: str | None = None
+    scope: Scope = "queue"
 
     def __post_init__(self) -> None:
         if isinstance(self.by, str) or not all(isinstance(name, str) for name in self.by or ()):
@@ -56,8 +62,9 @@ class Unique:
             raise ConfigurationError("Unique: give it either by or key")
         if self.key is not None and (not isinstance(self.key, str) or not self.key):
             raise ConfigurationError(f"Unique: key must be a text, not {self.key!r}")
-        _check("for_", self.for_, get_args(For))
-        _check("on_conflict", self.on_conflict, get_args(OnConflict))
+        check("Unique", "for_", self.for_, get_args(For))
+        check("Unique", "on_conflict", self.on_conflict, get_args(OnConflict))
+        check("Unique", "scope", self.scope, get_args(Scope))
         is_number = isinstance(self.ttl, (int, float)) and not isinstance(self.ttl, bool)
         if not is_number or not 0 < self.ttl <= _LONGEST_TTL_S:
             raise ConfigurationError(f"Unique: ttl must be seconds, more than 0 and at most a year, not {self.ttl!r}")
@@ -149,6 +156,7 @@ def _bound(run: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[
     return {**{str(number): value for number, value in enumerate(args)}, **kwargs}
 
 
-def _check(name: str, value: object, allowed: Sequence[str]) -> None:
+def check(what: str, name: str, value: object, allowed: Sequence[str]) -> None:
+    """Refuse a value that is not allowed, with a `ConfigurationError`."""
     if value not in allowed:
-        raise ConfigurationError(f"Unique: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+        raise ConfigurationError(f"{what}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")

@@ -46,7 +46,7 @@ from celery_delayq.fetching.native import logger_for
 from celery_delayq.fetching.process import consumer_id
 from celery_delayq.fetching.unique_keys import UniqueKeys
 from celery_delayq.queue import scripts
-from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.connections import CONNECTION_ERRORS, is_cluster
 from celery_delayq.queue.dead_letters import reason_of
 from celery_delayq.queue.delayed_queue import database_of
 from celery_delayq.queue.holds import Holder
@@ -115,7 +115,7 @@ class Consumer:
         self._turns = threading.BoundedSemaphore(min(_AT_ONCE, max(1, spare)))
         self.redelivery = redelivery or Redelivery()
         self.db = database_of(self.client)
-        self.leases = Leases(self.id, lease_s, self.db, self._on_lost, slot_of)
+        self.leases = Leases(self.id, lease_s, self.db, self._on_lost, slot_of, in_cluster=is_cluster(self.client))
         #: Names of the lists that it consumes; it may have leases on more lists.
         self.names: set[str] = set()
         self._held: dict[str, Held] = {}

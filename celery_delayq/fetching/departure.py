@@ -16,7 +16,7 @@ from celery_delayq.fetching.held import Held
 from celery_delayq.fetching.native import logger_for
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere
-from celery_delayq.queue.holds import MAX_HOLDS, What, acknowledge, hold
+from celery_delayq.queue.holds import What, acknowledge
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import MAX_PUT_BACK
 
@@ -203,15 +203,18 @@ def depart(
         if to == "nowhere":
             left += sum(remove(client, keys, consumer=consumer, held=departure.held) for departure in row)
             continue
-        pairs = [(departure.held.message, departure.written) for departure in row]
-        for at in range(0, len(pairs), MAX_PUT_BACK):
-            messages = pairs[at : at + MAX_PUT_BACK]
+        for at in range(0, len(row), MAX_PUT_BACK):
+            some = row[at : at + MAX_PUT_BACK]
             left += scripts.put_back(
-                client, keys, consumer=consumer, messages=messages, to_front=to == "front", dead=to == "dead"
+                client,
+                keys,
+                consumer=consumer,
+                messages=[(departure.held.message, departure.written) for departure in some],
+                to_front=to == "front",
+                dead=to == "dead",
+                holders=[departure.held.holder for departure in some] if to == "dead" else (),
             )
-        if to == "dead":
-            give_up_keys(client, keys, [departure.held for departure in row])
-        elif expires_ms is not None:
+        if to != "dead" and expires_ms is not None:
             client.pexpire(keys.queue, expires_ms)
     return left
 
@@ -222,13 +225,6 @@ def remove(client: redis.Redis, keys: QueueKeys, *, consumer: str, held: Held) -
         what: What = "start" if held.starts else "done"
         return acknowledge(client, keys, consumer=consumer, message=held.message, holder=held.holder, what=what)
     return int(client.lrem(keys.in_flight(consumer), -1, held.message))  # type: ignore[arg-type]
-
-
-def give_up_keys(client: redis.Redis, keys: QueueKeys, messages: Iterable[Held]) -> None:
-    """Give up the unique keys that messages of one list hold."""
-    holders = [held.holder for held in messages if held.holder is not None]
-    for at in range(0, len(holders), MAX_HOLDS):
-        hold(client, keys, holders=holders[at : at + MAX_HOLDS], what="done")
 
 
 def _in_flight(client: redis.Redis, keys: QueueKeys, consumer: str) -> list[bytes]:

@@ -1,6 +1,7 @@
 """Holds: which task holds which unique key. Of the tasks with one key, at most one waits.
 
-A hold is a field of a HASH in the slot of the queue, one HASH for all priorities. The scripts that move a message give
+A hold is a field of a HASH: on Redis Cluster one for all priorities of a queue, in its slot, else one for all queues. A key
+belongs to a queue, or is global: then it is the same for tasks of any queue, but not on a cluster. The scripts that move a message give
 its key up, or say how long it is held from then on: `lua/lib/holds.lua` has the layout. An entry knows its key: the
 index has it beside its place. A message on its way to a worker carries it as a property.
 
@@ -20,7 +21,7 @@ import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec
-from celery_delayq.queue.keys import QueueKeys
+from celery_delayq.queue.keys import ALL_HOLDS, QueueKeys, without_priority
 from celery_delayq.queue.script import load
 
 #: Size in bytes of what represents a unique key.
@@ -44,15 +45,21 @@ _UNTIL_OF = {written: until for until, written in UNTIL.items()}
 _HEAD = struct.Struct(">16sBccQQH")
 
 
-def unique_of(key: str) -> bytes:
-    """Return the 16 bytes that represent a unique key.
+def unique_of(key: str, broker_list: str | None) -> bytes:
+    """Return the 16 bytes that represent a unique or throttled key.
+
+    Args:
+        key: the key.
+        broker_list: any list of the queue that it belongs to; None if it is global.
 
     Raises:
         TypeError: the key is not a string.
     """
     if not isinstance(key, str):
         raise TypeError(f"a unique key must be a str, not {key!r}")
-    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=UNIQUE_SIZE).digest()
+    owner = "" if broker_list is None else without_priority(broker_list)
+    text = f"{owner}\0{key}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=UNIQUE_SIZE).digest()
 
 
 @dataclass(frozen=True)
@@ -107,14 +114,21 @@ class Holder:
     turn: int = 0
 
     @classmethod
-    def of(cls, key: str, task_id: str, turn: int = 0) -> Holder:
-        """Return the holder of a key."""
-        return cls(unique_of(key), codec.message_key(task_id), turn)
+    def of(cls, key: str, broker_list: str | None, task_id: str, turn: int = 0) -> Holder:
+        """Return the holder of a key; see `unique_of`."""
+        return cls(unique_of(key, broker_list), codec.message_key(task_id), turn)
 
     @property
     def name(self) -> bytes:
         """The 17 bytes by which a hold names it."""
         return self.message_key + bytes((self.turn,))
+
+
+def written(holders: Sequence[Holder | None]) -> bytes:
+    """Return the holders of messages as `lua/lib/done_with.lua` reads them."""
+    if not any(holders):
+        return b""
+    return b"".join(bytes(2 * UNIQUE_SIZE + 1) if one is None else one.unique + one.name for one in holders)
 
 
 @dataclass(frozen=True)
@@ -126,12 +140,18 @@ class Claim:
         until: how long the task holds it.
         ttl_ms: how long the key outlives the task in its queue or a worker, if nobody gives it up, in ms.
         conflict: what happens if another task holds the key.
+        is_global: whether the key is the same for tasks of all queues.
     """
 
     key: str
     until: Until
     ttl_ms: int
     conflict: Conflict
+    is_global: bool = False
+
+    def unique(self, keys: QueueKeys) -> bytes:
+        """Return what represents the key of a task in a queue."""
+        return unique_of(self.key, None if self.is_global else keys.queue)
 
 
 @dataclass(frozen=True)
@@ -141,10 +161,16 @@ class Pace:
     Attributes:
         key: the key.
         interval_us: in microseconds.
+        is_global: whether the key is the same for tasks of all queues.
     """
 
     key: str
     interval_us: int
+    is_global: bool = False
+
+    def turns(self, keys: QueueKeys) -> str:
+        """Return the name of the STRING of its turns, for a task in a queue."""
+        return keys.turns(unique_of(self.key, None if self.is_global else keys.queue))
 
 
 @dataclass(frozen=True)
@@ -199,7 +225,7 @@ def offer_unique(
             (
                 *(*keys.waiting, keys.holds, keys.queue),
                 *(there.timeout_set, there.index, there.delay_list),
-                keys.turns(b"" if pace is None else unique_of(pace.key)),
+                keys.turns(b"") if pace is None else pace.turns(keys),
             ),
             (
                 "" if due_ms is None else due_ms,
@@ -207,7 +233,7 @@ def offer_unique(
                 payload,
                 int(mirrored),
                 keys.channel,
-                unique_of(claim.key),
+                claim.unique(keys),
                 UNTIL[claim.until],
                 claim.ttl_ms,
                 claim.conflict,
@@ -257,7 +283,7 @@ def offer_throttled(
     """
     due, alone = load("offer_throttled").run(
         client,
-        (*keys.waiting, keys.turns(unique_of(pace.key))),
+        (*keys.waiting, pace.turns(keys)),
         ("" if due_ms is None else due_ms, pace.interval_us, message_key, payload, int(mirrored), keys.channel),
     )
     return int(due), bool(alone)
@@ -314,8 +340,9 @@ def forget(client: redis.Redis, keys: Sequence[QueueKeys], key: str) -> bool:
 
 
 def _each(client: redis.Redis, keys: Sequence[QueueKeys], command: str, key: str) -> list[Any]:
-    field = unique_of(key)
+    fields = [(one.holds, unique_of(key, one.queue)) for one in keys]
+    fields += [(one.holds, unique_of(key, None)) for one in keys if one.holds == ALL_HOLDS]
     with client.pipeline(transaction=False) as pipe:
-        for name in dict.fromkeys(one.holds for one in keys):
+        for name, field in dict.fromkeys(fields):
             pipe.execute_command(command, name, field, **{NEVER_DECODE: True})
         return pipe.execute()

@@ -45,6 +45,10 @@ def list_of(prefix: str, key: str) -> str | None:
     return name if "{" in name else None
 
 
+#: The HASH of the unique keys of all queues, unless they are on a cluster.
+ALL_HOLDS = "delayq:unique"
+
+
 @dataclass(frozen=True)
 class QueueKeys:
     """The keys and channels of one delayed queue.
@@ -61,7 +65,8 @@ class QueueKeys:
         transferrer_channel: Pub/Sub, signs of life of that loop. Pub/Sub has no databases, so the name includes one.
         consumers: ZSET, consumer id -> end of its lease (ms); or, negated, the time at which it was given up (ms).
         schedule: HASH, periodic entry -> its planned occurrence.
-        holds: HASH, unique key -> the task that holds it; one for all priorities of a queue.
+        holds: HASH, unique key -> the task that holds it; on Redis Cluster one for all priorities of a queue, else one
+            for all queues.
         metrics: HASH, what was counted -> how often so far.
     """
 
@@ -80,8 +85,11 @@ class QueueKeys:
     metrics: str
 
     @classmethod
-    def of(cls, name: str, db: int = 0) -> QueueKeys:
-        """Return the keys of the delayed queue of broker list `name` in database `db`."""
+    def of(cls, name: str, db: int = 0, *, in_cluster: bool = True) -> QueueKeys:
+        """Return the keys of the delayed queue of broker list `name` in database `db`.
+
+        Only `holds` differs outside of a cluster, where it has no hash slot to be in.
+        """
         return cls(
             queue=name,
             timeout_set=companion(TIMEOUT_SET, name),
@@ -94,7 +102,7 @@ class QueueKeys:
             transferrer_channel=companion(f"delayq:transfer_channel:{db}", name),
             consumers=companion("delayq:consumers", name),
             schedule=companion("delayq:schedule", name),
-            holds=companion("delayq:unique", without_priority(name)),
+            holds=companion(ALL_HOLDS, without_priority(name)) if in_cluster else ALL_HOLDS,
             metrics=companion("delayq:metrics", name),
         )
 

@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 
 import redis
 
-from celery_delayq.queue.holds import UNTIL, Claim, unique_of
+from celery_delayq.queue.holds import UNTIL, Claim
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys
 from celery_delayq.queue.script import Call, load
 
 #: Outcomes of `plan`.
-DONE, CHANGED, GONE = 1, 0, -1
+DONE, CHANGED, GONE, ELSEWHERE = 1, 0, -1, -2
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,10 @@ class Planned:
     """Result of one call of `plan`.
 
     Attributes:
-        outcome: DONE; CHANGED if the state had changed; GONE if the message to withdraw was no longer waiting.
+        outcome: DONE; CHANGED if the state had changed; GONE if the message to withdraw was no longer waiting; ELSEWHERE
+            if the task that holds the unique key may wait in another list.
         now_ms: the server's time, unix time in ms.
-        state: the present state of the entry; empty if there is none.
+        state: the present state of the entry; empty if there is none. If ELSEWHERE, the name of that list.
         forgotten: how many states of the queue have been forgotten.
         alone: whether a message was offered, and no other waits in the queue.
     """
@@ -71,16 +72,24 @@ def plan_call(
     must_wait: bool = False,
     offer: Offer | None = None,
     mirrored: bool = False,
+    there: QueueKeys | None = None,
 ) -> Call:
-    """Return keys and arguments of `plan.lua`, for `run` or for a pipeline."""
+    """Return keys and arguments of `plan.lua`, for `run` or for a pipeline.
+
+    `there` are the keys of the list in which the task waits that holds the unique key; by default, the same list.
+    """
+    there = there or keys
     message: tuple[bytes | int, ...] = (offer.message_key, offer.due_ms, offer.payload) if offer else (b"", 0, b"")
     claimed: tuple[bytes | int | str, ...] = (b"", b"", 0, b"", b"")
     if offer and offer.claim:
         claim = offer.claim
-        claimed = (unique_of(claim.key), UNTIL[claim.until], claim.ttl_ms, keys.queue, offer.task_id)
+        claimed = (claim.unique(keys), UNTIL[claim.until], claim.ttl_ms, keys.queue, offer.task_id)
     return (
-        (*keys.waiting, keys.schedule, keys.holds),
-        (entry, seen, forgotten, state, withdraw, int(must_wait), *message, int(mirrored), keys.channel, *claimed),
+        (*keys.waiting, keys.schedule, keys.holds, there.timeout_set, there.index),
+        (
+            *(entry, seen, forgotten, state, withdraw, int(must_wait)),
+            *(*message, int(mirrored), keys.channel, *claimed, there.queue),
+        ),
     )
 
 

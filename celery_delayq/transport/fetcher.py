@@ -491,7 +491,7 @@ class Fetcher:
                 turn = self._make_way(queue, name, raw)
                 if turn not in (Turn.ALONE, Turn.BESIDE):
                     return False
-            tag = consumer.hold(name, raw, None if payload is None else holder_of(payload))
+            tag = consumer.hold(name, raw, None if payload is None else holder_of(payload, name))
             if payload is None:
                 self._refusal.of_no_message(consumer, tag)
                 continue
@@ -535,7 +535,7 @@ class Fetcher:
             consumer.recover_lost()
         for name, raw in self._messages(consumer, queue):
             payload = messages.decode(raw, objects=True)
-            tag = consumer.hold(name, raw, None if payload is None else holder_of(payload))
+            tag = consumer.hold(name, raw, None if payload is None else holder_of(payload, name))
             if payload is not None:
                 payload["properties"]["delivery_tag"] = tag
                 if self._last_delivery.concerns(payload) and len(consumer.held) == 1 and not isolate(consumer, tag):

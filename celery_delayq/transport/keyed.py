@@ -7,16 +7,18 @@ from typing import Any
 
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.messages import encode, with_eta
+from celery_delayq.queue.connections import is_cluster
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import entry_of
 from celery_delayq.queue.holds import Claim, Conflict, Holder, Offered, Pace, Until
 from celery_delayq.queue.keys import without_priority
 from celery_delayq.throttle import Throttle
 from celery_delayq.unique import For, OnConflict, Unique
 
-#: Property of a message that holds a unique key: its key, and `Unique.for_`, `ttl` and `on_conflict`.
+#: Property of a message that holds a unique key: its key, and `Unique.for_`, `ttl`, `on_conflict` and `scope`.
 UNIQUE_PROPERTY = "delayq_unique"
 
-#: Property of a message that takes turns: its key, and `Throttle.rate`.
+#: Property of a message that takes turns: its key, and `Throttle.rate` and `scope`.
 THROTTLE_PROPERTY = "delayq_throttle"
 
 _UNTIL: dict[For, Until] = {"waiting": "due", "until_start": "start", "until_done": "done"}
@@ -34,8 +36,16 @@ class Claiming(dict[str, Any]):
     """
 
     def __init__(self, key: str, unique: Unique) -> None:
-        super().__init__(key=key, **{"for": unique.for_}, ttl=unique.ttl, on_conflict=unique.on_conflict)
-        self.claim = Claim(key, _UNTIL[unique.for_], round(unique.ttl * 1000), _CONFLICT[unique.on_conflict])
+        super().__init__(
+            key=key, **{"for": unique.for_}, ttl=unique.ttl, on_conflict=unique.on_conflict, scope=unique.scope
+        )
+        self.claim = Claim(
+            key,
+            _UNTIL[unique.for_],
+            round(unique.ttl * 1000),
+            _CONFLICT[unique.on_conflict],
+            is_global=unique.scope == "global",
+        )
         self.offered: Offered | None = None
 
 
@@ -47,7 +57,7 @@ def claiming_of(message: Mapping[str, Any]) -> Claiming | None:
 
 def throttled(key: str, throttle: Throttle) -> dict[str, Any]:
     """Return the property of a message that takes turns."""
-    return {"key": key, "rate": throttle.rate}
+    return {"key": key, "rate": throttle.rate, "scope": throttle.scope}
 
 
 def throttle_of(found: Any) -> Throttle | None:
@@ -55,7 +65,7 @@ def throttle_of(found: Any) -> Throttle | None:
     if not isinstance(found, dict) or not found.get("key"):
         return None
     try:
-        return Throttle(found["rate"], key=found["key"])
+        return Throttle(found["rate"], key=found["key"], scope=found["scope"])
     except (KeyError, ConfigurationError):
         return None
 
@@ -65,7 +75,7 @@ def pace_of(message: Mapping[str, Any]) -> Pace | None:
     throttle = throttle_of(message["properties"].get(THROTTLE_PROPERTY))
     if throttle is None or throttle.key is None:
         return None
-    return Pace(throttle.key, round(throttle.interval_s * 1_000_000))
+    return Pace(throttle.key, round(throttle.interval_s * 1_000_000), is_global=throttle.scope == "global")
 
 
 def unique_of(found: Any) -> Unique | None:
@@ -73,19 +83,30 @@ def unique_of(found: Any) -> Unique | None:
     if not isinstance(found, dict) or not found.get("key"):
         return None
     try:
-        return Unique(key=found["key"], for_=found["for"], ttl=found["ttl"], on_conflict=found["on_conflict"])
+        return Unique(
+            key=found["key"],
+            for_=found["for"],
+            ttl=found["ttl"],
+            on_conflict=found["on_conflict"],
+            scope=found["scope"],
+        )
     except (KeyError, ConfigurationError):
         return None
 
 
-def holder_of(message: Mapping[str, Any]) -> Holder | None:
-    """Return the holder that a message stands for; None if it holds no unique key, or somebody else wrote it."""
+def holder_of(message: Mapping[str, Any], broker_list: str) -> Holder | None:
+    """Return the holder that a message of a list stands for.
+
+    None if it holds no unique key, or somebody else wrote it.
+    """
     found = message["properties"].get(UNIQUE_PROPERTY)
     headers = message.get("headers")
     if not isinstance(found, dict) or not isinstance(headers, dict):
         return None
     key, task_id = found.get("key"), headers.get("id")
-    return Holder.of(key, task_id, _turn_of(headers)) if isinstance(key, str) and isinstance(task_id, str) else None
+    if not isinstance(key, str) or not isinstance(task_id, str):
+        return None
+    return Holder.of(key, None if found.get("scope") == "global" else broker_list, task_id, _turn_of(headers))
 
 
 def _turn_of(headers: Mapping[str, Any]) -> int:
@@ -115,9 +136,11 @@ def put_keyed(
 
     Raises:
         ValueError: a task of this id waits already, with another key or with none.
+        ConfigurationError: the key is global, and the broker is a cluster.
     """
     headers, payload = message["headers"], encode(message)
     queue = channel.delayed_queue(broker_list)
+    _refuse_global(queue, headers["task"], unique=None if claiming is None else claiming.claim, throttle=pace)
     if claiming is None:
         if pace is not None:
             queue.offer_throttled(payload, pace, due_ms=due_ms, message_id=headers["id"])
@@ -138,3 +161,12 @@ def put_keyed(
             f"unique key {claiming.claim.key!r}: give each task an id of its own"
         )
     claiming.offered = offered
+
+
+def _refuse_global(queue: DelayedQueue, task: str, **options: Claim | Pace | None) -> None:
+    for option, given in options.items():
+        if given is not None and given.is_global and is_cluster(queue.client):
+            raise ConfigurationError(
+                f"the key {given.key!r} of task {task} is global, but Redis Cluster has queues on different nodes: leave "
+                f'out scope="global" of its option {option}, and send tasks with one key to one queue'
+            )

@@ -11,7 +11,7 @@ import redis
 from celery_delayq.queue import codec, holds
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Hold, Holder, Offered, acknowledge, hold, offer_unique, unique_of
-from celery_delayq.schedule.scripts import DONE, Offer, Planned, plan
+from celery_delayq.schedule.scripts import DONE, ELSEWHERE, Offer, Planned, plan
 from tests.state import now_ms
 from tests.support import wait_until
 
@@ -29,11 +29,12 @@ def offered(
     key: str = KEY,
     payload: bytes | None = None,
     turn: int = 0,
+    is_global: bool = False,
 ) -> Offered:
     return offer_unique(
         queue.client,
         queue.keys,
-        claim=Claim(key, until, 60_000, conflict),
+        claim=Claim(key, until, 60_000, conflict, is_global),
         task_id=task_id,
         turn=turn,
         due_ms=due_ms,
@@ -142,6 +143,27 @@ class TestOffer:
         assert mirrored.cancel("two") == 2
         assert held_by(mirrored) is None
 
+    def test_another_queue_has_keys_of_its_own(self, mirrored: DelayedQueue) -> None:
+        other = DelayedQueue(mirrored.client, "other")
+        assert offered(mirrored, "one").outcome == offered(other, "two").outcome == "stored"
+        assert (held_by(mirrored), held_by(other)) == ("one", "two")
+
+    @pytest.mark.parametrize("conflict", ["keep", "replace"])
+    def test_a_global_key_is_one_for_all_queues(self, mirrored: DelayedQueue, conflict: str) -> None:
+        other = DelayedQueue(mirrored.client, "other")
+        offered(mirrored, "one", is_global=True)
+        assert offered(other, "queue's own").outcome == "stored"
+        assert offered(other, "two", is_global=True, conflict=conflict).outcome == (
+            "held" if conflict == "keep" else "stored"
+        )
+        assert waiting(mirrored) == ([(LATER, b"one")] if conflict == "keep" else [])
+        assert offered(mirrored, "three", is_global=True).task_id == ("one" if conflict == "keep" else "two")
+        assert other.transfer(10).moved == 0
+        mirrored.cancel("one")
+        other.cancel("two")
+        other.cancel("queue's own")
+        assert has_no_trace(mirrored)
+
     def test_a_holder_that_java_removed(self, mirrored: DelayedQueue) -> None:
         offered(mirrored, "one")
         mirrored.client.delete(mirrored.keys.timeout_set, mirrored.keys.delay_list)
@@ -248,7 +270,7 @@ class TestTheEndOfWaiting:
         offered(queue, "one", 1, until="done")
         queue.transfer()
         assert offered(queue, "two", until="done", conflict="replace").outcome == "stored"
-        one = Holder.of(KEY, "one")
+        one = Holder.of(KEY, "q", "one")
         assert hold(queue.client, queue.keys, holders=[one], what="done") == 0
         assert held_by(queue) == "two"
 
@@ -265,7 +287,7 @@ class TestStartedAndDone:
     def one(self, queue: DelayedQueue, until: str) -> Holder:
         offered(queue, "one", None, until=until)
         assert queue.client.lrange("q", 0, -1) == [b"one"]
-        return Holder.of(KEY, "one")
+        return Holder.of(KEY, "q", "one")
 
     def test_until_it_starts(self, queue: DelayedQueue) -> None:
         one = self.one(queue, "start")
@@ -294,22 +316,22 @@ class TestStartedAndDone:
         for what in ("start", "done"):
             assert hold(queue.client, queue.keys, holders=[one], what=what) == 0
         assert offered(queue, "two") == Offered("held", task_id="one")
-        assert hold(queue.client, queue.keys, holders=[Holder.of(KEY, "one", 1)], what="done") == 1
+        assert hold(queue.client, queue.keys, holders=[Holder.of(KEY, "q", "one", 1)], what="done") == 1
 
     def test_nobody_gives_it_up(self, queue: DelayedQueue) -> None:
         one = self.one(queue, "done")
         found = record(queue)
         assert found is not None
-        raw = queue.client.hget(queue.keys.holds, unique_of(KEY))
+        raw = queue.client.hget(queue.keys.holds, unique_of(KEY, "q"))
         assert isinstance(raw, bytes)
-        queue.client.hset(queue.keys.holds, unique_of(KEY), raw[:27] + (1).to_bytes(8, "big") + raw[35:])
+        queue.client.hset(queue.keys.holds, unique_of(KEY, "q"), raw[:27] + (1).to_bytes(8, "big") + raw[35:])
         assert offered(queue, "two").outcome == "stored"
         assert held_by(queue) == "two"
         assert hold(queue.client, queue.keys, holders=[one], what="done") == 0
 
     def test_one_that_waits_is_as_it_was(self, queue: DelayedQueue) -> None:
         offered(queue, "one")
-        assert hold(queue.client, queue.keys, holders=[Holder.of(KEY, "one")], what="done") == 0
+        assert hold(queue.client, queue.keys, holders=[Holder.of(KEY, "q", "one")], what="done") == 0
         assert held_by(queue) == "one"
 
     @pytest.mark.parametrize("what", ["renew", "start"])
@@ -334,7 +356,7 @@ class TestAcknowledge:
     def fetched(self, queue: DelayedQueue, until: str) -> Holder:
         offered(queue, "one", None, until=until)
         queue.client.lmove("q", queue.keys.in_flight("me"), "RIGHT", "LEFT")
-        return Holder.of(KEY, "one")
+        return Holder.of(KEY, "q", "one")
 
     def acknowledge(self, queue: DelayedQueue, holder: Holder, what: Any, message: bytes = b"one") -> bool:
         return acknowledge(queue.client, queue.keys, consumer="me", message=message, holder=holder, what=what)
@@ -387,6 +409,18 @@ class TestPlan:
         assert waiting(queue) == [(LATER, b"mine")]
         queue.cancel("mine")
         assert self.plan(queue, "two", seen=b"one").outcome == DONE
+        assert waiting(queue) == [(LATER, b"two")]
+
+    def test_one_that_waits_in_another_list_is_looked_for(self, queue: DelayedQueue) -> None:
+        other = DelayedQueue(queue.client, "q\x06\x163")
+        offered(other, "theirs")
+        done = self.plan(queue, "one")
+        assert (done.outcome, done.state) == (ELSEWHERE, other.name.encode())
+        assert self.plan(queue, "one", there=other.keys).outcome == DONE
+        assert not queue.size()
+        other.client.delete(other.keys.timeout_set)  # somebody who knows no keys
+        assert self.plan(queue, "two", seen=b"one").outcome == ELSEWHERE
+        assert self.plan(queue, "two", seen=b"one", there=other.keys).outcome == DONE
         assert waiting(queue) == [(LATER, b"two")]
 
     def test_the_next_one_takes_the_place_of_one_that_is_withdrawn(self, queue: DelayedQueue) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from celery_delayq.queue import codec
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Conflict, Hold, Holder, Until, hold, offer_unique, unique_of
+from celery_delayq.queue.keys import without_priority
 from examples.private_redis import PrivateRedis
 
-LISTS = ("q", "q\x06\x163")
+LISTS = ("q", "q\x06\x163", "other")
 KEYS = ("a", "b", "c")
 #: Far enough not to be due while a test runs.
 FAR = 2**44
@@ -32,6 +34,7 @@ class Task:
 
     id: str
     key: str
+    is_global: bool
     until: Until
     due: int | None
     broker_list: str
@@ -41,6 +44,11 @@ class Task:
 
     def __hash__(self) -> int:
         return hash(self.id)
+
+    @property
+    def owner(self) -> str | None:
+        """The queue of the key; None if it is global."""
+        return None if self.is_global else without_priority(self.broker_list)
 
 
 class Machine(RuleBasedStateMachine):
@@ -57,8 +65,9 @@ class Machine(RuleBasedStateMachine):
 
     # -- the model
 
-    def holder(self, key: str) -> Task | None:
-        return next((task for task in self.tasks if task.key == key and task.holds and task.place != "gone"), None)
+    def holder(self, key: str, owner: str | None) -> Task | None:
+        holding = (task for task in self.tasks if task.holds and task.place != "gone")
+        return next((task for task in holding if (task.key, task.owner) == (key, owner)), None)
 
     def of_place(self, place: str) -> list[Task]:
         return [task for task in self.tasks if task.place == place]
@@ -77,20 +86,21 @@ class Machine(RuleBasedStateMachine):
         conflict=st.sampled_from(CONFLICT),
         due=st.sampled_from([None, 1, 2, FAR, FAR + 1, FAR + 2]),
         name=st.sampled_from(LISTS),
+        is_global=st.booleans(),
     )
-    def offer(self, key: str, until: Until, conflict: Conflict, due: int | None, name: str) -> None:
-        task = Task(str(len(self.tasks)), key, until, due, name, "waits" if due is not None else "ready")
+    def offer(self, key: str, until: Until, conflict: Conflict, due: int | None, name: str, is_global: bool) -> None:
+        task = Task(str(len(self.tasks)), key, is_global, until, due, name, "waits" if due is not None else "ready")
         queue = self.queues[name]
         found = offer_unique(
             self.client,
             queue.keys,
-            claim=Claim(key, until, 3_600_000, conflict),
+            claim=Claim(key, until, 3_600_000, conflict, is_global),
             task_id=task.id,
             due_ms=due,
             payload=task.id.encode(),
             mirrored=False,
         )
-        other = self.holder(key)
+        other = self.holder(key, task.owner)
         if other is None or conflict == "replace":
             assert found.outcome == "stored"
             if other is not None and other.place == "waits":
@@ -152,7 +162,7 @@ class Machine(RuleBasedStateMachine):
     def go_on(self, data: Any, what: Any) -> None:
         task = data.draw(st.sampled_from(self.of_place("ready")))
         gives_up = task.holds and (what == "done" or (what == "start" and task.until == "start"))
-        holders = [Holder.of(task.key, task.id)]
+        holders = [Holder.of(task.key, task.owner, task.id)]
         assert hold(self.client, self.queues[task.broker_list].keys, holders=holders, what=what) == gives_up
         task.holds = task.holds and not gives_up
         if what == "done":
@@ -168,7 +178,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def at_most_one_of_a_key_waits(self) -> None:
-        waiting = [task.key for task in self.of_place("waits")]
+        waiting = [(task.key, task.owner) for task in self.of_place("waits")]
         assert len(waiting) == len(set(waiting))
 
     @invariant()
@@ -178,10 +188,10 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def the_records_say_who_holds(self) -> None:
         queue = self.queues["q"]
-        for key in KEYS:
-            raw = self.client.hget(queue.keys.holds, unique_of(key))
+        for key, owner in product(KEYS, ("q", "other", None)):
+            raw = self.client.hget(queue.keys.holds, unique_of(key, owner))
             record = Hold.of(raw) if isinstance(raw, bytes) else None
-            holder = self.holder(key)
+            holder = self.holder(key, owner)
             if holder is not None:
                 assert record is not None
                 assert (record.task_id, record.waits) == (holder.id, holder.place == "waits")
