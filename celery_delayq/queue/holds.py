@@ -1,9 +1,9 @@
 """Holds: which task holds which unique key. Of the tasks with one key, at most one waits.
 
-A hold is a field of a HASH: on Redis Cluster one for all priorities of a queue, in its slot, else one for all queues. A key
-belongs to a queue, or is global: then it is the same for tasks of any queue, but not on a cluster. The scripts that move a message give
-its key up, or say how long it is held from then on: `lua/lib/holds.lua` has the layout. An entry knows its key: the
-index has it beside its place. A message on its way to a worker carries it as a property.
+A hold is a field of a HASH: on Redis Cluster one for all priorities of a queue, in its slot, else one for all queues. A
+key belongs to a queue, or is global: then it is the same one for tasks of all queues, but not on a cluster. The scripts
+that move a message give its key up, or say how long it is held from then on: `lua/lib/holds.lua` has the layout. An
+entry knows its key: the index has it beside its place. A message on its way to a worker carries it as a property.
 
 A hold counts only as long as its task waits, or until its time has come. So a key is free again, whatever happened to
 its task: if another program removed it, for example. Nobody has to clean up.

@@ -40,8 +40,8 @@ class Planned:
     """Result of one call of `plan`.
 
     Attributes:
-        outcome: DONE; CHANGED if the state had changed; GONE if the message to withdraw was no longer waiting; ELSEWHERE
-            if the task that holds the unique key may wait in another list.
+        outcome: DONE; CHANGED if the state had changed; GONE if the message to withdraw was no longer waiting;
+            ELSEWHERE if the task that holds the unique key may wait in another list.
         now_ms: the server's time, unix time in ms.
         state: the present state of the entry; empty if there is none. If ELSEWHERE, the name of that list.
         forgotten: how many states of the queue have been forgotten.

@@ -167,6 +167,6 @@ def _refuse_global(queue: DelayedQueue, task: str, **options: Claim | Pace | Non
     for option, given in options.items():
         if given is not None and given.is_global and is_cluster(queue.client):
             raise ConfigurationError(
-                f"the key {given.key!r} of task {task} is global, but Redis Cluster has queues on different nodes: leave "
-                f'out scope="global" of its option {option}, and send tasks with one key to one queue'
+                f"the key {given.key!r} of task {task} is global, but Redis Cluster has queues on different nodes: "
+                f'leave out scope="global" of its option {option}, and send tasks with one key to one queue'
             )
