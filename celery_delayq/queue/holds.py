@@ -21,7 +21,7 @@ import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec
-from celery_delayq.queue.keys import ALL_HOLDS, QueueKeys, without_priority
+from celery_delayq.queue.keys import ALL_HOLDS, QueueKeys, holds_of_queue
 from celery_delayq.queue.script import load
 
 #: Size in bytes of what represents a unique key.
@@ -57,7 +57,7 @@ def unique_of(key: str, broker_list: str | None) -> bytes:
     """
     if not isinstance(key, str):
         raise TypeError(f"a unique key must be a str, not {key!r}")
-    owner = "" if broker_list is None else without_priority(broker_list)
+    owner = ALL_HOLDS if broker_list is None else holds_of_queue(broker_list)
     text = f"{owner}\0{key}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=UNIQUE_SIZE).digest()
 

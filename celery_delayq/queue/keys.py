@@ -49,6 +49,11 @@ def list_of(prefix: str, key: str) -> str | None:
 ALL_HOLDS = "delayq:unique"
 
 
+def holds_of_queue(name: str) -> str:
+    """Return the HASH of the unique keys of the queue to which a list belongs, on a cluster."""
+    return companion(ALL_HOLDS, without_priority(name))
+
+
 @dataclass(frozen=True)
 class QueueKeys:
     """The keys and channels of one delayed queue.
@@ -102,7 +107,7 @@ class QueueKeys:
             transferrer_channel=companion(f"delayq:transfer_channel:{db}", name),
             consumers=companion("delayq:consumers", name),
             schedule=companion("delayq:schedule", name),
-            holds=companion(ALL_HOLDS, without_priority(name)) if in_cluster else ALL_HOLDS,
+            holds=holds_of_queue(name) if in_cluster else ALL_HOLDS,
             metrics=companion("delayq:metrics", name),
         )
 

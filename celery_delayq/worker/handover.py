@@ -88,7 +88,7 @@ class Handover:
             _wait_until_due(message)
             self._on_begin(message)
             self._messages.add(message)
-            tell_about(message, options, lambda: self._channel)
+            tell_about(message, options, lambda: self._channel, is_solo=isinstance(self._pool, SoloPool))
             if not isinstance(self._pool, PreforkPool):
                 options["accept_callback"] = _Begin(options["accept_callback"])
                 if not isinstance(self._pool, SoloPool):

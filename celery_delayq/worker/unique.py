@@ -9,21 +9,23 @@ from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.keyed import UNIQUE_PROPERTY
 
 
-def tell_about(message: Any, options: dict[str, Any], current: Callable[[], Any]) -> None:
+def tell_about(message: Any, options: dict[str, Any], current: Callable[[], Any], *, is_solo: bool) -> None:
     """Let the callbacks of a task tell its channel, if its message holds a unique key.
 
     A message that is acknowledged late says it by that: the task is done. One that is acknowledged early says that it
-    starts.
+    starts. In a solo pool, each message is acknowledged late, whatever is wanted: Celery leaves that to its event loop,
+    which waits for the task.
 
     Args:
         message: the task's message.
         options: what its request passes to the pool; changed here.
         current: returns the channel of the worker's present connection.
+        is_solo: whether it is a solo pool.
     """
     if UNIQUE_PROPERTY not in (message.properties or {}) or not isinstance(message.channel, DelayedChannel):
         return
     request = options["accept_callback"].__self__
-    if request.task.acks_late:
+    if request.task.acks_late or is_solo:
         options["accept_callback"] = _Then(
             options["accept_callback"], lambda: message.channel.starts(message.delivery_tag, is_early=False)
         )

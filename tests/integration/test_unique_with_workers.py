@@ -147,6 +147,17 @@ def test_a_retry_holds_it_on(app: Celery, start: Any, ledger: Ledger, late: bool
     wait_until(lambda: is_free(app, "until_done"), "it is done")
 
 
+def test_an_occurrence_is_left_out_while_another_task_has_its_key(app: Celery, start: Any, ledger: Ledger) -> None:
+    other = app.tasks["note"].apply_async(countdown=3600, unique=KEY, priority=3)
+    entry = {"task": "note", "schedule": 0.3, "args": ["periodic"], "options": {"unique": KEY}}
+    start(pool="prefork", concurrency=1, conf={"beat_scheduler": "delayq", "beat_schedule": {"a": entry}})
+    app.tasks["note"].apply_async(("five occurrences later",), countdown=1.5)
+    wait_until(lambda: ledger.runs(), "the worker works")
+    assert [run.note for run in ledger.runs()] == ["five occurrences later"]
+    assert app.delayq.cancel(other)
+    wait_until(lambda: len([run for run in ledger.runs() if run.note == "periodic"]) >= 3, "it runs")
+
+
 def test_a_task_that_fails(app: Celery, start: Any, ledger: Ledger) -> None:
     start(pool="prefork", concurrency=1)
     app.send_task("nowhere_to_be_found", unique=unique("until_done"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_delayq.queue import codec, holds
+from celery_delayq.queue import codec, holds, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Hold, Holder, Offered, acknowledge, hold, offer_unique, unique_of
 from celery_delayq.schedule.scripts import DONE, ELSEWHERE, Offer, Planned, plan
@@ -210,7 +210,7 @@ class TestPriorities:
         offered(queue, "one")
         assert offered(high, "two", conflict="replace").outcome == "stored"
         assert (waiting(queue), waiting(high)) == ([], [(LATER, b"two")])
-        assert has_no_trace(DelayedQueue(queue.client, "x"))
+        assert not queue.client.exists(*queue.keys.waiting)
         high.cancel("two")
         assert queue.client.keys() == []
 
@@ -384,6 +384,44 @@ class TestAcknowledge:
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
             self.acknowledge(queue, holder, "done")
         assert queue.client.llen(queue.keys.in_flight("me")) == 1
+
+
+class TestDeadLetters:
+    """A dead letter has given its key up, in the script that moves it."""
+
+    @pytest.fixture
+    def messages(self, queue: DelayedQueue) -> list[Holder]:
+        """Two in flight that hold keys."""
+        for name, key in (("one", KEY), ("two", "other")):
+            offered(queue, name, None, until="done", key=key)
+        queue.client.zadd(queue.keys.consumers, {"me": LATER})
+        assert scripts.fetch(queue.client, queue.keys, consumer="me", limit=2) == [b"one", b"two"]
+        return [Holder.of(KEY, "q", "one"), Holder.of("other", "q", "two")]
+
+    def test_of_its_own_consumer(self, queue: DelayedQueue, messages: list[Holder]) -> None:
+        pairs = [(b"gone", b"gone"), (b"one", b"letter")]
+        holders = [messages[1], messages[0]]
+        moved = scripts.put_back(
+            queue.client, queue.keys, consumer="me", messages=pairs, dead=True, holders=[holders[0], holders[1]]
+        )
+        assert moved == 1
+        assert held_by(queue) is None
+        assert held_by(queue, "other") == "two", "its message was not in flight any more"
+
+    def test_of_a_consumer_that_is_gone(self, queue: DelayedQueue, messages: list[Holder]) -> None:
+        done = scripts.recover(
+            queue.client,
+            queue.keys,
+            consumer="me",
+            score=str(LATER).encode(),
+            gone=True,
+            alive_channel="",
+            messages=[(b"two", b"two again", False), (b"one", b"letter", True)],
+            holders=[None, messages[0]],
+        )
+        assert done.moved == [True, True]
+        assert held_by(queue) is None
+        assert held_by(queue, "other") == "two"
 
 
 class TestPlan:
