@@ -121,7 +121,7 @@ class Consumer:
         self._held: dict[str, Held] = {}
         #: The message that is held alone, if there is one.
         self.isolation = Isolation(self._held, self._rewrite)
-        self.unique_keys = UniqueKeys(self._held, self.leases.keys_of)
+        self.unique_keys = UniqueKeys(self._held, self.leases.lists)
         self._departures = Departures(self.id, self.leases.keys_of, {} if expires_ms is None else expires_ms)
         #: Tag -> departure that the server may not know about.
         self.owed = self._departures.owed
@@ -172,7 +172,8 @@ class Consumer:
 
     def _on_lost(self) -> int:
         count = len(self._held)
-        self._held.clear()
+        for tag in list(self._held):
+            self._let_go(tag)
         for name in self.leases.lists:
             self.redelivery.on_count(name, LOST_LEASES, 1)
         return count
@@ -397,6 +398,13 @@ class Consumer:
         with suppress(exceptions.ConnectionError), self._own_turn():
             self.unique_keys.ends(self.client, held)
 
+    def _let_go(self, tag: str) -> Held | None:
+        """Hold a message no longer whose task does not begin here, or not again."""
+        held = self._held.pop(tag, None)
+        if held is not None:
+            self.unique_keys.leaves(held)
+        return held
+
     def is_held(self, tag: str) -> bool:
         """Return whether a task may work on a message: others have not taken it over, and it was not put back.
 
@@ -491,7 +499,7 @@ class Consumer:
 
         Never raises for server or network errors; the watchdog tries again later.
         """
-        held = self._held.pop(tag, None)
+        held = self._let_go(tag)
         if held is None:
             return False
         departures = {tag: Departure(held, "back", self.redelivery.put_back(held.message))}
@@ -513,7 +521,7 @@ class Consumer:
 
     def set_aside(self, tag: str, record: bytes) -> None:
         """Move a message to the dead list, as `record`. Never raises, see `requeue`."""
-        held = self._held.pop(tag, None)
+        held = self._let_go(tag)
         if held is not None:
             self._leave({tag: Departure(held, "dead", record)})
             self.redelivery.on_count(held.name, DEAD_LETTERS + reason_of(record), 1)
@@ -537,7 +545,7 @@ class Consumer:
         self.read_answers()
         back: dict[str, Departure] = {}
         for tag in reversed(tags):
-            held = self._held.pop(tag, None) if tag not in self.owed else None
+            held = self._let_go(tag) if tag not in self.owed else None
             if held is not None:
                 back[tag] = Departure(held, "front", self.redelivery.put_back(held.message))
         self._leave(dict(sorted(back.items(), key=lambda item: item[1].held.name)))
@@ -620,7 +628,7 @@ class Consumer:
         kept = {*keep, *self.owed}
         for tag in list(self._held):
             if tag not in kept:
-                del self._held[tag]
+                self._let_go(tag)
 
     def after_fork(self) -> None:
         """Close what a forked child inherited, but send nothing: copies would keep the parent's connections alive."""

@@ -124,9 +124,12 @@ def test_a_killed_workers_task_that_was_acknowledged_early(app: Celery, start: A
     wait_until(lambda: is_free(app, "until_done"), "its key has its end")
 
 
-def test_a_worker_that_has_a_task_renews_its_key(app: Celery, start: Any, ledger: Ledger, broker_client: Any) -> None:
-    """For longer than the ttl."""
-    app.tasks["gated_late"].apply_async(unique=unique("until_done", ttl=3))
+@LATE
+def test_a_worker_that_has_a_task_renews_its_key(
+    app: Celery, start: Any, ledger: Ledger, broker_client: Any, task: str
+) -> None:
+    """For longer than the ttl, also if the task is acknowledged as it starts."""
+    app.tasks[task].apply_async(unique=unique("until_done", ttl=3))
     start(pool="prefork", concurrency=1, transport={"lease": 2})
     wait_until(lambda: ledger.runs(), "it runs")
     begun = broker_client.time()[0]
