@@ -48,7 +48,10 @@ class Throttle:
             raise ConfigurationError(f"Throttle: key must be a text, not {self.key!r}")
         check("Throttle", "scope", self.scope, get_args(Scope))
         if not 0 < self.interval_s <= _LONGEST_INTERVAL_S:
-            raise ConfigurationError(f"Throttle: rate must be more than one a year, such as '10/m', not {self.rate!r}")
+            raise ConfigurationError(
+                "Throttle: rate must be a number of turns a second, or a text such as '10/s', '10/m' or '10/h', "
+                f"and more than one turn a year; not {self.rate!r}"
+            )
 
     @property
     def interval_s(self) -> float:

@@ -130,7 +130,7 @@ def unique_for(given: Unique | str, default: Unique | None, on_conflict: OnConfl
 
     Args:
         given: the option `unique`.
-        default: that of the task.
+        default: that of the task, for what a key leaves open.
         on_conflict: the option of this name; None if it is not given.
 
     Raises:
@@ -139,7 +139,7 @@ def unique_for(given: Unique | str, default: Unique | None, on_conflict: OnConfl
     if isinstance(given, str):
         given = replace(default or Unique(), by=None, key=given)
     elif not isinstance(given, Unique):
-        raise ConfigurationError(f"unique must be a key or Unique(...), not {given!r}")
+        raise ConfigurationError(f"unique must be a key or Unique(...), or None for no key, not {given!r}")
     return given if on_conflict is None else replace(given, on_conflict=on_conflict)
 
 

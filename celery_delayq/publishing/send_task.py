@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MethodType
 from typing import Any
 
 from celery import Celery
@@ -41,13 +42,23 @@ def key_of(app: Celery, signature: Signature) -> str:
     if not isinstance(signature, Signature):
         raise TypeError(f"a unique key must be given by its text, or by the signature of a task, not by {signature!r}")
     task = app.tasks.get(signature.task)
-    default: Unique | None = getattr(task, "unique", None)
+    default = _default_of(task)
     given = signature.options.get("unique", default)
-    if not given:
+    if given is None:
         raise ConfigurationError(f"task {signature.task} is not unique: give its key, or the option `unique`")
     return unique_for(given, default, None).key_of(
         signature.task, getattr(task, "run", None), signature.args, signature.kwargs
     )
+
+
+def _default_of(task: Any) -> Unique | None:
+    """Return the `unique` of a task's decorator, which may be a key.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    given = getattr(task, "unique", None)
+    return None if given is None else unique_for(given, None, None)
 
 
 class SendTask:
@@ -57,13 +68,17 @@ class SendTask:
 
     Source: Celery 5.7 `Celery.send_task` and `Task.apply_async`.
 
-    Attributes:
-        of_celery: the method that it replaces.
     """
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self.of_celery = app.send_task
+        #: What somebody else has put in the place of the app's method before.
+        self._others = vars(app).get("send_task")
+
+    @property
+    def of_celery(self) -> Any:
+        """The method that it replaces. Whoever wraps that of the class later is asked, too."""
+        return self._others or MethodType(type(self._app).send_task, self._app)
 
     def __call__(self, name: str, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         """Send a task; see Celery, `Unique` and `Throttle`.
@@ -76,7 +91,7 @@ class SendTask:
             ConfigurationError: an option is wrong, or the broker is not ours.
             KeyHeld: another task holds the key, and `on_conflict` is "raise".
         """
-        task = options.get("task_type")
+        task = options.get("task_type") or (self._app.tasks.get(name) if self._app.finalized else None)
         properties = self._properties(options.get("task_id"))
         throttle = options.pop("throttle", _NOT_GIVEN)
         if throttle is _NOT_GIVEN:
@@ -88,12 +103,14 @@ class SendTask:
             options[THROTTLE_PROPERTY] = throttled(key, throttle)
         given = options.pop("unique", _NOT_GIVEN)
         on_conflict = options.pop("on_conflict", None)
-        default: Unique | None = getattr(task, "unique", None)
+        default = _default_of(task)
         if given is _NOT_GIVEN:
             given = unique_of(properties.get(UNIQUE_PROPERTY)) or default
-        if not given:
+        if given is None:
             if on_conflict is not None:
-                raise ConfigurationError(f"task {name} has the option on_conflict, but not unique")
+                raise ConfigurationError(
+                    f"task {name} is sent with on_conflict={on_conflict!r}, but without a unique key: give unique, too"
+                )
             return self.of_celery(name, args, kwargs, *positional, **options)
         unique = unique_for(given, default, on_conflict)
         key = unique.key_of(name, getattr(task, "run", None), args, kwargs)
@@ -101,11 +118,14 @@ class SendTask:
 
     def _properties(self, task_id: str | None) -> Mapping[str, Any]:
         """Return the properties of the message of the task that sends this one as its retry; empty if none does."""
-        task = self._app.current_worker_task
-        request = None if task is None or task_id is None else task.request
-        if request is None or request.id != task_id:
+        if not self._is_retry(task_id):
             return {}
-        return request.get("properties") or {}
+        return self._app.current_worker_task.request.get("properties") or {}
+
+    def _is_retry(self, task_id: str | None) -> bool:
+        """Return whether a task of this process sends itself again."""
+        task = self._app.current_worker_task
+        return task is not None and task_id is not None and task.request.id == task_id
 
     def _send(self, unique: Unique, claiming: Claiming, name: str, *given: Any, **options: Any) -> Any:
         add_to_parent = options.pop("add_to_parent", True)
@@ -117,8 +137,8 @@ class SendTask:
                 "delayq://"
             )
         was_new = offered.outcome == "stored"
-        if not was_new and unique.on_conflict == "raise":
-            raise KeyHeld(claiming.claim.key, offered.task_id)
+        if not was_new and (unique.on_conflict == "raise" or self._is_retry(options.get("task_id"))):
+            raise KeyHeld(claiming.claim.key, offered.task_id)  # Celery makes it the result of a task that retries
         if not was_new:
             self._give_up(name, options, offered.task_id)
             ignored = result.ignored
@@ -132,9 +152,8 @@ class SendTask:
 
     def _give_up(self, name: str, options: Any, holder: str) -> None:
         """Tell those who wait for a task that it will not run: its caller gave it an id, as chains and groups do."""
-        task_id, task = options.get("task_id"), self._app.current_worker_task
-        is_retry = task is not None and task.request.id == task_id
-        if task_id is None or task_id == holder or is_retry or options.get("ignore_result"):
+        task_id = options.get("task_id")
+        if task_id is None or task_id == holder or options.get("ignore_result"):
             return
         request = Context(id=task_id, task=name, group=options.get("group_id"), chord=options.get("chord"))
         reason = f"not sent: task {holder} holds its unique key"

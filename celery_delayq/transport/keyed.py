@@ -157,8 +157,8 @@ def put_keyed(
             channel.delayed_queue(offered.broker_list).amend(entry, later, due_ms=due_ms)
     if offered.outcome == "repeated":
         raise ValueError(
-            f"a task with the id {headers['id']!r} waits in {without_priority(broker_list)!r} already, without the "
-            f"unique key {claiming.claim.key!r}: give each task an id of its own"
+            f"a task with the id {headers['id']!r} waits in {without_priority(broker_list)!r} already, with another "
+            f"unique key than {claiming.claim.key!r}, or with none: give each task an id of its own"
         )
     claiming.offered = offered
 

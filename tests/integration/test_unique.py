@@ -152,6 +152,8 @@ def test_many(remind: Any, waiting: DelayedQueue, app: Celery) -> None:
     assert len({result.id for result in found[:9]}) == 3
     assert [app.delayq.was_new(result) for result in found] == [True] * 3 + [False] * 6 + [True] * 9
     assert waiting.size() == 12
+    more = [remind.s(number).set(countdown=600, unique=f"key {number}") for number in range(5)]
+    assert app.delayq.apply_async_many(more, results=False) == 2
     with pytest.raises(NotAllSent, match="KeyHeld"):
         app.delayq.apply_async_many([remind.s(1).set(countdown=600, unique="key 1", on_conflict="raise")])
 
@@ -178,6 +180,10 @@ class TestDecorated:
         assert waiting.size() == 3
         assert app.delayq.waiting("other") is not None
 
+    def test_by_its_name(self, rebuild: Any, waiting: DelayedQueue, app: Celery) -> None:
+        first = rebuild.apply_async((7,), countdown=600)
+        assert app.send_task("rebuild", (7,), countdown=600).id == first.id
+
     def test_an_argument_that_it_has_not(self, app: Celery, waiting: DelayedQueue) -> None:
         @app.task(name="wrong", unique=Unique(by=("basket",)), shared=False)
         def wrong(cart: int) -> None: ...
@@ -185,6 +191,24 @@ class TestDecorated:
         with pytest.raises(ConfigurationError, match=r"task wrong has no argument 'basket', but cart"):
             wrong.apply_async((1,), countdown=600)
         assert not waiting.size()
+
+    def test_a_key_in_the_decorator(self, app: Celery, waiting: DelayedQueue) -> None:
+        @app.task(name="alone", unique="the only one", shared=False)
+        def alone(number: int) -> None: ...
+
+        first = alone.apply_async((1,), countdown=600)
+        assert alone.apply_async((2,), countdown=600).id == first.id
+        assert alone.apply_async((3,), countdown=600, on_conflict="replace").was_new
+        assert app.delayq.waiting(alone.s(1)) is not None
+        app.tasks.pop("alone")
+
+    def test_something_else_in_the_decorator(self, app: Celery, waiting: DelayedQueue) -> None:
+        @app.task(name="odd", unique=True, shared=False)
+        def odd() -> None: ...
+
+        with pytest.raises(ConfigurationError, match=r"unique must be a key or Unique"):
+            odd.delay()
+        app.tasks.pop("odd")
 
 
 class TestCanvas:
@@ -219,7 +243,8 @@ class TestWrong:
                 "on_conflict must be one of 'ignore', 'replace', 'extend', 'raise'",
             ),
             ({"unique": Unique(key=KEY), "on_conflict": 7}, "on_conflict must be one of"),
-            ({"on_conflict": "ignore"}, "has the option on_conflict, but not unique"),
+            ({"on_conflict": "ignore"}, "is sent with on_conflict='ignore', but without a unique key"),
+            ({"unique": ""}, "key must be a text, not ''"),
         ],
     )
     def test_options(self, remind: Any, waiting: DelayedQueue, options: dict[str, Any], match: str) -> None:
@@ -229,7 +254,7 @@ class TestWrong:
 
     def test_an_id_that_waits_already(self, remind: Any, waiting: DelayedQueue) -> None:
         remind.apply_async(("a",), countdown=600, task_id="mine")
-        with pytest.raises(ValueError, match="the id 'mine' waits in 'celery' already"):
+        with pytest.raises(ValueError, match="the id 'mine' waits in 'celery' already, with another unique key than"):
             remind.apply_async(("b",), countdown=600, task_id="mine", unique=KEY)
 
     def test_another_broker(self, waiting: DelayedQueue, ledger_url: str) -> None:

@@ -150,6 +150,21 @@ def test_a_retry_holds_it_on(app: Celery, start: Any, ledger: Ledger, late: bool
     wait_until(lambda: is_free(app, "until_done"), "it is done")
 
 
+@pytest.mark.parametrize("on_conflict", ["ignore", "extend", "raise"])
+def test_a_retry_whose_key_another_task_holds_is_a_failure(
+    app: Celery, start: Any, ledger: Ledger, on_conflict: Any
+) -> None:
+    """Nobody else would tell those who wait for it."""
+    mine = unique("waiting", on_conflict=on_conflict)
+    result = app.tasks["try_again"].apply_async((1, 0.2), unique=mine)
+    other = app.tasks["note"].apply_async(countdown=600, unique=mine)
+    assert app.delayq.was_new(other)
+    start(pool="prefork", concurrency=1)
+    wait_until(result.ready, "it fails")
+    assert result.state == "FAILURE"
+    assert f"task {other.id} holds the unique key {KEY!r}" in str(result.result)
+
+
 def test_an_occurrence_is_left_out_while_another_task_has_its_key(app: Celery, start: Any, ledger: Ledger) -> None:
     other = app.tasks["note"].apply_async(countdown=3600, unique=KEY, priority=3)
     entry = {"task": "note", "schedule": 0.3, "args": ["periodic"], "options": {"unique": KEY}}

@@ -45,9 +45,14 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def ahead_s(cluster: Cluster, queue: str) -> float:
-    """Return how far the clock of a queue's node is ahead of this machine's, in seconds."""
-    seconds, microseconds = cluster.owner(queue).client.time()
-    return seconds + microseconds / 1e6 - time.time()
+    """Return how far the clock of a queue's node is ahead of this machine's, in seconds; to 20 ms."""
+
+    def asked() -> tuple[float] | None:
+        before = time.time()
+        seconds, microseconds = cluster.owner(queue).client.time()
+        return (seconds + microseconds / 1e6 - before,) if time.time() - before < 0.02 else None
+
+    return wait_until(asked, "an answer comes at once")[0]
 
 
 def test_tasks_are_due_by_the_clock_of_their_node(cluster: Cluster, ledger: Ledger) -> None:
