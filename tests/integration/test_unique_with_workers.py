@@ -162,7 +162,7 @@ def test_a_retry_whose_key_another_task_holds_is_a_failure(
     start(pool="prefork", concurrency=1)
     wait_until(result.ready, "it fails")
     assert result.state == "FAILURE"
-    assert f"task {other.id} holds the unique key {KEY!r}" in str(result.result)
+    assert f"KeyHeld({KEY!r}, {other.id!r})" in repr(result.result)
 
 
 def test_an_occurrence_is_left_out_while_another_task_has_its_key(app: Celery, start: Any, ledger: Ledger) -> None:
