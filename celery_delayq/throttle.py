@@ -9,7 +9,7 @@ from typing import Any, get_args
 from celery.utils.time import rate
 
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.unique import Scope, check, key_of
+from celery_delayq.unique import Scope, check, is_names, key_of
 
 _LONGEST_INTERVAL_S = 366 * 86400.0
 
@@ -38,7 +38,7 @@ class Throttle:
     scope: Scope = "queue"
 
     def __post_init__(self) -> None:
-        if isinstance(self.by, str) or not all(isinstance(name, str) for name in self.by):
+        if not is_names(self.by):
             raise ConfigurationError(
                 f"Throttle: by must be the names of arguments, such as ('customer',), not {self.by!r}"
             )
@@ -61,7 +61,7 @@ class Throttle:
         """
         try:
             a_second = float(rate(self.rate))
-        except (TypeError, ValueError, KeyError):
+        except (TypeError, ValueError, KeyError, OverflowError):
             a_second = 0.0
         return 1 / a_second if 0 < a_second <= 1_000_000 else 0.0
 

@@ -54,7 +54,7 @@ class Unique:
     scope: Scope = "queue"
 
     def __post_init__(self) -> None:
-        if isinstance(self.by, str) or not all(isinstance(name, str) for name in self.by or ()):
+        if not is_names(self.by):
             raise ConfigurationError(
                 f"Unique: by must be the names of arguments, such as ('user_id',), not {self.by!r}"
             )
@@ -154,6 +154,11 @@ def _bound(run: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[
             bound.apply_defaults()
             return dict(bound.arguments)
     return {**{str(number): value for number, value in enumerate(args)}, **kwargs}
+
+
+def is_names(given: object) -> bool:
+    """Return whether something is a row of names, or None."""
+    return given is None or (isinstance(given, (list, tuple)) and all(isinstance(name, str) for name in given))
 
 
 def check(what: str, name: str, value: object, allowed: Sequence[str]) -> None:

@@ -121,7 +121,7 @@ class Consumer:
         self._held: dict[str, Held] = {}
         #: The message that is held alone, if there is one.
         self.isolation = Isolation(self._held, self._rewrite)
-        self.unique_keys = UniqueKeys(self._held, self.leases.lists)
+        self.unique_keys = UniqueKeys(self._held, self.leases.keys_of)
         self._departures = Departures(self.id, self.leases.keys_of, {} if expires_ms is None else expires_ms)
         #: Tag -> departure that the server may not know about.
         self.owed = self._departures.owed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import redis
@@ -14,9 +14,18 @@ from celery_delayq.queue.keys import QueueKeys
 
 logger = logger_for(__name__)
 
-#: The tasks of this process that are acknowledged as they start, and hold unique keys, with their lists. They outlive
-#: the connections on which they came.
-_running: dict[Holder, str] = {}
+#: The tasks of this process that are acknowledged as they start, and hold unique keys, with the keys of their queues.
+#: They outlive the connections on which they came.
+_running: dict[Holder, QueueKeys] = {}
+
+#: Those that are done, and the server has not been told.
+_ended: dict[Holder, QueueKeys] = {}
+
+
+def ended(held: Held) -> None:
+    """Say later that a task is done that was acknowledged as it started: the next watchdog does."""
+    if held.holder is not None and (keys := _running.pop(held.holder, None)) is not None:
+        _ended[held.holder] = keys
 
 
 class UniqueKeys:
@@ -27,12 +36,12 @@ class UniqueKeys:
 
     Args:
         held: tag -> message that the consumer holds.
-        lists: name -> keys of each list on which it has a lease.
+        keys_of: returns the keys of a list.
     """
 
-    def __init__(self, held: dict[str, Held], lists: Mapping[str, QueueKeys]) -> None:
+    def __init__(self, held: dict[str, Held], keys_of: Callable[[str], QueueKeys]) -> None:
         self._held = held
-        self._lists = lists
+        self._keys_of = keys_of
 
     def starts(self, client: redis.Redis | None, tag: str) -> Held | None:
         """Say that the task of a message starts, if that holds a unique key.
@@ -49,16 +58,15 @@ class UniqueKeys:
             return None
         if client is None:
             self._held[tag] = replace(held, starts=True)
-            _running[held.holder] = held.name
+            _running[held.holder] = self._keys_of(held.name)
         else:
-            self._say(client, held.name, [held.holder], "start")
+            self._say(client, self._keys_of(held.name), [held.holder], "start")
         return held
 
     def ends(self, client: redis.Redis, held: Held) -> None:
         """Say that the task of a message is done that was acknowledged as it started."""
-        if held.holder is not None:
-            self.leaves(held)
-            self._say(client, held.name, [held.holder], "done")
+        ended(held)
+        self._tell_ended(client)
 
     def leaves(self, held: Held) -> None:
         """Forget that the task of a message was about to start: the message goes elsewhere. Sends nothing."""
@@ -67,21 +75,26 @@ class UniqueKeys:
 
     def renew(self, client: redis.Redis) -> None:
         """Hold the keys of all messages and tasks for longer."""
-        holders: dict[str, set[Holder]] = {}
+        self._tell_ended(client)
+        holders: dict[QueueKeys, set[Holder]] = {}
         for held in tuple(self._held.values()):
             if held.holder is not None:
-                holders.setdefault(held.name, set()).add(held.holder)
-        for holder, name in tuple(_running.items()):
-            holders.setdefault(name, set()).add(holder)
-        for name, some in holders.items():
-            self._say(client, name, list(some), "renew")
+                holders.setdefault(self._keys_of(held.name), set()).add(held.holder)
+        for holder, keys in tuple(_running.items()):
+            holders.setdefault(keys, set()).add(holder)
+        for keys, some in holders.items():
+            self._say(client, keys, list(some), "renew")
 
-    def _say(self, client: redis.Redis, name: str, holders: list[Holder], what: What) -> None:
-        keys = self._lists.get(name)
-        if keys is None:
-            return
+    def _tell_ended(self, client: redis.Redis) -> None:
+        for holder, keys in tuple(_ended.items()):
+            if self._say(client, keys, [holder], "done"):
+                _ended.pop(holder, None)
+
+    def _say(self, client: redis.Redis, keys: QueueKeys, holders: list[Holder], what: What) -> bool:
         try:
             for at in range(0, len(holders), MAX_HOLDS):
                 hold(client, keys, holders=holders[at : at + MAX_HOLDS], what=what)
         except Exception as exc:
-            logger.debug("Cannot tell Redis about unique keys of %r: %s", name, exc)
+            logger.debug("Cannot tell Redis about unique keys of %r: %s", keys.queue, exc)
+            return False
+        return True

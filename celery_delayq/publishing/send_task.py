@@ -52,13 +52,20 @@ def key_of(app: Celery, signature: Signature) -> str:
 
 
 def _default_of(task: Any) -> Unique | None:
-    """Return the `unique` of a task's decorator, which may be a key.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
+    """Return the `unique` of a task's decorator, which may be a key; what is none of ours is none."""
     given = getattr(task, "unique", None)
-    return None if given is None else unique_for(given, None, None)
+    return unique_for(given, None, None) if isinstance(given, (str, Unique)) else None
+
+
+def _throttle_of(task: Any) -> Throttle | None:
+    """Return the `throttle` of a task's decorator; what is none of ours is none."""
+    given = getattr(task, "throttle", None)
+    return given if isinstance(given, Throttle) else None
+
+
+def _properties(request: Context, name: str) -> Any:
+    """Return a property of the message of a request; None if it has none."""
+    return (request.get("properties") or {}).get(name)
 
 
 class SendTask:
@@ -67,7 +74,6 @@ class SendTask:
     Without them, and for tasks that have neither, it only calls Celery's.
 
     Source: Celery 5.7 `Celery.send_task` and `Task.apply_async`.
-
     """
 
     def __init__(self, app: Celery) -> None:
@@ -92,42 +98,49 @@ class SendTask:
             KeyHeld: another task holds the key, and `on_conflict` is "raise".
         """
         task = options.get("task_type") or (self._app.tasks.get(name) if self._app.finalized else None)
-        properties = self._properties(options.get("task_id"))
+        retrying = self._retrying(options)
         throttle = options.pop("throttle", _NOT_GIVEN)
         if throttle is _NOT_GIVEN:
-            throttle = throttle_of(properties.get(THROTTLE_PROPERTY)) or getattr(task, "throttle", None)
-        if throttle:
+            throttle = _throttle_of(task) if retrying is None else throttle_of(_properties(retrying, THROTTLE_PROPERTY))
+        if throttle is not None:
             if not isinstance(throttle, Throttle):
-                raise ConfigurationError(f"throttle must be Throttle(...), not {throttle!r}")
+                raise ConfigurationError(f"throttle must be Throttle(...), or None for none, not {throttle!r}")
+            self._check_protocol(name, "throttle")
             key = throttle.key_of(name, getattr(task, "run", None), args, kwargs)
             options[THROTTLE_PROPERTY] = throttled(key, throttle)
         given = options.pop("unique", _NOT_GIVEN)
         on_conflict = options.pop("on_conflict", None)
         default = _default_of(task)
         if given is _NOT_GIVEN:
-            given = unique_of(properties.get(UNIQUE_PROPERTY)) or default
+            given = default if retrying is None else unique_of(_properties(retrying, UNIQUE_PROPERTY))
         if given is None:
             if on_conflict is not None:
                 raise ConfigurationError(
                     f"task {name} is sent with on_conflict={on_conflict!r}, but without a unique key: give unique, too"
                 )
             return self.of_celery(name, args, kwargs, *positional, **options)
+        self._check_protocol(name, "unique")
         unique = unique_for(given, default, on_conflict)
         key = unique.key_of(name, getattr(task, "run", None), args, kwargs)
-        return self._send(unique, Claiming(key, unique), name, args, kwargs, *positional, **options)
+        return self._send(unique, Claiming(key, unique), retrying, name, args, kwargs, *positional, **options)
 
-    def _properties(self, task_id: str | None) -> Mapping[str, Any]:
-        """Return the properties of the message of the task that sends this one as its retry; empty if none does."""
-        if not self._is_retry(task_id):
-            return {}
-        return self._app.current_worker_task.request.get("properties") or {}
+    def _check_protocol(self, name: str, option: str) -> None:
+        if self._app.conf.task_protocol == 1:
+            raise ConfigurationError(f"task {name} has the option {option}, which needs task_protocol = 2, not 1")
 
-    def _is_retry(self, task_id: str | None) -> bool:
-        """Return whether a task of this process sends itself again."""
-        task = self._app.current_worker_task
-        return task is not None and task_id is not None and task.request.id == task_id
+    def _retrying(self, options: Mapping[str, Any]) -> Context | None:
+        """Return the request of the task that sends itself again; None if this is no retry.
 
-    def _send(self, unique: Unique, claiming: Claiming, name: str, *given: Any, **options: Any) -> Any:
+        Source: Celery 5.7 `Task.signature_from_request`. `Task.replace` also sends a message with its own id.
+        """
+        task, task_id = self._app.current_worker_task, options.get("task_id")
+        if task is None or task_id is None or task.request.id != task_id:
+            return None
+        return task.request if (options.get("retries") or 0) > (task.request.retries or 0) else None
+
+    def _send(
+        self, unique: Unique, claiming: Claiming, retrying: Context | None, name: str, *given: Any, **options: Any
+    ) -> Any:
         add_to_parent = options.pop("add_to_parent", True)
         result = self.of_celery(name, *given, **options, **{UNIQUE_PROPERTY: claiming}, add_to_parent=False)
         offered = claiming.offered
@@ -137,8 +150,14 @@ class SendTask:
                 "delayq://"
             )
         was_new = offered.outcome == "stored"
-        if not was_new and (unique.on_conflict == "raise" or self._is_retry(options.get("task_id"))):
-            raise KeyHeld(claiming.claim.key, offered.task_id)  # Celery makes it the result of a task that retries
+        if not was_new and retrying is not None:
+            held = KeyHeld(claiming.claim.key, offered.task_id)
+            self._app.backend.mark_as_failure(
+                retrying.id, held, request=retrying, store_result=not retrying.ignore_result
+            )
+            raise held  # so Celery does not take it for sent
+        if not was_new and unique.on_conflict == "raise":
+            raise KeyHeld(claiming.claim.key, offered.task_id)
         if not was_new:
             self._give_up(name, options, offered.task_id)
             ignored = result.ignored

@@ -246,7 +246,10 @@ def offer_unique(
         )
         texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in more]
         if outcome == b"elsewhere":
-            there = QueueKeys.of(texts[0])
+            try:
+                there = QueueKeys.of(more[0].decode())
+            except UnicodeDecodeError:  # no list of ours
+                client.execute_command("HDEL", keys.holds, claim.unique(keys))
         elif outcome == b"stored":
             return Offered("stored", alone=bool(texts[0]), task_id=task_id)
         elif outcome == b"held":

@@ -19,6 +19,7 @@ from redis.retry import Retry
 
 from celery_delayq.cluster.redirection import refuse_cluster
 from celery_delayq.fetching.held import Held
+from celery_delayq.fetching.unique_keys import ended
 from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.connections import NOT_SERVING
@@ -148,6 +149,7 @@ class DelayedChannel(kombu_redis.Channel):
         due_ms, claiming, pace = due_ms_of(message), claiming_of(message), pace_of(message)
         if due_ms is not None:
             message["properties"][DUE_PROPERTY] = due_ms
+        if due_ms is not None or claiming is not None or pace is not None:
             message["properties"]["delivery_tag"] = _tag_of(message, due_ms)
         if claiming is not None or pace is not None:
             # At once, also in a batch: the caller asks what became of it.
@@ -423,14 +425,12 @@ class DelayedChannel(kombu_redis.Channel):
         return None if holder is None else holder.starts(delivery_tag, is_early=is_early)
 
     def ends(self, held: Held) -> None:
-        """Say that a task is done whose message was acknowledged as it started, see `Consumer.ends`.
-
-        Its list may not be consumed any more: then its unique key has an end.
-        """
-        for consumer in self._transport.consumers:
+        """Say that a task is done whose message was acknowledged as it started, see `Consumer.ends`."""
+        for consumer in () if self.closed else self._transport.consumers:
             if held.name in consumer.lists:
                 consumer.ends(held)
                 return
+        ended(held)
 
     def requeue(self, delivery_tag: str) -> None:
         """Put a fetched message to the back of its list."""
@@ -463,7 +463,7 @@ class DelayedChannel(kombu_redis.Channel):
         super()._after_fork()
 
 
-def _tag_of(message: dict[str, Any], due_ms: int) -> str:
+def _tag_of(message: dict[str, Any], due_ms: int | None) -> str:
     """Return a delivery tag that is the same each time the same message is published, unlike kombu's random one.
 
     So a publication that is repeated because its reply was lost offers the very same message, which is stored once.

@@ -34,8 +34,8 @@ def tell_about(message: Any, options: dict[str, Any], current: Callable[[], Any]
 
     def ends() -> None:
         channel = current()
-        if held is not None and isinstance(channel, DelayedChannel):
-            channel.ends(held)
+        if held is not None:
+            (channel if isinstance(channel, DelayedChannel) else message.channel).ends(held)
 
     for name in ("callback", "error_callback"):
         options[name] = _Then(options[name], ends)

@@ -101,7 +101,7 @@ def test_wrong_arguments(given: dict[str, Any], match: str) -> None:
 
 
 def test_a_wrong_option(app: Celery, waiting: DelayedQueue) -> None:
-    with pytest.raises(ConfigurationError, match=r"throttle must be Throttle\(...\), not '1/m'"):
+    with pytest.raises(ConfigurationError, match=r"throttle must be Throttle\(...\), or None for none, not '1/m'"):
         app.tasks["note"].apply_async(throttle="1/m")
 
 

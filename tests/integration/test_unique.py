@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery, chain, group
+from celery import Celery, Task, chain, group
 from celery.exceptions import TaskRevokedError
 
 from celery_delayq import ConfigurationError, DelayedQueue, KeyHeld, NotAllSent, Unique
@@ -202,12 +202,17 @@ class TestDecorated:
         assert app.delayq.waiting(alone.s(1)) is not None
         app.tasks.pop("alone")
 
-    def test_something_else_in_the_decorator(self, app: Celery, waiting: DelayedQueue) -> None:
-        @app.task(name="odd", unique=True, shared=False)
-        def odd() -> None: ...
+    def test_attributes_of_these_names_that_are_none_of_ours(self, app: Celery, waiting: DelayedQueue) -> None:
+        class Odd(Task):
+            name = "odd"
+            unique = True
 
-        with pytest.raises(ConfigurationError, match=r"unique must be a key or Unique"):
-            odd.delay()
+            def run(self) -> None: ...
+
+            def throttle(self) -> None: ...
+
+        odd = app.register_task(Odd())
+        assert len({odd.apply_async(countdown=600).id for _ in range(3)}) == waiting.size() == 3
         app.tasks.pop("odd")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -137,6 +138,24 @@ def test_a_worker_that_has_a_task_renews_its_key(
         lambda: is_free(app, "until_done") or broker_client.time()[0] > begun + 8, "it is free, or 8 s have passed"
     )
     assert not is_free(app, "until_done")
+
+
+def test_a_connection_is_lost_while_a_task_runs(
+    app: Celery, start: Any, ledger: Ledger, broker_client: redis.Redis
+) -> None:
+    """It was acknowledged as it started: its key is renewed, and given up, on the next connection."""
+    app.tasks["gated"].apply_async(unique=unique("until_done", ttl=3))
+    worker = start(pool="prefork", concurrency=1, transport={"lease": 2})
+    wait_until(lambda: ledger.runs(), "it runs")
+    for kind in ("normal", "pubsub"):
+        for client in (broker_client,) if not hasattr(broker_client, "masters") else ():
+            client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+    wait_until(lambda: worker.log.count("Connected to") > 1 or worker.log.count("connected.") > 3, "it is back")
+    begun = time.monotonic()
+    while time.monotonic() < begun + 6:
+        assert not is_free(app, "until_done")
+    open_gate(ledger)
+    wait_until(lambda: is_free(app, "until_done"), "it is done")
 
 
 @pytest.mark.parametrize("late", [False, True])

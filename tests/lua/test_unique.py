@@ -134,6 +134,42 @@ class TestOffer:
         mirrored.cancel("one")
         assert has_no_trace(mirrored)
 
+    @pytest.mark.parametrize("until", ["start", "done"])
+    @pytest.mark.parametrize("conflict", ["keep", "replace", "extend"])
+    def test_the_same_call_again_without_a_due_time(self, queue: DelayedQueue, until: str, conflict: str) -> None:
+        """It is in the broker list, or runs. Its next retry is another message."""
+        for _ in range(2):
+            assert offered(queue, "one", None, until=until, conflict=conflict).outcome == "stored"
+            assert queue.client.lrange("q", 0, -1) == [b"one"]
+        assert offered(queue, "one", None, until=until, turn=1).outcome == "stored"
+        assert queue.client.llen("q") == 2
+
+    @pytest.mark.parametrize("garbage", [b"", b"A" * 19, b"A" * 18 + b"w" + b"A" * 20, b"A" * 18 + b"r" + b"\0" * 18])
+    def test_records_that_somebody_else_wrote(self, mirrored: DelayedQueue, garbage: bytes) -> None:
+        for key in (KEY, *(str(number) for number in range(20))):
+            mirrored.client.hset(mirrored.keys.holds, unique_of(key, "q"), garbage)
+        for number in range(30):
+            assert offered(mirrored, str(number), 1, key=str(number), until="done").outcome == "stored"
+        for name in mirrored.client.hkeys(mirrored.keys.holds)[:10]:
+            mirrored.client.hset(mirrored.keys.holds, name, garbage)
+        assert mirrored.transfer(100).moved == 30
+        assert not mirrored.client.exists(*mirrored.keys.waiting)
+
+    def test_a_holder_that_waits_nowhere(self, queue: DelayedQueue) -> None:
+        head = codec.message_key("x") + b"\0dw" + bytes(16)
+        queue.client.hset(queue.keys.holds, unique_of(KEY, "q"), head + b"\0\2\xff\xfe" + b"id")
+        assert offered(queue, "one").outcome == "stored"
+        assert held_by(queue) == "one"
+
+    def test_records_of_tasks_that_vanished_go_with_time(self, queue: DelayedQueue) -> None:
+        for number in range(30):
+            offered(queue, str(number), key=str(number))
+        queue.client.delete(*queue.keys.waiting)
+        for number in range(30, 330):
+            offered(queue, str(number), key=str(number))
+            queue.cancel(str(number))
+        assert not queue.client.exists(queue.keys.holds)
+
     def test_an_id_that_waits_without_a_key(self, mirrored: DelayedQueue) -> None:
         mirrored.offer(b"plain", due_ms=LATER, message_id="one")
         assert offered(mirrored, "one") == Offered("repeated")

@@ -69,11 +69,14 @@ local function alone()
     return redis.call('ZCARD', timeout_set) == 1 and 1 or 0
 end
 
--- Records of which nobody said that their tasks are done: each call looks at two, so that they do not become many.
+-- Records that do not count any more: each call looks at two, so that they do not become many. One of a task that waits in
+-- another list cannot be checked here.
 for _, other in ipairs(redis.call('HRANDFIELD', holds, 2)) do
-    local old = other ~= unique and redis.call('HGET', holds, other)
-    if old and string.sub(old, HOLD_STATE, HOLD_STATE) == 'r' and struct.unpack('>I8', old, HOLD_END) <= now then
-        redis.call('HDEL', holds, other)
+    if other ~= unique then
+        local found = find_holder(holds, other, list, timeout_set, index, now)
+        if not found then
+            redis.call('HDEL', holds, other)
+        end
     end
 end
 
@@ -81,6 +84,8 @@ local holder = find_holder(holds, unique, its_list, its_timeout_set, its_index, 
 local is_mine = holder and holder.message_key == message_key
 if is_mine and waits_already(timeout_set, index, message_key, payload) then
     return {'stored', alone()}
+elseif is_mine and due == '' and holder.turn == turn and not holder.entry and not holder.elsewhere then
+    return {'stored', 0} -- it was sent to its broker list, and the caller has not had the reply
 end
 if holder and holder.elsewhere then
     return {'elsewhere', holder.list}

@@ -21,7 +21,9 @@ local push = side == 'RIGHT' and 'RPUSH' or 'LPUSH'
 
 -- Keys of another type fail here, before anything is changed.
 redis.call('LLEN', destination)
-redis.call('HLEN', holds)
+if holders ~= '' then
+    redis.call('HLEN', holds)
+end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local moved = 0

@@ -43,7 +43,9 @@ end
 redis.call('LLEN', in_flight)
 redis.call('LLEN', queue)
 redis.call('LLEN', dead_list)
-redis.call('HLEN', holds)
+if holders ~= '' then
+    redis.call('HLEN', holds)
+end
 if tonumber(score) > 0 then
     score = string.format('%.0f', -now)
     redis.call('ZREM', consumers, '') -- see renew.lua

@@ -106,7 +106,6 @@ redis.call('LLEN', queue)
 redis.call('HLEN', index)
 redis.call('ZCARD', repeated)
 redis.call('LLEN', dead_list)
-redis.call('HLEN', holds)
 local to_walk = redis.call('LLEN', delay_list)
 limit = most_entries(to_walk, limit)
 
@@ -144,6 +143,9 @@ while moved + dead < limit and bytes < MAX_BYTES do
     slices[#slices + 1] = #payloads
     slices[#slices + 1] = redis.call('ZSCORE', timeout_set, entries[1])
 
+    if next(uniques) then
+        redis.call('HLEN', holds)
+    end
     -- Remove first: if the server is out of memory, a script may add only after it has removed something.
     redis.call('ZREMRANGEBYRANK', timeout_set, 0, #entries - 1)
     if #garbage > 0 then

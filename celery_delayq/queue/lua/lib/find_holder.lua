@@ -1,16 +1,17 @@
 -- include: holds
 -- include: find_entry
 
--- Find who holds a unique key now: {id, list}, and if it waits in the list `list`, also {place, entry, due}. Return nil
+-- Find who holds a unique key now: {message_key, turn, list, id}, and if it waits in the list `list`, also {place, entry, due}. Return nil
 -- if nobody does. If it may wait in another list, only `elsewhere` is set.
 local function find_holder(holds, unique, list, timeout_set, index, now)
-    local hold = redis.call('HGET', holds, unique)
+    local hold = read_hold(holds, unique)
     if not hold then
         return nil
     end
     local size = struct.unpack('>I2', hold, HOLD_LIST)
     local holder = {
         message_key = holder_of(hold),
+        turn = string.sub(hold, HOLD_TURN, HOLD_TURN),
         list = string.sub(hold, HOLD_LIST + 2, HOLD_LIST + 1 + size),
         id = string.sub(hold, HOLD_LIST + 2 + size),
     }

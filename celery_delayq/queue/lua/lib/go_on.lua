@@ -4,7 +4,7 @@
 -- message key and its turn. Return 1 if it gave up its unique key, otherwise 0: it holds it for longer, or does not hold
 -- it, or its next retry does.
 local function go_on(holds, unique, holder, what, now)
-    local hold = redis.call('HGET', holds, unique)
+    local hold = read_hold(holds, unique)
     if not hold or string.sub(hold, HOLD_KEY, HOLD_TURN) ~= holder or string.sub(hold, HOLD_STATE, HOLD_STATE) ~= 'r' then
         return 0
     end

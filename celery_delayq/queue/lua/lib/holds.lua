@@ -6,13 +6,21 @@
 -- when that is (8, ms; 0 while it waits); the size of the name of its broker list (2 bytes), and that name; its task id.
 local HOLD_KEY, HOLD_TURN, HOLD_UNTIL, HOLD_STATE, HOLD_TTL, HOLD_END, HOLD_LIST = 1, 17, 18, 19, 20, 28, 36
 
+-- Return a hold, or nil if there is none. What is none of ours counts as none.
+local function read_hold(holds, unique)
+    local hold = unique and redis.call('HGET', holds, unique)
+    if hold and #hold > HOLD_LIST + 1 and #hold > HOLD_LIST + 1 + struct.unpack('>I2', hold, HOLD_LIST) then
+        return hold
+    end
+end
+
 local function holder_of(hold)
     return string.sub(hold, HOLD_KEY, HOLD_KEY + KEY_SIZE - 1)
 end
 
 -- Give up the unique key of a task that does not run any more, if it still holds it.
 local function give_up(holds, unique, message_key)
-    local hold = unique and redis.call('HGET', holds, unique)
+    local hold = read_hold(holds, unique)
     if hold and holder_of(hold) == message_key then
         redis.call('HDEL', holds, unique)
     end
@@ -20,7 +28,7 @@ end
 
 -- Say that a task has left its delayed queue for its broker list: it gives up its unique key, or holds it for longer.
 local function leave_queue(holds, unique, message_key, now)
-    local hold = unique and redis.call('HGET', holds, unique)
+    local hold = read_hold(holds, unique)
     if not hold or holder_of(hold) ~= message_key then
         return
     end
