@@ -511,7 +511,11 @@ class Consumer:
             held = self._held.pop(tag, None) if tag not in self.owed else None
             if held is not None:
                 back[tag] = Departure(held, "front", self.redelivery.put_back(held.message))
-        self._leave(dict(sorted(back.items(), key=lambda item: item[1].held.name)))
+        back = dict(sorted(back.items(), key=lambda item: item[1].held.name))
+        if self._is_retired:
+            self.owed.update(back)
+        else:  # also while an answer is late: whoever closes a channel may wait for the server
+            self._departures.leave(self.client, back)
 
     def reconcile(self, client: redis.Redis | None = None) -> bool:
         """Put back every message that is in flight but not held.

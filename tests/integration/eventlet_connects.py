@@ -8,12 +8,12 @@ eventlet.monkey_patch()
 
 import sys  # noqa: E402
 import threading  # noqa: E402
-import time  # noqa: E402
 
 from celery import Celery  # noqa: E402
 
 from celery_delayq import DelayQ  # noqa: E402
 from celery_delayq.fetching.native import opened, start_native_thread  # noqa: E402
+from tests.support import wait_until  # noqa: E402
 
 EACH, NATIVE, GREEN = 20, 2, 3
 
@@ -36,9 +36,7 @@ def main(url: str) -> None:
             start_native_thread(connect)
         for _ in range(GREEN):
             threading.Thread(target=connect, daemon=True).start()
-        until = time.monotonic() + 30
-        while len(done) < EACH * (NATIVE + GREEN) and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_until(lambda: len(done) >= EACH * (NATIVE + GREEN), "all have connected")
         print(len(done))
         sys.stdout.flush()
 
