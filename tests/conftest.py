@@ -16,7 +16,7 @@ from tests import brokers
 from tests.brokers import ClusterServer, Server
 from tests.redis_cluster import servers as cluster_servers
 from tests.redis_cluster.servers import Cluster
-from tests.support import servers, without_server
+from tests.support import missing, servers
 
 # A shell without job control starts what runs in its background with SIGINT ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -91,7 +91,7 @@ def redis_server() -> Iterator[PrivateRedis]:
     try:
         server = PrivateRedis()
     except ServerNotFound as error:
-        without_server(str(error))
+        missing(str(error))
     with server:
         yield server
 
@@ -105,7 +105,7 @@ def whole_cluster() -> Iterator[Cluster]:
     try:
         server = find_server()
     except ServerNotFound as error:
-        without_server(str(error))
+        missing(str(error))
     with cluster_servers.cluster(server=server, settings=("--cluster-node-timeout", "15000")) as cluster:
         yield cluster
 
@@ -154,6 +154,6 @@ def durable_server() -> Iterator[PrivateRedis]:
 def any_redis_server(request: pytest.FixtureRequest) -> Iterator[PrivateRedis]:
     """Each kind of Redis on this machine in turn, for what may depend on the version."""
     if request.param is None:
-        without_server("no Redis server on this machine")
+        missing("no Redis server on this machine")
     with PrivateRedis(server=servers()[request.param]) as server:
         yield server

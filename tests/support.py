@@ -24,8 +24,8 @@ def servers() -> dict[str, Path]:
         return {}
 
 
-def without_server(reason: str) -> NoReturn:
-    """Skip the test for want of a server, except in CI, where that is a failure."""
+def missing(reason: str) -> NoReturn:
+    """Skip the test for want of a server or a tool, except in CI, where that is a failure."""
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)

@@ -10,7 +10,7 @@ from examples.private_redis import PrivateRedis, ServerNotFound, find_server
 from tests.brokers import ClusterServer, Server, emptied, url_of
 from tests.integration.conftest import ledger, ledger_url
 from tests.redis_cluster import servers as cluster_servers
-from tests.support import without_server
+from tests.support import missing
 
 __all__ = [
     "broker",
@@ -39,7 +39,7 @@ def durable_cluster(replicas: int) -> Iterator[ClusterServer]:
     try:
         server = find_server()
     except ServerNotFound as error:
-        without_server(str(error))
+        missing(str(error))
     durable = ("--appendonly", "yes", "--appendfsync", "always")
     timeout = ("--cluster-node-timeout", str(round(_NODE_TIMEOUT_S * 1000)))
     with cluster_servers.cluster(replicas=replicas, server=server, settings=(*durable, *timeout)) as cluster:

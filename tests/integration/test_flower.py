@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from tests.support import wait_until
+from tests.support import missing, wait_until
 from tests.worker_app import publisher
 from tests.workers import CeleryCommand, Worker
 
@@ -24,9 +24,6 @@ pytestmark = pytest.mark.on_cluster
 #: Where `make setup` and tox install Flower and celery-exporter.
 MONITORS = Path(sys.prefix, "monitors")
 
-if not Path(MONITORS, "flower").exists():
-    pytest.skip("Flower is not installed (dependency group `flower`)", allow_module_level=True)
-
 ETA = datetime(2040, 1, 1, tzinfo=timezone.utc)
 
 
@@ -34,6 +31,8 @@ class Flower:
     """A `celery flower` process, and what its pages and its API answer; options are those of `celery`."""
 
     def __init__(self, *options: str, broker: str, ledger: str) -> None:
+        if not Path(MONITORS, "flower").exists():
+            missing("no Flower: `make setup` installs it (dependency group `flower`)")
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"

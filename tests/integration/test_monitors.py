@@ -23,7 +23,7 @@ from celery import Celery
 from examples.private_redis import PrivateRedis
 from tests.integration.test_flower import MONITORS, Flower, scheduled
 from tests.ledger import Ledger
-from tests.support import wait_until
+from tests.support import missing, wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
@@ -80,7 +80,7 @@ def test_flower_with_a_redis_url_shows_queues_tasks_and_etas_and_revokes(
 def exporter(broker: str, tmp_path: Path) -> Iterator[str]:
     """A celery-exporter; the URL of its metrics."""
     if not Path(MONITORS, "src").exists():
-        pytest.skip("celery-exporter is not installed (dependency group `monitors`)")
+        missing("no celery-exporter: `make setup` installs it (dependency group `monitors`)")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     # As its image does; the package from PyPI has no command.

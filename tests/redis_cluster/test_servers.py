@@ -9,15 +9,15 @@ import redis
 
 from tests.redis_cluster import servers
 from tests.redis_cluster.servers import Cluster, slot_of
+from tests.support import missing, wait_until
 from tests.support import servers as available
-from tests.support import wait_until, without_server
 
 
 @pytest.fixture(params=available() or [None])
 def any_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster of each kind of Redis on this machine in turn, with a replica for each master."""
     if request.param is None:
-        without_server("no Redis server on this machine")
+        missing("no Redis server on this machine")
     with servers.cluster(replicas=1, server=available()[request.param]) as cluster:
         yield cluster
 

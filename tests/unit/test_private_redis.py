@@ -16,7 +16,7 @@ import redis
 
 from examples import private_redis
 from examples.private_redis import PrivateRedis, ServerNotFound, available_servers, find_server, name_and_version
-from tests.support import servers, wait_until, without_server
+from tests.support import missing, servers, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -127,7 +127,7 @@ class TestPrivateRedis:
     @pytest.fixture(autouse=True)
     def _server_needed(self) -> None:
         if not servers():
-            without_server("no Redis server on this machine")
+            missing("no Redis server on this machine")
 
     @pytest.fixture
     def durable(self) -> Iterator[PrivateRedis]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from playwright.sync_api import Page
 
-from tests.web.chromium import missing
+from tests.support import missing
 from tests.web.visit import WITHOUT_SCRIPTS
 
 #: WCAG 2.1 A and AA.

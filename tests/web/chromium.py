@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
 
-import pytest
 from playwright.sync_api import Browser, sync_playwright
+
+from tests.support import missing
 
 #: Chromium's own connections to the internet are off.
 _FLAGS = (
@@ -19,13 +18,6 @@ _FLAGS = (
 
 #: Time limit of one step in the browser, in ms: for a machine with much else to do.
 STEP_TIMEOUT_MS = 30_000
-
-
-def missing(reason: str) -> NoReturn:
-    """Skip the test for want of a tool, except in CI, where that is a failure."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def find_chromium() -> str:
