@@ -22,10 +22,8 @@ STEP_TIMEOUT_MS = 30_000
 
 def find_chromium() -> str:
     """Return the path of Chromium; without one, skip the test or fail it."""
-    for command in ("chromium", "chromium-browser", "google-chrome"):
-        if path := shutil.which(command):
-            return path
-    missing("no Chromium (apt-get install chromium)")
+    paths = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+    return next(paths, None) or missing("no Chromium (apt-get install chromium)")
 
 
 @contextmanager
