@@ -6,19 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 from celery_delayq.inspector.away import Lost
-from celery_delayq.inspector.broker_lists import BrokerLists
-from celery_delayq.inspector.pages import MOST_EXAMINED, Criteria, Page, cursor_behind, due_of, page
-from celery_delayq.inspector.task import ScheduledTask
+from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.inspector.pages import MOST_EXAMINED, Criteria, Part, cursor_behind, due_of, entries
 from celery_delayq.messages import with_eta
+from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.entry import Entry
 from celery_delayq.times import Time, aware, to_ms
 
 #: What can be done to many tasks.
 Action = Literal["cancel", "reschedule", "run_now"]
+
+#: An entry, and the list that it waits for.
+Waiting: TypeAlias = tuple[BrokerList, Entry]
 
 
 @dataclass(frozen=True)
@@ -58,55 +62,54 @@ def change_some(
         raise TypeError("give an eta to reschedule" if eta is None else f"{action} takes no eta")
     change = _cancel if action == "cancel" else partial(_release, eta=None)
     if eta is None:
-        found = page(lists, criteria, limit, cursor, partial=True)
+        part = entries(lists, criteria, limit, cursor)
     else:
         due_ms, text = to_ms(eta, "eta"), aware(eta, "eta").isoformat()
-        found = _not_due_at(due_ms, lists, criteria, limit, cursor)
+        part = _not_due_at(due_ms, lists, criteria, limit, cursor)
         is_over = due_ms <= lists.now_ms()
         change = partial(_release, eta=text) if is_over else partial(_amend, eta=text, due_ms=due_ms)
     changed = late = refused = 0
-    lost = found.lost
-    tasks_by_list = groupby(sorted(found, key=lambda task: task.broker_list), key=lambda task: task.broker_list)
-    for name, group in tasks_by_list:
-        tasks = list(group)
-        broker_list = lists.parse(name)
+    lost = part.lost
+    found = sorted(part.found, key=lambda one: one[0].name)
+    for broker_list, group in groupby(found, key=lambda one: one[0]):
+        waiting = [entry for _, entry in group]
         try:
-            done = change(lists.delayed_queue(broker_list), tasks)
+            done = change(lists.delayed_queue(broker_list), waiting)
         except CONNECTION_ERRORS as exc:
             lost |= Lost((lists.lose(broker_list, exc),))
             continue
         changed += sum(done)
         late += len(done) - sum(done)
-        refused += len(tasks) - len(done)
-    return Chunk(changed, late, found.examined, found.cursor, lost, refused)
+        refused += len(waiting) - len(done)
+    return Chunk(changed, late, part.examined, part.cursor, lost, refused)
 
 
-def _not_due_at(due_ms: int, lists: BrokerLists, criteria: Criteria, limit: int, cursor: str | None) -> Page:
-    """Return a page without the tasks that are due at a time, without examining them: they may be all that waits."""
+def _not_due_at(due_ms: int, lists: BrokerLists, criteria: Criteria, limit: int, cursor: str | None) -> Part[Waiting]:
+    """Return a page without what is due at a time, without examining that: it may be all that waits."""
     if criteria.due_to_ms is not None and criteria.due_to_ms < due_ms:
-        return page(lists, criteria, limit, cursor, partial=True)
-    found = Page((), None)
+        return entries(lists, criteria, limit, cursor)
+    part: Part[Waiting] = Part((), None)
     last_ms = None if cursor is None else due_of(cursor)
     if last_ms is None or last_ms < due_ms:
-        found = page(lists, replace(criteria, due_to_ms=due_ms - 1), limit, cursor, partial=True)
-        if found.cursor is not None:
-            return found
+        part = entries(lists, replace(criteria, due_to_ms=due_ms - 1), limit, cursor)
+        if part.cursor is not None:
+            return part
     behind = cursor if last_ms is not None and last_ms > due_ms else cursor_behind(due_ms)
-    if len(found) == limit or found.examined >= MOST_EXAMINED:
-        return replace(found, cursor=behind)
-    rest = page(lists, criteria, limit - len(found), behind, MOST_EXAMINED - found.examined, partial=True)
-    return Page((*found, *rest), rest.cursor, found.examined + rest.examined, found.lost | rest.lost)
+    if len(part.found) == limit or part.examined >= MOST_EXAMINED:
+        return replace(part, cursor=behind)
+    rest = entries(lists, criteria, limit - len(part.found), behind, MOST_EXAMINED - part.examined)
+    return Part((*part.found, *rest.found), rest.cursor, part.examined + rest.examined, part.lost | rest.lost)
 
 
-def _cancel(queue: DelayedQueue, tasks: Sequence[ScheduledTask]) -> list[bool]:
-    return queue.remove([task.entry for task in tasks])
+def _cancel(queue: DelayedQueue, waiting: Sequence[Entry]) -> list[bool]:
+    return queue.remove(waiting)
 
 
-def _release(queue: DelayedQueue, tasks: Sequence[ScheduledTask], *, eta: str | None) -> list[bool]:
-    return queue.release([(task.entry, with_eta(task.entry.payload, eta, None)) for task in tasks])
+def _release(queue: DelayedQueue, waiting: Sequence[Entry], *, eta: str | None) -> list[bool]:
+    return queue.release([(entry, with_eta(entry.payload, eta, None)) for entry in waiting])
 
 
-def _amend(queue: DelayedQueue, tasks: Sequence[ScheduledTask], *, eta: str, due_ms: int) -> list[bool]:
-    """Return an answer for each task that can be amended."""
-    ours = [task.entry for task in tasks if task.offered is not None]
+def _amend(queue: DelayedQueue, waiting: Sequence[Entry], *, eta: str, due_ms: int) -> list[bool]:
+    """Return an answer for each entry that can be amended."""
+    ours = [entry for entry in waiting if OfferId.from_bytes(entry.id) is not None]
     return queue.amend_many([(entry, with_eta(entry.payload, eta, due_ms)) for entry in ours], due_ms=due_ms)

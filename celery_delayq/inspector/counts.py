@@ -127,9 +127,11 @@ def _ask(
             pipe.get(keys.transferrer)
             pipe.zrange(keys.consumers, 0, -1)
         replies = iter(execute(lists.asking, pipe))
+    asked = {broker_list: [next(replies) for _ in range(7)] for broker_list in found}
+    due_of = ask_due(lists, [broker_list for broker_list, (_, delayed, *_) in asked.items() if delayed], edges)
     answers, holders, losses = {}, {}, []
-    for broker_list, due in ask_due(lists, found, edges).items():
-        numbers = [next(replies) for _ in range(7)]
+    for broker_list, numbers in asked.items():
+        due = due_of.get(broker_list, [0] * (len(edges) + 1))
         if errors := [reply for reply in numbers if isinstance(reply, Exception)]:
             losses.append(lists.lose(broker_list, errors[0]))
             continue

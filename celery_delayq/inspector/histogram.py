@@ -53,7 +53,7 @@ class Histogram:
 def histogram(
     lists: BrokerLists, start_ms: int, span_s: float, buckets: int, *, queue: str | None = None, partial: bool = False
 ) -> Histogram:
-    """Count due times in a window; see `DelayQ.histogram`. One pipeline with a script for each list.
+    """Count due times in a window; see `DelayQ.histogram`. A script for each list in which something waits.
 
     Raises:
         NodesAway: nodes of a cluster are away, and `partial` is False.
@@ -67,9 +67,9 @@ def histogram(
     if queue is not None and not isinstance(queue, str):
         raise TypeError(f"queue must be a name as a str, not {queue!r}")
     edges = edges_of(start_ms, span_s, buckets)
-    known, lost = lists.known(*(() if queue is None else (queue,)))
+    waiting, lost = lists.waiting(*(() if queue is None else (queue,)))
     now_ms = lists.now_ms()
-    due = ask_due(lists, known, edges)
+    due = ask_due(lists, waiting, edges)
     for broker_list, numbers in due.items():
         if isinstance(numbers, Exception):
             lost |= Lost((lists.lose(broker_list, numbers),))
@@ -101,6 +101,8 @@ def ask_due(
     lists: BrokerLists, known: Sequence[BrokerList], edges: Sequence[int]
 ) -> dict[BrokerList, list[int] | Exception]:
     """Return for each list how many entries are due before the buckets, in each of them, and after; see `spread.lua`.
+
+    Leave out lists in which nothing waits: the edges are sent once for each.
 
     On a cluster, it is the error of the list's node if that is away.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from celery_delayq.inspector.away import Lost, LostQueue, NodesAway
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
@@ -16,6 +16,8 @@ from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.entry import Entry, Position
 from celery_delayq.queue.scripts import MAX_PAGE
 from celery_delayq.times import Time, to_ms
+
+T = TypeVar("T")
 
 #: Maximum number of tasks that one page examines. If nothing matches, the page ends there, with a cursor to continue.
 MOST_EXAMINED = 10_000
@@ -143,6 +145,21 @@ class Page:
 
 
 @dataclass(frozen=True)
+class Part(Generic[T]):
+    """The same for callers who want something else than descriptions of tasks; see `Page`.
+
+    Attributes:
+        found: what was kept of the matching entries.
+        cursor, examined, lost: see `Page`.
+    """
+
+    found: tuple[T, ...]
+    cursor: str | None
+    examined: int = 0
+    lost: Lost = field(default_factory=Lost)
+
+
+@dataclass(frozen=True)
 class _Cursor:
     """The last task that was seen. Tasks that are due at the same time are ordered by the names of their lists."""
 
@@ -195,6 +212,48 @@ def page(
         TypeError: `limit` is not a whole number, or `cursor` is not a string.
         ValueError: `limit` is out of range, or `cursor` is not the cursor of a page.
     """
+    now_ms = lists.now_ms()
+
+    def keep(broker_list: BrokerList, entry: Entry) -> ScheduledTask | None:
+        task = scheduled_task(entry, broker_list, now_ms)
+        return task if criteria.matches(task) else None
+
+    part = _part(lists, criteria, limit, cursor, most_examined, keep, partial=partial)
+    return Page(part.found, part.cursor, part.examined, part.lost)
+
+
+def entries(
+    lists: BrokerLists, criteria: Criteria, limit: int, cursor: str | None, most_examined: int = MOST_EXAMINED
+) -> Part[tuple[BrokerList, Entry]]:
+    """Return the entries of a page, with their lists. Messages are decoded only if the criteria ask for it.
+
+    Queues whose nodes of a cluster are away are left out. Arguments and errors are those of `page`.
+    """
+
+    def keep(broker_list: BrokerList, entry: Entry) -> tuple[BrokerList, Entry] | None:
+        matches = not criteria.is_search or criteria.matches(scheduled_task(entry, broker_list, entry.due_ms))
+        return (broker_list, entry) if matches else None
+
+    return _part(lists, criteria, limit, cursor, most_examined, keep, partial=True)
+
+
+def _part(
+    lists: BrokerLists,
+    criteria: Criteria,
+    limit: int,
+    cursor: str | None,
+    most_examined: int,
+    keep: Callable[[BrokerList, Entry], T | None],
+    *,
+    partial: bool,
+) -> Part[T]:
+    """Return what `keep` returns for the entries of a page, without None; see `page`.
+
+    Raises:
+        NodesAway: nodes of a cluster are away, and `partial` is False.
+        TypeError: `limit` is not a whole number, or `cursor` is not a string.
+        ValueError: `limit` is out of range, or `cursor` is not the cursor of a page.
+    """
     if type(limit) is not int:
         raise TypeError(f"limit must be a whole number, not {limit!r}")
     if not 1 <= limit <= MAX_PAGE:
@@ -205,26 +264,25 @@ def page(
     if not partial:
         lost.check()
     losses: list[LostQueue] = []
-    streams = [_stream(lists, found, criteria, last, read, losses) for found in waiting]
-    now_ms = lists.now_ms()
-    tasks: list[ScheduledTask] = []
+    streams = [_stream(lists, one, criteria, last, read, losses) for one in waiting]
+    found: list[T] = []
     examined = size = 0
     for step in heapq.merge(*streams, key=lambda step: (step.entry.due_ms, step.broker_list.name)):
-        if last is not None and (len(tasks) == limit or examined >= most_examined or size >= _MOST_BYTES):
+        if last is not None and (len(found) == limit or examined >= most_examined or size >= _MOST_BYTES):
             more = last.encode()
             break
         examined += step.examined
         last = _Cursor(step.broker_list.name, step.entry.position)
-        task = scheduled_task(step.entry, step.broker_list, now_ms)
-        if criteria.matches(task):
-            tasks.append(task)
-            size += task.size
+        kept = keep(step.broker_list, step.entry)
+        if kept is not None:
+            found.append(kept)
+            size += len(step.entry.payload)
     else:
         more = None
     lost |= Lost(tuple(losses))
     if not partial:
         lost.check()
-    return Page(tuple(tasks), more, examined, lost)
+    return Part(tuple(found), more, examined, lost)
 
 
 @dataclass(frozen=True)

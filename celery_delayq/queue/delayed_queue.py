@@ -327,12 +327,11 @@ class DelayedQueue:
         """
         if codec.OfferId.from_bytes(entry.id) is None:
             raise ValueError("cannot amend an entry that another program offered")
-        return scripts.amend(self.writer, self.keys, entry=entry.raw, due_ms=due_ms, payload=payload)
+        (due,) = scripts.amend(self.writer, self.keys, due_ms=due_ms, messages=[(entry.raw, payload)])
+        return due
 
     def amend_many(self, messages: Sequence[tuple[Entry, bytes]], *, due_ms: int) -> list[bool]:
-        """Give waiting messages one new due time, and each its new payload; see `amend`. Atomic only for each message.
-
-        One round trip per hundred; each call on the server changes one message.
+        """Give waiting messages one new due time, and each its new payload; see `amend`. One atomic script per fifty.
 
         Args:
             messages: entries that this package offered, as they were read, each with the new payload.
@@ -348,7 +347,9 @@ class DelayedQueue:
             raise ValueError("cannot amend an entry that another program offered")
         return in_batches(
             [(entry.raw, payload) for entry, payload in messages],
-            lambda batch: scripts.amend_many(self.writer, self.keys, due_ms=due_ms, messages=batch),
+            lambda batch: [
+                due is not None for due in scripts.amend(self.writer, self.keys, due_ms=due_ms, messages=batch)
+            ],
         )
 
     def remove(self, entries: Sequence[Entry]) -> list[bool]:

@@ -461,33 +461,21 @@ def release(client: redis.Redis, keys: QueueKeys, *, messages: Sequence[tuple[by
     return [bool(one) for one in moved]
 
 
-def amend(client: redis.Redis, keys: QueueKeys, *, entry: bytes, due_ms: int | None, payload: bytes) -> int | None:
-    """Change an entry; see `amend.lua`. Returns its due time, or None if it is no longer as it was read."""
-    due = load("amend").run(client, *amend_call(keys, entry=entry, due_ms=due_ms, payload=payload))
-    return None if due is None else int(due)
+#: Maximum number of entries that one call of `amend` changes.
+MAX_AMENDED = 50
 
 
-def amend_many(
-    client: redis.Redis, keys: QueueKeys, *, due_ms: int, messages: Sequence[tuple[bytes, bytes]]
-) -> list[bool]:
-    """Change entries, each given as it was read, with its new payload; one round trip, and one call for each.
+def amend(
+    client: redis.Redis, keys: QueueKeys, *, due_ms: int | None, messages: Sequence[tuple[bytes, bytes]]
+) -> list[int | None]:
+    """Change entries, each given as it was read, with its new payload; see `amend.lua`.
 
-    Returns for each whether it was changed.
-
-    Raises:
-        redis.RedisError: the error of the first call that failed. The others were executed.
+    Returns for each of the first ones its due time, or None if it is no longer as it was read: at most for
+    `MAX_AMENDED`, and fewer while the delay list is in use.
     """
-    calls = [amend_call(keys, entry=entry, due_ms=due_ms, payload=payload) for entry, payload in messages]
-    replies = load("amend").run_each(client, calls)
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return [reply is not None for reply in replies]
-
-
-def amend_call(keys: QueueKeys, *, entry: bytes, due_ms: int | None, payload: bytes) -> Call:
-    """Return keys and arguments of `amend.lua`, for `run` or for a pipeline."""
-    return keys.waiting, (entry, "" if due_ms is None else due_ms, payload, keys.channel)
+    args = [part for message in messages[:MAX_AMENDED] for part in message]
+    dues = load("amend").run(client, keys.waiting, (keys.channel, "" if due_ms is None else due_ms, *args))
+    return [int(due) if due else None for due in dues]
 
 
 def tidy(client: redis.Redis, keys: QueueKeys, *, places: Sequence[bytes]) -> tuple[int, int]:

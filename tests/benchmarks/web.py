@@ -44,8 +44,9 @@ def run(scale: Scale) -> Report:
         notes=["The time is that of `Site.handle`: all but HTTP itself."],
     )
     with PrivateRedis() as server, server.client() as client:
-        app = make_app(broker_url(OURS, server.port))
-        _fill(app, client, scale.web_tasks)
+        with make_app(broker_url(OURS, server.port)) as filling:
+            _fill(filling, client, scale.web_tasks)
+        app = make_app(broker_url(OURS, server.port))  # another one, which does not know what copies were made of
         client.config_set("slowlog-log-slower-than", 500)
         client.config_set("slowlog-max-len", 10_000)
         client.slowlog_reset()

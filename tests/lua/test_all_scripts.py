@@ -56,7 +56,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "retire": ({"names": []}, 1),
     "settle": ({"retired": []}, 1),
     "tidy": ({"places": []}, [0, 0]),
-    "amend": ({"entry": b"", "due_ms": 1, "payload": b""}, b"1"),
+    "amend": ({"due_ms": 1, "messages": []}, []),
     "renew": ({"consumer": "me", "lease_ms": 1, "join": True}, [b"1000", [1], [1]]),
     "fetch": ({"consumer": "me", "limit": 1}, []),
     "put_back": ({"consumer": "me", "messages": []}, 0),

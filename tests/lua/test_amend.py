@@ -153,6 +153,31 @@ class TestAmend:
             one_queue.amend(one_queue.peek()[0], b"new", due_ms=1)
 
 
+class TestAmendMany:
+    def test_says_of_each_whether_it_was_changed(self, queue: DelayedQueue) -> None:
+        for number in range(120):
+            offer(queue, str(number), FAR + number)
+        pairs = [(entry, entry.payload + b"!") for entry in queue.page(limit=1000)]
+        for number in (0, 7, 119):
+            queue.cancel(str(number))
+        changed = [number not in (0, 7, 119) for number in range(120)]
+        assert queue.amend_many(pairs, due_ms=FAR + 500) == changed
+        assert {entry.payload for entry in queue.peek(200)} == {
+            b"%d!" % number for number in range(120) if changed[number]
+        }
+        assert queue.count(due_from_ms=FAR + 500, due_to_ms=FAR + 500) == queue.size() == 117
+        assert queue.amend_many([], due_ms=1) == []
+
+    def test_refuses_all_if_redisson_offered_one(self, one_queue: DelayedQueue) -> None:
+        offer(one_queue, "a")
+        seed(one_queue, {codec.pack(bytes(8), b"java"): FAR})
+        with (
+            nothing_changes(one_queue.client),
+            pytest.raises(ValueError, match="cannot amend an entry that another program offered"),
+        ):
+            one_queue.amend_many([(entry, b"new") for entry in one_queue.peek(2)], due_ms=1)
+
+
 class TestRemove:
     def test_of_any_shape(self, queue: DelayedQueue) -> None:
         old = bytes(8) + (3).to_bytes(8, "little") + b"old"
@@ -196,8 +221,9 @@ class TestBatches:
         [
             lambda queue, entries: queue.remove(entries),
             lambda queue, entries: queue.release([(entry, b"new") for entry in entries]),
+            lambda queue, entries: queue.amend_many([(entry, b"new") for entry in entries], due_ms=1),
         ],
-        ids=["remove", "release"],
+        ids=["remove", "release", "amend_many"],
     )
     def test_no_call_walks_far_in_redissons_delay_list(
         self, one_queue: DelayedQueue, change_all: Callable[[DelayedQueue, list[Entry]], list[bool]]
@@ -210,7 +236,8 @@ class TestBatches:
         assert change_all(one_queue, entries) == [True] * 100
         scripts_run = calls(one_queue.client, "evalsha")
         assert 10 <= scripts_run <= 12, "20,000 steps a call, 2,000 an entry"
-        assert one_queue.client.llen(one_queue.keys.delay_list) == 1_900
+        assert one_queue.client.llen(one_queue.keys.delay_list) == one_queue.size()
+        assert one_queue.size() == one_queue.count(due_from_ms=1, due_to_ms=1) + 1_900
 
     def test_large_messages_are_not_sent_together(self, one_queue: DelayedQueue) -> None:
         for number in range(6):
