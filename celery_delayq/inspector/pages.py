@@ -29,6 +29,9 @@ _MOST_BYTES = 32 * 1024 * 1024
 #: millisecond.
 _READ, _SEARCHED = 100, 200
 
+#: One call reads at least so many, however many lists a page has to be collected from.
+_LEAST_READ = 20
+
 
 @dataclass(frozen=True)
 class Criteria:
@@ -259,8 +262,9 @@ def _part(
     if not 1 <= limit <= MAX_PAGE:
         raise ValueError(f"limit must be 1 to {MAX_PAGE}, not {limit!r}")
     last = None if cursor is None else _Cursor.decode(cursor)
-    read = min(most_examined, _SEARCHED) if criteria.is_search else min(limit + 1, _READ)
     waiting, lost = lists.waiting(*criteria.queues)
+    share = max(limit // max(1, len(waiting)), _LEAST_READ)  # each list has about so many of them
+    read = min(most_examined, _SEARCHED) if criteria.is_search else min(limit + 1, share + 1, _READ)
     if not partial:
         lost.check()
     losses: list[LostQueue] = []

@@ -331,7 +331,7 @@ class DelayedQueue:
         return due
 
     def amend_many(self, messages: Sequence[tuple[Entry, bytes]], *, due_ms: int) -> list[bool]:
-        """Give waiting messages one new due time, and each its new payload; see `amend`. One atomic script per fifty.
+        """Give waiting messages one new due time, and each its new payload; see `amend`. One atomic script per 25.
 
         Args:
             messages: entries that this package offered, as they were read, each with the new payload.

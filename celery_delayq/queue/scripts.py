@@ -462,7 +462,7 @@ def release(client: redis.Redis, keys: QueueKeys, *, messages: Sequence[tuple[by
 
 
 #: Maximum number of entries that one call of `amend` changes.
-MAX_AMENDED = 50
+MAX_AMENDED = 25
 
 
 def amend(

@@ -141,8 +141,8 @@ class TestChunks:
             action, queue="celery", **({"eta": SOON + timedelta(days=50_000)} if action == "reschedule" else {})
         )
         assert (chunk.changed, chunk.examined) == (1000, 1000)
-        # Eleven pages, and calls for fifty or a hundred tasks each.
-        assert calls(waiting.client, "evalsha") <= (20 if action == "reschedule" else 10) + 12
+        # Eleven pages, and calls for 25 or a hundred tasks each.
+        assert calls(waiting.client, "evalsha") <= (40 if action == "reschedule" else 10) + 12
         assert waiting.size() == (3_000 if action == "reschedule" else 2_000)
 
 

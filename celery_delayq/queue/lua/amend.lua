@@ -9,7 +9,7 @@ KEYS[3] repeated      ZSET, see offer.lua
 KEYS[4] delay list    LIST
 ARGV[1] channel       of Redisson
 ARGV[2] due           unix time in ms, or '' for now
-ARGV    then entry, one of ours as it was read, and its payload, in turns, at most 50 of each
+ARGV    then entry, one of ours as it was read, and its payload, in turns, at most 25 of each
 
 Returns for each entry the due time in ms, or '' if it no longer waited.
 
