@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         InvalidEta,
         InvalidExport,
         InvalidSchedule,
+        KeyHeld,
         LeaseLost,
         NotAllSent,
         UnknownEntry,
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
     from celery_delayq.queue.entry import Entry
     from celery_delayq.schedule.api import Schedule
     from celery_delayq.schedule.periodic_task import PeriodicTask
+    from celery_delayq.throttle import Throttle
     from celery_delayq.transport import register
     from celery_delayq.transport.replicas import NotReplicated
+    from celery_delayq.unique import Unique
 
 __all__ = [
     "Chunk",
@@ -61,6 +64,7 @@ __all__ = [
     "InvalidEta",
     "InvalidExport",
     "InvalidSchedule",
+    "KeyHeld",
     "LeaseLost",
     "NotAllSent",
     "NotReplicated",
@@ -69,6 +73,8 @@ __all__ = [
     "Released",
     "Schedule",
     "ScheduledTask",
+    "Throttle",
+    "Unique",
     "UnknownEntry",
     "UnsupportedServer",
     "__version__",
@@ -95,6 +101,8 @@ _MODULES = {
     "Released": "inspector.backup",
     "Schedule": "schedule.api",
     "ScheduledTask": "inspector.task",
+    "Throttle": "throttle",
+    "Unique": "unique",
     "register": "transport",
 }
 

@@ -23,6 +23,7 @@ from celery_delayq.inspector.histogram import Histogram
 from celery_delayq.inspector.pages import Criteria, OnProgress, Page
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.publishing import bulk
+from celery_delayq.publishing.send_task import key_of, send_unique
 from celery_delayq.remote_control import commands as panel
 from celery_delayq.remote_control.broadcast import use_control
 from celery_delayq.schedule.api import Schedule
@@ -75,6 +76,7 @@ class DelayQ:
         register()
         app.steps["consumer"].update((Plan, Transfer))
         use_control(app)
+        send_unique(app)
         panel.register()
         signals.beat_init.connect(warn_of_another, dispatch_uid="celery_delayq.warn_of_another")
 
@@ -88,6 +90,37 @@ class DelayQ:
         If an id was scheduled several times, return the task that is due first. O(log N) for N waiting tasks.
         """
         return self._each(task_id, lambda inspector, ids: inspector.get(ids))
+
+    def waiting(self, key: str | Signature) -> ScheduledTask | None:
+        """Return the task that waits and holds a unique key, or None; see `Unique`.
+
+        Args:
+            key: the key; or the signature of a task that has `unique`, as in `waiting(remind.s(42))`.
+
+        Raises:
+            ConfigurationError: the task of the signature has no `unique`.
+        """
+        with self._inspector("cannot look up a unique key") as inspector:
+            return inspector.waiting(self._key_of(key))
+
+    def forget(self, key: str | Signature) -> bool:
+        """Give up a unique key, whoever holds it: that task goes on as it is, and another one may hold the key.
+
+        Args:
+            key: see `waiting`.
+
+        Returns:
+            Whether a task held it.
+
+        Raises:
+            ConfigurationError: the task of the signature has no `unique`.
+        """
+        with self._inspector("cannot give up a unique key") as inspector:
+            return inspector.forget(self._key_of(key))
+
+    def was_new(self, result: AsyncResult) -> bool:
+        """Return whether a task was sent; False if its result is that of the task that holds its unique key."""
+        return bool(getattr(result, "was_new", True))
 
     def scheduled(
         self,
@@ -442,6 +475,9 @@ class DelayQ:
         ids = [_id_of(each) for each in task_id]
         with self._inspector("cannot look up the tasks") as inspector:
             return ask(inspector, ids)
+
+    def _key_of(self, key: str | Signature) -> str:
+        return key if isinstance(key, str) else key_of(self.app, key)
 
     @contextmanager
     def _inspector(self, trouble: str) -> Iterator[Inspector]:

@@ -71,6 +71,23 @@ class NotAllSent(DelayqError, RuntimeError):
         super().__init__(message)
 
 
+class KeyHeld(DelayqError, RuntimeError):
+    """A task was not sent: another one holds its unique key, and `on_conflict` is "raise".
+
+    Attributes:
+        key: the key.
+        task_id: id of the task that holds it.
+    """
+
+    def __init__(self, key: str, task_id: str) -> None:
+        self.key = key
+        self.task_id = task_id
+        super().__init__(key, task_id)
+
+    def __str__(self) -> str:
+        return f"the task was not sent: task {self.task_id} holds the unique key {self.key!r}"
+
+
 class InvalidSchedule(DelayqError, ValueError):
     """The definition of a periodic task is invalid. The message says what is wrong."""
 

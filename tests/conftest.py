@@ -43,7 +43,10 @@ _THOROUGH = (
     ),
     "redis_cluster/test_out_of_memory.py",
     "integration/template",
-    *(f"integration/test_{name}.py" for name in ("example_orders", "lost_connection", "prefetch", "release")),
+    *(
+        f"integration/test_{name}.py"
+        for name in ("example_orders", "lost_connection", "prefetch", "release", "unique_races")
+    ),
     *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks")),
 )
 

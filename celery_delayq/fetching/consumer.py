@@ -26,7 +26,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
@@ -43,10 +44,12 @@ from celery_delayq.fetching.isolation import Isolation
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.native import logger_for
 from celery_delayq.fetching.process import consumer_id
+from celery_delayq.fetching.unique_keys import UniqueKeys
 from celery_delayq.queue import scripts
-from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.connections import CONNECTION_ERRORS, is_cluster
 from celery_delayq.queue.dead_letters import reason_of
 from celery_delayq.queue.delayed_queue import database_of
+from celery_delayq.queue.holds import Holder
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import MAX_FETCH, Renewed
 
@@ -112,12 +115,13 @@ class Consumer:
         self._turns = threading.BoundedSemaphore(min(_AT_ONCE, max(1, spare)))
         self.redelivery = redelivery or Redelivery()
         self.db = database_of(self.client)
-        self.leases = Leases(self.id, lease_s, self.db, self._on_lost, slot_of)
+        self.leases = Leases(self.id, lease_s, self.db, self._on_lost, slot_of, in_cluster=is_cluster(self.client))
         #: Names of the lists that it consumes; it may have leases on more lists.
         self.names: set[str] = set()
         self._held: dict[str, Held] = {}
         #: The message that is held alone, if there is one.
         self.isolation = Isolation(self._held, self._rewrite)
+        self.unique_keys = UniqueKeys(self._held, self.leases.keys_of)
         self._departures = Departures(self.id, self.leases.keys_of, {} if expires_ms is None else expires_ms)
         #: Tag -> departure that the server may not know about.
         self.owed = self._departures.owed
@@ -168,7 +172,8 @@ class Consumer:
 
     def _on_lost(self) -> int:
         count = len(self._held)
-        self._held.clear()
+        for tag in list(self._held):
+            self._let_go(tag)
         for name in self.leases.lists:
             self.redelivery.on_count(name, LOST_LEASES, 1)
         return count
@@ -368,11 +373,37 @@ class Consumer:
         acks = {tag: Departure(self._held[tag], "nowhere") for tag in tags if tag in self._held}
         self._departures.owe(acks, exc)
 
-    def hold(self, name: str, message: bytes) -> str:
-        """Remember a fetched message; returns its tag, which is used to acknowledge it."""
+    def hold(self, name: str, message: bytes, holder: Holder | None = None) -> str:
+        """Remember a fetched message; returns its tag, which is used to acknowledge it.
+
+        Args:
+            name: of its list.
+            message: its bytes.
+            holder: if it holds a unique key.
+        """
         tag = str(next(_TAGS))
-        self._held[tag] = Held(name, message)
+        self._held[tag] = Held(name, message, holder)
         return tag
+
+    def starts(self, tag: str, *, is_early: bool) -> Held | None:
+        """Say that the task of a message starts, see `UniqueKeys.starts`. Never raises."""
+        if is_early or self._is_deferring:
+            return self.unique_keys.starts(None, tag)
+        with suppress(exceptions.ConnectionError), self._own_turn():
+            return self.unique_keys.starts(self.client, tag)
+        return None
+
+    def ends(self, held: Held) -> None:
+        """Say that a task is done whose message is acknowledged already, see `UniqueKeys.ends`. Never raises."""
+        with suppress(exceptions.ConnectionError), self._own_turn():
+            self.unique_keys.ends(self.client, held)
+
+    def _let_go(self, tag: str) -> Held | None:
+        """Hold a message no longer whose task does not begin here, or not again."""
+        held = self._held.pop(tag, None)
+        if held is not None:
+            self.unique_keys.leaves(held)
+        return held
 
     def is_held(self, tag: str) -> bool:
         """Return whether a task may work on a message: others have not taken it over, and it was not put back.
@@ -409,7 +440,9 @@ class Consumer:
             self.owed[tag] = Departure(held, "nowhere")
             return True
         try:
-            if self._is_fetching_thread:
+            if held.holder is not None and self._is_fetching_thread:
+                self._on_answered(tag, was_in_flight=self._remove(held) > 0)
+            elif self._is_fetching_thread:
                 assert self._connection is not None
                 self._connection.ack(self.leases.keys_of(held.name).in_flight(self.id), held.message, tag)
             else:
@@ -441,16 +474,20 @@ class Consumer:
         finally:
             self._turns.release()
 
+    def _own_turn(self) -> AbstractContextManager[object]:
+        """A turn, see `_turn`; none is needed in the thread that fetches."""
+        return nullcontext() if self._is_fetching_thread else self._turn()
+
     def _rewrite(self, tag: str, new: bytes) -> bool:
         held = self._held[tag]
         queue_keys = self.leases.keys_of(held.name)
         if not scripts.replace(self.client, queue_keys, consumer=self.id, message=held.message, new=new):
             return False
-        self._held[tag] = Held(held.name, new)
+        self._held[tag] = replace(held, message=new)
         return True
 
     def _remove(self, held: Held) -> int:
-        return remove(self.client, self.leases.keys_of(held.name), consumer=self.id, message=held.message)
+        return remove(self.client, self.leases.keys_of(held.name), consumer=self.id, held=held)
 
     def settle(self, client: redis.Redis | None = None) -> None:
         """Send the server all departures that it may not know about, see `Departures.settle`."""
@@ -462,7 +499,7 @@ class Consumer:
 
         Never raises for server or network errors; the watchdog tries again later.
         """
-        held = self._held.pop(tag, None)
+        held = self._let_go(tag)
         if held is None:
             return False
         departures = {tag: Departure(held, "back", self.redelivery.put_back(held.message))}
@@ -484,7 +521,7 @@ class Consumer:
 
     def set_aside(self, tag: str, record: bytes) -> None:
         """Move a message to the dead list, as `record`. Never raises, see `requeue`."""
-        held = self._held.pop(tag, None)
+        held = self._let_go(tag)
         if held is not None:
             self._leave({tag: Departure(held, "dead", record)})
             self.redelivery.on_count(held.name, DEAD_LETTERS + reason_of(record), 1)
@@ -508,7 +545,7 @@ class Consumer:
         self.read_answers()
         back: dict[str, Departure] = {}
         for tag in reversed(tags):
-            held = self._held.pop(tag, None) if tag not in self.owed else None
+            held = self._let_go(tag) if tag not in self.owed else None
             if held is not None:
                 back[tag] = Departure(held, "front", self.redelivery.put_back(held.message))
         back = dict(sorted(back.items(), key=lambda item: item[1].held.name))
@@ -595,7 +632,7 @@ class Consumer:
         kept = {*keep, *self.owed}
         for tag in list(self._held):
             if tag not in kept:
-                del self._held[tag]
+                self._let_go(tag)
 
     def after_fork(self) -> None:
         """Close what a forked child inherited, but send nothing: copies would keep the parent's connections alive."""

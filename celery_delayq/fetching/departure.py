@@ -16,6 +16,7 @@ from celery_delayq.fetching.held import Held
 from celery_delayq.fetching.native import logger_for
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere
+from celery_delayq.queue.holds import What, acknowledge
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import MAX_PUT_BACK
 
@@ -200,22 +201,30 @@ def depart(
     for to, group in groupby(departures, key=lambda departure: departure.to):
         row = list(group)
         if to == "nowhere":
-            left += sum(remove(client, keys, consumer=consumer, message=departure.held.message) for departure in row)
+            left += sum(remove(client, keys, consumer=consumer, held=departure.held) for departure in row)
             continue
-        pairs = [(departure.held.message, departure.written) for departure in row]
-        for at in range(0, len(pairs), MAX_PUT_BACK):
-            messages = pairs[at : at + MAX_PUT_BACK]
+        for at in range(0, len(row), MAX_PUT_BACK):
+            some = row[at : at + MAX_PUT_BACK]
             left += scripts.put_back(
-                client, keys, consumer=consumer, messages=messages, to_front=to == "front", dead=to == "dead"
+                client,
+                keys,
+                consumer=consumer,
+                messages=[(departure.held.message, departure.written) for departure in some],
+                to_front=to == "front",
+                dead=to == "dead",
+                holders=[departure.held.holder for departure in some] if to == "dead" else (),
             )
-        if expires_ms is not None and to != "dead":
+        if to != "dead" and expires_ms is not None:
             client.pexpire(keys.queue, expires_ms)
     return left
 
 
-def remove(client: redis.Redis, keys: QueueKeys, *, consumer: str, message: bytes) -> int:
+def remove(client: redis.Redis, keys: QueueKeys, *, consumer: str, held: Held) -> int:
     """Remove a message from the in-flight list; returns 0 if it was not there."""
-    return int(client.lrem(keys.in_flight(consumer), -1, message))  # type: ignore[arg-type]
+    if held.holder is not None:
+        what: What = "start" if held.starts else "done"
+        return acknowledge(client, keys, consumer=consumer, message=held.message, holder=held.holder, what=what)
+    return int(client.lrem(keys.in_flight(consumer), -1, held.message))  # type: ignore[arg-type]
 
 
 def _in_flight(client: redis.Redis, keys: QueueKeys, consumer: str) -> list[bytes]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from celery_delayq.queue.holds import Holder
+
 #: Functions that rewrite a message for redelivery. `PutBack` is for a message that its own consumer puts back.
 #: `Recover` is for a message whose consumer is gone; it also returns whether the message belongs in the dead list.
 PutBack = Callable[[bytes], bytes]
@@ -17,10 +19,19 @@ RECOVERED, DEAD_LETTERS, LOST_LEASES = "recovered:", "dead_letters:", "lost_leas
 
 @dataclass(frozen=True)
 class Held:
-    """A message that a consumer holds: the name of its broker list, and its bytes."""
+    """A message that a consumer holds.
+
+    Attributes:
+        name: of its broker list.
+        message: its bytes.
+        holder: if it holds a unique key.
+        starts: whether its acknowledgement says that its task starts, and not that it is done.
+    """
 
     name: str
     message: bytes
+    holder: Holder | None = None
+    starts: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,7 @@ class Redelivery:
     Attributes:
         put_back: for messages that the consumer itself puts back.
         recover: for messages whose consumer is gone; also returns whether the message is dead.
+        holder_of: returns who holds a unique key by a message, given with the list's name; None if nobody does.
         on_dead: called with the list's name and each message (as stored) that was moved to the dead list.
         on_count: called with a list's name, what happened (`RECOVERED` or `DEAD_LETTERS` with a reason, or
             `LOST_LEASES`), and how often. In any thread; it must take no time, and raise nothing.
@@ -37,5 +49,6 @@ class Redelivery:
 
     put_back: PutBack = lambda message: message
     recover: Recover = lambda message: (message, False)
+    holder_of: Callable[[str, bytes], Holder | None] = lambda name, message: None
     on_dead: Callable[[str, bytes], None] = lambda name, message: None
     on_count: Callable[[str, str, int], None] = lambda name, what, number: None

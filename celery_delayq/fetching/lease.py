@@ -30,6 +30,7 @@ class Leases:
         db: the database of the lists.
         on_lost: called once, when others have given the consumer up; returns how many messages it held.
         slot_of: returns the hash slot of a key, if keys of several slots cannot be in one command.
+        in_cluster: whether the lists are on Redis Cluster.
     """
 
     def __init__(
@@ -39,8 +40,11 @@ class Leases:
         db: int,
         on_lost: Callable[[], int],
         slot_of: Callable[[str], int] = lambda key: 0,
+        *,
+        in_cluster: bool = False,
     ) -> None:
         self.seconds = seconds
+        self._in_cluster = in_cluster
         self._slot_of = slot_of
         self._lists: dict[str, QueueKeys] = {}
         #: The leases certainly last until this time, on the monotonic clock.
@@ -68,7 +72,7 @@ class Leases:
 
     def keys_of(self, name: str) -> QueueKeys:
         """Return the keys of a list, whether or not there is a lease on it."""
-        return self._lists.get(name) or QueueKeys.of(name, self._db)
+        return self._lists.get(name) or QueueKeys.of(name, self._db, in_cluster=self._in_cluster)
 
     def take(self, client: redis.Redis, name: str) -> None:
         """Take a lease on a list; does nothing if there already is one.
@@ -78,7 +82,7 @@ class Leases:
         """
         if name in self._lists:
             return
-        keys, sent = QueueKeys.of(name, self._db), time.monotonic()
+        keys, sent = QueueKeys.of(name, self._db, in_cluster=self._in_cluster), time.monotonic()
         (done,) = self._renew(client, [keys], join=True)
         if isinstance(done, Exception):
             raise done

@@ -285,6 +285,7 @@ class Watchdog:
         sent = time.monotonic()
         seen = consumer.renew(self._client)
         now = time.monotonic()
+        consumer.unique_keys.renew(self._client)
         self._renew_at = now + consumer.leases.seconds / _RENEWALS_A_LEASE
         if seen:
             step_s = self._clock.observe(seen[-1][1].now_ms * 1000, sent, now)

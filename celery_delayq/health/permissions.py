@@ -56,6 +56,7 @@ COMMANDS = tuple(
     HINCRBY KEY field 1
     HLEN KEY
     HMGET KEY field
+    HRANDFIELD KEY 1
     HSCAN KEY 0
     HSET KEY field value
     INFO
@@ -83,6 +84,7 @@ COMMANDS = tuple(
     SISMEMBER KEY member
     SMEMBERS KEY
     SREM KEY member
+    STRLEN KEY
     SUBSCRIBE CHANNEL
     TIME
     UNLINK KEY

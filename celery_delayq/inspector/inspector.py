@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
-from celery_delayq.inspector import dead
+from celery_delayq.inspector import dead, holders
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.bulk import Action, Chunk, change_some
 from celery_delayq.inspector.consumers import Consumers, consumers
@@ -68,6 +68,14 @@ class Inspector:
 
         found = self._each(task_ids, first)
         return {task_id: min(tasks, key=lambda task: task.due_ms, default=None) for task_id, tasks in found.items()}
+
+    def waiting(self, key: str) -> ScheduledTask | None:
+        """Return the waiting task that holds a unique key; see `DelayQ.waiting`."""
+        return holders.waiting(self.lists, key)
+
+    def forget(self, key: str) -> bool:
+        """Give up a unique key; see `DelayQ.forget`."""
+        return holders.give_up(self.lists, key)
 
     def scheduled(
         self,

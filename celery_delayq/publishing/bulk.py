@@ -72,12 +72,16 @@ def _single(app: Any, given: Any) -> Signature:
 
 @dataclass
 class _Collected:
-    """A task in the batch: the number of commands up to its end, and its result if the caller wants one."""
+    """A task in the batch: the number of commands up to its end, and its result if the caller wants one.
+
+    It is not new if another task holds its unique key.
+    """
 
     signature: Signature
     task_id: str
     result: AsyncResult | None
     end: int
+    is_new: bool
 
     def identified(self) -> Signature:
         """Return a copy of the signature that includes the task id."""
@@ -136,7 +140,7 @@ class _Sender:
         if result is not None:
             task_id = result.id  # a custom `apply_async` may have chosen another id
         kept = result if self._with_results else None
-        self._chunk.append(_Collected(signature, task_id, kept, self._batch.size))
+        self._chunk.append(_Collected(signature, task_id, kept, self._batch.size, getattr(result, "was_new", True)))
         return True
 
     def _publish(self, signature: Signature, task_id: str) -> AsyncResult | None:
@@ -175,7 +179,7 @@ class _Sender:
             start = task.end
             errors += refused
             if not refused:
-                self.sent += 1
+                self.sent += task.is_new
                 if task.result is not None:
                     self.results.append(task.result)
             elif is_certain:

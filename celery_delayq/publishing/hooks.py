@@ -29,7 +29,8 @@ def has_no_hooks(app: Any, task: Any, *methods: Callable[..., Any]) -> bool:
         methods: further methods that are called for each task.
     """
     amqp = app.amqp
-    asked = (*methods, app.send_task, amqp.router.route, amqp.create_task_message, amqp.send_task_message)
+    send_task = getattr(app.send_task, "of_celery", app.send_task)
+    asked = (*methods, send_task, amqp.router.route, amqp.create_task_message, amqp.send_task_message)
     if task is not None:
         asked += (task.apply_async, task.shadow_name, task._get_exec_options)
     return (
@@ -38,6 +39,7 @@ def has_no_hooks(app: Any, task: Any, *methods: Callable[..., Any]) -> bool:
         and all(type(route) is MapRoute for route in amqp.router.routes)
         and all(map(_is_celerys, asked))
         and not getattr(task, "_dump_pydantic_arguments", None)
+        and not (getattr(task, "unique", None) or getattr(task, "throttle", None))
         and not app.conf.task_send_sent_event
         and not app.conf.task_always_eager
     )

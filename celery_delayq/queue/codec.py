@@ -35,6 +35,9 @@ KIND = 0xD0
 MIRRORED = 1
 #: Flag: another entry of the same message id was waiting at the time of the offer.
 REPEATED = 2
+#: Flag: the message holds a unique key. Such an entry is never repeated.
+UNIQUE = 4
+_FLAGS = MIRRORED | REPEATED | UNIQUE
 
 _LENGTH = struct.Struct("<Q")
 
@@ -71,28 +74,31 @@ class OfferId:
         message_key: result of `message_key` for the message id.
         mirrored: whether the entry is also in Redisson's delay list.
         repeated: whether another entry of the same message id was waiting at that time.
+        unique: whether the message holds a unique key.
     """
 
     offered_us: int
     message_key: bytes
     mirrored: bool = False
     repeated: bool = False
+    unique: bool = False
 
     def to_bytes(self) -> bytes:
         """Return the 24 bytes of the id."""
-        kind = KIND | (MIRRORED if self.mirrored else 0) | (REPEATED if self.repeated else 0)
-        return self.offered_us.to_bytes(7, "big") + bytes((kind,)) + self.message_key
+        flags = MIRRORED * self.mirrored + REPEATED * self.repeated + UNIQUE * self.unique
+        return self.offered_us.to_bytes(7, "big") + bytes((KIND | flags,)) + self.message_key
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> OfferId | None:
         """Return the id, or None if `raw` is not one of our ids (but Redisson's, for example)."""
-        if len(raw) != ID_SIZE or raw[7] & ~(MIRRORED | REPEATED) != KIND:
+        if len(raw) != ID_SIZE or raw[7] & ~_FLAGS != KIND:
             return None
         return cls(
             int.from_bytes(raw[:7], "big"),
             raw[8:],
             mirrored=bool(raw[7] & MIRRORED),
             repeated=bool(raw[7] & REPEATED),
+            unique=bool(raw[7] & UNIQUE),
         )
 
 

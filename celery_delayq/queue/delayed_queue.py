@@ -17,7 +17,9 @@ import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec, keys, scripts
+from celery_delayq.queue.connections import is_cluster
 from celery_delayq.queue.entry import Entry, Position, entries_of, entry_of, in_batches, pairs
+from celery_delayq.queue.holds import Claim, Offered, Pace, offer_throttled, offer_unique
 from celery_delayq.queue.registry import REGISTERED_FOR_S, Registry
 from celery_delayq.queue.scripts import MAX_BATCH_SIZE, Transferred
 
@@ -72,7 +74,7 @@ class DelayedQueue:
         self.writer = client if writer is None else writer
         self.name = name
         self.mirror_list = mirror_list
-        self.keys = keys.QueueKeys.of(name, database_of(client))
+        self.keys = keys.QueueKeys.of(name, database_of(client), in_cluster=is_cluster(client))
         self._registry = Registry(client, keyprefix)
         self._register_again_at = 0.0
         # A client that times out before the server replies would lose the reply.
@@ -132,6 +134,75 @@ class DelayedQueue:
             # The queue was empty: its name may have left the registry, or the server may have lost its data.
             self.register(again=True)
         return message_id
+
+    def offer_unique(
+        self,
+        payload: bytes,
+        claim: Claim,
+        *,
+        due_ms: int | None,
+        message_id: str,
+        turn: int = 0,
+        pace: Pace | None = None,
+    ) -> Offered:
+        """Store a message that claims a unique key, unless another one holds that. One atomic script.
+
+        If the other one waits in another list of this queue, one script call finds that, and the next one decides.
+
+        Args:
+            payload: the message.
+            claim: what it claims.
+            due_ms: when it is due, unix time in ms; None stores it in the list at once.
+            message_id: see `offer`.
+            turn: see `Holder`.
+            pace: the throttled key that gives it a turn; it waits for that.
+
+        Returns:
+            What became of it.
+        """
+        begun = time.monotonic()
+        just_registered = (due_ms is not None or pace is not None) and self.register()
+        offered = offer_unique(
+            self.writer,
+            self.keys,
+            claim=claim,
+            task_id=message_id,
+            turn=turn,
+            due_ms=due_ms,
+            payload=payload,
+            mirrored=self.mirror_list,
+            pace=pace,
+        )
+        if offered.alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
+            self.register(again=True)  # see `offer`
+        return offered
+
+    def offer_throttled(self, payload: bytes, pace: Pace, *, due_ms: int | None, message_id: str) -> int:
+        """Store a message that is due at the next turn of a throttled key. One atomic script.
+
+        Args:
+            payload: the message.
+            pace: the key.
+            due_ms: when it should be due, unix time in ms; None for now.
+            message_id: see `offer`.
+
+        Returns:
+            When it is due, unix time in ms.
+        """
+        begun = time.monotonic()
+        just_registered = self.register()
+        due, alone = offer_throttled(
+            self.writer,
+            self.keys,
+            pace=pace,
+            due_ms=due_ms,
+            message_key=codec.message_key(message_id),
+            payload=payload,
+            mirrored=self.mirror_list,
+        )
+        if alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
+            self.register(again=True)  # see `offer`
+        return due
 
     def offer_fetched(self, message: bytes, payload: bytes, *, consumer: str, due_ms: int, message_id: str) -> bool:
         """Move a message that a consumer has fetched from the list to the delayed queue. One atomic script.

@@ -19,6 +19,15 @@ def companion(prefix: str, name: str) -> str:
     return f"{prefix}:{{{name}}}"
 
 
+def without_priority(name: str) -> str:
+    """Return the list for priority 0 of the queue to which a list belongs, if kombu's separator is the default.
+
+    Source: kombu 5.7 `transport.redis.Channel._q_for_pri` and `sep`.
+    """
+    queue, separator, step = name.rpartition("\x06\x16")
+    return queue if separator and queue and step.isdecimal() else name
+
+
 #: Prefix of timeout set names.
 TIMEOUT_SET = "redisson_delay_queue_timeout"
 
@@ -34,6 +43,15 @@ def list_of(prefix: str, key: str) -> str | None:
     if name.startswith("{") and name.endswith("}") and "{" not in name[1:]:
         return name[1:-1] or name
     return name if "{" in name else None
+
+
+#: The HASH of the unique keys of all queues, unless they are on a cluster.
+ALL_HOLDS = "delayq:unique"
+
+
+def holds_of_queue(name: str) -> str:
+    """Return the HASH of the unique keys of the queue to which a list belongs, on a cluster."""
+    return companion(ALL_HOLDS, without_priority(name))
 
 
 @dataclass(frozen=True)
@@ -52,6 +70,8 @@ class QueueKeys:
         transferrer_channel: Pub/Sub, signs of life of that loop. Pub/Sub has no databases, so the name includes one.
         consumers: ZSET, consumer id -> end of its lease (ms); or, negated, the time at which it was given up (ms).
         schedule: HASH, periodic entry -> its planned occurrence.
+        holds: HASH, unique key -> the task that holds it; on Redis Cluster one for all priorities of a queue, else one
+            for all queues.
         metrics: HASH, what was counted -> how often so far.
     """
 
@@ -66,11 +86,15 @@ class QueueKeys:
     transferrer_channel: str
     consumers: str
     schedule: str
+    holds: str
     metrics: str
 
     @classmethod
-    def of(cls, name: str, db: int = 0) -> QueueKeys:
-        """Return the keys of the delayed queue of broker list `name` in database `db`."""
+    def of(cls, name: str, db: int = 0, *, in_cluster: bool = True) -> QueueKeys:
+        """Return the keys of the delayed queue of broker list `name` in database `db`.
+
+        Only `holds` differs outside of a cluster, where it has no hash slot to be in.
+        """
         return cls(
             queue=name,
             timeout_set=companion(TIMEOUT_SET, name),
@@ -83,6 +107,7 @@ class QueueKeys:
             transferrer_channel=companion(f"delayq:transfer_channel:{db}", name),
             consumers=companion("delayq:consumers", name),
             schedule=companion("delayq:schedule", name),
+            holds=holds_of_queue(name) if in_cluster else ALL_HOLDS,
             metrics=companion("delayq:metrics", name),
         )
 
@@ -94,6 +119,10 @@ class QueueKeys:
     def in_flight(self, consumer: str) -> str:
         """Return the name of the LIST of messages of this queue that a consumer holds, newest first."""
         return f"{companion('delayq:inflight', self.queue)}:{consumer}"
+
+    def turns(self, throttle_key: bytes) -> str:
+        """Return the name of the STRING of the turns of a throttled key, given by the 16 bytes that represent it."""
+        return f"{self.holds}:{throttle_key.hex()}"
 
     def history(self, step_s: int, since_s: int) -> str:
         """Return the name of the HASH of sums over `step_s` seconds, in the block of time that begins at `since_s`."""

@@ -10,6 +10,8 @@ from typing import Any, Literal, cast
 
 import redis
 
+from celery_delayq.queue import holds
+from celery_delayq.queue.holds import Holder
 from celery_delayq.queue.keys import QueueKeys, RegistryKeys
 from celery_delayq.queue.script import Call, load
 
@@ -126,7 +128,7 @@ def transfer(
     """Move due messages to the broker list, see `transfer.lua`."""
     moved, dead, head, now_us, last, punctual, former, *slices = load("transfer").run(
         client,
-        (keys.queue, *keys.waiting, keys.dead, keys.transferrer),
+        (keys.queue, *keys.waiting, keys.dead, keys.transferrer, keys.holds),
         (limit, transferrer, grace_ms, keys.transferrer_channel, lead_ms),
     )
     parts = tuple((score_to_ms(due) or 0, size) for size, due in zip(slices[::2], slices[1::2], strict=True) if size)
@@ -240,7 +242,7 @@ def cancel(client: redis.Redis, keys: QueueKeys, *, message_key: bytes, limit: i
     """Remove the entries of a message id; see `cancel.lua`. Returns how many were removed, and how many are left."""
     return cast(
         "tuple[int, int]",
-        tuple(load("cancel").run(client, keys.waiting, (message_key, limit))),
+        tuple(load("cancel").run(client, (*keys.waiting, keys.holds), (message_key, limit))),
     )
 
 
@@ -318,22 +320,28 @@ def put_back(
     messages: Sequence[tuple[bytes, bytes]],
     to_front: bool = True,
     dead: bool = False,
+    holders: Sequence[Holder | None] = (),
 ) -> int:
     """Move messages out of a consumer's in-flight list; see `put_back.lua`. Returns how many were in it.
 
     They move to the front of the broker list (newest first), to its back, or to the dead list. Each message is given
-    as it was fetched, and as it should be stored.
+    as it was fetched, and as it should be stored. `holders` has those of messages whose tasks give up their unique
+    keys, in the same order.
     """
     destination = keys.dead if dead else keys.queue
     side = "RIGHT" if to_front or dead else "LEFT"
     args = [part for message in messages for part in message]
-    return int(load("put_back").run(client, (keys.in_flight(consumer), destination), (side, *args)))
+    return int(
+        load("put_back").run(
+            client, (keys.in_flight(consumer), destination, keys.holds), (side, holds.written(holders), *args)
+        )
+    )
 
 
 def replace(client: redis.Redis, keys: QueueKeys, *, consumer: str, message: bytes, new: bytes) -> bool:
     """Replace a message in a consumer's in-flight list; the new one is the oldest. Returns whether it was there."""
     in_flight = keys.in_flight(consumer)
-    return bool(load("put_back").run(client, (in_flight, in_flight), ("RIGHT", message, new)))
+    return bool(load("put_back").run(client, (in_flight, in_flight, keys.holds), ("RIGHT", b"", message, new)))
 
 
 #: Maximum number of letters that one call of `requeue_dead` or `purge_dead` takes.
@@ -388,17 +396,19 @@ def recover(
     gone: bool,
     alive_channel: str,
     messages: Sequence[tuple[bytes, bytes, bool]],
+    holders: Sequence[Holder | None] = (),
 ) -> Recovered:
     """Put back the messages of a consumer that is gone; see `recover.lua`.
 
     The channel is the consumer's if its process is known to have ended, otherwise empty. Messages are given newest
-    first: each as it is stored, as it should be stored, and whether it moves to the dead list.
+    first: each as it is stored, as it should be stored, and whether it moves to the dead list. `holders` has those of
+    messages whose tasks give up their unique keys, in the same order.
     """
     args = [part for raw, new, dead in messages for part in (raw, new, "D" if dead else "Q")]
     given_up, moved, left, new_score = load("recover").run(
         client,
-        (keys.consumers, keys.in_flight(consumer), keys.queue, keys.dead),
-        (consumer, score, int(gone), alive_channel, *args),
+        (keys.consumers, keys.in_flight(consumer), keys.queue, keys.dead, keys.holds),
+        (consumer, score, int(gone), alive_channel, holds.written(holders), *args),
     )
     return Recovered(bool(given_up), [bool(one) for one in moved], left, new_score)
 
@@ -447,7 +457,7 @@ def page(
 
 def remove(client: redis.Redis, keys: QueueKeys, *, entries: Sequence[bytes]) -> list[bool]:
     """Remove entries that have not changed; see `remove.lua`. Returns, for the first ones, whether each was removed."""
-    removed = load("remove").run(client, keys.waiting, entries)
+    removed = load("remove").run(client, (*keys.waiting, keys.holds), entries)
     return [bool(one) for one in removed]
 
 
@@ -457,7 +467,7 @@ def release(client: redis.Redis, keys: QueueKeys, *, messages: Sequence[tuple[by
     Each entry is given as it was read, with the message to write.
     """
     args = [part for message in messages for part in message]
-    moved = load("release").run(client, (keys.queue, *keys.waiting), args)
+    moved = load("release").run(client, (keys.queue, *keys.waiting, keys.holds), args)
     return [bool(one) for one in moved]
 
 

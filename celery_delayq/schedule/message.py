@@ -152,7 +152,8 @@ def _let_celery_build(
         return Occurrence(None, task_id, None), None
     (caught,) = captured.messages
     due_ms = when.due_ms if caught.due_ms is None else caught.due_ms
-    return Occurrence(caught.broker_list, task_id, Offer(message_key(task_id), due_ms, caught.payload)), caught
+    offer = Offer(message_key(task_id), due_ms, caught.payload, task_id, caught.claim)
+    return Occurrence(caught.broker_list, task_id, offer), caught
 
 
 def _when(definition: Definition, at_ms: int, jitter_ms: int, max_lateness_s: float) -> When:

@@ -8,11 +8,12 @@ from typing import Any, TypeAlias
 
 import redis
 
+from celery_delayq.queue.holds import UNTIL, Claim
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys
 from celery_delayq.queue.script import Call, load
 
 #: Outcomes of `plan`.
-DONE, CHANGED, GONE = 1, 0, -1
+DONE, CHANGED, GONE, ELSEWHERE = 1, 0, -1, -2
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,15 @@ class Offer:
         message_key: 16 bytes that stand for its id.
         due_ms: when it is due, unix time in ms.
         payload: the message.
+        task_id: its id.
+        claim: the unique key that it claims. If another task holds that, the occurrence is left out.
     """
 
     message_key: bytes
     due_ms: int
     payload: bytes
+    task_id: str = ""
+    claim: Claim | None = None
 
 
 @dataclass(frozen=True)
@@ -35,9 +40,10 @@ class Planned:
     """Result of one call of `plan`.
 
     Attributes:
-        outcome: DONE; CHANGED if the state had changed; GONE if the message to withdraw was no longer waiting.
+        outcome: DONE; CHANGED if the state had changed; GONE if the message to withdraw was no longer waiting;
+            ELSEWHERE if the task that holds the unique key may wait in another list.
         now_ms: the server's time, unix time in ms.
-        state: the present state of the entry; empty if there is none.
+        state: the present state of the entry; empty if there is none. If ELSEWHERE, the name of that list.
         forgotten: how many states of the queue have been forgotten.
         alone: whether a message was offered, and no other waits in the queue.
     """
@@ -66,12 +72,24 @@ def plan_call(
     must_wait: bool = False,
     offer: Offer | None = None,
     mirrored: bool = False,
+    there: QueueKeys | None = None,
 ) -> Call:
-    """Return keys and arguments of `plan.lua`, for `run` or for a pipeline."""
+    """Return keys and arguments of `plan.lua`, for `run` or for a pipeline.
+
+    `there` are the keys of the list in which the task waits that holds the unique key; by default, the same list.
+    """
+    there = there or keys
     message: tuple[bytes | int, ...] = (offer.message_key, offer.due_ms, offer.payload) if offer else (b"", 0, b"")
+    claimed: tuple[bytes | int | str, ...] = (b"", b"", 0, b"", b"")
+    if offer and offer.claim:
+        claim = offer.claim
+        claimed = (claim.unique(keys), UNTIL[claim.until], claim.ttl_ms, keys.queue, offer.task_id)
     return (
-        (*keys.waiting, keys.schedule),
-        (entry, seen, forgotten, state, withdraw, int(must_wait), *message, int(mirrored), keys.channel),
+        (*keys.waiting, keys.schedule, keys.holds, there.timeout_set, there.index),
+        (
+            *(entry, seen, forgotten, state, withdraw, int(must_wait)),
+            *(*message, int(mirrored), keys.channel, *claimed, there.queue),
+        ),
     )
 
 

@@ -254,6 +254,11 @@ class ScheduleStore:
             self._planned(step, reply)
             for step, reply in zip(steps, self._run_each("plan", [self._call(step) for step in steps]), strict=True)
         ]
+        for at, done in enumerate(replies):
+            while isinstance(done, Planned) and done.outcome == scripts.ELSEWHERE:
+                there = self.queue(done.state.decode("utf-8", "surrogateescape")).keys
+                (reply,) = self._run_each("plan", [self._call(steps[at], there)])
+                done = replies[at] = self._planned(steps[at], reply)
         alone = {
             step.queue for step, done in zip(steps, replies, strict=True) if isinstance(done, Planned) and done.alone
         }
@@ -263,7 +268,7 @@ class ScheduleStore:
                 self.queue(name).register(again=True)
         return replies
 
-    def _call(self, step: Step) -> Call:
+    def _call(self, step: Step, there: keys.QueueKeys | None = None) -> Call:
         return scripts.plan_call(
             self.queue(step.queue).keys,
             entry=step.entry,
@@ -274,6 +279,7 @@ class ScheduleStore:
             must_wait=step.must_wait,
             offer=step.offer,
             mirrored=self._mirror_list,
+            there=there,
         )
 
     def forget(self, entry: str, queue: str, seen: Seen) -> bool:

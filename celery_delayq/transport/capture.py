@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_delayq.queue.holds import Claim
+
 
 @dataclass(frozen=True)
 class Caught:
@@ -19,6 +21,7 @@ class Caught:
         due_ms: its eta, unix time in ms; None if it has no eta.
         payload: the message in the form in which it would have been stored.
         message: the same as a dict.
+        claim: the unique key that it claims.
     """
 
     broker_list: str
@@ -26,6 +29,7 @@ class Caught:
     due_ms: int | None
     payload: bytes
     message: Mapping[str, Any]
+    claim: Claim | None = None
 
 
 @dataclass

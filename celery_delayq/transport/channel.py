@@ -18,10 +18,13 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_delayq.cluster.redirection import refuse_cluster
+from celery_delayq.fetching.held import Held
+from celery_delayq.fetching.unique_keys import ended
 from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.holds import Offered
 from celery_delayq.queue.keys import RegistryKeys
 from celery_delayq.queue.script import load
 from celery_delayq.settings import SENTINEL_TIMEOUT_S, SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS
@@ -31,6 +34,7 @@ from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.eta import due_ms_of, eta_ms_of
 from celery_delayq.transport.expiry import Expiry
 from celery_delayq.transport.fetcher import Fetcher
+from celery_delayq.transport.keyed import THROTTLE_PROPERTY, claiming_of, pace_of, put_keyed
 from celery_delayq.transport.last_delivery import on_begin
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
@@ -142,12 +146,21 @@ class DelayedChannel(kombu_redis.Channel):
         if captured is not None:
             self._catch(captured, queue, message)
             return
-        due_ms = due_ms_of(message)
+        due_ms, claiming, pace = due_ms_of(message), claiming_of(message), pace_of(message)
+        if due_ms is not None:
+            message["properties"][DUE_PROPERTY] = due_ms
+        if due_ms is not None or claiming is not None or pace is not None:
+            message["properties"]["delivery_tag"] = _tag_of(message, due_ms)
+        if claiming is not None or pace is not None:
+            # At once, also in a batch: the caller asks what became of it.
+            self.expiry.used(queue)
+            priority = self._get_message_priority(message, reverse=False)
+            broker_list = self.broker_list(queue, priority)
+            put_keyed(self, broker_list, message, claiming=claiming, pace=pace, due_ms=due_ms)
+            return
         if due_ms is None:
             self._put_now(queue, message, **kwargs)
             return
-        message["properties"][DUE_PROPERTY] = due_ms
-        message["properties"]["delivery_tag"] = _tag_of(message, due_ms)
         priority = self._get_message_priority(message, reverse=False)
         delayed_queue = self.delayed_queue(self.broker_list(queue, priority))
         payload = dumps(message).encode()
@@ -202,7 +215,12 @@ class DelayedChannel(kombu_redis.Channel):
         if due_ms is not None:
             message["properties"][DUE_PROPERTY] = due_ms
         broker_list = self.broker_list(queue, self._get_message_priority(message, reverse=False))
-        captured.messages.append(Caught(broker_list, captured.task_id, due_ms, dumps(message).encode(), message))
+        claiming = claiming_of(message)
+        if claiming is not None:
+            claiming.offered = Offered("stored")
+        message["properties"].pop(THROTTLE_PROPERTY, None)  # its time is that of the occurrence
+        claim = None if claiming is None else claiming.claim
+        captured.messages.append(Caught(broker_list, captured.task_id, due_ms, dumps(message).encode(), message, claim))
 
     def broker_list(self, queue: str, priority: int) -> str:
         """Return the full name of a queue's list for a priority, with `global_keyprefix`."""
@@ -401,6 +419,19 @@ class DelayedChannel(kombu_redis.Channel):
         for consumer in self._transport.consumers:
             on_begin(consumer, delivery_tag)
 
+    def starts(self, delivery_tag: str, *, is_early: bool) -> Held | None:
+        """Say that the task of a message starts, see `Consumer.starts`; `ends` takes what this returns."""
+        holder = self._transport.holder(delivery_tag)
+        return None if holder is None else holder.starts(delivery_tag, is_early=is_early)
+
+    def ends(self, held: Held) -> None:
+        """Say that a task is done whose message was acknowledged as it started, see `Consumer.ends`."""
+        for consumer in () if self.closed else self._transport.consumers:
+            if held.name in consumer.lists:
+                consumer.ends(held)
+                return
+        ended(held)
+
     def requeue(self, delivery_tag: str) -> None:
         """Put a fetched message to the back of its list."""
         holder = self._transport.holder(delivery_tag)
@@ -432,7 +463,7 @@ class DelayedChannel(kombu_redis.Channel):
         super()._after_fork()
 
 
-def _tag_of(message: dict[str, Any], due_ms: int) -> str:
+def _tag_of(message: dict[str, Any], due_ms: int | None) -> str:
     """Return a delivery tag that is the same each time the same message is published, unlike kombu's random one.
 
     So a publication that is repeated because its reply was lost offers the very same message, which is stored once.

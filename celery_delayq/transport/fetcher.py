@@ -27,6 +27,7 @@ from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.transfer.lead import LONGEST_LEAD_S
 from celery_delayq.transport.eta_tasks import EtaTasks
+from celery_delayq.transport.keyed import holder_of
 from celery_delayq.transport.last_delivery import LastDelivery, Turn, isolate
 from celery_delayq.transport.refusal import Refusal
 from celery_delayq.transport.slots import Slot
@@ -490,7 +491,7 @@ class Fetcher:
                 turn = self._make_way(queue, name, raw)
                 if turn not in (Turn.ALONE, Turn.BESIDE):
                     return False
-            tag = consumer.hold(name, raw)
+            tag = consumer.hold(name, raw, None if payload is None else holder_of(payload, name))
             if payload is None:
                 self._refusal.of_no_message(consumer, tag)
                 continue
@@ -533,8 +534,8 @@ class Fetcher:
         if not self._channel.connection.cycle.is_consuming:
             consumer.recover_lost()
         for name, raw in self._messages(consumer, queue):
-            tag = consumer.hold(name, raw)
             payload = messages.decode(raw, objects=True)
+            tag = consumer.hold(name, raw, None if payload is None else holder_of(payload, name))
             if payload is not None:
                 payload["properties"]["delivery_tag"] = tag
                 if self._last_delivery.concerns(payload) and len(consumer.held) == 1 and not isolate(consumer, tag):

@@ -8,6 +8,8 @@ from typing import Any
 from celery_delayq import messages
 from celery_delayq.messages import encode, headers_of
 from celery_delayq.queue import dead_letters
+from celery_delayq.queue.holds import Holder
+from celery_delayq.transport import keyed
 
 #: Header of a message: how often its consumer was gone before it acknowledged the message. RabbitMQ's name.
 DELIVERY_COUNT = "x-delivery-count"
@@ -81,6 +83,12 @@ def recover(raw: bytes, delivery_limit: int) -> tuple[bytes, bool]:
         message["headers"] = {}
     message["headers"][DELIVERY_COUNT] = max(before, min(count, delivery_limit - 1)) if delivery_limit else count
     return encode(message), False
+
+
+def holder_of(name: str, raw: bytes) -> Holder | None:
+    """Return who holds a unique key by a message of a list; None if nobody does."""
+    message = messages.decode(raw, objects=True)
+    return None if message is None else keyed.holder_of(message, name)
 
 
 def not_a_message(raw: bytes) -> bytes:

@@ -45,6 +45,7 @@ class Station:
             redelivery=Redelivery(
                 redelivery.put_back,
                 partial(redelivery.recover, delivery_limit=transport.options["delivery_limit"]),
+                redelivery.holder_of,
                 lambda name, message: transport.on_dead_letter(name, message),
                 lambda name, what, number: transport.on_count(name, what, number),
             ),

@@ -30,6 +30,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
 from celery_delayq.transport.channel import DelayedChannel
+from celery_delayq.worker.unique import tell_about
 
 logger = getLogger(__name__)
 
@@ -87,6 +88,7 @@ class Handover:
             _wait_until_due(message)
             self._on_begin(message)
             self._messages.add(message)
+            tell_about(message, options, lambda: self._channel, is_solo=isinstance(self._pool, SoloPool))
             if not isinstance(self._pool, PreforkPool):
                 options["accept_callback"] = _Begin(options["accept_callback"])
                 if not isinstance(self._pool, SoloPool):

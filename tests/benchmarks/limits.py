@@ -130,5 +130,5 @@ def _offer_many(client: redis.Redis) -> list[object]:
 
 def _transfer(client: redis.Redis) -> list[object]:
     sha = client.script_load(load("transfer").text)
-    names = (_KEYS.queue, *_KEYS.waiting, _KEYS.dead, _KEYS.transferrer)
+    names = (_KEYS.queue, *_KEYS.waiting, _KEYS.dead, _KEYS.transferrer, _KEYS.holds)
     return ["EVALSHA", sha, len(names), *names, BATCH_SIZE, "", 0, _KEYS.transferrer_channel, 0]

@@ -12,7 +12,7 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import ReadOnlyError
 
-from celery_delayq.queue import codec, scripts
+from celery_delayq.queue import codec, holds, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys, RegistryKeys, ScheduleKeys
 from celery_delayq.queue.script import Script, load, script_of
@@ -42,6 +42,31 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
         [1, 1],
     ),
     "offer_many": ({"messages": [], "mirrored": False}, 1),
+    "offer_unique": (
+        {
+            "claim": holds.Claim("key", "due", 1, "keep"),
+            "task_id": "id",
+            "due_ms": 1,
+            "payload": b"",
+            "mirrored": False,
+        },
+        [b"stored", 1],
+    ),
+    "offer_throttled": (
+        {
+            "pace": holds.Pace("key", 1000),
+            "due_ms": 1,
+            "message_key": bytes(16),
+            "payload": b"",
+            "mirrored": False,
+        },
+        [b"1", 1],
+    ),
+    "hold": ({"holders": [], "what": "done"}, 0),
+    "acknowledge": (
+        {"consumer": "me", "message": b"", "holder": holds.Holder(bytes(16), bytes(16)), "what": "done"},
+        1,
+    ),
     "transfer": (
         {"limit": 1, "transferrer": "", "grace_ms": 0, "lead_ms": 0},
         [0, 0, b"", b"1000", b"0", b"", b""],
@@ -113,7 +138,7 @@ def call_wrapper(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Sequen
         return reply
 
     monkeypatch.setattr(Script, "run", run)
-    wrapper = getattr(scripts, name, None) or getattr(schedule_scripts, name)
+    wrapper = next(getattr(module, name) for module in (scripts, holds, schedule_scripts) if hasattr(module, name))
     wrapper(None, WITHOUT_QUEUE.get(name) or SEVERAL_QUEUES.get(name) or QueueKeys.of("q"), **arguments)
     return passed
 
@@ -168,6 +193,7 @@ def test_the_scripts_read_entries_as_the_codec_writes_them(any_client: redis.Red
         "KIND": codec.KIND,
         "MIRRORED": codec.MIRRORED,
         "REPEATED": codec.REPEATED,
+        "UNIQUE": codec.UNIQUE,
     }
     entry = codec.pack(codec.OfferId(1234567, b"k" * 16, mirrored=True, repeated=True).to_bytes(), b"payload")
     read = script_of(
@@ -196,7 +222,9 @@ def test_the_format_of_entries_stands_in_one_place(name: str) -> None:
     _, body = header_and_body(name)
     for constant in ("ID_SIZE", "KIND", "PAYLOAD_AT"):
         assert len(re.findall(rf"local [A-Z_, ]*\b{constant}\b[A-Z_, ]* =", body)) <= 1
-    assert not re.search(r"\b(208|209|210|211|0xD\d)\b", body.replace("local KIND, MIRRORED, REPEATED = 208", ""))
+    assert not re.search(
+        r"\b(208|209|21[0-3]|0xD\d)\b", body.replace("local KIND, MIRRORED, REPEATED, UNIQUE = 208", "")
+    )
 
 
 def test_the_batch_limit_is_below_what_unpack_can_do() -> None:

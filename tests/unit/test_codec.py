@@ -118,7 +118,7 @@ class TestWhatIsNoEntry:
 
     @pytest.mark.parametrize(
         "raw",
-        [b"", b"12345678", bytes(24), b"\x00" * 7 + b"\xd4" + bytes(16), bytes(7) + b"\xd0" + bytes(17)],
+        [b"", b"12345678", bytes(24), b"\x00" * 7 + b"\xd8" + bytes(16), bytes(7) + b"\xd0" + bytes(17)],
     )
     def test_an_id_of_someone_else(self, raw: bytes) -> None:
         assert OfferId.from_bytes(raw) is None

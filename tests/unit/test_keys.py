@@ -41,6 +41,7 @@ def test_every_name_of_a_queue() -> None:
         "transferrer_channel": "delayq:transfer_channel:3:{shop.celery}",
         "consumers": "delayq:consumers:{shop.celery}",
         "schedule": "delayq:schedule:{shop.celery}",
+        "holds": "delayq:unique:{shop.celery}",
         "metrics": "delayq:metrics:{shop.celery}",
     }
 

@@ -1,5 +1,6 @@
 --[[
-amend: give entries a new due time, and each a new payload, if they have not changed. They keep their message ids.
+amend: give entries a new due time, and each a new payload, if they have not changed. They keep their message ids and
+unique keys.
 
 Guarantee: all or nothing, and never for an entry that was transferred or removed in the meantime.
 
@@ -36,10 +37,11 @@ local amended = {}
 for number = 1, most do
     local entry, payload = ARGV[2 * number + 1], ARGV[2 * number + 2]
     amended[number] = ''
-    local was_there, mirrored = take_entry(timeout_set, index, repeated, delay_list, entry)
+    local was_there, mirrored, unique = take_entry(timeout_set, index, repeated, delay_list, entry)
     if was_there then
         local message_key = message_key_of(entry)
-        write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
+        write_entry(
+            timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us, unique)
         amended[number] = due
     end
 end

@@ -8,22 +8,25 @@ KEYS[1] timeout set   ZSET
 KEYS[2] index         HASH, see offer.lua
 KEYS[3] repeated      ZSET, see offer.lua
 KEYS[4] delay list    LIST
+KEYS[5] holds         HASH, see offer_unique.lua
 ARGV[1] message key   16 bytes
 ARGV[2] limit         entries per call
 
 Returns {removed, left}: how many entries were removed, and how many are left for the next call.
 ]]
-local timeout_set, index, repeated, delay_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local timeout_set, index, repeated, delay_list, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local message_key, limit = ARGV[1], tonumber(ARGV[2])
 
 -- include: entry_format
 -- include: adopt_places
 -- include: withdraw
+-- include: holds
 
 -- Keys of another type fail here, before anything is changed.
 redis.call('ZCARD', timeout_set)
 redis.call('ZCARD', repeated)
 redis.call('LLEN', delay_list)
+redis.call('HLEN', holds)
 local removed = 0
 
 local function remove(place)
@@ -36,6 +39,7 @@ local place = redis.call('HGET', index, message_key)
 if place then
     remove(place)
     redis.call('HDEL', index, message_key)
+    give_up(holds, unique_of(place), message_key)
 end
 
 adopt_places(index, repeated, message_key)

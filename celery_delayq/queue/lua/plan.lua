@@ -9,6 +9,9 @@ KEYS[2] index         HASH, see offer.lua
 KEYS[3] repeated      ZSET, see offer.lua
 KEYS[4] delay list    LIST
 KEYS[5] schedule      HASH, entry -> its state, opaque; '' -> how many states were forgotten
+KEYS[6] holds         HASH, see offer_unique.lua
+KEYS[7] its timeout set   ZSET, of the list in which the caller thinks that the holder of the unique key waits
+KEYS[8] its index         HASH
 ARGV[1] entry         its name
 ARGV[2] seen          its state as the caller saw it, '' for none
 ARGV[3] forgotten     how many states had been forgotten when the caller looked; checked only if it saw no state
@@ -20,25 +23,39 @@ ARGV[8] due           unix time in ms
 ARGV[9] payload       any bytes
 ARGV[10] mirrored     '1' to write the delay list too
 ARGV[11] channel      of Redisson
+ARGV[12] unique key   that the message claims, 16 bytes; '' for none
+ARGV[13] until        how long its task holds the key, see offer_unique.lua
+ARGV[14] ttl          of the key (ms)
+ARGV[15] list         the name of the broker list
+ARGV[16] task id
+ARGV[17] its list     the name of the list of KEYS[7]
 
 Returns {outcome, now, state, forgotten, alone}: 1, or 0 if the state has changed, or -1 if the message no longer waits;
 the server's time (ms); the present state; the present count of forgotten states; 1 if a message was offered and no other
-waits.
+waits. Or {-2, now, list, forgotten, 0} if the holder may wait in another list: the caller tries again with its keys.
+
+If another task holds the unique key, the occurrence is left out: the state is stored, and nothing is offered.
 
 A planner that saw no state may have slept since then, and another planner may have planned the entry elsewhere or
 removed it. So forgotten states are counted, and "no state" is accepted only if none was forgotten since then.
 ]]
-local timeout_set, index, repeated, delay_list, schedule = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local timeout_set, index, repeated, delay_list, schedule, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local entry, seen, forgotten, state = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local old_message, must_wait, message_key = ARGV[5], ARGV[6] == '1', ARGV[7]
-local due, payload, mirrored, channel = ARGV[8], ARGV[9], ARGV[10] == '1', ARGV[11]
+local due, payload, mirrored, channel, unique = ARGV[8], ARGV[9], ARGV[10] == '1', ARGV[11], ARGV[12]
+local its_timeout_set, its_index, its_list = KEYS[7], KEYS[8], ARGV[17]
+local claim = {
+    message_key = message_key, turn = '\0', until_when = ARGV[13], ttl = tonumber(ARGV[14]), list = ARGV[15], task_id = ARGV[16]}
 
+-- include: find_holder
+-- include: record_hold
 -- include: withdraw
 -- include: write_entry
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
-local now = string.format('%.0f', math.floor(now_us / 1000))
+local now_ms = math.floor(now_us / 1000)
+local now = string.format('%.0f', now_ms)
 
 local current = redis.call('HGET', schedule, entry) or ''
 local count = redis.call('HGET', schedule, '') or '0'
@@ -50,10 +67,23 @@ redis.call('HLEN', index)
 redis.call('ZCARD', repeated)
 redis.call('LLEN', delay_list)
 redis.call('ZCARD', timeout_set)
+redis.call('HLEN', holds)
+redis.call('ZCARD', its_timeout_set)
+redis.call('HLEN', its_index)
+
+local function holder()
+    return unique ~= '' and find_holder(holds, unique, its_list, its_timeout_set, its_index, now_ms)
+end
+
+local other = holder()
+if other and other.elsewhere then
+    return {-2, now, other.list, count, 0}
+end
 if old_message ~= '' then
     local place = redis.call('HGET', index, old_message) or ''
     if withdraw(timeout_set, delay_list, old_message, place) then
         redis.call('HDEL', index, old_message)
+        give_up(holds, unique_of(place), old_message)
     elseif must_wait then
         return {-1, now, current, count, 0}
     end
@@ -65,8 +95,13 @@ else
     redis.call('HSET', schedule, entry, state)
 end
 local alone = 0
-if message_key ~= '' then
-    write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
+if message_key ~= '' and not holder() then
+    if unique ~= '' then
+        record_hold(holds, unique, claim, true, now_ms)
+    end
+    write_entry(
+        timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us,
+        unique ~= '' and unique or nil)
     alone = redis.call('ZCARD', timeout_set) == 1 and 1 or 0
 end
 return {1, now, state, count, alone}

@@ -9,11 +9,13 @@ KEYS[1] consumers    ZSET, see renew.lua
 KEYS[2] in-flight    LIST, of the consumer
 KEYS[3] broker list  LIST
 KEYS[4] dead list    LIST
+KEYS[5] holds        HASH, see offer_unique.lua
 ARGV[1] consumer
 ARGV[2] score        as seen by the caller
 ARGV[3] gone         '1' if the caller considers it gone, '0' to require that its lease has ended
 ARGV[4] channel      that the consumer subscribes to while it lives, if its process is known to have ended; or ''
-ARGV[5..] message, the message to write instead, and 'Q' (broker list) or 'D' (dead list), in turns, newest first
+ARGV[5] holders      of the messages that go to the dead list, see lib/done_with.lua; '' if none does
+ARGV[6..] message, the message to write instead, and 'Q' (broker list) or 'D' (dead list), in turns, newest first
 
 Returns {recovered, moved, left, score}: 1, or 0 if it is alive; for each message 1 if it was moved, otherwise 0; how
 many messages are left; its new score, '' if it was forgotten.
@@ -23,9 +25,11 @@ blocking command that it sent earlier may still give it a message. The next call
 
 Limits: at most 100 messages per call.
 ]]
-local consumers, in_flight, queue, dead_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local consumer, seen, gone, channel = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
+local consumers, in_flight, queue, dead_list, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local consumer, seen, gone, channel, holders = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5]
 local REMEMBER_MS = 60000
+
+-- include: done_with
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -39,16 +43,20 @@ end
 redis.call('LLEN', in_flight)
 redis.call('LLEN', queue)
 redis.call('LLEN', dead_list)
+if holders ~= '' then
+    redis.call('HLEN', holds)
+end
 if tonumber(score) > 0 then
     score = string.format('%.0f', -now)
     redis.call('ZREM', consumers, '') -- see renew.lua
     redis.call('ZADD', consumers, score, consumer)
 end
 local moved = {}
-for at = 5, #ARGV, 3 do
+for at = 6, #ARGV, 3 do
     moved[#moved + 1] = redis.call('LREM', in_flight, 1, ARGV[at])
     if moved[#moved] == 1 then
         redis.call('RPUSH', ARGV[at + 2] == 'D' and dead_list or queue, ARGV[at + 1])
+        done_with(holds, holders, (at - 3) / 3, now)
     end
 end
 local left = redis.call('LLEN', in_flight)

@@ -12,6 +12,7 @@ KEYS[4] repeated      ZSET, see offer.lua
 KEYS[5] delay list    LIST
 KEYS[6] dead list     LIST
 KEYS[7] transferrer   STRING, "<ms of its last sign of life>:<id>"
+KEYS[8] holds         HASH, see offer_unique.lua
 ARGV[1] limit         entries per call, at most 1000
 ARGV[2] transferrer   id of the caller, or '' to move all due messages without becoming the punctual one
 ARGV[3] grace         ms
@@ -29,8 +30,8 @@ and stops after that much. Fewer entries while Redisson's delay list is in use, 
 Source: Redisson RedissonDelayedQueue.pushTaskAsync. Differences: LPUSH, because kombu takes from the right; both
 packings; corrupt entries; the index; one punctual transferrer; now is the server's time.
 ]]
-local queue, timeout_set, index, repeated, delay_list, dead_list, transferrer =
-    KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local queue, timeout_set, index, repeated, delay_list, dead_list, transferrer, holds =
+    KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local limit, caller, grace, channel, lead = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 
 -- include: entry_format
@@ -83,7 +84,7 @@ local function read(entry)
         local kind, message_key, payload_size = unpack_struct('Bc16<I8', entry, KIND_AT)
         if payload_size == size - PAYLOAD_AT + 1 then
             local flags = kind - KIND
-            if flags >= 0 and flags <= MIRRORED + REPEATED then
+            if flags >= 0 and flags <= MIRRORED + UNIQUE then
                 return PAYLOAD_AT, flags, message_key
             end
             return PAYLOAD_AT
@@ -97,6 +98,7 @@ local function read(entry)
 end
 
 -- include: forget_place
+-- include: holds
 -- include: most_entries
 
 -- Keys of another type fail here, before anything is changed.
@@ -115,7 +117,7 @@ while moved + dead < limit and bytes < MAX_BYTES do
         break
     end
 
-    local payloads, garbage, listed, first, further, due_of = {}, {}, {}, {}, {}, {}
+    local payloads, garbage, listed, first, further, due_of, uniques = {}, {}, {}, {}, {}, {}, {}
     for _, entry in ipairs(entries) do
         local start, flags, message_key = read(entry)
         if start then
@@ -123,7 +125,10 @@ while moved + dead < limit and bytes < MAX_BYTES do
         else
             garbage[#garbage + 1] = entry
         end
-        if flags and flags >= REPEATED then
+        if flags and is_unique(flags) then
+            uniques[message_key] = unique_of(redis.call('HGET', index, message_key))
+        end
+        if flags and is_repeated(flags) then
             further[#further + 1] = entry
             due_of[entry] = redis.call('ZSCORE', timeout_set, entry)
         elseif flags then
@@ -138,6 +143,9 @@ while moved + dead < limit and bytes < MAX_BYTES do
     slices[#slices + 1] = #payloads
     slices[#slices + 1] = redis.call('ZSCORE', timeout_set, entries[1])
 
+    if next(uniques) then
+        redis.call('HLEN', holds)
+    end
     -- Remove first: if the server is out of memory, a script may add only after it has removed something.
     redis.call('ZREMRANGEBYRANK', timeout_set, 0, #entries - 1)
     if #garbage > 0 then
@@ -151,6 +159,9 @@ while moved + dead < limit and bytes < MAX_BYTES do
     end
     for _, entry in ipairs(further) do
         forget_place(index, repeated, entry, due_of[entry])
+    end
+    for message_key, unique in pairs(uniques) do
+        leave_queue(holds, unique, message_key, now)
     end
     for _, entry in ipairs(listed) do
         redis.call('LREM', delay_list, 1, entry)

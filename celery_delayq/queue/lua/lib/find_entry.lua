@@ -15,7 +15,7 @@ end
 -- Find our entry that has this place, by a binary search among the entries with its due time. Return the entry and its
 -- due time, or nil if it no longer waits.
 local function find_entry(timeout_set, message_key, place)
-    if #place ~= PLACE_SIZE then
+    if #place < PLACE_SIZE then
         return nil
     end
     local due, offered_us = struct.unpack('>I8I8', place)

@@ -1,7 +1,8 @@
 -- include: entry_format
 -- include: forget_place
 
--- Remove an entry of any kind. Return whether it was there, and for our entries whether it was in the delay list.
+-- Remove an entry of any kind. Return whether it was there; for our entries also whether it was in the delay list, and the
+-- unique key that it holds, or nil. The caller gives up that key.
 local function take_entry(timeout_set, index, repeated, delay_list, entry)
     local due = redis.call('ZSCORE', timeout_set, entry)
     if not due then
@@ -9,12 +10,12 @@ local function take_entry(timeout_set, index, repeated, delay_list, entry)
     end
     redis.call('ZREM', timeout_set, entry)
     local flags = flags_of(entry)
-    local mirrored = not flags or is_mirrored(flags)
+    local mirrored, unique = not flags or is_mirrored(flags), nil
     if flags then
-        forget_place(index, repeated, entry, due)
+        unique = forget_place(index, repeated, entry, due)
     end
     if mirrored then
         redis.call('LREM', delay_list, 1, entry)
     end
-    return true, mirrored
+    return true, mirrored, unique
 end

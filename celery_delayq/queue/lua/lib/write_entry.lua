@@ -2,14 +2,15 @@
 -- include: announce_head
 
 -- Write an entry and its place in the index, and tell Redisson's listeners about a new head. Return the time of the
--- offer in microseconds: now, or later if that time is taken.
+-- offer in microseconds: now, or later if that time is taken. `unique` is the unique key that the entry holds, or nil;
+-- then no other entry of this message id may wait.
 local function write_entry(
-    timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
+    timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us, unique)
     local MAX_US = 2 ^ 53
 
     local offered_us = now_us
     local is_repeated = redis.call('HEXISTS', index, message_key) == 1
-    local kind = KIND + (mirrored and MIRRORED or 0) + (is_repeated and REPEATED or 0)
+    local kind = KIND + (mirrored and MIRRORED or 0) + (is_repeated and REPEATED or unique and UNIQUE or 0)
     if is_repeated then
         redis.call('ZCARD', repeated) -- a key of another type fails here, before anything is changed
     end
@@ -43,7 +44,7 @@ local function write_entry(
     if is_repeated then
         redis.call('ZADD', repeated, 0, message_key .. place)
     else
-        redis.call('HSET', index, message_key, place)
+        redis.call('HSET', index, message_key, place .. (unique or ''))
     end
     redis.call('ZADD', timeout_set, due, entry)
     announce_head(timeout_set, channel, entry, due)

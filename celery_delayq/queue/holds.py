@@ -1,0 +1,351 @@
+"""Holds: which task holds which unique key. Of the tasks with one key, at most one waits.
+
+A hold is a field of a HASH: on Redis Cluster one for all priorities of a queue, in its slot, else one for all queues. A
+key belongs to a queue, or is global: then it is the same one for tasks of all queues, but not on a cluster. The scripts
+that move a message give its key up, or say how long it is held from then on: `lua/lib/holds.lua` has the layout. An
+entry knows its key: the index has it beside its place. A message on its way to a worker carries it as a property.
+
+A hold counts only as long as its task waits, or until its time has come. So a key is free again, whatever happened to
+its task: if another program removed it, for example. Nobody has to clean up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import redis
+from redis.client import NEVER_DECODE
+
+from celery_delayq.queue import codec
+from celery_delayq.queue.keys import ALL_HOLDS, QueueKeys, holds_of_queue
+from celery_delayq.queue.script import load
+
+#: Size in bytes of what represents a unique key.
+UNIQUE_SIZE = 16
+
+#: How long a task holds its key.
+Until: TypeAlias = Literal["due", "start", "done"]
+
+#: What happens if another task holds the key.
+Conflict: TypeAlias = Literal["keep", "replace", "extend"]
+
+#: What a task does that has left its delayed queue.
+What: TypeAlias = Literal["start", "renew", "done"]
+
+#: Maximum number of holds that one call of `hold` changes.
+MAX_HOLDS = 100
+
+#: How scripts write it.
+UNTIL: dict[Until, bytes] = {"due": b"w", "start": b"s", "done": b"d"}
+_UNTIL_OF = {written: until for until, written in UNTIL.items()}
+_HEAD = struct.Struct(">16sBccQQH")
+
+
+def unique_of(key: str, broker_list: str | None) -> bytes:
+    """Return the 16 bytes that represent a unique or throttled key.
+
+    Args:
+        key: the key.
+        broker_list: any list of the queue that it belongs to; None if it is global.
+
+    Raises:
+        TypeError: the key is not a string.
+    """
+    if not isinstance(key, str):
+        raise TypeError(f"a unique key must be a str, not {key!r}")
+    owner = ALL_HOLDS if broker_list is None else holds_of_queue(broker_list)
+    text = f"{owner}\0{key}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=UNIQUE_SIZE).digest()
+
+
+@dataclass(frozen=True)
+class Hold:
+    """The record of a unique key.
+
+    Attributes:
+        message_key: of the task that holds it, see `codec.message_key`.
+        turn: see `Holder`.
+        until: how long the task holds it.
+        waits: whether the task waits in a delayed queue, or did when it was asked last.
+        ttl_ms: how long the key outlives the task in its queue or a worker, if nobody gives it up, in ms.
+        ends_ms: until when that is, unix time in ms; 0 while it waits.
+        broker_list: the list that the task is, or was, on its way to.
+        task_id: of the task.
+    """
+
+    message_key: bytes
+    turn: int
+    until: Until
+    waits: bool
+    ttl_ms: int
+    ends_ms: int
+    broker_list: str
+    task_id: str
+
+    @classmethod
+    def of(cls, raw: bytes) -> Hold | None:
+        """Read a hold; None if it is not one."""
+        if len(raw) < _HEAD.size:
+            return None
+        message_key, turn, until, state, ttl_ms, ends_ms, size = _HEAD.unpack_from(raw)
+        names = raw[_HEAD.size :]
+        if until not in _UNTIL_OF or len(names) < size:
+            return None
+        name, task_id = (part.decode("utf-8", "replace") for part in (names[:size], names[size:]))
+        return cls(message_key, turn, _UNTIL_OF[until], state == b"w", ttl_ms, ends_ms, name, task_id)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A message that holds a unique key, or did.
+
+    Attributes:
+        unique: the 16 bytes that represent the key.
+        message_key: the 16 bytes that represent the task's id.
+        turn: 0 to 255; another one for each retry of a task.
+    """
+
+    unique: bytes
+    message_key: bytes
+    turn: int = 0
+
+    @classmethod
+    def of(cls, key: str, broker_list: str | None, task_id: str, turn: int = 0) -> Holder:
+        """Return the holder of a key; see `unique_of`."""
+        return cls(unique_of(key, broker_list), codec.message_key(task_id), turn)
+
+    @property
+    def name(self) -> bytes:
+        """The 17 bytes by which a hold names it."""
+        return self.message_key + bytes((self.turn,))
+
+
+def written(holders: Sequence[Holder | None]) -> bytes:
+    """Return the holders of messages as `lua/lib/done_with.lua` reads them."""
+    if not any(holders):
+        return b""
+    return b"".join(bytes(2 * UNIQUE_SIZE + 1) if one is None else one.unique + one.name for one in holders)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A task that shall hold a unique key.
+
+    Attributes:
+        key: the key.
+        until: how long the task holds it.
+        ttl_ms: how long the key outlives the task in its queue or a worker, if nobody gives it up, in ms.
+        conflict: what happens if another task holds the key.
+        is_global: whether the key is the same for tasks of all queues.
+    """
+
+    key: str
+    until: Until
+    ttl_ms: int
+    conflict: Conflict
+    is_global: bool = False
+
+    def unique(self, keys: QueueKeys) -> bytes:
+        """Return what represents the key of a task in a queue."""
+        return unique_of(self.key, None if self.is_global else keys.queue)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A throttled key: its turns are at least an interval apart.
+
+    Attributes:
+        key: the key.
+        interval_us: in microseconds.
+        is_global: whether the key is the same for tasks of all queues.
+    """
+
+    key: str
+    interval_us: int
+    is_global: bool = False
+
+    def turns(self, keys: QueueKeys) -> str:
+        """Return the name of the STRING of its turns, for a task in a queue."""
+        return keys.turns(unique_of(self.key, None if self.is_global else keys.queue))
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What became of a message that claims a unique key.
+
+    Attributes:
+        outcome: `stored`; `held`: another task holds the key, and nothing was stored; `extend`: that task is due
+            earlier; `repeated`: an entry of this message id waits already.
+        alone: it was stored, and no other entry waits.
+        task_id: of the task that holds the key.
+        entry: the entry of the task that is due earlier.
+        broker_list: the list that it waits for.
+    """
+
+    outcome: Literal["stored", "held", "extend", "repeated"]
+    alone: bool = False
+    task_id: str = ""
+    entry: bytes = b""
+    broker_list: str = ""
+
+
+def offer_unique(
+    client: redis.Redis,
+    keys: QueueKeys,
+    *,
+    claim: Claim,
+    task_id: str,
+    turn: int = 0,
+    due_ms: int | None,
+    payload: bytes,
+    mirrored: bool,
+    pace: Pace | None = None,
+) -> Offered:
+    """Store a message that claims a unique key; see `offer_unique.lua`. Several calls if another list has to change.
+
+    Args:
+        client: any client.
+        keys: of the message's list.
+        claim: what it claims.
+        task_id: of the message.
+        turn: see `Holder`.
+        due_ms: when it is due, unix time in ms; None: store it in the broker list.
+        payload: the message.
+        mirrored: whether to write the delay list too.
+        pace: the throttled key that gives it a turn, if it is stored.
+    """
+    there = keys
+    while True:
+        outcome, *more = load("offer_unique").run(
+            client,
+            (
+                *(*keys.waiting, keys.holds, keys.queue),
+                *(there.timeout_set, there.index, there.delay_list),
+                keys.turns(b"") if pace is None else pace.turns(keys),
+            ),
+            (
+                "" if due_ms is None else due_ms,
+                codec.message_key(task_id),
+                payload,
+                int(mirrored),
+                keys.channel,
+                claim.unique(keys),
+                UNTIL[claim.until],
+                claim.ttl_ms,
+                claim.conflict,
+                keys.queue,
+                task_id,
+                there.queue,
+                bytes((turn,)),
+                "" if pace is None else pace.interval_us,
+            ),
+        )
+        texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in more]
+        if outcome == b"elsewhere":
+            try:
+                there = QueueKeys.of(more[0].decode())
+            except UnicodeDecodeError:  # no list of ours
+                client.execute_command("HDEL", keys.holds, claim.unique(keys))
+        elif outcome == b"stored":
+            return Offered("stored", alone=bool(texts[0]), task_id=task_id)
+        elif outcome == b"held":
+            return Offered("held", task_id=texts[0])
+        elif outcome == b"extend":
+            return Offered("extend", entry=more[0], broker_list=texts[1])
+        else:
+            return Offered("repeated")
+
+
+def offer_throttled(
+    client: redis.Redis,
+    keys: QueueKeys,
+    *,
+    pace: Pace,
+    due_ms: int | None,
+    message_key: bytes,
+    payload: bytes,
+    mirrored: bool,
+) -> tuple[int, bool]:
+    """Store a message that is due at the next turn of a throttled key; see `offer_throttled.lua`.
+
+    Args:
+        client: any client.
+        keys: of the message's list.
+        pace: the key.
+        due_ms: when it should be due, unix time in ms; None for now.
+        message_key: of the message.
+        payload: the message.
+        mirrored: whether to write the delay list too.
+
+    Returns:
+        When it is due, unix time in ms, and whether no other entry waits.
+    """
+    due, alone = load("offer_throttled").run(
+        client,
+        (*keys.waiting, pace.turns(keys)),
+        ("" if due_ms is None else due_ms, pace.interval_us, message_key, payload, int(mirrored), keys.channel),
+    )
+    return int(due), bool(alone)
+
+
+def hold(client: redis.Redis, keys: QueueKeys, *, holders: Sequence[Holder], what: What) -> int:
+    """Say that tasks that hold unique keys have started, go on, or are done; see `hold.lua`.
+
+    Args:
+        client: any client.
+        keys: of their list.
+        holders: the tasks; at most `MAX_HOLDS`.
+        what: what they do.
+
+    Returns:
+        How many keys were given up.
+    """
+    args = [part for one in holders for part in (one.unique, one.name)]
+    return int(load("hold").run(client, (keys.holds,), (what, *args)))
+
+
+def acknowledge(
+    client: redis.Redis, keys: QueueKeys, *, consumer: str, message: bytes, holder: Holder, what: What
+) -> bool:
+    """Remove a message that holds a unique key from a consumer's in-flight list; see `acknowledge.lua`.
+
+    Args:
+        client: any client.
+        keys: of its list.
+        consumer: id of the consumer.
+        message: as it was fetched.
+        holder: its task.
+        what: what the task does.
+
+    Returns:
+        Whether it was in flight.
+    """
+    return bool(
+        load("acknowledge").run(
+            client, (keys.in_flight(consumer), keys.holds), (message, holder.unique, holder.name, what)
+        )
+    )
+
+
+def holds_of(client: redis.Redis, keys: Sequence[QueueKeys], key: str) -> list[Hold]:
+    """Return the records of a unique key in the queues of some lists, current or not; one round trip."""
+    found = _each(client, keys, "HGET", key)
+    return [read for raw in found if raw is not None and (read := Hold.of(raw)) is not None]
+
+
+def forget(client: redis.Redis, keys: Sequence[QueueKeys], key: str) -> bool:
+    """Give up a unique key in the queues of some lists; one round trip. Returns whether it was held."""
+    return any(_each(client, keys, "HDEL", key))
+
+
+def _each(client: redis.Redis, keys: Sequence[QueueKeys], command: str, key: str) -> list[Any]:
+    fields = [(one.holds, unique_of(key, one.queue)) for one in keys]
+    fields += [(one.holds, unique_of(key, None)) for one in keys if one.holds == ALL_HOLDS]
+    with client.pipeline(transaction=False) as pipe:
+        for name, field in dict.fromkeys(fields):
+            pipe.execute_command(command, name, field, **{NEVER_DECODE: True})
+        return pipe.execute()

@@ -1,0 +1,7 @@
+-- Record that a message holds a unique key: one that waits, or one that is on its way to a worker.
+local function record_hold(holds, unique, claim, waits, now)
+    local ends = waits and 0 or now + claim.ttl
+    local head = claim.message_key .. claim.turn .. claim.until_when .. (waits and 'w' or 'r')
+    local tail = struct.pack('>I8I8I2', claim.ttl, ends, #claim.list) .. claim.list .. claim.task_id
+    redis.call('HSET', holds, unique, head .. tail)
+end

@@ -1,0 +1,126 @@
+--[[
+offer_unique: store one message that holds a unique key, unless another task holds that key.
+
+Guarantee: all or nothing. Of the tasks that hold a key, at most one waits. A key whose holder is gone is free, also if a
+program removed it that does not know keys.
+
+KEYS[1] timeout set   ZSET
+KEYS[2] index         HASH, see offer.lua
+KEYS[3] repeated      ZSET, see offer.lua
+KEYS[4] delay list    LIST
+KEYS[5] holds         HASH, unique key (16 bytes) -> hold, see lib/holds.lua
+KEYS[6] broker list   LIST
+KEYS[7] its timeout set   ZSET, of the list in which the caller thinks that the holder waits
+KEYS[8] its index         HASH
+KEYS[9] its delay list    LIST
+KEYS[10] turns        STRING, the turns of a throttled key, see offer_throttled.lua
+ARGV[1] due           unix time in ms, or '' to store it in the broker list at once
+ARGV[2] message key   16 bytes
+ARGV[3] payload       any bytes
+ARGV[4] mirrored      '1' to write the delay list too
+ARGV[5] channel       of Redisson
+ARGV[6] unique key    16 bytes
+ARGV[7] until         how long the task holds the key: until it is due 'w', starts 's', or is done 'd'
+ARGV[8] ttl           how long the key outlives a task that has left the delayed queue, if nobody gives it up (ms)
+ARGV[9] conflict      if another task holds the key: 'keep' that one, 'replace' it, or 'extend' its due time
+ARGV[10] list         the name of the broker list
+ARGV[11] task id
+ARGV[12] its list     the name of that list
+ARGV[13] turn         1 byte, another one for each retry of a task
+ARGV[14] interval     of the turns (microseconds), or '' if no key is throttled
+
+Returns one of
+    {'stored', alone}           1 if no other entry waits
+    {'held', task id}           another task holds the key; nothing was stored
+    {'extend', entry, list}     the holder is due earlier; the caller gives it the new due time with amend.lua
+    {'elsewhere', list}         the holder waits in another list; the caller tries again with its keys
+    {'repeated'}                an entry of this message id waits already
+
+A holder that has left its delayed queue is not replaced: it runs, and the new message holds the key from now on.
+]]
+local timeout_set, index, repeated, delay_list, holds, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local its_timeout_set, its_index, its_delay_list, turns = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local due, message_key, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
+local unique, until_when, ttl, conflict = ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9]
+local list, task_id, its_list, turn, interval = ARGV[10], ARGV[11], ARGV[12], ARGV[13], tonumber(ARGV[14])
+
+-- include: find_holder
+-- include: record_hold
+-- include: waits_already
+-- include: next_turn
+-- include: withdraw
+-- include: write_entry
+
+-- Keys of another type fail here, before anything is changed.
+redis.call('ZCARD', timeout_set)
+redis.call('HLEN', index)
+redis.call('ZCARD', repeated)
+redis.call('LLEN', delay_list)
+redis.call('LLEN', queue)
+redis.call('ZCARD', its_timeout_set)
+redis.call('HLEN', its_index)
+redis.call('LLEN', its_delay_list)
+redis.call('STRLEN', turns)
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+local now = math.floor(now_us / 1000)
+
+local function alone()
+    return redis.call('ZCARD', timeout_set) == 1 and 1 or 0
+end
+
+-- Records that do not count any more: each call looks at two, so that they do not become many. One of a task that waits in
+-- another list cannot be checked here.
+for _, other in ipairs(redis.call('HRANDFIELD', holds, 2)) do
+    if other ~= unique then
+        local found = find_holder(holds, other, list, timeout_set, index, now)
+        if not found then
+            redis.call('HDEL', holds, other)
+        end
+    end
+end
+
+local holder = find_holder(holds, unique, its_list, its_timeout_set, its_index, now)
+local is_mine = holder and holder.message_key == message_key
+if is_mine and waits_already(timeout_set, index, message_key, payload) then
+    return {'stored', alone()}
+elseif is_mine and due == '' and holder.turn == turn and not holder.entry and not holder.elsewhere then
+    return {'stored', 0} -- it was sent to its broker list, and the caller has not had the reply
+end
+if holder and holder.elsewhere then
+    return {'elsewhere', holder.list}
+elseif holder and conflict == 'extend' and holder.entry and due ~= '' and tonumber(due) > holder.due then
+    return {'extend', holder.entry, holder.list}
+elseif holder and conflict ~= 'replace' and (holder.entry or not is_mine) then
+    return {'held', holder.id}
+end
+
+-- Nobody holds the key, or the new message takes its place.
+local will_wait = due ~= '' or interval ~= nil
+local replaced = holder and holder.entry and holder
+local is_here = replaced and is_mine and its_list == list
+local known = will_wait and not is_here and redis.call('HGET', index, message_key)
+if known and find_entry(timeout_set, message_key, known) then
+    return {'repeated'}
+elseif known then
+    redis.call('HDEL', index, message_key)
+end
+if replaced then
+    withdraw(its_timeout_set, its_delay_list, replaced.message_key, replaced.place)
+    redis.call('HDEL', its_index, replaced.message_key)
+end
+if interval then
+    due = next_turn(turns, due == '' and now_us or tonumber(due) * 1000, interval, now_us)
+end
+if will_wait or until_when ~= 'w' then
+    local claim = {message_key = message_key, turn = turn, until_when = until_when, ttl = ttl, list = list, task_id = task_id}
+    record_hold(holds, unique, claim, will_wait, now)
+else
+    redis.call('HDEL', holds, unique)
+end
+if not will_wait then
+    redis.call('LPUSH', queue, payload)
+    return {'stored', 0}
+end
+write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us, unique)
+return {'stored', alone()}

@@ -1,0 +1,72 @@
+"""Throttle: tasks with a key take turns, for the whole fleet of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from celery.utils.time import rate
+
+from celery_delayq.errors import ConfigurationError
+from celery_delayq.unique import Scope, check, is_names, key_of
+
+_LONGEST_INTERVAL_S = 366 * 86400.0
+
+
+@dataclass(frozen=True)
+class Throttle:
+    """How often tasks with one key begin: for `@app.task(throttle=...)` or `apply_async(throttle=...)`.
+
+    A task gets its turn when it is sent: it waits in the delayed queue until then.
+
+    Attributes:
+        rate: how many turns a key has, as in Celery's `rate_limit`: "10/m" are ten a minute, evenly spaced, so one each
+            six seconds; "/s", "/m" and "/h" are known, and a number is for each second.
+        by: the names of the arguments that make the key, together with the name of the task. By default, all tasks of
+            that name share one key.
+        key: the key itself, instead of `by`.
+        scope: see `Unique.scope`.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+    """
+
+    rate: str | float
+    by: Sequence[str] = ()
+    key: str | None = None
+    scope: Scope = "queue"
+
+    def __post_init__(self) -> None:
+        if not is_names(self.by):
+            raise ConfigurationError(
+                f"Throttle: by must be the names of arguments, such as ('customer',), not {self.by!r}"
+            )
+        if self.by and self.key is not None:
+            raise ConfigurationError("Throttle: give it either by or key")
+        if self.key is not None and (not isinstance(self.key, str) or not self.key):
+            raise ConfigurationError(f"Throttle: key must be a text, not {self.key!r}")
+        check("Throttle", "scope", self.scope, get_args(Scope))
+        if not 0 < self.interval_s <= _LONGEST_INTERVAL_S:
+            raise ConfigurationError(
+                "Throttle: rate must be a number of turns a second, or a text such as '10/s', '10/m' or '10/h', "
+                f"and more than one turn a year; not {self.rate!r}"
+            )
+
+    @property
+    def interval_s(self) -> float:
+        """How far apart the turns of a key are at least, in seconds.
+
+        Source: Celery 5.7 `celery.utils.time.rate`.
+        """
+        try:
+            a_second = float(rate(self.rate))
+        except (TypeError, ValueError, KeyError, OverflowError):
+            a_second = 0.0
+        return 1 / a_second if 0 < a_second <= 1_000_000 else 0.0
+
+    def key_of(
+        self, name: str, run: Callable[..., Any] | None, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+    ) -> str:
+        """Return the key of a task; see `Unique.key_of`."""
+        return self.key if self.key is not None else key_of("Throttle", self.by, name, run, args, kwargs)

@@ -1,0 +1,172 @@
+"""Messages that hold a unique key, or take turns by a throttled one: what they carry, and how they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery_delayq.errors import ConfigurationError
+from celery_delayq.messages import encode, with_eta
+from celery_delayq.queue.connections import is_cluster
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.entry import entry_of
+from celery_delayq.queue.holds import Claim, Conflict, Holder, Offered, Pace, Until
+from celery_delayq.queue.keys import without_priority
+from celery_delayq.throttle import Throttle
+from celery_delayq.unique import For, OnConflict, Unique
+
+#: Property of a message that holds a unique key: its key, and `Unique.for_`, `ttl`, `on_conflict` and `scope`.
+UNIQUE_PROPERTY = "delayq_unique"
+
+#: Property of a message that takes turns: its key, and `Throttle.rate` and `scope`.
+THROTTLE_PROPERTY = "delayq_throttle"
+
+_UNTIL: dict[For, Until] = {"waiting": "due", "until_start": "start", "until_done": "done"}
+_CONFLICT: dict[OnConflict, Conflict] = {"ignore": "keep", "raise": "keep", "replace": "replace", "extend": "extend"}
+
+
+class Claiming(dict[str, Any]):
+    """The property of a message before it is stored. It also says what the message claims, and then what became of it.
+
+    It is a dict, so that it goes through Celery and kombu like any property.
+
+    Attributes:
+        claim: what the message claims.
+        offered: what became of the message; None if no channel of ours has stored it.
+    """
+
+    def __init__(self, key: str, unique: Unique) -> None:
+        super().__init__(
+            key=key, **{"for": unique.for_}, ttl=unique.ttl, on_conflict=unique.on_conflict, scope=unique.scope
+        )
+        self.claim = Claim(
+            key,
+            _UNTIL[unique.for_],
+            round(unique.ttl * 1000),
+            _CONFLICT[unique.on_conflict],
+            is_global=unique.scope == "global",
+        )
+        self.offered: Offered | None = None
+
+
+def claiming_of(message: Mapping[str, Any]) -> Claiming | None:
+    """Return the property of a message that claims a unique key; None if it claims none."""
+    found = message["properties"].get(UNIQUE_PROPERTY)
+    return found if isinstance(found, Claiming) else None
+
+
+def throttled(key: str, throttle: Throttle) -> dict[str, Any]:
+    """Return the property of a message that takes turns."""
+    return {"key": key, "rate": throttle.rate, "scope": throttle.scope}
+
+
+def throttle_of(found: Any) -> Throttle | None:
+    """Return what a message's property says; None if there is none, or somebody else wrote it."""
+    if not isinstance(found, dict) or not found.get("key"):
+        return None
+    try:
+        return Throttle(found["rate"], key=found["key"], scope=found["scope"])
+    except (KeyError, ConfigurationError):
+        return None
+
+
+def pace_of(message: Mapping[str, Any]) -> Pace | None:
+    """Return the throttled key of a message that is published; None if it takes no turns."""
+    throttle = throttle_of(message["properties"].get(THROTTLE_PROPERTY))
+    if throttle is None or throttle.key is None:
+        return None
+    return Pace(throttle.key, round(throttle.interval_s * 1_000_000), is_global=throttle.scope == "global")
+
+
+def unique_of(found: Any) -> Unique | None:
+    """Return what a message's property says; None if there is none, or somebody else wrote it."""
+    if not isinstance(found, dict) or not found.get("key"):
+        return None
+    try:
+        return Unique(
+            key=found["key"],
+            for_=found["for"],
+            ttl=found["ttl"],
+            on_conflict=found["on_conflict"],
+            scope=found["scope"],
+        )
+    except (KeyError, ConfigurationError):
+        return None
+
+
+def holder_of(message: Mapping[str, Any], broker_list: str) -> Holder | None:
+    """Return the holder that a message of a list stands for.
+
+    None if it holds no unique key, or somebody else wrote it.
+    """
+    found = message["properties"].get(UNIQUE_PROPERTY)
+    headers = message.get("headers")
+    if not isinstance(found, dict) or not isinstance(headers, dict):
+        return None
+    key, task_id = found.get("key"), headers.get("id")
+    if not isinstance(key, str) or not isinstance(task_id, str):
+        return None
+    return Holder.of(key, None if found.get("scope") == "global" else broker_list, task_id, _turn_of(headers))
+
+
+def _turn_of(headers: Mapping[str, Any]) -> int:
+    """Return a number that differs between a task, its retry, and what it was replaced by: they have one id."""
+    counts = (headers.get("retries"), headers.get("replaced_task_nesting"))
+    return sum(count for count in counts if isinstance(count, int)) % 256
+
+
+def put_keyed(
+    channel: Any,
+    broker_list: str,
+    message: Mapping[str, Any],
+    *,
+    claiming: Claiming | None,
+    pace: Pace | None,
+    due_ms: int | None,
+) -> None:
+    """Store a message that claims a unique key, unless another one holds that; or one that takes turns; or both.
+
+    Args:
+        channel: a channel of our transport.
+        broker_list: the full name of the message's list.
+        message: the message.
+        claiming: what it claims. Afterwards, this says what became of it.
+        pace: its throttled key.
+        due_ms: when it is due, unix time in ms; None if it is due now. It may get a later turn.
+
+    Raises:
+        ValueError: a task of this id waits already, with another key or with none.
+        ConfigurationError: the key is global, and the broker is a cluster.
+    """
+    headers, payload = message["headers"], encode(message)
+    queue = channel.delayed_queue(broker_list)
+    _refuse_global(queue, headers["task"], unique=None if claiming is None else claiming.claim, throttle=pace)
+    if claiming is None:
+        if pace is not None:
+            queue.offer_throttled(payload, pace, due_ms=due_ms, message_id=headers["id"])
+        return
+    while True:
+        offered = queue.offer_unique(
+            payload, claiming.claim, due_ms=due_ms, message_id=headers["id"], turn=_turn_of(headers), pace=pace
+        )
+        if offered.outcome != "extend":
+            break
+        entry = entry_of(offered.entry, due_ms)
+        if entry is not None and due_ms is not None:
+            later = with_eta(entry.payload, headers["eta"], due_ms)
+            channel.delayed_queue(offered.broker_list).amend(entry, later, due_ms=due_ms)
+    if offered.outcome == "repeated":
+        raise ValueError(
+            f"a task with the id {headers['id']!r} waits in {without_priority(broker_list)!r} already, with another "
+            f"unique key than {claiming.claim.key!r}, or with none: give each task an id of its own"
+        )
+    claiming.offered = offered
+
+
+def _refuse_global(queue: DelayedQueue, task: str, **options: Claim | Pace | None) -> None:
+    for option, given in options.items():
+        if given is not None and given.is_global and is_cluster(queue.client):
+            raise ConfigurationError(
+                f"the key {given.key!r} of task {task} is global, but Redis Cluster has queues on different nodes: "
+                f'leave out scope="global" of its option {option}, and send tasks with one key to one queue'
+            )

@@ -1,0 +1,1 @@
+"""Tasks that are one of a kind, or take turns."""
