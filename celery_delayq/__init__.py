@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from celery_delayq.queue.entry import Entry
     from celery_delayq.schedule.api import Schedule
     from celery_delayq.schedule.periodic_task import PeriodicTask
+    from celery_delayq.task import Task
     from celery_delayq.throttle import Throttle
     from celery_delayq.transport import register
     from celery_delayq.transport.replicas import NotReplicated
@@ -73,6 +74,7 @@ __all__ = [
     "Released",
     "Schedule",
     "ScheduledTask",
+    "Task",
     "Throttle",
     "Unique",
     "UnknownEntry",
@@ -101,6 +103,7 @@ _MODULES = {
     "Released": "inspector.backup",
     "Schedule": "schedule.api",
     "ScheduledTask": "inspector.task",
+    "Task": "task",
     "Throttle": "throttle",
     "Unique": "unique",
     "register": "transport",

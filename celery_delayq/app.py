@@ -69,7 +69,7 @@ class DelayQ:
         ConfigurationError: the app's broker URL is not a `delayq://` URL.
     """
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app: Celery[Any]) -> None:
         if not isinstance(app, Celery):
             raise TypeError(f"DelayQ() takes a Celery app, not {app!r}")
         self.app = app

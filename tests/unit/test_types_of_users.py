@@ -1,0 +1,83 @@
+"""What users write passes `mypy --strict`: with celery-types, whose stubs know no options but Celery's, and without."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import missing
+
+api = pytest.importorskip("mypy.api", reason="no mypy: `make setup` installs it, tox does not")
+
+#: Where `make setup` installs celery-types.
+STUBS = Path(sys.prefix, "monitors")
+
+ROOT = Path(__file__).parents[2]
+
+SHOP = """
+from celery import Celery, chain, group
+from celery_delayq import DelayQ, KeyHeld, Task, Throttle, Unique
+
+app = Celery("shop", broker="delayq://localhost:6379/0", task_cls=Task)
+delayq = DelayQ(app)
+
+
+@app.task(unique=Unique(by=("user_id",), for_="until_done", ttl=60, on_conflict="replace"))
+def remind(user_id: int) -> None: ...
+
+
+@app.task(throttle=Throttle(rate="10/m", by=("customer",)))
+def sync(customer: int) -> None: ...
+
+
+def use() -> None:
+    result = remind.apply_async((1,), countdown=600, unique="remind:42", on_conflict="extend")
+    print(result.id, delayq.was_new(result))
+    remind.apply_async(kwargs={"user_id": 1}, unique=Unique(key="remind:42"), queue="mail", expires=60)
+    sync.apply_async((7,), throttle=Throttle("10/m", key="partner api"))
+    remind.signature((1,), options={"unique": "remind:42"}).apply_async()
+    group(remind.s(1), sync.s(2)).apply_async(countdown=3)
+    chain(remind.si(1), sync.si(2)).apply_async()
+    delayq.apply_async_many([remind.s(1), sync.s(2)])
+    task = delayq.waiting(remind.s(1)) or delayq.waiting("remind:42")
+    print(task and task.due, delayq.forget("remind:42"))
+    try:
+        app.send_task("shop.remind", (1,), unique=Unique(key="x"))
+    except KeyHeld as exc:
+        print(exc.key.upper(), exc.task_id.upper())
+"""
+
+
+def checked(folder: Path, monkeypatch: pytest.MonkeyPatch, *, text: str, stubs: bool) -> str:
+    """What `mypy --strict` says about a user's module."""
+    module = folder / "shop.py"
+    module.write_text(text)
+    options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={folder / 'cache'}", str(module)]
+    monkeypatch.setenv("MYPYPATH", f"{ROOT}:{folder / 'stubs'}")
+    if stubs:
+        # mypy takes packages named `celery-stubs` only from where it looks for installed packages.
+        (folder / "stubs").mkdir()
+        for package in STUBS.glob("*-stubs"):
+            (folder / "stubs" / package.name.removesuffix("-stubs")).symlink_to(package)
+    else:
+        options += ["--ignore-missing-imports", "--allow-untyped-decorators"]
+    output, errors, _ = api.run(options)
+    return f"{output}{errors}"
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("stubs", [True, False], ids=["with celery-types", "without stubs"])
+def test_a_users_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stubs: bool) -> None:
+    if stubs and not (STUBS / "celery-stubs").exists():
+        missing("no celery-types: `make setup` installs it (dependency group `monitors`)")
+    said = checked(tmp_path, monkeypatch, text=SHOP, stubs=stubs)
+    about = [line for line in said.splitlines() if "shop.py" in line]
+    assert about == [], said
+    wrong = SHOP.replace('on_conflict="extend"', 'on_conflict="extends"')
+    (tmp_path / "wrong").mkdir()
+    if stubs:
+        said = checked(tmp_path / "wrong", monkeypatch, text=wrong, stubs=True)
+        assert 'Argument "on_conflict" to "apply_async" of "Task" has incompatible type' in said
