@@ -137,8 +137,9 @@ def unique_for(given: Unique | str, default: Unique | None, on_conflict: OnConfl
         ConfigurationError: an option is wrong.
     """
     if isinstance(given, str):
-        given = replace(default or Unique(), by=None, key=given)
-    elif not isinstance(given, Unique):
+        chosen = default or _DEFAULT
+        return replace(chosen, by=None, key=given, on_conflict=on_conflict or chosen.on_conflict)
+    if not isinstance(given, Unique):
         raise ConfigurationError(f"unique must be a key or Unique(...), or None for no key, not {given!r}")
     return given if on_conflict is None else replace(given, on_conflict=on_conflict)
 
@@ -165,3 +166,7 @@ def check(what: str, name: str, value: object, allowed: Sequence[str]) -> None:
     """Refuse a value that is not allowed, with a `ConfigurationError`."""
     if value not in allowed:
         raise ConfigurationError(f"{what}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+
+
+#: What a key alone stands for.
+_DEFAULT = Unique()

@@ -144,6 +144,7 @@ class DelayedQueue:
         message_id: str,
         turn: int = 0,
         pace: Pace | None = None,
+        tail: bytes = b"",
     ) -> Offered:
         """Store a message that claims a unique key, unless another one holds that. One atomic script.
 
@@ -156,6 +157,7 @@ class DelayedQueue:
             message_id: see `offer`.
             turn: see `Holder`.
             pace: the throttled key that gives it a turn; it waits for that.
+            tail: see `offer_throttled`; used only with a pace.
 
         Returns:
             What became of it.
@@ -172,12 +174,15 @@ class DelayedQueue:
             payload=payload,
             mirrored=self.mirror_list,
             pace=pace,
+            tail=tail,
         )
         if offered.alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
             self.register(again=True)  # see `offer`
         return offered
 
-    def offer_throttled(self, payload: bytes, pace: Pace, *, due_ms: int | None, message_id: str) -> int:
+    def offer_throttled(
+        self, payload: bytes, pace: Pace, *, due_ms: int | None, message_id: str, tail: bytes = b""
+    ) -> int:
         """Store a message that is due at the next turn of a throttled key. One atomic script.
 
         Args:
@@ -185,6 +190,8 @@ class DelayedQueue:
             pace: the key.
             due_ms: when it should be due, unix time in ms; None for now.
             message_id: see `offer`.
+            tail: for a message that says when it is due, which nobody knows before. If there is a tail, the message is
+                the payload, its due time in ms in decimal digits, and the tail.
 
         Returns:
             When it is due, unix time in ms.
@@ -199,6 +206,7 @@ class DelayedQueue:
             message_key=codec.message_key(message_id),
             payload=payload,
             mirrored=self.mirror_list,
+            tail=tail,
         )
         if alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
             self.register(again=True)  # see `offer`

@@ -204,6 +204,7 @@ def offer_unique(
     payload: bytes,
     mirrored: bool,
     pace: Pace | None = None,
+    tail: bytes = b"",
 ) -> Offered:
     """Store a message that claims a unique key; see `offer_unique.lua`. Several calls if another list has to change.
 
@@ -217,6 +218,7 @@ def offer_unique(
         payload: the message.
         mirrored: whether to write the delay list too.
         pace: the throttled key that gives it a turn, if it is stored.
+        tail: see `offer_throttled`.
     """
     there = keys
     while True:
@@ -229,7 +231,7 @@ def offer_unique(
             ),
             (
                 "" if due_ms is None else due_ms,
-                codec.message_key(task_id),
+                codec.message_key(task_id) + bytes((turn,)),
                 payload,
                 int(mirrored),
                 keys.channel,
@@ -237,11 +239,10 @@ def offer_unique(
                 UNTIL[claim.until],
                 claim.ttl_ms,
                 claim.conflict,
-                keys.queue,
                 task_id,
-                there.queue,
-                bytes((turn,)),
+                "" if there is keys else there.queue,
                 "" if pace is None else pace.interval_us,
+                tail,
             ),
         )
         texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in more]
@@ -269,6 +270,7 @@ def offer_throttled(
     message_key: bytes,
     payload: bytes,
     mirrored: bool,
+    tail: bytes = b"",
 ) -> tuple[int, bool]:
     """Store a message that is due at the next turn of a throttled key; see `offer_throttled.lua`.
 
@@ -280,6 +282,7 @@ def offer_throttled(
         message_key: of the message.
         payload: the message.
         mirrored: whether to write the delay list too.
+        tail: if there is one, the message is the payload, its due time in ms in decimal digits, and the tail.
 
     Returns:
         When it is due, unix time in ms, and whether no other entry waits.
@@ -287,7 +290,7 @@ def offer_throttled(
     due, alone = load("offer_throttled").run(
         client,
         (*keys.waiting, pace.turns(keys)),
-        ("" if due_ms is None else due_ms, pace.interval_us, message_key, payload, int(mirrored), keys.channel),
+        ("" if due_ms is None else due_ms, pace.interval_us, message_key, payload, int(mirrored), keys.channel, tail),
     )
     return int(due), bool(alone)
 

@@ -493,7 +493,7 @@ def tidy(client: redis.Redis, keys: QueueKeys, *, places: Sequence[bytes]) -> tu
 
     Returns how many were forgotten, and how many more places than entries are left.
     """
-    forgotten, surplus = load("tidy").run(client, (keys.timeout_set, keys.index, keys.repeated), places)
+    forgotten, surplus = load("tidy").run(client, (keys.timeout_set, keys.index, keys.repeated, keys.holds), places)
     return int(forgotten), int(surplus)
 
 

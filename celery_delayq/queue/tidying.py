@@ -1,7 +1,8 @@
 """Tidying: remove index places of entries that Java, or an earlier version, took away. Knows only Redis.
 
-A program that transfers or removes an entry without this package leaves its place in the index. That is harmless, but
-takes memory until the queue is empty. The transfer loop calls this when it has nothing else to do.
+A program that transfers or removes an entry without this package leaves its place in the index, and its unique key.
+That is harmless, but takes memory until the queue is empty. The transfer loop calls this when it has nothing else to
+do.
 """
 
 from __future__ import annotations

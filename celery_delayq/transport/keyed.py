@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.messages import encode, with_eta
+from celery_delayq.messages import DUE_PROPERTY, encode, with_eta
 from celery_delayq.queue.connections import is_cluster
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import entry_of
@@ -115,6 +116,14 @@ def _turn_of(headers: Mapping[str, Any]) -> int:
     return sum(count for count in counts if isinstance(count, int)) % 256
 
 
+def around_its_turn(message: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """Return what a message with a turn is before and behind its due time, which the server writes between them."""
+    unlikely = random.randint(10**17, 10**18)  # it occurs nowhere else
+    properties = {**message["properties"], DUE_PROPERTY: unlikely}
+    before, _, behind = encode({**message, "properties": properties}).partition(str(unlikely).encode())
+    return before, behind
+
+
 def put_keyed(
     channel: Any,
     broker_list: str,
@@ -138,16 +147,23 @@ def put_keyed(
         ValueError: a task of this id waits already, with another key or with none.
         ConfigurationError: the key is global, and the broker is a cluster.
     """
-    headers, payload = message["headers"], encode(message)
+    headers = message["headers"]
+    payload, tail = (encode(message), b"") if pace is None else around_its_turn(message)
     queue = channel.delayed_queue(broker_list)
     _refuse_global(queue, headers["task"], unique=None if claiming is None else claiming.claim, throttle=pace)
     if claiming is None:
         if pace is not None:
-            queue.offer_throttled(payload, pace, due_ms=due_ms, message_id=headers["id"])
+            queue.offer_throttled(payload, pace, due_ms=due_ms, message_id=headers["id"], tail=tail)
         return
     while True:
         offered = queue.offer_unique(
-            payload, claiming.claim, due_ms=due_ms, message_id=headers["id"], turn=_turn_of(headers), pace=pace
+            payload,
+            claiming.claim,
+            due_ms=due_ms,
+            message_id=headers["id"],
+            turn=_turn_of(headers),
+            pace=pace,
+            tail=tail,
         )
         if offered.outcome != "extend":
             break

@@ -18,11 +18,13 @@ from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
 from celery_delayq.settings import settings_of
+from celery_delayq.times import to_datetime
 from celery_delayq.transfer.history import History
 from celery_delayq.transfer.lead import LONGEST_LEAD_S
 from celery_delayq.transport import Transport
 from celery_delayq.transport.ahead import LAST_PART_S
 from celery_delayq.transport.eta import seconds_until
+from celery_delayq.transport.keyed import THROTTLE_PROPERTY
 from celery_delayq.transport.urls import is_sentinel
 from celery_delayq.worker.counting import counting_of
 from celery_delayq.worker.failures import fail_task
@@ -178,10 +180,11 @@ def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     Uses a private attribute of Celery (5.6 and 5.7): `Request._eta`, because the worker's strategy decides by the
     read-only property `eta`. `task_received` is sent just before that.
     """
-    if DUE_PROPERTY not in (request.message.properties or {}) or request.eta is None:
+    eta = _eta_of(request)
+    if eta is None:
         return
-    is_received(sender, request)
-    due_ms = request.eta.timestamp() * 1000
+    is_received(sender, request, eta)
+    due_ms = eta.timestamp() * 1000
     request._eta = None
     transport = sender.connection.transport
     loop_for, ahead = getattr(transport, "loop_for", None), getattr(transport, "ahead", None)
@@ -198,6 +201,16 @@ def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     if early_s > 0:
         refresh_timers()
         request._eta = datetime.now(timezone.utc) + timedelta(seconds=early_s)
+
+
+def _eta_of(request: Any) -> datetime | None:
+    """Return when a message from a delayed queue is due; None if it comes from none, or is due at once."""
+    properties = request.message.properties or {}
+    due_ms = properties.get(DUE_PROPERTY)
+    if THROTTLE_PROPERTY in properties and type(due_ms) is int:  # it got its turn after its eta was written
+        return to_datetime(due_ms)
+    eta: datetime | None = None if due_ms is None else request.eta
+    return eta
 
 
 def refresh_timers() -> None:

@@ -15,14 +15,15 @@ ARGV[3] message key   16 bytes
 ARGV[4] payload       any bytes
 ARGV[5] mirrored      '1' to write the delay list too
 ARGV[6] channel       of Redisson
+ARGV[7] tail          any bytes: if there are some, the message is the payload, its due time in digits, and the tail
 
 Returns {due, alone}: the due time in ms, and 1 if no other entry waits.
 
 Limits: 64 runs of turns.
 ]]
 local timeout_set, index, repeated, delay_list, turns = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local wanted, interval, message_key, payload, mirrored, channel =
-    ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
+local wanted, interval, message_key, payload, mirrored, channel, tail =
+    ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6], ARGV[7]
 
 -- include: waits_already
 -- include: next_turn
@@ -32,11 +33,12 @@ local wanted, interval, message_key, payload, mirrored, channel =
 redis.call('ZCARD', timeout_set)
 redis.call('ZCARD', repeated)
 redis.call('LLEN', delay_list)
-local due = waits_already(timeout_set, index, message_key, payload)
+local due = waits_already(timeout_set, index, message_key, payload, tail)
 if not due then
     local time = redis.call('TIME')
     local now_us = time[1] * 1000000 + time[2]
     due = next_turn(turns, wanted == '' and now_us or tonumber(wanted) * 1000, interval, now_us)
-    write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us)
+    local message = written(payload, due, tail)
+    write_entry(timeout_set, index, repeated, delay_list, due, message_key, message, mirrored, channel, now_us)
 end
 return {due, redis.call('ZCARD', timeout_set) == 1 and 1 or 0}

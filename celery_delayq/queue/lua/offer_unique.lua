@@ -15,7 +15,7 @@ KEYS[8] its index         HASH
 KEYS[9] its delay list    LIST
 KEYS[10] turns        STRING, the turns of a throttled key, see offer_throttled.lua
 ARGV[1] due           unix time in ms, or '' to store it in the broker list at once
-ARGV[2] message key   16 bytes
+ARGV[2] holder        message key (16 bytes), and turn (1), another one for each retry of a task
 ARGV[3] payload       any bytes
 ARGV[4] mirrored      '1' to write the delay list too
 ARGV[5] channel       of Redisson
@@ -23,11 +23,10 @@ ARGV[6] unique key    16 bytes
 ARGV[7] until         how long the task holds the key: until it is due 'w', starts 's', or is done 'd'
 ARGV[8] ttl           how long the key outlives a task that has left the delayed queue, if nobody gives it up (ms)
 ARGV[9] conflict      if another task holds the key: 'keep' that one, 'replace' it, or 'extend' its due time
-ARGV[10] list         the name of the broker list
-ARGV[11] task id
-ARGV[12] its list     the name of that list
-ARGV[13] turn         1 byte, another one for each retry of a task
-ARGV[14] interval     of the turns (microseconds), or '' if no key is throttled
+ARGV[10] task id
+ARGV[11] its list     the name of the list of KEYS[7], or '' if that is KEYS[1]
+ARGV[12] interval     of the turns (microseconds), or '' if no key is throttled
+ARGV[13] tail         see offer_throttled.lua; used only if a key is throttled
 
 Returns one of
     {'stored', alone}           1 if no other entry waits
@@ -40,9 +39,9 @@ A holder that has left its delayed queue is not replaced: it runs, and the new m
 ]]
 local timeout_set, index, repeated, delay_list, holds, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local its_timeout_set, its_index, its_delay_list, turns = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local due, message_key, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
+local due, holder_name, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
 local unique, until_when, ttl, conflict = ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9]
-local list, task_id, its_list, turn, interval = ARGV[10], ARGV[11], ARGV[12], ARGV[13], tonumber(ARGV[14])
+local task_id, its_list, interval, tail = ARGV[10], ARGV[11], tonumber(ARGV[12]), ARGV[13]
 
 -- include: find_holder
 -- include: record_hold
@@ -57,10 +56,15 @@ redis.call('HLEN', index)
 redis.call('ZCARD', repeated)
 redis.call('LLEN', delay_list)
 redis.call('LLEN', queue)
-redis.call('ZCARD', its_timeout_set)
-redis.call('HLEN', its_index)
-redis.call('LLEN', its_delay_list)
-redis.call('STRLEN', turns)
+if its_list ~= '' then
+    redis.call('ZCARD', its_timeout_set)
+    redis.call('HLEN', its_index)
+    redis.call('LLEN', its_delay_list)
+end
+if interval then
+    redis.call('STRLEN', turns)
+end
+local message_key, turn = string.sub(holder_name, 1, KEY_SIZE), string.sub(holder_name, KEY_SIZE + 1)
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now = math.floor(now_us / 1000)
@@ -69,20 +73,21 @@ local function alone()
     return redis.call('ZCARD', timeout_set) == 1 and 1 or 0
 end
 
--- Records that do not count any more: each call looks at two, so that they do not become many. One of a task that waits in
--- another list cannot be checked here.
-for _, other in ipairs(redis.call('HRANDFIELD', holds, 2)) do
-    if other ~= unique then
-        local found = find_holder(holds, other, list, timeout_set, index, now)
-        if not found then
-            redis.call('HDEL', holds, other)
-        end
+-- Holds that do not count any more: each fourth call looks for some, so that they do not become many. Of a task that waits
+-- in another list it cannot know; that list's calls do, and tidy.lua.
+local MOST_FORGOTTEN = 20
+for _ = 1, now_us % 4 == 0 and MOST_FORGOTTEN or 0 do
+    local other = redis.call('HRANDFIELD', holds)
+    if not other or other == unique or find_holder(holds, other, queue, timeout_set, index, now) then
+        break
     end
+    redis.call('HDEL', holds, other)
 end
 
+its_list = its_list == '' and queue or its_list
 local holder = find_holder(holds, unique, its_list, its_timeout_set, its_index, now)
 local is_mine = holder and holder.message_key == message_key
-if is_mine and waits_already(timeout_set, index, message_key, payload) then
+if is_mine and waits_already(timeout_set, index, message_key, payload, interval and tail or '') then
     return {'stored', alone()}
 elseif is_mine and due == '' and holder.turn == turn and not holder.entry and not holder.elsewhere then
     return {'stored', 0} -- it was sent to its broker list, and the caller has not had the reply
@@ -98,7 +103,7 @@ end
 -- Nobody holds the key, or the new message takes its place.
 local will_wait = due ~= '' or interval ~= nil
 local replaced = holder and holder.entry and holder
-local is_here = replaced and is_mine and its_list == list
+local is_here = replaced and is_mine and its_list == queue
 local known = will_wait and not is_here and redis.call('HGET', index, message_key)
 if known and find_entry(timeout_set, message_key, known) then
     return {'repeated'}
@@ -111,9 +116,10 @@ if replaced then
 end
 if interval then
     due = next_turn(turns, due == '' and now_us or tonumber(due) * 1000, interval, now_us)
+    payload = written(payload, due, tail)
 end
 if will_wait or until_when ~= 'w' then
-    local claim = {message_key = message_key, turn = turn, until_when = until_when, ttl = ttl, list = list, task_id = task_id}
+    local claim = {message_key = message_key, turn = turn, until_when = until_when, ttl = ttl, list = queue, task_id = task_id}
     record_hold(holds, unique, claim, will_wait, now)
 else
     redis.call('HDEL', holds, unique)

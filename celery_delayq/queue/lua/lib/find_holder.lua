@@ -16,7 +16,7 @@ local function find_holder(holds, unique, list, timeout_set, index, now)
         id = string.sub(hold, HOLD_LIST + 2 + size),
     }
     if string.sub(hold, HOLD_STATE, HOLD_STATE) ~= 'w' then
-        return struct.unpack('>I8', hold, HOLD_END) > now and holder or nil
+        return not has_ended(hold, now) and holder or nil
     end
     if holder.list ~= list then
         holder.elsewhere = true

@@ -18,6 +18,11 @@ local function holder_of(hold)
     return string.sub(hold, HOLD_KEY, HOLD_KEY + KEY_SIZE - 1)
 end
 
+-- Whether a task has left its delayed queue and not said for too long that it still has its unique key.
+local function has_ended(hold, now)
+    return hold and string.sub(hold, HOLD_STATE, HOLD_STATE) ~= 'w' and struct.unpack('>I8', hold, HOLD_END) <= now
+end
+
 -- Give up the unique key of a task that does not run any more, if it still holds it.
 local function give_up(holds, unique, message_key)
     local hold = read_hold(holds, unique)
