@@ -105,7 +105,6 @@ class SendTask:
         if throttle is not None:
             if not isinstance(throttle, Throttle):
                 raise ConfigurationError(f"throttle must be Throttle(...), or None for none, not {throttle!r}")
-            self._check_protocol(name, "throttle")
             key = throttle.key_of(name, getattr(task, "run", None), args, kwargs)
             options[THROTTLE_PROPERTY] = throttled(key, throttle)
         given = options.pop("unique", _NOT_GIVEN)
@@ -119,14 +118,9 @@ class SendTask:
                     f"task {name} is sent with on_conflict={on_conflict!r}, but without a unique key: give unique, too"
                 )
             return self.of_celery(name, args, kwargs, *positional, **options)
-        self._check_protocol(name, "unique")
         unique = unique_for(given, default, on_conflict)
         key = unique.key_of(name, getattr(task, "run", None), args, kwargs)
         return self._send(unique, Claiming(key, unique), retrying, name, args, kwargs, *positional, **options)
-
-    def _check_protocol(self, name: str, option: str) -> None:
-        if self._app.conf.task_protocol == 1:
-            raise ConfigurationError(f"task {name} has the option {option}, which needs task_protocol = 2, not 1")
 
     def _retrying(self, options: Mapping[str, Any]) -> Context | None:
         """Return the request of the task that sends itself again; None if this is no retry.

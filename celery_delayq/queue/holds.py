@@ -22,7 +22,7 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec
 from celery_delayq.queue.keys import ALL_HOLDS, QueueKeys, holds_of_queue
-from celery_delayq.queue.script import load
+from celery_delayq.queue.script import Call, load
 
 #: Size in bytes of what represents a unique key.
 UNIQUE_SIZE = 16
@@ -220,31 +220,21 @@ def offer_unique(
         pace: the throttled key that gives it a turn, if it is stored.
         tail: see `offer_throttled`.
     """
-    there = keys
+    there = None
     while True:
-        outcome, *more = load("offer_unique").run(
-            client,
-            (
-                *(*keys.waiting, keys.holds, keys.queue),
-                *(there.timeout_set, there.index, there.delay_list),
-                keys.turns(b"") if pace is None else pace.turns(keys),
-            ),
-            (
-                "" if due_ms is None else due_ms,
-                codec.message_key(task_id) + bytes((turn,)),
-                payload,
-                int(mirrored),
-                keys.channel,
-                claim.unique(keys),
-                UNTIL[claim.until],
-                claim.ttl_ms,
-                claim.conflict,
-                task_id,
-                "" if there is keys else there.queue,
-                "" if pace is None else pace.interval_us,
-                tail,
-            ),
+        call = offer_unique_call(
+            keys,
+            claim=claim,
+            task_id=task_id,
+            turn=turn,
+            due_ms=due_ms,
+            payload=payload,
+            mirrored=mirrored,
+            pace=pace,
+            tail=tail,
+            there=there,
         )
+        outcome, *more = load("offer_unique").run(client, *call)
         texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in more]
         if outcome == b"elsewhere":
             try:
@@ -259,6 +249,48 @@ def offer_unique(
             return Offered("extend", entry=more[0], broker_list=texts[1])
         else:
             return Offered("repeated")
+
+
+def offer_unique_call(
+    keys: QueueKeys,
+    *,
+    claim: Claim,
+    task_id: str,
+    turn: int = 0,
+    due_ms: int | None,
+    payload: bytes,
+    mirrored: bool,
+    pace: Pace | None = None,
+    tail: bytes = b"",
+    there: QueueKeys | None = None,
+) -> Call:
+    """Return keys and arguments of `offer_unique.lua`, for `run` or for a pipeline; see `offer_unique`.
+
+    `there` has the keys of the list in which the holder waits, if that is another list.
+    """
+    its = there or keys
+    return (
+        (
+            *(*keys.waiting, keys.holds, keys.queue),
+            *(its.timeout_set, its.index, its.delay_list),
+            keys.turns(b"") if pace is None else pace.turns(keys),
+        ),
+        (
+            "" if due_ms is None else due_ms,
+            codec.message_key(task_id) + bytes((turn,)),
+            payload,
+            int(mirrored),
+            keys.channel,
+            claim.unique(keys),
+            UNTIL[claim.until],
+            claim.ttl_ms,
+            claim.conflict,
+            task_id,
+            "" if there is None else there.queue,
+            "" if pace is None else pace.interval_us,
+            tail,
+        ),
+    )
 
 
 def offer_throttled(
@@ -287,12 +319,28 @@ def offer_throttled(
     Returns:
         When it is due, unix time in ms, and whether no other entry waits.
     """
-    due, alone = load("offer_throttled").run(
-        client,
+    call = offer_throttled_call(
+        keys, pace=pace, due_ms=due_ms, message_key=message_key, payload=payload, mirrored=mirrored, tail=tail
+    )
+    due, alone = load("offer_throttled").run(client, *call)
+    return int(due), bool(alone)
+
+
+def offer_throttled_call(
+    keys: QueueKeys,
+    *,
+    pace: Pace,
+    due_ms: int | None,
+    message_key: bytes,
+    payload: bytes,
+    mirrored: bool,
+    tail: bytes = b"",
+) -> Call:
+    """Return keys and arguments of `offer_throttled.lua`, for `run` or for a pipeline; see `offer_throttled`."""
+    return (
         (*keys.waiting, pace.turns(keys)),
         ("" if due_ms is None else due_ms, pace.interval_us, message_key, payload, int(mirrored), keys.channel, tail),
     )
-    return int(due), bool(alone)
 
 
 def hold(client: redis.Redis, keys: QueueKeys, *, holders: Sequence[Holder], what: What) -> int:

@@ -34,7 +34,7 @@ from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.eta import due_ms_of, eta_ms_of
 from celery_delayq.transport.expiry import Expiry
 from celery_delayq.transport.fetcher import Fetcher
-from celery_delayq.transport.keyed import THROTTLE_PROPERTY, claiming_of, pace_of, put_keyed
+from celery_delayq.transport.keyed import THROTTLE_PROPERTY, check_protocol, claiming_of, pace_of, put_keyed
 from celery_delayq.transport.last_delivery import on_begin
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
@@ -147,11 +147,14 @@ class DelayedChannel(kombu_redis.Channel):
             self._catch(captured, queue, message)
             return
         due_ms, claiming, pace = due_ms_of(message), claiming_of(message), pace_of(message)
+        has_key = claiming is not None or pace is not None
+        if has_key:
+            check_protocol(message, claiming)
         if due_ms is not None:
             message["properties"][DUE_PROPERTY] = due_ms
-        if due_ms is not None or claiming is not None or pace is not None:
+        if due_ms is not None or has_key:
             message["properties"]["delivery_tag"] = _tag_of(message, due_ms)
-        if claiming is not None or pace is not None:
+        if has_key:
             # At once, also in a batch: the caller asks what became of it.
             self.expiry.used(queue)
             priority = self._get_message_priority(message, reverse=False)

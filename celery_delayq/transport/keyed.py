@@ -116,6 +116,17 @@ def _turn_of(headers: Mapping[str, Any]) -> int:
     return sum(count for count in counts if isinstance(count, int)) % 256
 
 
+def check_protocol(message: Mapping[str, Any], claiming: Claiming | None) -> None:
+    """Refuse a message of Celery's protocol 1 that shall hold a key, or take a turn: it has no place for that.
+
+    Raises:
+        ConfigurationError: it is one.
+    """
+    if "id" not in message["headers"]:
+        option = "throttle" if claiming is None else "unique"
+        raise ConfigurationError(f"the option {option} of a task needs task_protocol = 2, not 1")
+
+
 def around_its_turn(message: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """Return what a message with a turn is before and behind its due time, which the server writes between them."""
     unlikely = random.randint(10**17, 10**18)  # it occurs nowhere else

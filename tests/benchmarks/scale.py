@@ -58,6 +58,7 @@ class Scale:
         web_requests: requests a turn.
         web_chunks: chunks of each bulk action.
         web_tabs_s: how long tabs are open, in seconds.
+        unique_keys: number of keys at which the server's memory is measured.
         storms_together: whether the storms of all variants are awaited at the same full minute, which saves minutes
             and distorts what is measured.
     """
@@ -106,6 +107,7 @@ class Scale:
     web_requests: int
     web_chunks: int
     web_tabs_s: float
+    unique_keys: int
     storms_together: bool
 
 
@@ -154,6 +156,7 @@ FULL = Scale(
     web_requests=100,
     web_chunks=20,
     web_tabs_s=60.0,
+    unique_keys=1_000_000,
     storms_together=False,
 )
 
@@ -202,5 +205,6 @@ QUICK = Scale(
     web_requests=10,
     web_chunks=2,
     web_tabs_s=6.0,
+    unique_keys=5_000,
     storms_together=True,
 )

@@ -8,8 +8,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from celery_delayq import Throttle
+from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.holds import Claim, Pace
+from celery_delayq.queue.holds import Claim, Pace, offer_throttled_call, offer_unique_call
+from celery_delayq.queue.script import Call, load
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.figures import OURS, Target, in_turns, percentile
 from tests.benchmarks.report import Report
@@ -21,6 +23,9 @@ from tests.support import wait_until
 #: What the others are compared with.
 PLAIN = "plain"
 
+#: How many calls go to the server at once.
+_BATCH = 1000
+
 #: How many turns a second the tasks of a worker take.
 _TURNS_A_SECOND = 50
 
@@ -31,7 +36,7 @@ _AHEAD_S = 5
 def run(scale: Scale) -> Report:
     report = Report(
         f"keys: {scale.publish_rounds} turns of {scale.publish_calls} apply_async with a countdown; "
-        f"{scale.memory_pending:,} keys in memory"
+        f"{scale.unique_keys:,} keys in memory"
     )
     with PrivateRedis() as server:
         _publish(report, scale, server)
@@ -56,6 +61,7 @@ def _publish(report: Report, scale: Scale, server: PrivateRedis) -> None:
         def publish() -> float:
             with server.client() as client:
                 client.flushall()
+            note.apply_async((-1,), countdown=3600)  # in an empty queue, each call would tell loops of the queue
             start = time.perf_counter()
             for number in range(scale.publish_calls):
                 note.apply_async((number,), countdown=3600, **options(number))
@@ -83,37 +89,57 @@ def _publish(report: Report, scale: Scale, server: PrivateRedis) -> None:
 
 
 def _remember(report: Report, scale: Scale, server: PrivateRedis) -> None:
-    count = scale.memory_pending
+    far = int(time.time() * 1000) + 86_400_000
     with server.client() as client:
         queue = DelayedQueue(client, "celery")
 
         def used() -> int:
             return int(client.info("memory")["used_memory"])
 
-        def filled(offer: Callable[[int], object]) -> int:
+        def bytes_each(script: str, call: Callable[[int], Call]) -> float:
             client.flushall()
             before = used()
-            for number in range(count):
-                offer(number)
-            return used() - before
+            for start in range(0, scale.unique_keys, _BATCH):
+                numbers = range(start, min(start + _BATCH, scale.unique_keys))
+                replies = load(script).run_each(client, [call(number) for number in numbers])
+                assert not any(isinstance(reply, Exception) for reply in replies)
+            assert queue.size() == scale.unique_keys
+            return (used() - before) / scale.unique_keys
 
-        far = int(time.time() * 1000) + 86_400_000
-        plain = filled(lambda number: queue.offer(b"x" * 600, due_ms=far + number, message_id=_id(number)))
-        keyed = filled(
-            lambda number: queue.offer_unique(
-                b"x" * 600,
-                Claim(f"remind:{number}", "due", 3_600_000, "keep"),
+        plain = bytes_each(
+            "offer",
+            lambda number: scripts.offer_call(
+                queue.keys,
                 due_ms=far + number,
-                message_id=_id(number),
-            )
+                message_key=codec.message_key(_id(number)),
+                payload=b"x" * 600,
+                mirrored=False,
+            ),
         )
-        throttled = filled(
-            lambda number: queue.offer_throttled(
-                b"x" * 600, Pace(f"sync:{number}", 60_000_000), due_ms=far + number, message_id=_id(number)
-            )
+        unique = bytes_each(
+            "offer_unique",
+            lambda number: offer_unique_call(
+                queue.keys,
+                claim=Claim(f"remind:{number}", "due", 3_600_000, "keep"),
+                task_id=_id(number),
+                due_ms=far + number,
+                payload=b"x" * 600,
+                mirrored=False,
+            ),
         )
-    report.figure("memory of a unique key", "bytes", target=Target(200)).add(OURS, (keyed - plain) / count)
-    report.figure("memory of a throttled key", "bytes").add(OURS, (throttled - plain) / count)
+        throttled = bytes_each(
+            "offer_throttled",
+            lambda number: offer_throttled_call(
+                queue.keys,
+                pace=Pace(f"sync:{number}", 60_000_000),
+                due_ms=far + number,
+                message_key=codec.message_key(_id(number)),
+                payload=b"x" * 600,
+                mirrored=False,
+            ),
+        )
+    report.figure("memory of a unique key", "bytes", target=Target(200)).add(OURS, unique - plain)
+    report.figure("memory of a throttled key", "bytes").add(OURS, throttled - plain)
 
 
 def _take_turns(report: Report, scale: Scale, worker: BenchWorker) -> None:

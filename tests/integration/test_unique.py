@@ -10,7 +10,7 @@ import redis
 from celery import Celery, Task, chain, group
 from celery.exceptions import TaskRevokedError
 
-from celery_delayq import ConfigurationError, DelayedQueue, KeyHeld, NotAllSent, Unique
+from celery_delayq import ConfigurationError, DelayedQueue, KeyHeld, NotAllSent, Throttle, Unique
 from celery_delayq.messages import decode, json_body
 from tests.support import wait_until
 
@@ -285,3 +285,18 @@ def test_keys_die_with_their_tasks(remind: Any, waiting: DelayedQueue, broker_cl
         remind.apply_async((number,), eta=None, countdown=0.05, unique=f"key {number}")
     wait_until(lambda: waiting.transfer(1000) and not waiting.size(), "all are due")
     assert not waiting.client.exists(waiting.keys.holds, *waiting.keys.waiting)
+
+
+@pytest.mark.parametrize("option", [{"unique": KEY}, {"throttle": Throttle("1/m")}], ids=["unique", "throttle"])
+def test_message_protocol_1_has_no_place_for_it(
+    remind: Any, waiting: DelayedQueue, app: Celery, option: dict[str, Any]
+) -> None:
+    app.conf.task_protocol = 1
+    app.amqp.__dict__.pop("create_task_message", None)
+    try:
+        with pytest.raises(ConfigurationError, match=f"the option {next(iter(option))} .*needs task_protocol = 2"):
+            remind.apply_async(("a",), countdown=600, **option)
+    finally:
+        app.conf.task_protocol = 2
+        app.amqp.__dict__.pop("create_task_message", None)
+    assert waiting.size() == 0
