@@ -79,6 +79,14 @@ soak: $(VENV)/.dev ## break things under load, and count what is lost
 .PHONY: check
 check: lint types test-all ## run all that must pass
 
+.PHONY: dist
+dist: $(VENV)/.dev ## build the wheel and the source distribution into dist, and check them
+	rm -rf dist
+	$(BIN)/python -m build
+	DELAYQ_DIST=$(CURDIR)/dist $(BIN)/pytest -q tests/test_packaging.py
+	@grep -q '^address = .' setup.cfg || \
+		echo 'Not for PyPI: without the address of the repository in setup.cfg, the links of the README lead nowhere there.'
+
 .PHONY: clean
 clean: ## remove everything that was built
 	rm -rf $(VENV) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info examples/java/target
