@@ -10,7 +10,9 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
 README = REPOSITORY / "README.md"
-PAGES = [README, *sorted(DOCS.rglob("*.md")), *sorted(REPOSITORY.glob("examples/*/README.md"))]
+CHINESE = REPOSITORY / "README.zh-CN.md"
+OTHERS = [REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "SECURITY.md"]
+PAGES = [README, CHINESE, *OTHERS, *sorted(DOCS.rglob("*.md")), *sorted(REPOSITORY.glob("examples/*/README.md"))]
 
 _CODE_BLOCK = re.compile(r"^(```+).*?^\1", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+)\)")
@@ -42,6 +44,31 @@ def test_relative_links_resolve(page: Path) -> None:
 
 def test_the_readme_has_at_most_900_words() -> None:
     assert len(README.read_text(encoding="utf-8").split()) <= 900
+
+
+def figures(readme: Path) -> list[list[str]]:
+    """Return the rows of the table of figures, each from its first number on."""
+    rows = re.findall(r"^\| .+? \|(.+`make bench .+)\|$", readme.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.findall(r"[\d,.]+|`.+`", row) for row in rows]
+
+
+def test_the_chinese_readme_has_the_same_figures() -> None:
+    assert len(figures(README)) == 5
+    assert figures(CHINESE) == figures(README)
+
+
+def test_the_chinese_readme_leads_to_the_same_pages_and_to_the_english_one() -> None:
+    linked = set(_LINK.findall(prose(README))) - {CHINESE.name}
+    assert linked | {README.name} <= set(_LINK.findall(prose(CHINESE)))
+
+
+def test_the_chinese_readme_has_the_same_commands_and_code() -> None:
+    def code(readme: Path) -> list[str]:
+        """Return the blocks of code without their comments."""
+        blocks = [found[0] for found in _CODE_BLOCK.finditer(readme.read_text(encoding="utf-8"))]
+        return [re.sub(r"\s*#.*", "", block) for block in blocks]
+
+    assert set(code(README)) <= set(code(CHINESE))
 
 
 def test_the_list_of_pages_has_each_page() -> None:
