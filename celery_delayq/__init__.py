@@ -1,6 +1,7 @@
 """Delayed Celery tasks that wait in Redis, in the layout of Redisson's RDelayedQueue.
 
-Importing the package connects nothing and registers nothing; `DelayQ(app)` and `register()` do. A public name is
+Importing the package connects nothing and registers nothing; `DelayQ(app)` and `register()` do. If neither was called, the
+use of a `delayq` URL is an error that says so, once `DelayQ` is imported or Celery's command line runs. A public name is
 imported when it is asked for: Celery imports this package for each of its commands, and most of them need none of it.
 """
 
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from celery_delayq.queue.entry import Entry
     from celery_delayq.schedule.api import Schedule
     from celery_delayq.schedule.periodic_task import PeriodicTask
+    from celery_delayq.schemes import register
     from celery_delayq.task import Task
     from celery_delayq.throttle import Throttle
-    from celery_delayq.transport import register
     from celery_delayq.transport.replicas import NotReplicated
     from celery_delayq.unique import Unique
 
@@ -106,7 +107,7 @@ _MODULES = {
     "Task": "task",
     "Throttle": "throttle",
     "Unique": "unique",
-    "register": "transport",
+    "register": "schemes",
 }
 
 

@@ -54,6 +54,7 @@ from celery_delayq.fetching.held import Held
 from celery_delayq.queue.connections import NOT_SERVING, is_full
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
+from celery_delayq.schemes import expect_register, register
 from celery_delayq.settings import check_transport_options, check_urls
 from celery_delayq.transfer.history import History
 from celery_delayq.transfer.loop import TransferLoop, TransferSettings
@@ -68,11 +69,13 @@ from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.replicas import NotReplicated
 from celery_delayq.transport.sentinel import SentinelWatch
 from celery_delayq.transport.station import Station
-from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, is_sentinel, register
+from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, is_sentinel
 
 __all__ = ["ClusterTransport", "Connector", "SentinelTransport", "Transport", "register"]
 
 logger = getLogger(__name__)
+
+expect_register()
 
 #: Options that kombu's Redis transport reads, in its channels and elsewhere.
 KOMBU_OPTIONS = (

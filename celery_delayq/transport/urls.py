@@ -15,26 +15,7 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
-from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.url import parse_url
-
-#: Scheme -> transport class, for kombu's table of aliases.
-SCHEMES = {
-    "delayq": "celery_delayq.transport:Transport",
-    "delayqs": "celery_delayq.transport:Transport",
-    "delayq+sentinel": "celery_delayq.transport:SentinelTransport",
-    "delayq+cluster": "celery_delayq.transport:ClusterTransport",
-    "delayqs+cluster": "celery_delayq.transport:ClusterTransport",
-}
-
-
-def register() -> None:
-    """Register the `delayq` URL schemes with kombu, in this process.
-
-    `DelayQ(app)` does this itself. Call it in processes that use such a URL without `DelayQ(app)`, for example in a
-    pytest fixture that creates its own app. It does not connect, and may be called any number of times.
-    """
-    TRANSPORT_ALIASES.update(SCHEMES)
 
 
 def is_sentinel(connection: Any) -> bool:

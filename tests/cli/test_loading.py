@@ -12,9 +12,9 @@ from celery_delayq import cli
 
 pytestmark = pytest.mark.on_cluster
 
-#: Python alone has click and the module of the entry point, when Celery comes to it.
+#: Celery has these when it comes to the entry point.
 LOAD = """
-import sys, click
+import sys, click, kombu.transport
 from importlib.metadata import entry_points
 
 before = set(sys.modules)
@@ -35,7 +35,9 @@ def test_the_entry_point_loads_neither_commands_nor_what_they_need() -> None:
         "celery_delayq.cli",
         "celery_delayq.cli.group",
         "celery_delayq.cli.plain",
+        "celery_delayq.errors",
         "celery_delayq.escapes",
+        "celery_delayq.schemes",
     ]
 
 

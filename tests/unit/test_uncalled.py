@@ -1,0 +1,72 @@
+"""A process that uses a `delayq://` URL without `DelayQ(app)` says what is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_REPOSITORY = Path(__file__).parents[2]
+
+_APP = """
+from celery import Celery
+app = Celery("shop", broker="delayq://nowhere.invalid:1/0")
+
+@app.task
+def pay(): ...
+"""
+
+_ADVICE = "delayq = DelayQ(app)"
+
+
+def run(folder: Path, *arguments: str, app: str = _APP) -> str:
+    """Run Python in a folder with an app `shop`; it fails. Return what it says."""
+    Path(folder, "shop.py").write_text(app, "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(_REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0, done.stdout
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["worker", "beat", "purge -f", "call shop.pay", "status", "inspect ping", "report"])
+def test_a_command_of_celery_says_it_without_a_traceback(tmp_path: Path, command: str) -> None:
+    said = run(tmp_path, "-m", "celery", "-A", "shop", *command.split())
+    assert _ADVICE in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("scheme", ["delayqs", "delayq+sentinel", "delayq+cluster", "delayq+socket"])
+def test_it_holds_for_all_our_urls(tmp_path: Path, scheme: str) -> None:
+    said = run(tmp_path, "-m", "celery", "-b", f"{scheme}://nowhere.invalid:1", "-A", "shop", "status")
+    assert _ADVICE in said
+
+
+def test_a_producer_whose_app_imports_delayq_and_does_not_call_it(tmp_path: Path) -> None:
+    app = "from celery_delayq import DelayQ" + _APP
+    said = run(tmp_path, "-c", "import shop; shop.pay.apply_async(countdown=60)", app=app)
+    assert "celery_delayq.schemes.NotCalled: the broker URL" in said
+    assert _ADVICE in said
+
+
+def test_a_call_that_comes_late_is_early_enough(tmp_path: Path) -> None:
+    code = """
+from celery_delayq import ConfigurationError, DelayQ
+import shop
+from kombu.transport import get_transport_cls
+try:
+    shop.pay.delay()
+except ConfigurationError:
+    DelayQ(shop.app)
+    raise SystemExit(get_transport_cls(shop.app.connection().transport_cls).__module__)
+"""
+    assert run(tmp_path, "-c", code).strip() == "celery_delayq.transport"
