@@ -14,6 +14,7 @@ from kombu.exceptions import OperationalError
 from rich.cells import cell_len
 from rich.table import Table
 
+from celery_delayq.beat import is_ours
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, json_option
 from celery_delayq.cli.output import (
@@ -197,7 +198,8 @@ def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, A
     with _schedule(ctx) as found:
         given = {**fields, "task": task, "schedule": when, "timing": timing}
         _say_unknown(found.add_definition(Definition.of(name, given, ctx.obj.app)))
-    say(f"{name} added.")
+        say(f"{name} added.")
+        _say_if_unplanned(ctx)
 
 
 @_command("update")
@@ -216,7 +218,18 @@ def update(ctx: click.Context, name: str, timing: dict[str, Any] | None, **field
         raise click.UsageError("nothing to change: give --task, --when, --args, --kwargs, --options or --timing")
     with _schedule(ctx) as found:
         _say_unknown(found.update_fields(name, changes, timing or {}))
-    say(f"{name} updated.")
+        say(f"{name} updated.")
+        _say_if_unplanned(ctx)
+
+
+def _say_if_unplanned(ctx: click.Context) -> None:
+    """Warn if the workers of the app do not plan."""
+    if not is_ours(ctx.obj.app):
+        say(
+            "Warning: workers of this app do not plan it, so it runs only if another planner does. "
+            'To let them, set beat_scheduler = "celery_delayq.beat:Scheduler", and restart them.',
+            err=True,
+        )
 
 
 def _say_unknown(entry: PeriodicTask) -> None:
@@ -224,14 +237,16 @@ def _say_unknown(entry: PeriodicTask) -> None:
         say(f"Warning: this app has no task {entry.task!r}. It will be sent anyway.", err=True)
 
 
-def _simple(name: str, done: str, help: str) -> None:
+def _simple(name: str, done: str, help: str, *, needs_planner: bool = False) -> None:
     """Add a command that calls one method of the schedule with one entry."""
 
     @click.argument("entry", metavar="NAME")
     def run(ctx: click.Context, entry: str) -> None:
         with _schedule(ctx) as found:
             getattr(found, name)(entry)
-        say(f"{entry} {done}.")
+            say(f"{entry} {done}.")
+            if needs_planner:
+                _say_if_unplanned(ctx)
 
     run.__doc__ = help
     _command(name.replace("_", "-"))(run)
@@ -239,7 +254,7 @@ def _simple(name: str, done: str, help: str) -> None:
 
 _simple("remove", "removed", "Remove a periodic task that was added at run time.")
 _simple("pause", "paused", "Pause a periodic task, and withdraw its pending occurrence.")
-_simple("resume", "resumed", "Resume a paused periodic task.")
+_simple("resume", "resumed", "Resume a paused periodic task.", needs_planner=True)
 _simple("run_now", "sent", "Send a periodic task now, in addition to its schedule.")
 
 
@@ -273,7 +288,9 @@ def import_redbeat(ctx: click.Context, prefix: str | None, url: str | None, is_r
                 found.add_definition(one.definition)
             moved += 1
             say(f"+ {one.name}: {one.definition.task}, {one.definition.data()['schedule']}")  # type: ignore[index]
-    say(f"{moved} entries added." if is_real else f"{moved} entries can be added. To add them, pass --apply.")
+        say(f"{moved} entries added." if is_real else f"{moved} entries can be added. To add them, pass --apply.")
+        if is_real:
+            _say_if_unplanned(ctx)
 
 
 def _data(entry: PeriodicTask) -> dict[str, Any]:

@@ -54,6 +54,18 @@ def test_an_entry_is_added_seen_and_removed(command: Command) -> None:
     assert "no periodic tasks" in well(command("list"))
 
 
+@pytest.mark.parametrize("args", [("add", "new", "note", "60"), ("update", "old", "--when", "60"), ("resume", "old")])
+@pytest.mark.parametrize("scheduler", [None, "celery_delayq.beat:Scheduler"])
+def test_it_warns_if_workers_of_the_app_do_not_plan(
+    app: Celery, command: Command, args: tuple[str, ...], scheduler: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    well(command("add", "old", "note", "60"))
+    if scheduler is not None:
+        monkeypatch.setitem(app.conf, "beat_scheduler", scheduler)
+    warned = 'set beat_scheduler = "celery_delayq.beat:Scheduler"' in well(command(*args))
+    assert warned is (scheduler is None)
+
+
 @pytest.mark.parametrize(
     ("task", "options", "status"),
     [
