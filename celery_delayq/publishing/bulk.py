@@ -194,12 +194,20 @@ class _Sender:
             raise self._not_all_sent(errors[0]) from errors[0]
 
     def _not_all_sent(self, cause: Exception) -> NotAllSent:
-        failed, uncertain = len(self._failed), len(self._uncertain)
         return NotAllSent(
-            f"{self.sent} tasks were sent, {failed} failed, and {uncertain} are uncertain. First error: "
+            f"{_outcome(self.sent, len(self._failed), len(self._uncertain))} First error: "
             f"{type(cause).__name__}: {cause}",
             sent=self.sent,
             results=self.results,
             failed=self._failed,
             uncertain=self._uncertain,
         )
+
+
+def _outcome(sent: int, failed: int, uncertain: int) -> str:
+    """Return what happened to the tasks, as a sentence."""
+    first = {0: "No task was sent", 1: "1 task was sent"}.get(sent, f"{sent} tasks were sent")
+    failures = [f"{failed} failed"] if failed else []
+    doubts = [f"{uncertain} {'is' if uncertain == 1 else 'are'} uncertain"] if uncertain else []
+    *start, last = (first, *failures, *doubts)
+    return f"{', '.join(start)}, and {last}." if start else f"{last}."

@@ -202,7 +202,7 @@ class TestWithoutResults:
         assert len(ledger.runs()) == 2
 
     def test_an_error_says_how_many_were_sent(self, app: Celery, waiting: DelayedQueue) -> None:
-        with pytest.raises(NotAllSent, match=r"^15 tasks were sent, 1 failed") as caught:
+        with pytest.raises(NotAllSent, match=r"^15 tasks were sent, and 1 failed") as caught:
             app.delayq.apply_async_many([*(note(app) for _ in range(15)), app.tasks["add"].s()], results=False)
         assert (caught.value.sent, caught.value.results) == (15, [])
         assert waiting.size() == 15
@@ -219,6 +219,20 @@ class TestErrors:
         with pytest.raises(NotAllSent, match=r"First error: TypeError: .*add\(\) missing"):
             app.delayq.apply_async_many([bad])
 
+    @pytest.mark.parametrize(
+        ("sent", "text"),
+        [
+            (0, "No task was sent, and 1 failed. First error: TypeError: "),
+            (1, "1 task was sent, and 1 failed. First error: TypeError: "),
+            (2, "2 tasks were sent, and 1 failed. First error: TypeError: "),
+        ],
+    )
+    @pytest.mark.usefixtures("waiting")
+    def test_they_count_in_whole_sentences(self, app: Celery, sent: int, text: str) -> None:
+        with pytest.raises(NotAllSent) as caught:
+            app.delayq.apply_async_many([*(note(app) for _ in range(sent)), app.tasks["add"].s("too few")])
+        assert str(caught.value).startswith(text)
+
     def test_they_can_be_stored_as_results(self, app: Celery) -> None:
         with pytest.raises(NotAllSent) as caught:
             app.delayq.apply_async_many([app.tasks["add"].s()])
@@ -232,7 +246,10 @@ class TestErrors:
             yield note(app)
             app.delayq.apply_async_many([app.tasks["add"].s()])
 
-        with pytest.raises(NotAllSent, match=r"^1 tasks were sent, 0 failed") as caught:
+        with pytest.raises(
+            NotAllSent,
+            match=r"^1 task was sent\. First error: NotAllSent: No task was sent, and",
+        ) as caught:
             app.delayq.apply_async_many(signatures())
         assert isinstance(caught.value.__cause__, NotAllSent)
 
@@ -241,7 +258,7 @@ class TestErrors:
         good = [note(app, number) for number in range(25)]
         bad = app.tasks["add"].s("too few")
         rest = iter([*good[:15], bad, *good[15:]])
-        with pytest.raises(NotAllSent, match="15 tasks were sent, 1 failed") as caught:
+        with pytest.raises(NotAllSent, match="15 tasks were sent, and 1 failed") as caught:
             app.delayq.apply_async_many(rest, chunk_size=10)
         error = caught.value
         assert len(error.results) == waiting.size() == 15
@@ -301,6 +318,7 @@ class TestErrors:
             app.delayq.apply_async_many(note(app) for _ in range(3))
         assert caught.value.failed == []
         assert len(caught.value.uncertain) == waiting.size() == 3
+        assert str(caught.value).startswith("No task was sent, and 3 are uncertain. First error: ")
         assert str(caught.value.__cause__).startswith("stored, but")
 
     def test_a_connection_that_is_lost_leaves_ids_to_ask_for(self, ledger: Ledger) -> None:
