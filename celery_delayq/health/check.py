@@ -71,6 +71,13 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
     return merged(with_same_command([*broker.examine_all(of_server), *found]))
 
 
+def check_rights(app: Any, channel: Any) -> list[Finding]:
+    """Return what the user may do, and what not, at each server; see `check_broker`."""
+    broker = _Broker(app, channel)
+    check = {"permissions": partial(check_permissions, needed=partial(needs, channel, broker.queues, broker.db))}
+    return merged(with_same_command(it for server in broker.servers for it in examine(server, check)))
+
+
 def check_only_overdue(app: Any, channel: Any, *, most_s: float) -> list[Finding]:
     """Return whether messages of any queue are overdue for longer than `most_s` seconds: errors, if they are.
 

@@ -106,13 +106,15 @@ class Outage:
         """Note that the loop was interrupted, or still is. Then wait before the next attempt."""
         if not self._lasts:
             expected = isinstance(exc, (*CONNECTION_ERRORS, exceptions.TryAgainError))
+            refused = isinstance(exc, exceptions.NoPermissionError)
             self._logger.log(
                 WARNING if expected else ERROR,
-                "%s interrupted: %s. %s; reconnecting...",
+                "%s interrupted: %s. %s%s; reconnecting...",
                 self._what,
                 str(exc).rstrip("."),
+                "`celery delayq check` names the missing rights. " if refused else "",
                 self._meanwhile,
-                exc_info=None if expected else exc,
+                exc_info=None if expected or refused else exc,
             )
         self._lasts, self.is_full = True, is_full(exc)
         self._pause(self._pause_s * random.uniform(0.5, 1))

@@ -1,6 +1,7 @@
 """The parts that run in a Celery worker.
 
 bootsteps      start and stop the loops
+rights         names the missing rights if the worker ends because of them
 reconnect      tries to connect several times a second
 lateness       tells OpenTelemetry how late a task began
 received       tells monitors the eta of a delayed task

@@ -33,6 +33,7 @@ from celery_delayq.worker.invalid_task import defect_of, late_defect_of
 from celery_delayq.worker.lateness import note_clock, trace_lateness
 from celery_delayq.worker.received import is_received, tell_eta
 from celery_delayq.worker.reconnect import reconnect_soon
+from celery_delayq.worker.rights import name_missing_rights
 
 logger = get_logger(__name__)
 
@@ -107,6 +108,7 @@ class Transfer(bootsteps.StartStopStep):
         tell_eta(consumer.app)
         trace_lateness()
         reconnect_soon(consumer)
+        name_missing_rights(consumer)
         super().__init__(consumer, **kwargs)
 
     def start(self, consumer: Any) -> None:
