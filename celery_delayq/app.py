@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
@@ -196,13 +197,15 @@ class DelayQ:
         return self._each(task_id, lambda inspector, ids: inspector.cancel(ids))
 
     @overload
-    def reschedule(self, task_id: TaskId, *, countdown: float | None = ..., eta: Time | None = ...) -> bool: ...
+    def reschedule(
+        self, task_id: TaskId, *, countdown: float | timedelta | None = ..., eta: Time | None = ...
+    ) -> bool: ...
     @overload
     def reschedule(
-        self, task_id: Iterable[TaskId], *, countdown: float | None = ..., eta: Time | None = ...
+        self, task_id: Iterable[TaskId], *, countdown: float | timedelta | None = ..., eta: Time | None = ...
     ) -> dict[str, bool]: ...
     def reschedule(
-        self, task_id: TaskId | Iterable[TaskId], *, countdown: float | None = None, eta: Time | None = None
+        self, task_id: TaskId | Iterable[TaskId], *, countdown: float | timedelta | None = None, eta: Time | None = None
     ) -> Any:
         """Give a waiting task a new due time. It keeps its id, and its eta header gets the new time.
 
@@ -211,7 +214,7 @@ class DelayQ:
 
         Args:
             task_id: the task or tasks.
-            countdown: seconds from now, by the server's clock.
+            countdown: a timedelta, or seconds: from now, by the server's clock.
             eta: the new time; give either `countdown` or `eta`. If the time is in the past, or the countdown is
                 negative, the task moves to its queue at once.
 

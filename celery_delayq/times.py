@@ -46,12 +46,12 @@ def to_ms(when: Time, name: str) -> int:
     return max(0, -((_EPOCH - aware(when, name)) // _MILLISECOND))
 
 
-def due_at(now_ms: int, *, countdown: float | None = None, eta: Time | None = None) -> datetime:
+def due_at(now_ms: int, *, countdown: float | timedelta | None = None, eta: Time | None = None) -> datetime:
     """Return the due time for a countdown or an eta, as `apply_async` takes them.
 
     Args:
         now_ms: start of the countdown, unix time in ms.
-        countdown: in seconds; a negative one means now.
+        countdown: a timedelta, or seconds; a negative one means now.
         eta: the due time.
 
     Raises:
@@ -62,11 +62,13 @@ def due_at(now_ms: int, *, countdown: float | None = None, eta: Time | None = No
         raise TypeError("give either countdown or eta")
     if eta is not None:
         return aware(eta, "eta")
+    countdown_s = countdown.total_seconds() if isinstance(countdown, timedelta) else countdown
+    wanted = "a number of seconds, or a timedelta"
     try:
         # Times before 1970 count as 1970: all of the past means now.
-        return to_datetime(now_ms) + timedelta(seconds=max(seconds(countdown, "countdown"), -now_ms / 1000))
+        return to_datetime(now_ms) + timedelta(seconds=max(seconds(countdown_s, "countdown", wanted), -now_ms / 1000))
     except OverflowError as exc:
-        raise ValueError(f"countdown must end before the year 10000, not {countdown!r} seconds from now") from exc
+        raise ValueError(f"countdown must end before the year 10000, not {countdown_s!r} seconds from now") from exc
 
 
 def seconds(value: object, name: str, wanted: str = "a number of seconds") -> float:

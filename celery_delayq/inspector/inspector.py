@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
@@ -137,7 +138,7 @@ class Inspector:
         return change_some(self.lists, action, criteria, eta=eta, limit=limit, cursor=cursor)
 
     def reschedule(
-        self, task_ids: Sequence[str], *, countdown: float | None = None, eta: Time | None = None
+        self, task_ids: Sequence[str], *, countdown: float | timedelta | None = None, eta: Time | None = None
     ) -> dict[str, bool]:
         """Give waiting tasks a new due time; see `DelayQ.reschedule`. Atomic for each entry."""
         now_ms = self.lists.now_ms()

@@ -254,6 +254,8 @@ class Definition:
             _check_mapping(part, given.get(part))
         options = dict(given.pop("options", None) or {})
         _check_mapping(f"options[{OPTION!r}]", options.get(OPTION))
+        if isinstance(options.get("countdown"), timedelta):
+            options["countdown"] = options["countdown"].total_seconds()
         if options.get("countdown") is not None:
             _check_number("countdown", options["countdown"], -LONGEST_S, LONGEST_S, whole=False)
         timing = {**(options.pop(OPTION, None) or {}), **(given.pop("timing", None) or {})}

@@ -118,8 +118,8 @@ class TestLater:
         [
             ({}, TypeError, "either countdown or eta"),
             ({"countdown": 1, "eta": LATER}, TypeError, "either countdown or eta"),
-            ({"countdown": "5"}, TypeError, "countdown must be a number of seconds, not '5'"),
-            ({"countdown": float("nan")}, ValueError, "countdown must be a number of seconds, not nan"),
+            ({"countdown": "5"}, TypeError, "countdown must be a number of seconds, or a timedelta, not '5'"),
+            ({"countdown": float("nan")}, ValueError, "countdown must be a number of seconds, or a timedelta, not nan"),
             ({"countdown": 1e15}, ValueError, "before the year 10000"),
             ({"eta": "tomorrow"}, TypeError, "eta must be a datetime, or unix time in seconds, not 'tomorrow'"),
             ({"eta": 1e15}, ValueError, "eta must be a datetime"),

@@ -137,6 +137,10 @@ class TestConfigured:
         assert configured(app).fingerprint == before
 
 
+def test_a_countdown_may_be_a_timedelta() -> None:
+    assert define(options={"countdown": timedelta(minutes=1.5)}).options == {"countdown": 90.0}
+
+
 def test_a_misspelt_field_is_an_error() -> None:
     with pytest.raises(InvalidSchedule, match=r"'e'.*unknown field 'arg'"):
         define(arg=[1])
