@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         LeaseLost,
         NotAllSent,
         UnknownEntry,
+        UnknownQueue,
         UnsupportedServer,
     )
     from celery_delayq.inspector.backup import Imported, Released
@@ -80,6 +81,7 @@ __all__ = [
     "Throttle",
     "Unique",
     "UnknownEntry",
+    "UnknownQueue",
     "UnsupportedServer",
     "__version__",
     "register",

@@ -65,6 +65,7 @@ class DelayQ:
 
     All these methods raise:
         TypeError: an argument has the wrong type, or a task is neither an id nor a result.
+        UnknownQueue: there is no queue of the given name. A queue in which nothing waits is no error.
         kombu.exceptions.OperationalError: the server cannot be reached, or refuses a command. If the connection was
             lost during the call, the change may or may not have happened; repeat the call to be sure.
         ConfigurationError: the app's broker URL is not a `delayq://` URL.
@@ -158,7 +159,10 @@ class DelayQ:
         """
         criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
         with self._inspector("cannot list waiting tasks") as inspector:
-            return inspector.scheduled(criteria, limit=limit, cursor=cursor, partial=partial)
+            page = inspector.scheduled(criteria, limit=limit, cursor=cursor, partial=partial)
+            if not (page.examined or cursor):
+                inspector.check_queue(queue)
+            return page
 
     def iter_scheduled(
         self,
@@ -276,7 +280,10 @@ class DelayQ:
         """
         criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
         with self._inspector("cannot cancel all matching tasks") as inspector:
-            return inspector.cancel_all(criteria, everything=everything, dry_run=dry_run, on_progress=on_progress)
+            number = inspector.cancel_all(criteria, everything=everything, dry_run=dry_run, on_progress=on_progress)
+            if not number:
+                inspector.check_queue(queue)
+            return number
 
     def change_some(
         self,
@@ -327,7 +334,10 @@ class DelayQ:
         criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
         criteria.check_wanted(everything)
         with self._inspector("cannot change the matching tasks") as inspector:
-            return inspector.change_some(action, criteria, eta=eta, limit=limit, cursor=cursor)
+            chunk = inspector.change_some(action, criteria, eta=eta, limit=limit, cursor=cursor)
+            if not (chunk.examined or cursor):
+                inspector.check_queue(queue)
+            return chunk
 
     def counts(self, *, span: float = 3600, buckets: int = 60, partial: bool = False) -> Counts:
         """Count ready, delayed, overdue, in-flight and dead messages for each queue, with a histogram of due times.
@@ -366,7 +376,10 @@ class DelayQ:
         """
         start_ms = to_ms(start, "start")
         with self._inspector("cannot count due times") as inspector:
-            return inspector.histogram(start_ms, span, buckets, queue=queue, partial=partial)
+            counted = inspector.histogram(start_ms, span, buckets, queue=queue, partial=partial)
+            if not (counted.before or counted.after or any(bucket.count for bucket in counted.buckets)):
+                inspector.check_queue(queue)
+            return counted
 
     def consumers(self, partial: bool = False) -> Consumers:
         """Return the consumers of all queues: the connections of workers, with their leases and how much they hold.
@@ -394,7 +407,10 @@ class DelayQ:
         if isinstance(queues, str):
             raise TypeError(f"queues must be several names, not {queues!r}")
         with self._inspector("cannot export waiting tasks") as inspector:
-            return backup.export(inspector.lists, file, on_progress, queues=tuple(queues))
+            wanted = tuple(queues)
+            for queue in wanted:
+                inspector.check_queue(queue)
+            return backup.export(inspector.lists, file, on_progress, queues=wanted)
 
     def import_(self, file: File, *, on_progress: OnProgress | None = None) -> Imported:
         """Store exported tasks, so that they wait again. Tasks that wait already are skipped; see `backup.import_`.
@@ -425,6 +441,7 @@ class DelayQ:
         """
         Criteria.of(queue=queue)
         with self._inspector("cannot release waiting tasks") as inspector:
+            inspector.check_queue(queue)
             return backup.release(inspector.lists, queue, on_progress)
 
     @overload

@@ -96,5 +96,9 @@ class UnknownEntry(DelayqError, LookupError):
     """There is no periodic task of that name."""
 
 
+class UnknownQueue(DelayqError, LookupError):
+    """There is no queue of that name: the app has none, nobody has published to it, and nothing waits for it."""
+
+
 class EntryExists(DelayqError, ValueError):
     """A periodic task of that name exists already, at run time or in the configuration."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from celery_delayq.cli.broker import check_queue, inspecting, queue_option
+from celery_delayq.cli.broker import inspecting, queue_option
 from celery_delayq.cli.command import command, confirm, json_option, plural, yes_option
 from celery_delayq.cli.output import print_json, progress
 from celery_delayq.cli.plain import say
@@ -44,7 +44,7 @@ def export(ctx: click.Context, file: str, queues: str, yes: bool, as_json: bool)
         confirm(f"{file} exists. Replace it?", yes)
     with inspecting(ctx.obj.app) as inspector, progress("exporting") as on_progress:
         for queue in wanted:
-            check_queue(inspector, queue)
+            inspector.check_queue(queue)
         try:
             number = backup.export(inspector.lists, target, on_progress, queues=wanted)
         except NodesAway as exc:
@@ -103,7 +103,7 @@ def release(ctx: click.Context, queue: str | None, yes: bool, as_json: bool) -> 
     workers.
     """
     with inspecting(ctx.obj.app) as inspector:
-        check_queue(inspector, queue)
+        inspector.check_queue(queue)
         say("Stop all workers first: running workers delay released tasks again.", err=True)
         confirm("Release the waiting tasks?", yes)
         with progress("releasing") as on_progress:

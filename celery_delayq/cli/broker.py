@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -84,20 +83,6 @@ def inspecting(app: Any) -> Iterator[Inspector]:
     """Connect, and yield an inspector that knows the app's queues. Raises the same errors as `delayq_channel`."""
     with delayq_channel(app) as (_, channel):
         yield Inspector(channel, app.amqp.queues)
-
-
-def check_queue(inspector: Inspector, queue: str | None) -> None:
-    """Check that a queue exists; None passes.
-
-    Raises:
-        click.ClickException: there is no such queue. The message suggests similar names.
-    """
-    if queue is None or inspector.has_queue(queue):
-        return
-    names = inspector.queues()
-    near = difflib.get_close_matches(queue, names)
-    advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known queues are {', '.join(names)}"
-    raise click.ClickException(f"unknown queue {queue!r}: {advice}")
 
 
 def check_complete(lost: Lost) -> None:

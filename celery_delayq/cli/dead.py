@@ -12,7 +12,7 @@ import click
 from rich.table import Table
 
 from celery_delayq import messages
-from celery_delayq.cli.broker import check_queue, complete_queue, inspecting
+from celery_delayq.cli.broker import complete_queue, inspecting
 from celery_delayq.cli.command import (
     Decorator,
     body_option,
@@ -89,7 +89,7 @@ def list_(ctx: click.Context, queue: str, limit: int, cursor: str | None, everyt
             if cursor is None:
                 break
         if is_empty:
-            check_queue(inspector, queue)
+            inspector.check_queue(queue)
     if is_empty and not as_json:
         say(f"No dead letters in queue {queue}.", err=True)
     if cursor is not None and as_json:
@@ -202,7 +202,7 @@ def _check_choice(ids: tuple[str, ...], everything: bool) -> None:
 def _total(inspector: Inspector, queue: str) -> int:
     total = inspector.dead_total(queue)
     if not total:
-        check_queue(inspector, queue)
+        inspector.check_queue(queue)
     return total
 
 
@@ -220,7 +220,7 @@ def _chosen(inspector: Inspector, queue: str, ids: Sequence[str]) -> list[Found]
             if not wanted:
                 break
     if is_empty:
-        check_queue(inspector, queue)
+        inspector.check_queue(queue)
     if wanted:
         raise click.ClickException(f"no dead letter of {queue!r} has the id {', '.join(sorted(wanted))}")
     return found

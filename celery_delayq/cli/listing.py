@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from celery_delayq.cli.broker import check_complete, check_queue, inspecting, queue_option
+from celery_delayq.cli.broker import check_complete, inspecting, queue_option
 from celery_delayq.cli.command import body_option, command, json_option, usage_errors
 from celery_delayq.cli.output import (
     NARROW,
@@ -61,7 +61,7 @@ def criteria_of(
         click.ClickException: there is no such queue.
         click.UsageError: a time is out of range, or the text is empty.
     """
-    check_queue(inspector, queue)
+    inspector.check_queue(queue)
     now_ms = inspector.lists.now_ms()
     with usage_errors():
         after, before = at(due_after, now_ms), at(due_before, now_ms)

@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from celery_delayq.cli.broker import check_complete, check_queue, inspecting, queue_option
+from celery_delayq.cli.broker import check_complete, inspecting, queue_option
 from celery_delayq.cli.command import command, usage_errors
 from celery_delayq.cli.listing import task_table
 from celery_delayq.cli.output import console
@@ -53,7 +53,7 @@ def top(ctx: click.Context, interval: float, limit: int, queue: str | None, span
     if not (once or out.is_terminal):
         raise click.UsageError("top needs a terminal: add --once, or use `status`")
     with inspecting(ctx.obj.app) as inspector:
-        check_queue(inspector, queue)
+        inspector.check_queue(queue)
         first, lost = frame(inspector)
     if once:
         out.print(first)

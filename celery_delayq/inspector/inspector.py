@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
+from celery_delayq.errors import UnknownQueue
 from celery_delayq.inspector import dead, holders
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.bulk import Action, Chunk, change_some
@@ -52,9 +54,18 @@ class Inspector:
         known, _ = self.lists.known()
         return sorted({found.queue for found in known})
 
-    def has_queue(self, queue: str) -> bool:
-        """Return whether there is a queue of this name; see `BrokerLists.exists`."""
-        return self.lists.exists(queue)
+    def check_queue(self, queue: str | None) -> None:
+        """Check that there is a queue of this name; see `BrokerLists.exists`. None passes.
+
+        Raises:
+            UnknownQueue: there is none. The message suggests similar names.
+        """
+        if queue is None or self.lists.exists(queue):
+            return
+        names = self.queues()
+        near = difflib.get_close_matches(queue, names)
+        advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known queues are {', '.join(names)}"
+        raise UnknownQueue(f"unknown queue {queue!r}: {advice}")
 
     def get(self, task_ids: Sequence[str]) -> dict[str, ScheduledTask | None]:
         """Return waiting tasks; see `DelayQ.get`."""

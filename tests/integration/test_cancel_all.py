@@ -33,7 +33,6 @@ MATCHING: list[tuple[dict[str, Any], set[str]]] = [
     ({"due_before": SOON + SECOND}, {"a"}),
     ({"due_after": SOON + SECOND}, {"b", "c", "d"}),
     ({"due_after": SOON + SECOND, "due_before": SOON + 2 * SECOND}, {"b"}),
-    ({"queue": "never heard of"}, set()),
     ({"text": "7, 'Zoë"}, {"b"}),
     ({"text": "'"}, {"b", "d"}),
     ({"text": "why", "task": "note"}, {"d"}),

@@ -50,7 +50,6 @@ def test_what_is_due_before_in_and_after_the_window(app: Celery, some: DelayedQu
 def test_of_one_queue(app: Celery, some: DelayedQueue) -> None:
     assert counts(app, queue="celery") == (2, [2, 1, 1], 3)
     assert counts(app, queue="other") == (0, [1, 0, 0], 0)
-    assert counts(app, queue="never heard of") == (0, [0, 0, 0], 0)
 
 
 def test_all_that_waits_is_counted_once(app: Celery, some: DelayedQueue) -> None:

@@ -121,7 +121,6 @@ class TestPages:
         assert ids(delayq.scheduled(due_before=SOON + second)) == [a]
         naive = (SOON + second).replace(tzinfo=None)
         assert ids(delayq.scheduled(due_after=naive, due_before=(SOON + 2 * second).timestamp())) == [b]
-        assert ids(delayq.scheduled(queue="never heard of")) == []
         assert delayq.scheduled(task="never heard of").cursor is None
 
     @pytest.mark.parametrize(
@@ -167,7 +166,7 @@ class TestPages:
         second = app.delayq.scheduled(limit=2, cursor=first.cursor)
         assert ids(first) + ids(second) == tasks
         assert second.cursor is None
-        assert app.delayq.scheduled(queue="empty").cursor is None
+        assert app.delayq.scheduled(limit=4).cursor is None
 
     def test_entries_of_others_are_shown_as_what_they_are(self, app: Celery, waiting: DelayedQueue) -> None:
         task_id = publish(app)
