@@ -28,6 +28,7 @@ from celery_delayq.publishing.send_task import key_of, send_unique
 from celery_delayq.remote_control import commands as panel
 from celery_delayq.remote_control.broadcast import use_control
 from celery_delayq.schedule.api import Schedule
+from celery_delayq.settings import add_defaults
 from celery_delayq.times import Time, to_ms
 from celery_delayq.transport import register, require_transport
 from celery_delayq.worker.bootsteps import Plan, Transfer
@@ -44,9 +45,10 @@ class DelayQ:
         app = Celery("shop", broker="delayq://localhost:6379/0")
         delayq = DelayQ(app)
 
-    DelayQ registers the `delayq` URL schemes with kombu, bootsteps and a `control` with the app, and remote control
-    commands and a warning about a second scheduler with Celery. It does not connect and does not read the
-    configuration, so you can create it before `app.config_from_object`. Creating it twice for one app does no harm.
+    DelayQ registers the `delayq` URL schemes with kombu, bootsteps, a `control` and the defaults of our settings with
+    the app, and remote control commands and a warning about a second scheduler with Celery. It does not connect and
+    does not read the configuration, so you can create it before `app.config_from_object`. Creating it twice for one app
+    does no harm.
     Threads may share it, and it works after a fork.
 
     No worker needs to run for the methods that read or change waiting tasks. They take a task id or a result. If you
@@ -76,6 +78,7 @@ class DelayQ:
             raise TypeError(f"DelayQ() takes a Celery app, not {app!r}")
         self.app = app
         register()
+        add_defaults(app)
         app.steps["consumer"].update((Plan, Transfer))
         use_control(app)
         send_unique(app)

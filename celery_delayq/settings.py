@@ -245,6 +245,20 @@ def settings_of(app: Any) -> AppSettings:
     return app_settings(given_settings(app.conf))
 
 
+def add_defaults(app: Any) -> None:
+    """Let an app's configuration have all our settings, so that they can be read before they are set.
+
+    It reads no configuration. A setting that is given in upper case has its value in lower case, too, where Celery
+    translates only the names of its own.
+    """
+
+    def all_settings() -> dict[str, Any]:
+        given = given_settings(app.conf)
+        return {PREFIX + name: given.get(name, option.default) for name, option in APP_SETTINGS.items()}
+
+    app.add_defaults(all_settings)
+
+
 def given_settings(conf: Any) -> dict[str, Any]:
     """Return all settings with our prefix, without the prefix. The app may use any namespace and case."""
     namespace = (getattr(conf, "prefix", None) or "").lower()

@@ -6,15 +6,19 @@ import math
 import re
 
 import pytest
+from celery import Celery
 from kombu.transport.redis import SentinelChannel
 
+from celery_delayq import DelayQ
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.settings import (
     APP_SETTINGS,
+    PREFIX,
     TRANSPORT_OPTIONS,
     Option,
     app_settings,
     check_transport_options,
+    settings_of,
 )
 from celery_delayq.transfer.loop import TransferSettings
 
@@ -157,3 +161,55 @@ class TestTransportOptions:
         bare = name.removeprefix("delayq_")
         with pytest.raises(ConfigurationError, match=rf"app\.conf\.delayq_{bare}$"):
             check_transport_options({name: 1})
+
+
+class TestOfAnApp:
+    """`app.conf` has our settings, whether they are set or not."""
+
+    @pytest.mark.parametrize("is_read_before", [False, True])
+    def test_are_the_defaults(self, is_read_before: bool) -> None:
+        app = Celery("shop", set_as_current=False)
+        if is_read_before:
+            assert app.conf.enable_utc
+        DelayQ(app)
+        for name, option in APP_SETTINGS.items():
+            assert getattr(app.conf, PREFIX + name) == option.default
+        assert settings_of(app) == app_settings({})
+
+    def test_the_configuration_is_not_read_for_them(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        DelayQ(app)
+        assert not app.configured
+        app.config_from_object({"delayq_transfer_lead": 0.05})
+        assert app.conf.delayq_transfer_lead == 0.05
+
+    @pytest.mark.parametrize(
+        ("name", "namespace"),
+        [
+            ("delayq_transfer_lead", None),
+            ("DELAYQ_TRANSFER_LEAD", None),
+            ("CELERY_DELAYQ_TRANSFER_LEAD", "CELERY"),
+            ("shop_delayq_transfer_lead", "shop"),
+        ],
+    )
+    @pytest.mark.parametrize("delayqs", [1, 2])
+    def test_what_is_set_counts(self, name: str, namespace: str | None, delayqs: int) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.config_from_object({name: 0.05}, namespace=namespace)
+        for _ in range(delayqs):
+            DelayQ(app)
+        assert app.conf.delayq_transfer_lead == settings_of(app).transfer.lead_s == 0.05
+        assert app.conf.delayq_transfer_grace == 0.25
+        app.conf.delayq_transfer_lead = 0.07
+        assert app.conf.delayq_transfer_lead == settings_of(app).transfer.lead_s == 0.07
+
+    def test_unknown_ones_and_wrong_values_stay_errors(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        DelayQ(app)
+        app.conf.delayq_transfer_leed = 0.05
+        with pytest.raises(ConfigurationError, match=r"delayq_transfer_leed: did you mean delayq_transfer_lead\?"):
+            settings_of(app)
+        del app.conf.changes["delayq_transfer_leed"]
+        app.conf.delayq_metrics = 1
+        with pytest.raises(ConfigurationError, match="delayq_metrics must be True or False, not 1"):
+            settings_of(app)
