@@ -23,6 +23,7 @@ from celery_delayq.inspector.counts import Counts
 from celery_delayq.inspector.histogram import Histogram
 from celery_delayq.inspector.pages import Criteria, OnProgress, Page
 from celery_delayq.inspector.task import ScheduledTask
+from celery_delayq.naive import warn_of_naive
 from celery_delayq.publishing import bulk
 from celery_delayq.publishing.send_task import key_of, send_unique
 from celery_delayq.remote_control import commands as panel
@@ -56,7 +57,8 @@ class DelayQ:
     waits: pass `result.parent.id` and so on. If an id was scheduled several times, the methods apply to all of these
     tasks.
 
-    Times are datetimes, or unix time in seconds. Naive datetimes are taken as UTC, like a naive eta in Celery. The
+    Times are datetimes, or unix time in seconds. Naive datetimes are taken as UTC, like a naive eta in Celery. If local
+    time, or that of the app's `timezone`, is another, a naive eta causes a `NaiveEtaWarning`, once in each process. The
     server's clock decides which tasks are due or overdue, and how much time is left.
 
     While a node of a Redis Cluster is away, methods that take ids find tasks at the other nodes; if an id is not there,
@@ -232,6 +234,7 @@ class DelayQ:
             TypeError: not exactly one of `countdown` and `eta` was given.
             ValueError: the time is after the year 9999, or not a number.
         """
+        warn_of_naive(eta, self.app)
         return self._each(task_id, lambda inspector, ids: inspector.reschedule(ids, countdown=countdown, eta=eta))
 
     @overload
@@ -336,6 +339,7 @@ class DelayQ:
         """
         criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
         criteria.check_wanted(everything)
+        warn_of_naive(eta, self.app)
         with self._inspector("cannot change the matching tasks") as inspector:
             chunk = inspector.change_some(action, criteria, eta=eta, limit=limit, cursor=cursor)
             if not (chunk.examined or cursor):

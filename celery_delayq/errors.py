@@ -18,6 +18,10 @@ class InvalidEta(DelayqError, ValueError):
     """The eta of a message cannot be parsed as a time."""
 
 
+class NaiveEtaWarning(UserWarning):
+    """An eta without a time zone is taken as UTC, as in Celery, and local time is another."""
+
+
 class UnsupportedServer(DelayqError, RuntimeError):
     """The Redis server lacks a feature that the package needs."""
 

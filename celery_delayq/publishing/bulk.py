@@ -14,6 +14,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
 
 from celery_delayq.errors import NotAllSent
+from celery_delayq.naive import warn_of_naive
 from celery_delayq.publishing.template import TaskTemplate, key_of
 from celery_delayq.transport import require_transport
 from celery_delayq.transport.batch import Batch, collecting
@@ -147,6 +148,7 @@ class _Sender:
         key = key_of(signature)
         template = self._templates.get(key)
         if template is not None and template.has(signature):
+            warn_of_naive(signature.options.get("eta"), self._app)
             return template.send(signature, task_id, self._with_results)
         self._producer.published = {}
         options = {} if self._with_results else {"add_to_parent": False}

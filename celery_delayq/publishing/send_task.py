@@ -11,6 +11,7 @@ from celery.app.task import Context
 from celery.canvas import Signature
 
 from celery_delayq.errors import ConfigurationError, KeyHeld
+from celery_delayq.naive import warn_of_naive
 from celery_delayq.throttle import Throttle
 from celery_delayq.transport.keyed import (
     THROTTLE_PROPERTY,
@@ -97,6 +98,7 @@ class SendTask:
             ConfigurationError: an option is wrong, or the broker is not ours.
             KeyHeld: another task holds the key, and `on_conflict` is "raise".
         """
+        warn_of_naive(options.get("eta"), self._app)
         task = options.get("task_type") or (self._app.tasks.get(name) if self._app.finalized else None)
         retrying = self._retrying(options)
         throttle = options.pop("throttle", _NOT_GIVEN)
