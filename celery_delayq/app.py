@@ -43,6 +43,8 @@ TaskId: TypeAlias = str | AsyncResult
 class DelayQ:
     """Delayed tasks in Redis for a Celery app.
 
+    Make it beside the app::
+
         app = Celery("shop", broker="delayq://localhost:6379/0")
         delayq = DelayQ(app)
 
@@ -67,7 +69,9 @@ class DelayQ:
     need only its node. While the node of the registry (`delayq:queues`) is away, only the queues of the app's
     configuration are known.
 
-    All these methods raise:
+    All these methods raise the same errors.
+
+    Raises:
         TypeError: an argument has the wrong type, or a task is neither an id nor a result.
         UnknownQueue: there is no queue of the given name. A queue in which nothing waits is no error.
         kombu.exceptions.OperationalError: the server cannot be reached, or refuses a command. If the connection was
@@ -307,7 +311,7 @@ class DelayQ:
     ) -> Chunk:
         """Cancel, reschedule or run some of the matching tasks, and return a cursor for the next ones.
 
-        So whoever changes very many tasks can show how far this is, and stop:
+        So whoever changes very many tasks can show how far this is, and stop::
 
             chunk = delayq.change_some("reschedule", task="shop.remind", eta=tomorrow)
             while chunk.cursor:
@@ -463,6 +467,8 @@ class DelayQ:
         self, signatures: Iterable[Signature], *, chunk_size: int = bulk.CHUNK_SIZE, results: bool = True
     ) -> Any:
         """Send many tasks in a few round trips. Each task, delayed or not, is sent as by its `apply_async()`.
+
+        For example::
 
             delayq.apply_async_many(remind.s(user).set(countdown=3600) for user in users)
 

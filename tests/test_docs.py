@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
+
+import celery_delayq
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
@@ -74,6 +77,21 @@ def test_the_chinese_readme_has_the_same_commands_and_code() -> None:
 def test_the_list_of_pages_has_each_page() -> None:
     linked = set(_LINK.findall(prose(DOCS / "README.md")))
     assert {page.name for page in DOCS.glob("*.md")} - {"README.md"} <= linked
+
+
+def test_the_navigation_has_each_page() -> None:
+    sections = yaml.safe_load(DOCS.joinpath("nav.yml").read_text(encoding="utf-8"))["subtrees"]
+    entries = [entry for section in sections for entry in section["entries"]]
+    named = {REPOSITORY / f"{entry['file']}.md" for entry in entries if "file" in entry}
+    matching = {page for entry in entries if "glob" in entry for page in REPOSITORY.glob(f"{entry['glob']}.md")}
+    decisions = set(DOCS.glob("decisions/0*.md"))  # nav.yml has them below the list of decisions
+    assert named | matching | decisions == {*PAGES, REPOSITORY / "CHANGELOG.md"} - {DOCS / "README.md"}
+
+
+def test_the_reference_has_each_public_name() -> None:
+    api = DOCS.joinpath("reference", "api.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\.\. auto\w+:: celery_delayq\.(\w+)$", api, re.MULTILINE))
+    assert named == set(celery_delayq.__all__) - {"__version__"}
 
 
 def test_pictures_are_small_and_name_no_host_and_no_path() -> None:

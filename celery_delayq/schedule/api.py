@@ -29,6 +29,8 @@ _UNCHANGED: Any = object()
 class Schedule:
     """The periodic tasks of an app: `delayq.schedule`.
 
+    For example::
+
         delayq.schedule.add("report", "shop.report", "0 6 * * mon-fri", tz="Europe/Berlin")
         delayq.schedule.pause("report")
         for entry in delayq.schedule:

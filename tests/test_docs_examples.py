@@ -1,0 +1,71 @@
+"""The examples of the guides run: Python blocks that are marked as ```` ```python run ````, page by page."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.private_redis import PrivateRedis
+from tests.support import missing, wait_until
+from tests.workers import CeleryCommand
+
+REPOSITORY = Path(__file__).parents[1]
+#: Packages that Celery's users know, where `make setup` and tox install them (dependency group `integrations`).
+INTEGRATIONS = Path(sys.prefix, "integrations")
+
+_BLOCK = re.compile(r"^```python run\n# (?P<file>\w+\.py)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
+_MARK = re.compile(r"^\s*```python run\b", re.MULTILINE)
+PAGES = sorted(page for page in (REPOSITORY / "docs").rglob("*.md") if _MARK.search(page.read_text(encoding="utf-8")))
+
+
+class Example:
+    """The marked blocks of a page, as files in a folder. Each begins with a comment: the name of its file."""
+
+    def __init__(self, page: Path, folder: Path, server: PrivateRedis) -> None:
+        text = page.read_text(encoding="utf-8")
+        self.folder = folder
+        self.files = [block["file"] for block in _BLOCK.finditer(text)]
+        assert len(self.files) == len(_MARK.findall(text)), (
+            "a marked block is indented, or does not begin with its name"
+        )
+        for block in _BLOCK.finditer(text):
+            code = block["code"].replace("localhost:6379", f"127.0.0.1:{server.port}")
+            folder.joinpath(block["file"]).write_text(code, encoding="utf-8")
+        paths = (folder, REPOSITORY, INTEGRATIONS, os.environ.get("PYTHONPATH", ""))
+        self._env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+
+    def run(self, *files: str) -> str:
+        """Import files in turn, in one process, and return what they print."""
+        modules = ", ".join(file.removesuffix(".py") for file in files)
+        command = [sys.executable, "-c", f"import {modules}"]
+        done = subprocess.run(command, cwd=self.folder, env=self._env, capture_output=True, text=True, timeout=120)
+        if module := re.search(r"ModuleNotFoundError: No module named '(\w+)'", done.stderr):
+            missing(f"no {module[1]}: `make setup` installs it (dependency group `integrations`)")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, redis_server: PrivateRedis) -> None:
+    with redis_server.client() as client:
+        client.flushall()
+    example = Example(page, tmp_path, redis_server)
+    example.run(*example.files)
+
+
+def test_the_tutorial_ends_as_it_says(tmp_path: Path, redis_server: PrivateRedis) -> None:
+    with redis_server.client() as client:
+        client.flushall()
+    tutorial = Example(REPOSITORY / "docs" / "tutorial.md", tmp_path, redis_server)
+    assert tutorial.run("place.py").count("shop.cancel_unpaid") == 2
+    assert tutorial.run("customer.py") == "['cancel:2']\n"
+    arguments = ("worker", "--pool", "solo", "--loglevel", "INFO")
+    broker = f"delayq://127.0.0.1:{redis_server.port}/0"
+    with CeleryCommand(*arguments, broker=broker, ledger="", app="shop", paths=[tmp_path]) as worker:
+        wait_until(lambda: "order 2 is cancelled" in worker.log, "the task of the order that was not paid")
+        assert "order 1" not in worker.log
