@@ -21,6 +21,9 @@ from celery_delayq.transfer.loop import TransferSettings
 #: Prefix of the app's settings.
 PREFIX = "delayq_"
 
+#: The setting of Django that names the Celery app. An app that reads Django's settings sees this one, too.
+DJANGO_APP = "DELAYQ_APP"
+
 
 @dataclass(frozen=True)
 class Option:
@@ -265,7 +268,7 @@ def given_settings(conf: Any) -> dict[str, Any]:
     found = {}
     for key in conf:
         name = str(key).lower().removeprefix(namespace)
-        if name.startswith(PREFIX):
+        if name.startswith(PREFIX) and key != DJANGO_APP:
             found[name.removeprefix(PREFIX)] = conf[key]
     return found
 

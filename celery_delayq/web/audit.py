@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_delayq.escapes import visible
+from celery_delayq.web.request import Request
 
 logger = logging.getLogger(__name__)
 
@@ -14,16 +16,48 @@ _MOST = 500
 
 
 @dataclass(frozen=True)
+class Change:
+    """A change that somebody has made.
+
+    Attributes:
+        action: name of the action, see `access.ACTIONS`.
+        what: ids, a filter, or a name, of any length and with any characters; empty if it was broken off.
+        changed: how many were changed.
+        missed: how many were not, because they were not there any more.
+        error: why it was broken off: a part of it may have been made. None if it was not.
+    """
+
+    action: str
+    what: str = ""
+    changed: int = 0
+    missed: int = 0
+    error: str | None = None
+
+    @property
+    def result(self) -> str:
+        """What came of it, in words."""
+        if self.error is not None:
+            return f"{self.action} was broken off, a part may be done: {self.error}"
+        return f"{self.action}: {self.changed} done, {self.missed} not"
+
+
+#: Is called after each change, with the request and the change, to record it elsewhere.
+OnChange = Callable[[Request, Change], None]
+
+
+@dataclass(frozen=True)
 class Audit:
     """Writes lines for one request.
 
     Attributes:
         user: who; None if nobody knows.
-        remote: from which address.
+        request: the request.
+        on_change: is told about each change, too; what it raises is logged, since the change was made.
     """
 
     user: str | None
-    remote: str | None
+    request: Request
+    on_change: OnChange | None = None
 
     def record(self, action: str, what: str, changed: int, missed: int = 0) -> None:
         """Write a line, at level INFO.
@@ -38,11 +72,12 @@ class Audit:
             "%s by %s from %s: %s: %d done, %d not",
             action,
             _short(self.user or "-"),
-            _short(self.remote or "-"),
+            _short(self.request.remote or "-"),
             _short(what),
             changed,
             missed,
         )
+        self._tell(Change(action, what, changed, missed))
 
     def fail(self, action: str, error: Exception) -> None:
         """Write a line, at level WARNING, about a change that was broken off: a part of it may have been made."""
@@ -50,9 +85,18 @@ class Audit:
             "%s by %s from %s was broken off, a part may be done: %s",
             action,
             _short(self.user or "-"),
-            _short(self.remote or "-"),
+            _short(self.request.remote or "-"),
             _short(str(error)),
         )
+        self._tell(Change(action, error=str(error)))
+
+    def _tell(self, change: Change) -> None:
+        if self.on_change is None:
+            return
+        try:
+            self.on_change(self.request, change)
+        except Exception:
+            logger.exception("Cannot record a change elsewhere")
 
 
 def _short(text: str) -> str:

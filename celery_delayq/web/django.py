@@ -5,7 +5,7 @@ path("ops/delayq/", include(celery_delayq.web.django.urls(celery_app, access=lam
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -24,7 +24,11 @@ def urls(app: Any, *, access: Access, hosts: Collection[str] | None = None, user
     does not apply. Arguments are those of `make_wsgi_app`; the `native` request is Django's, so that `access` can look
     at `request.native.user`.
     """
-    site = Site(app, access=access, hosts=hosts, user_of=user_of)
+    return [re_path(r"^(?P<path>.*)$", page_view(Site(app, access=access, hosts=hosts, user_of=user_of)))]
+
+
+def page_view(site: Site) -> Callable[[HttpRequest, str], HttpResponse]:
+    """Return a view. Its argument `path` is what follows the slash of the place where the page is mounted."""
 
     @csrf_exempt
     def view(request: HttpRequest, path: str) -> HttpResponse:
@@ -36,7 +40,7 @@ def urls(app: Any, *, access: Access, hosts: Collection[str] | None = None, user
             response = site.handle(ours)
         return HttpResponse(response.body, status=response.status, headers=response.headers)
 
-    return [re_path(r"^(?P<path>.*)$", view)]
+    return view  # type: ignore[no-any-return]
 
 
 def _request(request: HttpRequest, path: str) -> Request:

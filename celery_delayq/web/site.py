@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from celery_delayq.web.access import Access, Refusal, UserOf, check_host, check_origin, granted
-from celery_delayq.web.audit import Audit
+from celery_delayq.web.audit import Audit, OnChange
 from celery_delayq.web.broker import Broker, Unavailable
 from celery_delayq.web.language import LANGUAGES, language_of
 from celery_delayq.web.live import LiveCache
@@ -63,14 +63,22 @@ class Site:
         access: decides who may see the page, and do what; see `access.Access`.
         hosts: host names that the page answers for, without ports; None for any.
         user_of: returns the name of the user for the audit log; by default what the adapter knows.
+        on_change: is called after each change, to record it elsewhere than in the audit log.
     """
 
     def __init__(
-        self, app: Any, *, access: Access, hosts: Collection[str] | None = None, user_of: UserOf | None = None
+        self,
+        app: Any,
+        *,
+        access: Access,
+        hosts: Collection[str] | None = None,
+        user_of: UserOf | None = None,
+        on_change: OnChange | None = None,
     ) -> None:
         self.broker = Broker(app)
         self._access = access
         self._user_of = user_of
+        self._on_change = on_change
         self._hosts = None if hosts is None else frozenset(name.lower() for name in hosts)
         self._pages: dict[str, Page] = {page.path: page for page in PAGES}
         self._live: LiveCache[Response] = LiveCache(_FRESH_S)
@@ -78,7 +86,7 @@ class Site:
     def handle(self, request: Request) -> Response:
         """Answer a request. Never raises."""
         language = language_of(_cookie(request), request.headers.get("accept-language", ""))
-        view = View(request, self.broker, frozenset(), language, Audit(request.user, request.remote))
+        view = View(request, self.broker, frozenset(), language, Audit(request.user, request))
         try:
             response = self._answer(view)
         except Unavailable as exc:
@@ -116,7 +124,7 @@ class Site:
         if page is None:
             raise Refusal(404, "There is no such page.")
         user = self._user_of(request) if self._user_of and request.method == "POST" else request.user
-        view = View(request, view.broker, may, view.language, Audit(user, request.remote))
+        view = View(request, view.broker, may, view.language, Audit(user, request, self._on_change))
         if request.method == "POST":
             check_origin(request)
             try:

@@ -66,7 +66,10 @@ def run(code: str) -> None:
 
 
 def test_importing_the_package_has_no_side_effects() -> None:
-    """Nothing is connected, started or logged, and kombu knows no transport more: it only says what is missing."""
+    """Nothing is connected, started or logged, and kombu knows no transport more: it only says what is missing.
+
+    An app for Django needs Django set up.
+    """
     modules = [".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in FILES]
     run(
         f"""
@@ -82,6 +85,11 @@ aliases = dict(TRANSPORT_ALIASES)
 handlers = {{number: signal.getsignal(number) for number in signal.valid_signals()}}
 receivers = list(signals.task_received.receivers or ())
 socket.socket.connect = socket.socket.bind = refuse
+
+import django.conf
+apps = ["django.contrib." + name for name in ("admin", "auth", "contenttypes", "messages", "sessions")]
+django.conf.settings.configure(INSTALLED_APPS=[*apps, "celery_delayq.contrib.django"])
+django.setup()
 
 for module in {modules!r}:
     __import__(module)

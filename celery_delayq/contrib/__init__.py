@@ -1,0 +1,1 @@
+"""What frameworks need: a package for each."""
