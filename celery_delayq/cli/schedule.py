@@ -31,10 +31,11 @@ from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown, shown_span
 from celery_delayq.errors import DelayqError, InvalidSchedule
 from celery_delayq.queue.scripts import MAX_PAGE
-from celery_delayq.schedule import redbeat
+from celery_delayq.schedule import django_celery_beat, redbeat
 from celery_delayq.schedule.api import Schedule
 from celery_delayq.schedule.encoding import written
 from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.found import Found
 from celery_delayq.schedule.periodic_task import PeriodicTask
 
 #: The space beside a column, at most.
@@ -258,10 +259,15 @@ _simple("resume", "resumed", "Resume a paused periodic task.", needs_planner=Tru
 _simple("run_now", "sent", "Send a periodic task now, in addition to its schedule.")
 
 
+_APPLY = click.option(
+    "--apply", "is_real", is_flag=True, help="Add the entries. Without it, only report what would be done."
+)
+
+
 @_command("import-redbeat")
 @click.option("--prefix", help="Prefix of RedBeat's keys. Default: redbeat_key_prefix of the app.")
 @click.option("--url", help="URL of RedBeat's Redis. Default: redbeat_redis_url of the app, or the broker.")
-@click.option("--apply", "is_real", is_flag=True, help="Add the entries. Without it, only report what would be done.")
+@_APPLY
 def import_redbeat(ctx: click.Context, prefix: str | None, url: str | None, is_real: bool) -> None:
     """Add the entries of RedBeat. Its keys are not changed. Stop RedBeat first, or tasks will run twice."""
     app = ctx.obj.app
@@ -272,25 +278,41 @@ def import_redbeat(ctx: click.Context, prefix: str | None, url: str | None, is_r
             client = redis.Redis.from_url(url) if url else channel.plain_client
         except ValueError as exc:
             raise click.BadParameter(str(exc), param_hint="--url") from exc
-        moved = 0
         try:
             entries = list(redbeat.entries(client, app, prefix))
         except redis.RedisError as exc:
             raise click.ClickException(f"cannot read RedBeat's keys: {exc}") from exc
-        for one in entries:
-            problem = one.problem
-            if one.definition is not None and one.name in found:
-                problem = "an entry of that name exists already"
-            if problem or one.definition is None:
-                say(f"- {one.name}: skipped: {problem}")
-                continue
-            if is_real:
-                found.add_definition(one.definition)
-            moved += 1
-            say(f"+ {one.name}: {one.definition.task}, {one.definition.data()['schedule']}")  # type: ignore[index]
-        say(f"{moved} entries added." if is_real else f"{moved} entries can be added. To add them, pass --apply.")
+        _import(ctx, found, entries, is_real)
+
+
+@_command("import-django-celery-beat")
+@_APPLY
+def import_django_celery_beat(ctx: click.Context, is_real: bool) -> None:
+    """Add the periodic tasks of django_celery_beat.
+
+    Its tables are not changed. Stop celery beat first, or tasks will run twice.
+    """
+    with _schedule(ctx) as found:
+        _import(ctx, found, list(django_celery_beat.entries(ctx.obj.app)), is_real)
+
+
+def _import(ctx: click.Context, found: Schedule, entries: Sequence[Found], is_real: bool) -> None:
+    """Add entries of another scheduler, or only say which ones would be added."""
+    moved = 0
+    for one in entries:
+        problem = one.problem
+        if one.definition is not None and one.name in found:
+            problem = "an entry of that name exists already"
+        if problem or one.definition is None:
+            say(f"- {one.name}: skipped: {problem}")
+            continue
         if is_real:
-            _say_if_unplanned(ctx)
+            found.add_definition(one.definition)
+        moved += 1
+        say(f"+ {one.name}: {one.definition.task}, {one.definition.data()['schedule']}")  # type: ignore[index]
+    say(f"{moved} entries added." if is_real else f"{moved} entries can be added. To add them, pass --apply.")
+    if is_real:
+        _say_if_unplanned(ctx)
 
 
 def _data(entry: PeriodicTask) -> dict[str, Any]:

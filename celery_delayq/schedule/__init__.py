@@ -17,5 +17,7 @@ planner      keeps the next occurrence of every entry planned
 loop         the thread that runs a planner
 service      a planner loop for an app
 api          `delayq.schedule`
-redbeat      reads the entries of RedBeat, for migration
+found        an entry of another scheduler, for migration
+redbeat      reads the entries of RedBeat
+django_celery_beat    reads the periodic tasks of django_celery_beat
 """

@@ -8,33 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq.errors import InvalidSchedule, UnknownEntry
-from celery_delayq.schedule.configured import CLEANUP, configured
+from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.found import Found, require_json, why_not
 
 #: Default prefix of RedBeat's keys; `redbeat_key_prefix` overrides it.
 PREFIX = "redbeat:"
-
-
-@dataclass(frozen=True)
-class Found:
-    """An entry of RedBeat.
-
-    Attributes:
-        name: name of the entry.
-        definition: its definition; None if it cannot be moved.
-        problem: why it cannot be moved.
-    """
-
-    name: str
-    definition: Definition | None
-    problem: str = ""
 
 
 def entries(client: redis.Redis, app: Any, prefix: str = PREFIX) -> Iterator[Found]:
@@ -51,11 +36,9 @@ def entries(client: redis.Redis, app: Any, prefix: str = PREFIX) -> Iterator[Fou
     own = configured(app)
     for key in sorted(keys):
         name = key.decode("utf-8", "surrogateescape").removeprefix(prefix)
-        if name == CLEANUP:
-            yield Found(name, None, "planners add it themselves if the result backend needs it")
-            continue
-        if name.encode("utf-8", "surrogateescape") in statics or name in own.entries or name in own.errors:
-            yield Found(name, None, "it is in the configuration")
+        is_configured = name.encode("utf-8", "surrogateescape") in statics
+        if problem := why_not(name, own, is_configured=is_configured):
+            yield Found(name, None, problem)
             continue
         try:
             raw = client.execute_command("HGET", key, "definition", **{NEVER_DECODE: True})
@@ -73,9 +56,9 @@ def _definition(name: str, raw: bytes | None, app: Any) -> Definition:
     timing = {} if fields.get("enabled", True) else {"enabled": False}
     given = {key: fields.get(key) for key in ("task", "args", "kwargs", "options")}
     definition = Definition.of(name, {**given, "schedule": _schedule(fields["schedule"]), "timing": timing}, app)
-    values = (definition.args, definition.kwargs, definition.options)
+    require_json(definition)
     # RedBeat's own encoding of datetimes and similar types; nothing here would decode it.
-    if definition.data() is None or '"__type__"' in json.dumps(values):
+    if '"__type__"' in json.dumps((definition.args, definition.kwargs, definition.options)):
         raise InvalidSchedule("its arguments or options are not JSON types")
     return definition
 
