@@ -1,0 +1,1 @@
+"""Orders, which are cancelled if they are not paid in time."""
