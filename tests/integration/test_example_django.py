@@ -133,6 +133,10 @@ def test_all_is_well_with_the_project(manage: Manage) -> None:
     assert "No changes detected" in manage("makemigrations", "--check")
 
 
+def test_its_own_tests_pass(manage: Manage) -> None:
+    assert "Ran 3 tests" in manage("test")
+
+
 def test_an_order_that_is_not_paid_is_cancelled(env: dict[str, str], manage: Manage, browser: Browser) -> None:
     browser.log_in("ada", "secret")
     books = ("Emma", "Dracula", "Faust", "Ulysses")
@@ -167,3 +171,18 @@ def test_an_order_that_is_not_paid_is_cancelled(env: dict[str, str], manage: Man
             raise
     assert states(manage) == {"Emma": "open", "Dracula": "paid", "Faust": "cancelled", "Ulysses": "open"}
     browser.post(f"/orders/{made[2]}/payment", status=409)
+
+
+def test_an_order_is_cancelled_although_the_broker_was_away(env: dict[str, str], manage: Manage) -> None:
+    """The order is committed by then, so the customer gets it; the periodic task `sweep` does the rest."""
+    env["BROKER"] = "delayq://127.0.0.1:1/0"
+    with Site(command=["-c", _SERVE], env=env, paths=[PROJECT], broker=env["BROKER"], ledger="") as site:
+        browser = Browser(site.url)
+        browser.post("/orders", ("book", "Emma"), status=201)
+        assert "in on_commit()" in site.log
+    assert states(manage) == {"Emma": "open"}
+    sweep = "from orders.tasks import sweep; print(sweep())"
+    assert lines_of(manage, sweep) == ["0"]
+    env["PAY_WITHIN"] = "-61"
+    assert lines_of(manage, sweep) == ["1"]
+    assert states(manage) == {"Emma": "cancelled"}

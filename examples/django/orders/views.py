@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from django.conf import settings
 from django.db import transaction
 from django.http import HttpRequest, JsonResponse
@@ -23,7 +21,7 @@ def create(request: HttpRequest) -> JsonResponse:
     with transaction.atomic():
         orders = [Order.objects.create(book=book) for book in request.POST.getlist("book")]
         # Not before the commit: there may be none, and a worker would find no order.
-        transaction.on_commit(partial(send_cancellations, orders), robust=True)
+        transaction.on_commit(lambda: send_cancellations(orders), robust=True)
     return JsonResponse({"orders": [order.pk for order in orders]}, status=201)
 
 
