@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -64,6 +65,7 @@ class Site:
         hosts: host names that the page answers for, without ports; None for any.
         user_of: returns the name of the user for the audit log; by default what the adapter knows.
         on_change: is called after each change, to record it elsewhere than in the audit log.
+        home: URL of the admin that the page is a part of; None if it is not.
     """
 
     def __init__(
@@ -74,11 +76,13 @@ class Site:
         hosts: Collection[str] | None = None,
         user_of: UserOf | None = None,
         on_change: OnChange | None = None,
+        home: str | None = None,
     ) -> None:
         self.broker = Broker(app)
         self._access = access
         self._user_of = user_of
         self._on_change = on_change
+        self._home = home
         self._hosts = None if hosts is None else frozenset(name.lower() for name in hosts)
         self._pages: dict[str, Page] = {page.path: page for page in PAGES}
         self._live: LiveCache[Response] = LiveCache(_FRESH_S)
@@ -86,7 +90,7 @@ class Site:
     def handle(self, request: Request) -> Response:
         """Answer a request. Never raises."""
         language = language_of(_cookie(request), request.headers.get("accept-language", ""))
-        view = View(request, self.broker, frozenset(), language, Audit(request.user, request))
+        view = View(request, self.broker, frozenset(), language, Audit(request.user, request), self._home)
         try:
             response = self._answer(view)
         except Unavailable as exc:
@@ -124,7 +128,7 @@ class Site:
         if page is None:
             raise Refusal(404, "There is no such page.")
         user = self._user_of(request) if self._user_of and request.method == "POST" else request.user
-        view = View(request, view.broker, may, view.language, Audit(user, request, self._on_change))
+        view = replace(view, may=may, audit=Audit(user, request, self._on_change))
         if request.method == "POST":
             check_origin(request)
             try:

@@ -24,6 +24,7 @@ class View:
         may: names of the actions that this user may do.
         language: the user's language.
         audit: records what was done.
+        home: URL of the admin that the page is a part of; None if it is not.
     """
 
     request: Request
@@ -31,6 +32,7 @@ class View:
     may: frozenset[str]
     language: Language
     audit: Audit
+    home: str | None = None
 
     @property
     def _(self) -> Any:
@@ -45,6 +47,7 @@ class View:
             ngettext=self.language.ngettext,
             languages=LANGUAGES,
             language=self.language.code,
+            home=self.home,
             may=self.may,
             can=lambda *names: bool(self.may & set(names)),
             path=self.request.path.lstrip("/"),

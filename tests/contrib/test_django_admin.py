@@ -16,6 +16,7 @@ from django.test import Client, override_settings
 
 from celery_delayq.web.access import ACTIONS
 from celery_delayq.web.broker import Broker
+from tests.web.direct import user_of
 
 #: Where the page is, in Django's own site.
 PAGE = "/admin/delayq/delayedtask/"
@@ -80,13 +81,15 @@ def test_the_index_links_the_page(login: Login, waiting: list[str]) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["/admin", "/ops/own"])
-def test_each_site_has_the_page(login: Login, prefix: str) -> None:
+def test_each_site_has_the_page_and_a_way_back(login: Login, shop: Celery, prefix: str) -> None:
     browser = login(is_superuser=True)
     index = browser.get(f"{prefix}/").content.decode()
     assert f'href="{prefix}/delayq/delayedtask/"' in index
     assert browser.get(f"{prefix}/delayq/delayedtask/workers").status_code == 200
     assert browser.get(f"{prefix}/delayq/delayedtask").status_code == 301
     assert "delayedtask/add" not in index
+    assert f'<a href="{prefix}/">Admin</a>' in browser.get(f"{prefix}/delayq/delayedtask/waiting").content.decode()
+    assert ">Admin<" not in user_of(shop).get("/waiting").text
 
 
 def test_the_page_says_itself_what_may_be_cached(login: Login) -> None:
@@ -128,7 +131,10 @@ def test_the_permission_to_change_allows_everything(login: Login, shop: Celery, 
     assert "1 task cancelled." in act(browser, "waiting", "cancel", id="a").content.decode()
     assert act(browser, "periodic", "schedule.add", name="n", task="shop.carts.tidy", when="5m").status_code < 400
     assert [task.id for task in shop.delayq.scheduled()] == ["b", "c"]
-    assert log() == [("ada", "a", "cancel: 1 done, 0 not"), ("ada", "n", "schedule.add: 1 done, 0 not")]
+    assert log() == [
+        ("ada", "cancel: a", "cancel: 1 done, 0 not"),
+        ("ada", "schedule.add: n", "schedule.add: 1 done, 0 not"),
+    ]
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -158,8 +164,8 @@ def test_the_log_of_the_admin_has_each_change(login: Login, waiting: list[str]) 
     act(browser, "waiting", "cancel", id="a")  # nothing is left to cancel
     act(browser, "waiting", "reschedule", scope="matching", when="2h")
     first, second = log()
-    assert first == ("ada", "a, gone", "cancel: 1 done, 1 not")
-    assert second[1].startswith("all that match everything to ")
+    assert first == ("ada", "cancel: a, gone", "cancel: 1 done, 1 not")
+    assert second[1].startswith("reschedule: all that match everything to ")
     assert second[2] == "reschedule: 2 done, 0 not"
     index = browser.get("/admin/").content.decode()
     assert "a, gone" in index
@@ -173,7 +179,7 @@ def test_long_and_evil_names_are_logged(login: Login, shop: Celery) -> None:
     browser = login("change_delayedtask")
     for task_id in ids:
         assert "1 task cancelled." in act(browser, "waiting", "cancel", id=task_id).content.decode()
-    assert [what for _, what, _ in log()] == ["i" * 200, r"x\x00\x1b[2J"]
+    assert [what for _, what, _ in log()] == ["cancel: " + "i" * 192, r"cancel: x\x00\x1b[2J"]
 
 
 def test_a_change_that_is_broken_off_is_logged(

@@ -9,7 +9,7 @@ from django.contrib import admin
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.http import HttpRequest, HttpResponse
-from django.urls import path
+from django.urls import path, reverse
 from django.views.decorators.csrf import csrf_exempt
 
 from celery_delayq.contrib.django.celery_app import celery_app
@@ -63,7 +63,8 @@ class DelayedTaskAdmin(admin.ModelAdmin):
     @cached_property
     def _page(self) -> Any:
         """The page. Only the first request looks for the Celery app, so that a missing one stops only this page."""
-        site = web_module("site").Site(celery_app(), access=self._access, on_change=_log)
+        home = reverse("admin:index", current_app=self.admin_site.name)
+        site = web_module("site").Site(celery_app(), access=self._access, on_change=_log, home=home)
         return web_module("django").page_view(site)
 
     def _access(self, request: Request) -> str | list[str] | None:
@@ -81,7 +82,7 @@ def _log(request: Request, change: Change) -> None:
     LogEntry.objects.create(
         user_id=request.native.user.pk,
         content_type=ContentType.objects.get_for_model(DelayedTask),
-        object_repr=visible(change.what or change.action)[:_MOST],
+        object_repr=visible(f"{change.action}: {change.what}" if change.what else change.action)[:_MOST],
         action_flag=CHANGE,
         change_message=visible(change.result),
     )
