@@ -21,6 +21,7 @@ from celery_delayq.inspector.bulk import Action, Chunk
 from celery_delayq.inspector.consumers import Consumers
 from celery_delayq.inspector.counts import Counts
 from celery_delayq.inspector.histogram import Histogram
+from celery_delayq.inspector.nothing import NothingWaits
 from celery_delayq.inspector.pages import Criteria, OnProgress, Page
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.naive import warn_of_naive
@@ -31,7 +32,7 @@ from celery_delayq.remote_control.broadcast import use_control
 from celery_delayq.schedule.api import Schedule
 from celery_delayq.settings import add_defaults
 from celery_delayq.times import Time, to_ms
-from celery_delayq.transport import register, require_transport
+from celery_delayq.transport import is_in_memory, register, require_transport
 from celery_delayq.worker.bootsteps import Plan, Transfer
 
 T = TypeVar("T")
@@ -69,6 +70,10 @@ class DelayQ:
     need only its node. While the node of the registry (`delayq:queues`) is away, only the queues of the app's
     configuration are known.
 
+    In tests with `task_always_eager`, or with a `memory://` broker, nothing waits in Redis, and no server is asked:
+    `get` returns None, `cancel` False, `scheduled` an empty page, and so on. Only `import_` and `schedule` need a
+    server. See `celery_delayq.testing` for tests in which tasks wait.
+
     All these methods raise the same errors.
 
     Raises:
@@ -76,7 +81,7 @@ class DelayQ:
         UnknownQueue: there is no queue of the given name. A queue in which nothing waits is no error.
         kombu.exceptions.OperationalError: the server cannot be reached, or refuses a command. If the connection was
             lost during the call, the change may or may not have happened; repeat the call to be sure.
-        ConfigurationError: the app's broker URL is not a `delayq://` URL.
+        ConfigurationError: the app's broker URL is neither a `delayq://` nor a `memory://` URL.
     """
 
     def __init__(self, app: Celery[Any]) -> None:
@@ -435,7 +440,7 @@ class DelayQ:
                 imported; you can import the file again.
             OSError: the file cannot be read.
         """
-        with self._inspector("cannot import tasks") as inspector:
+        with self._inspector("cannot import tasks", stores=True) as inspector:
             return backup.import_(inspector.lists, file, on_progress)
 
     def release(self, queue: str | None = None, *, on_progress: OnProgress | None = None) -> Released:
@@ -513,12 +518,19 @@ class DelayQ:
         return key if isinstance(key, str) else key_of(self.app, key)
 
     @contextmanager
-    def _inspector(self, trouble: str) -> Iterator[Inspector]:
+    def _inspector(self, trouble: str, *, stores: bool = False) -> Iterator[Inspector]:
+        if not stores and self._nothing_waits():
+            yield NothingWaits()
+            return
         with self._channel() as channel:
             try:
                 yield Inspector(channel, self.app.amqp.queues)
             except RedisError as exc:
                 raise OperationalError(f"{trouble}: {exc}") from exc
+
+    def _nothing_waits(self) -> bool:
+        """Return whether the app is set up for tests in which nothing reaches Redis."""
+        return bool(self.app.conf.task_always_eager) or is_in_memory(self.app)
 
     @contextmanager
     def _channel(self) -> Iterator[Any]:

@@ -4,6 +4,7 @@ decode, encode         the message; its body stays encoded
 json_body, body_of     the decoded body: for people, if it is JSON; and for a worker
 marks_of, marks_within what a message with a task's name, or with a text, contains
 with_eta, with_due     the message with a new time
+message_of             the message as kombu's consumers get it
 request_of             the request that a worker would build from the message
 """
 
@@ -203,14 +204,20 @@ def body_of(message: Mapping[str, Any], accept: Iterable[str]) -> tuple[Any, Any
 
 def payload_of(message: Mapping[str, Any], accept: Iterable[str]) -> Any:
     """Decode the body of any message; see `body_of`."""
+    return message_of(message, accept).payload
+
+
+def message_of(message: Mapping[str, Any], accept: Iterable[str]) -> Message:
+    """Return a message as kombu gives it to a consumer who acknowledges nothing; see `body_of`."""
     return Message(
         body=_body(message),
         content_type=message.get("content-type"),
         content_encoding=message.get("content-encoding"),
+        delivery_info=message["properties"].get("delivery_info"),
         headers=message.get("headers"),
         properties=message["properties"],
         accept=set(accept),
-    ).payload
+    )
 
 
 def _body(message: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from celery_delayq.errors import NotAllSent
 from celery_delayq.naive import warn_of_naive
 from celery_delayq.publishing.template import TaskTemplate, key_of
-from celery_delayq.transport import require_transport
+from celery_delayq.transport import is_in_memory, require_transport
 from celery_delayq.transport.batch import Batch, collecting
 from celery_delayq.transport.producer import Producer
 from celery_delayq.transport.replicas import NotReplicated
@@ -37,9 +37,9 @@ def apply_async_many(
     """Send many tasks in one round trip; see `DelayQ.apply_async_many`."""
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
         raise ValueError(f"chunk_size must be a whole number, 1 or more, not {chunk_size!r}")
-    if app.conf.task_always_eager:
-        ran = (_single(app, signature).apply_async() for signature in signatures)
-        return list(ran) if results else sum(1 for _ in ran)
+    if app.conf.task_always_eager or is_in_memory(app):
+        sent = (_single(app, signature).apply_async() for signature in signatures)
+        return list(sent) if results else sum(1 for _ in sent)
     with _producer(app) as producer, collecting(producer.channel) as batch:
         sender = _Sender(app, producer, batch, chunk_size, results)
         sender.send(signatures)

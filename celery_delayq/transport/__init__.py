@@ -470,6 +470,12 @@ class ClusterTransport(Transport):
     """`delayq+cluster://`: the name that kombu gives the transport after it switched to another URL."""
 
 
+def is_in_memory(app: Any) -> bool:
+    """Return whether the broker of an app is `memory://`, which is for tests."""
+    with app.connection_or_acquire() as connection:
+        return bool(connection.transport.driver_type == "memory")
+
+
 def require_transport(app: Any, connection: Any) -> None:
     """Refuse a connection to a broker that is not `delayq://`.
 
@@ -477,6 +483,11 @@ def require_transport(app: Any, connection: Any) -> None:
         ConfigurationError: the broker URL is not a `delayq://` URL; the error says what to write.
     """
     check_urls(app)
+    if connection.transport.driver_type == "memory":
+        raise ConfigurationError(
+            f"the broker of app {app.main!r} is {connection.as_uri()}, which cannot do this: "
+            "the fixtures of celery_delayq.testing start a Redis for tests"
+        )
     if not isinstance(connection.transport, Transport):
         raise ConfigurationError(
             f"the broker of app {app.main!r} is {connection.as_uri()}: start the URL with delayq:// instead of redis://"

@@ -14,8 +14,14 @@ from pathlib import Path
 import pytest
 import redis
 
-from examples import private_redis
-from examples.private_redis import PrivateRedis, ServerNotFound, available_servers, find_server, name_and_version
+from celery_delayq.testing import private_redis
+from celery_delayq.testing.private_redis import (
+    PrivateRedis,
+    ServerNotFound,
+    available_servers,
+    find_server,
+    name_and_version,
+)
 from tests.support import missing, servers, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -253,7 +259,7 @@ class TestPrivateRedis:
     def test_the_server_ends_with_its_parent(self, end: str) -> None:
         program = f"""
 import os, signal, sys
-from examples.private_redis import PrivateRedis
+from celery_delayq.testing.private_redis import PrivateRedis
 server = PrivateRedis()
 server.start()
 print(server.port, server.dir, flush=True)
@@ -267,7 +273,7 @@ print(server.port, server.dir, flush=True)
     def test_a_forked_child_leaves_the_server_alone(self) -> None:
         program = """
 import os, sys
-from examples.private_redis import PrivateRedis
+from celery_delayq.testing.private_redis import PrivateRedis
 with PrivateRedis() as server:
     if os.fork() == 0:
         sys.exit()

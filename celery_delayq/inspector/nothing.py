@@ -1,0 +1,33 @@
+"""NothingWaits: the inspector of an app whose tasks cannot wait in Redis, because it is set up for tests."""
+
+from __future__ import annotations
+
+import time
+
+import redis
+
+from celery_delayq.inspector.away import Lost
+from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.inspector.inspector import Inspector
+
+
+class NothingWaits(Inspector):
+    """An inspector that finds no queue, and so no task. It connects to no server."""
+
+    def __init__(self) -> None:
+        self.lists = _NoLists()
+
+
+class _NoLists(BrokerLists):
+    def __init__(self) -> None:
+        self.client = self.asking = redis.Redis()  # is asked nothing, since there is no list to ask for
+        self._queues = ()
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000
+
+    def known(self, *queues: str) -> tuple[list[BrokerList], Lost]:
+        return [], Lost()
+
+    def exists(self, queue: str) -> bool:
+        return False

@@ -1,0 +1,73 @@
+"""Moves time: everything that waits becomes due earlier. The clocks of the machine and the server stay as they are."""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from contextlib import suppress
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from celery_delayq.errors import InvalidEta
+from celery_delayq.inspector.broker_lists import BrokerLists
+from celery_delayq.messages import DUE_PROPERTY, decode, encode, is_task
+from celery_delayq.queue.codec import OfferId
+from celery_delayq.queue.keys import ALL_HOLDS
+from celery_delayq.times import to_datetime
+from celery_delayq.transport.eta import parse_eta
+
+
+def now_ms() -> int:
+    """Return the time of this process, unix time in ms, rounded up as due times are.
+
+    It is that of `time.time`, so that a test may set it with time-machine or freezegun.
+    """
+    return math.ceil(time.time() * 1000)
+
+
+def move_on(lists: BrokerLists, by_ms: int) -> None:
+    """Let an amount of time pass for all tasks that wait, and for the turns of throttled keys.
+
+    Each task gets an earlier due time and eta, and expires earlier. Entries of other programs stay as they are.
+
+    Args:
+        lists: the broker lists.
+        by_ms: how much time, in ms.
+    """
+    if by_ms <= 0:
+        return
+    for broker_list in lists.all():
+        queue = lists.delayed_queue(broker_list)
+        # In due order, so that tasks which are due at the same time keep their order.
+        entries = [entry for page in queue.pages(limit=1000) for entry in page if OfferId.from_bytes(entry.id)]
+        for due_ms, group in groupby(entries, attrgetter("due_ms")):
+            queue.amend_many([(entry, _earlier(entry.payload, by_ms)) for entry in group], due_ms=due_ms - by_ms)
+    _move_turns(lists.client, by_ms)
+
+
+def _earlier(payload: bytes, by_ms: int) -> bytes:
+    message = decode(payload)
+    if message is None or not is_task(message):
+        return payload
+    for name in ("eta", "expires"):
+        if message["headers"].get(name) is not None:
+            with suppress(InvalidEta):
+                when_ms = parse_eta(message["headers"][name], message["headers"]["task"])
+                message["headers"][name] = to_datetime(when_ms - by_ms).isoformat()
+    if DUE_PROPERTY in message["properties"]:
+        message["properties"][DUE_PROPERTY] -= by_ms
+    return encode(message)
+
+
+def _move_turns(client: Any, by_ms: int) -> None:
+    """Let turns come earlier; `queue/lua/lib/next_turn.lua` says how they are written."""
+    for key in client.scan_iter(f"{ALL_HOLDS}:*"):
+        record = client.get(key) or b""
+        times = struct.unpack(f">{len(record) // 8}q", record)
+        left_ms = client.pttl(key) - by_ms
+        if left_ms <= 0:
+            client.delete(key)
+        else:
+            client.set(key, struct.pack(f">{len(times)}q", *(when - by_ms * 1000 for when in times)), px=left_ms)

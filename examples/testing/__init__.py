@@ -1,0 +1,1 @@
+"""A test suite to copy from, for an app that delays tasks."""
