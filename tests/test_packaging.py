@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import re
@@ -104,6 +105,15 @@ def test_the_scripts_and_the_type_marker_are_found() -> None:
 def test_the_celery_command_loads() -> None:
     (command,) = importlib.metadata.entry_points(group="celery.commands", name="delayq")
     assert command.load().name == "delayq"
+
+
+def test_the_plugin_of_pytest_is_named_where_it_is() -> None:
+    settings = ConfigParser()
+    settings.read(REPOSITORY / "setup.cfg")
+    (plugin,) = settings["options.entry_points"]["pytest11"].strip().splitlines()
+    name, _, module = plugin.partition(" = ")
+    assert name == "delayq"
+    assert importlib.import_module(module).delayq_redis
 
 
 def test_a_wheel_has_the_files_of_the_package_and_nothing_else(dist: Path) -> None:

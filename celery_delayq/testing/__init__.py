@@ -1,7 +1,7 @@
 """For the test suites of users: a Redis of one's own, fixtures for pytest, and time that moves on at once.
 
 private_redis   a Redis server for as long as a `with` block lasts
-private_broker  points an app at it
+broker          points an app at it
 tester          DelayQTester: DelayQ with assertions, and with time that a test moves
 expectation     what a test expects to wait, and what is said if it does not
 clock           moves the time of all that waits
@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celery_delayq.testing.private_broker import private_broker
+    from celery_delayq.testing.broker import private_broker
     from celery_delayq.testing.private_redis import PrivateRedis, ServerNotFound
     from celery_delayq.testing.running import TaskRun
     from celery_delayq.testing.tester import DelayQTester
@@ -28,7 +28,7 @@ _MODULES = {
     "PrivateRedis": "private_redis",
     "ServerNotFound": "private_redis",
     "TaskRun": "running",
-    "private_broker": "private_broker",
+    "private_broker": "broker",
 }
 
 

@@ -80,7 +80,7 @@ def nothing_matches(
         now_ms: the time, unix time in ms.
     """
     lines = [f"no waiting task matches {expected}"]
-    nearest = sorted(waiting, key=lambda found: (len(found[1]), "task" in found[1]))
+    nearest = sorted(waiting, key=lambda found: ("task" in found[1], len(found[1])))
     lines += ["These tasks wait:"] if waiting else ["No task waits."]
     for task, differing in nearest[:_MOST_SHOWN]:
         lines.append(f"  {shown(task, now_ms)}  (not the same: {', '.join(differing)})")

@@ -48,7 +48,7 @@ def delayq_app(request: pytest.FixtureRequest, delayq_redis: PrivateRedis) -> It
     """
     from celery.app.utils import find_app
 
-    from celery_delayq.testing.private_broker import private_broker
+    from celery_delayq.testing.broker import private_broker
 
     name = request.config.getoption("--delayq-app") or request.config.getini("delayq_app")
     if not name:
@@ -63,7 +63,7 @@ def delayq_app(request: pytest.FixtureRequest, delayq_redis: PrivateRedis) -> It
 @pytest.fixture
 def delayq(delayq_app: Any, delayq_redis: PrivateRedis) -> Iterator[DelayQTester]:
     """`DelayQ` for tests: with `assert_scheduled`, `advance` and more, on a broker that is empty at first."""
-    from celery_delayq.testing.private_broker import private_broker
+    from celery_delayq.testing.broker import private_broker
     from celery_delayq.testing.tester import DelayQTester
 
     with private_broker(delayq_app, delayq_redis) as app:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
 from celery import states
 from celery.app.trace import build_tracer
 from celery.worker import state as worker_state
@@ -68,9 +69,11 @@ def run(app: Any, message: dict[str, Any]) -> TaskRun:
     context = {**request.request_dict, "is_eager": False, **(embed or {})}
     trace = build_tracer(task.name, task, app.loader, request.hostname, app=app)
     ended = trace(request.id, request.args, request.kwargs, context)
-    if ended.info is None:
-        return TaskRun(**about, state=states.SUCCESS, result=ended.retval)
-    return TaskRun(**about, state=ended.info.state, result=ended.info.retval)
+    if ended.info is not None:
+        return TaskRun(**about, state=ended.info.state, result=ended.info.retval)
+    if isinstance(ended.retval, ExceptionInfo):  # outside of the task: its result cannot be stored, for example
+        return TaskRun(**about, state=states.FAILURE, result=ended.retval.exception)
+    return TaskRun(**about, state=states.SUCCESS, result=ended.retval)
 
 
 def _task_of(app: Any, name: str) -> Any:

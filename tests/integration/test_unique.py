@@ -262,13 +262,16 @@ class TestWrong:
         with pytest.raises(ValueError, match="the id 'mine' waits in 'celery' already, with another unique key than"):
             remind.apply_async(("b",), countdown=600, task_id="mine", unique=KEY)
 
-    def test_another_broker(self, waiting: DelayedQueue, ledger_url: str) -> None:
+    @pytest.mark.one_server("kombu has no transport of its own for a cluster")
+    def test_another_broker(self, waiting: DelayedQueue, broker_url: str) -> None:
         from celery_delayq import DelayQ
 
-        other = Celery("other", broker="memory://", set_as_current=False)
+        other = Celery("other", broker=broker_url.replace("delayq", "redis", 1), set_as_current=False)
         DelayQ(other)
         with pytest.raises(ConfigurationError, match="the broker URL has to begin with delayq://"):
             other.send_task("note", countdown=600, unique=KEY)
+        other.close()
+        waiting.client.delete("celery")
 
 
 def test_without_the_option_messages_are_as_they_were(remind: Any, waiting: DelayedQueue) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from celery.backends.redis import RedisBackend
 from kombu import pools
 
 from celery_delayq.testing.private_redis import PrivateRedis
@@ -31,7 +32,7 @@ def private_broker(app: Any, server: PrivateRedis) -> Iterator[Any]:
     uses the server already stays as it is, and so does the server.
 
     Private attributes of Celery (5.6 and 5.7) are used, because it has no public way to forget its connections:
-    `Celery._pool`, `_local`, `_backend_cache`, and `AMQP._producer_pool`.
+    `Celery._pool`, `_local`, `_backend_cache`, `AMQP._producer_pool`, and `_pubsub` of the Redis backend's consumer.
 
     Args:
         app: the Celery app.
@@ -88,6 +89,8 @@ def _close(app: Any) -> None:
         for key in [key for key, pool in group.items() if pool is mine]:
             group.pop(key).force_close_all()
     backend = getattr(app._local, "backend", None)
-    if backend is not None and hasattr(backend, "client"):
+    if isinstance(backend, RedisBackend):
         backend.result_consumer.stop()
+        # Results unsubscribe when they are collected, even if the server is gone by then.
+        backend.result_consumer._pubsub = None
         backend.client.connection_pool.disconnect()
