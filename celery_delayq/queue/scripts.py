@@ -483,9 +483,14 @@ def amend(
     Returns for each of the first ones its due time, or None if it is no longer as it was read: at most for
     `MAX_AMENDED`, and fewer while the delay list is in use.
     """
-    args = [part for message in messages[:MAX_AMENDED] for part in message]
-    dues = load("amend").run(client, keys.waiting, (keys.channel, "" if due_ms is None else due_ms, *args))
+    dues = load("amend").run(client, *amend_call(keys, due_ms=due_ms, messages=messages[:MAX_AMENDED]))
     return [int(due) if due else None for due in dues]
+
+
+def amend_call(keys: QueueKeys, *, due_ms: int | None, messages: Sequence[tuple[bytes, bytes]]) -> Call:
+    """Return keys and arguments of `amend.lua`; see `amend`."""
+    args = [part for message in messages for part in message]
+    return keys.waiting, (keys.channel, "" if due_ms is None else due_ms, *args)
 
 
 def tidy(client: redis.Redis, keys: QueueKeys, *, places: Sequence[bytes]) -> tuple[int, int]:

@@ -6,8 +6,6 @@ import math
 import struct
 import time
 from contextlib import suppress
-from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 from celery_delayq.errors import InvalidEta
@@ -15,6 +13,8 @@ from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.messages import DUE_PROPERTY, decode, encode, is_task
 from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.keys import ALL_HOLDS
+from celery_delayq.queue.script import load
+from celery_delayq.queue.scripts import amend_call
 from celery_delayq.times import to_datetime
 from celery_delayq.transport.eta import parse_eta
 
@@ -35,15 +35,24 @@ def move_on(lists: BrokerLists, by_ms: int) -> None:
     Args:
         lists: the broker lists.
         by_ms: how much time, in ms.
+
+    Raises:
+        redis.RedisError: the server is away or refuses a command.
     """
     if by_ms <= 0:
         return
-    for broker_list in lists.all():
+    for broker_list in lists.waiting()[0]:
         queue = lists.delayed_queue(broker_list)
         # In due order, so that tasks which are due at the same time keep their order.
-        entries = [entry for page in queue.pages(limit=1000) for entry in page if OfferId.from_bytes(entry.id)]
-        for due_ms, group in groupby(entries, attrgetter("due_ms")):
-            queue.amend_many([(entry, _earlier(entry.payload, by_ms)) for entry in group], due_ms=due_ms - by_ms)
+        calls = [
+            amend_call(queue.keys, due_ms=entry.due_ms - by_ms, messages=[(entry.raw, _earlier(entry.payload, by_ms))])
+            for page in queue.pages(limit=1000)
+            for entry in page
+            if OfferId.from_bytes(entry.id)
+        ]
+        for reply in load("amend").run_each(lists.client, calls):
+            if isinstance(reply, Exception):
+                raise reply
     _move_turns(lists.client, by_ms)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from math import ceil
 from typing import Any
-
-from redis.client import NEVER_DECODE
 
 from celery_delayq.app import DelayQ
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
@@ -166,11 +164,13 @@ class DelayQTester(DelayQ):
     def _take(self) -> tuple[BrokerList, bytes] | None:
         """Take the next message from a broker list, in kombu's order: by priority, then by queue."""
         with self._inspector("cannot take a message") as inspector:
-            for broker_list in _in_order(inspector.lists):
-                raw = inspector.lists.client.execute_command("RPOP", broker_list.name, **{NEVER_DECODE: True})
-                if raw is not None:
-                    return broker_list, raw
-        return None
+            client, lists = inspector.lists.client, _in_order(inspector.lists)
+            with client.pipeline(transaction=False) as pipe:
+                for broker_list in lists:
+                    pipe.llen(broker_list.name)
+                sizes = pipe.execute()
+            broker_list = next((found for found, size in zip(lists, sizes, strict=True) if size), None)
+            return None if broker_list is None else (broker_list, client.rpop(broker_list.name))
 
     def _make_ready(self, within_ms: int) -> int | None:
         """Let time pass until the next message is due, and move it to its broker list.
@@ -180,7 +180,8 @@ class DelayQTester(DelayQ):
         """
         with self._inspector("cannot move time") as inspector:
             lists = inspector.lists
-            heads = [(head.due_ms, found) for found in lists.all() for head in lists.delayed_queue(found).peek()]
+            waiting, _ = lists.waiting()
+            heads = [(head.due_ms, found) for found in waiting for head in lists.delayed_queue(found).peek()]
             if not heads:
                 return None
             due_ms, broker_list = min(heads)
@@ -222,8 +223,8 @@ class DelayQTester(DelayQ):
             ]
 
 
-def _in_order(lists: BrokerLists) -> Iterator[BrokerList]:
-    yield from sorted(lists.all(), key=lambda found: (found.priority, found.queue))
+def _in_order(lists: BrokerLists) -> list[BrokerList]:
+    return sorted(lists.all(), key=lambda found: (found.priority, found.queue))
 
 
 def _expectation(
