@@ -66,7 +66,7 @@ types: $(VENV)/.dev ## check the types
 	$(BIN)/mypy
 
 .PHONY: docs docs-links diagrams
-SPHINX = $(BIN)/sphinx-build --quiet --conf-dir docs --fail-on-warning --keep-going
+SPHINX = $(BIN)/sphinx-build --quiet --conf-dir docs --fresh-env --write-all --fail-on-warning --keep-going
 
 docs: $(VENV)/.docs ## build the docs into build/docs, and check all links between pages
 	$(SPHINX) --builder html . build/docs
