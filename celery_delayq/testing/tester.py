@@ -166,11 +166,11 @@ class DelayQTester(DelayQ):
         with self._inspector("cannot take a message") as inspector:
             client, lists = inspector.lists.client, _in_order(inspector.lists)
             with client.pipeline(transaction=False) as pipe:
-                for broker_list in lists:
-                    pipe.llen(broker_list.name)
+                for one in lists:
+                    pipe.llen(one.name)
                 sizes = pipe.execute()
-            broker_list = next((found for found, size in zip(lists, sizes, strict=True) if size), None)
-            return None if broker_list is None else (broker_list, client.rpop(broker_list.name))
+            first = next((one for one, size in zip(lists, sizes, strict=True) if size), None)
+            return None if first is None else (first, client.rpop(first.name))
 
     def _make_ready(self, within_ms: int) -> int | None:
         """Let time pass until the next message is due, and move it to its broker list.
