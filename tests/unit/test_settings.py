@@ -200,16 +200,24 @@ class TestOfAnApp:
             DelayQ(app)
         assert app.conf.delayq_transfer_lead == settings_of(app).transfer.lead_s == 0.05
         assert app.conf.delayq_transfer_grace == 0.25
+
+    def test_what_is_set_later_counts(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        DelayQ(app)
+        assert app.conf.delayq_transfer_lead == 0.01
         app.conf.delayq_transfer_lead = 0.07
         assert app.conf.delayq_transfer_lead == settings_of(app).transfer.lead_s == 0.07
 
-    def test_unknown_ones_and_wrong_values_stay_errors(self) -> None:
+    @pytest.mark.parametrize(
+        ("name", "value", "error"),
+        [
+            ("delayq_transfer_leed", 0.05, "unknown setting delayq_transfer_leed: did you mean delayq_transfer_lead?"),
+            ("delayq_metrics", 1, "delayq_metrics must be True or False, not 1"),
+        ],
+    )
+    def test_unknown_ones_and_wrong_values_stay_errors(self, name: str, value: object, error: str) -> None:
         app = Celery("shop", set_as_current=False)
         DelayQ(app)
-        app.conf.delayq_transfer_leed = 0.05
-        with pytest.raises(ConfigurationError, match=r"delayq_transfer_leed: did you mean delayq_transfer_lead\?"):
-            settings_of(app)
-        del app.conf.changes["delayq_transfer_leed"]
-        app.conf.delayq_metrics = 1
-        with pytest.raises(ConfigurationError, match="delayq_metrics must be True or False, not 1"):
+        setattr(app.conf, name, value)
+        with pytest.raises(ConfigurationError, match=re.escape(error)):
             settings_of(app)
