@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import warnings
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -57,7 +57,7 @@ def _local_offset(eta: datetime) -> timedelta | None:
 
 def _level_of_caller() -> int:
     """Return the `stacklevel` of the first frame of somebody else, for a call of `warnings.warn` by the caller."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _BETWEEN:
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
     return level

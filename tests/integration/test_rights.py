@@ -43,7 +43,6 @@ def refused(server: PrivateRedis, ledger: Ledger, *without: str) -> str:
     ("without", "rule"),
     [
         (["-publish"], "+publish"),
-        (["-evalsha"], "+evalsha"),
         (["-sadd"], "+sadd"),
         (["-multi"], "+@transaction"),
         (["resetchannels"], "&*"),
