@@ -134,7 +134,7 @@ def test_all_is_well_with_the_project(manage: Manage) -> None:
 
 
 def test_its_own_tests_pass(manage: Manage) -> None:
-    assert "Ran 3 tests" in manage("test")
+    assert "Ran 4 tests" in manage("test")
 
 
 def test_an_order_that_is_not_paid_is_cancelled(env: dict[str, str], manage: Manage, browser: Browser) -> None:

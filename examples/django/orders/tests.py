@@ -44,6 +44,13 @@ class CreateTest(TestCase):
         self.assertEqual(callbacks, [])
         self.assertEqual(waiting(), [])
 
+    def test_one_task_is_sent_on_commit(self) -> None:
+        """Celery has a method for it, which returns nothing."""
+        with self.captureOnCommitCallbacks(execute=True):
+            cancel_unpaid.apply_async_on_commit((1,), countdown=1800, task_id="cancel-order-1")
+            self.assertEqual(waiting(), [])
+        self.assertEqual(waiting(), ["cancel-order-1"])
+
     def test_a_paid_order_is_not_cancelled(self) -> None:
         """Its task is taken back; if it runs nevertheless, it does nothing."""
         with self.captureOnCommitCallbacks(execute=True):
