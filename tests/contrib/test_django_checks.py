@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery, current_app
+from celery import Celery
+from celery.app import app_or_default
 from django.core.checks import run_checks
 from django.test import override_settings
 
@@ -68,7 +69,7 @@ def test_the_current_app_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_state._tls, "current_app", None)
     app = Celery("default", broker="redis://")  # the name of Celery's own one
-    assert current_app._get_current_object() is app
+    assert app_or_default() is app
     assert set(found()) == {"delayq.E002", "delayq.E003"}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery import Celery, current_app
+from celery import Celery
+from celery.app import app_or_default
 from celery.app.utils import find_app
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -22,7 +23,7 @@ def celery_app() -> Any:
         ImproperlyConfigured: there is none. The message says why.
     """
     named = getattr(settings, DJANGO_APP, None)
-    found = current_app._get_current_object() if named is None else _named(named)
+    found = app_or_default() if named is None else _named(named)
     if not isinstance(found, Celery):
         raise ImproperlyConfigured(f"{DJANGO_APP} is {named!r}, which is not a Celery app")
     if named is None and _is_fallback(found):
