@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,6 +77,27 @@ def test_tasks_wait_and_run_there_whatever_the_configuration(redis_server: Priva
         if "result_backend" in conf:
             assert result.get(timeout=10) == 1
     assert {name: app.conf.get(name) for name in before} == before
+
+
+@pytest.mark.parametrize(
+    ("namespace", "names"),
+    [
+        (None, ("broker_url", "result_backend", "task_always_eager")),
+        ("CELERY", ("CELERY_BROKER_URL", "CELERY_RESULT_BACKEND", "CELERY_TASK_ALWAYS_EAGER")),
+        (None, ("BROKER_URL", "CELERY_RESULT_BACKEND", "CELERY_ALWAYS_EAGER")),
+    ],
+    ids=["new names", "a namespace, as for Django", "old names"],
+)
+def test_settings_may_have_any_names(
+    redis_server: PrivateRedis, namespace: str | None, names: tuple[str, str, str]
+) -> None:
+    app = Celery("shop", set_as_current=False)
+    values = (NOWHERE, "redis://nowhere.invalid:1/0", True)
+    app.config_from_object(SimpleNamespace(**dict(zip(names, values, strict=True))), namespace=namespace)
+    with private_broker(app, redis_server):
+        assert not any("nowhere" in str(one) for one in where(app))
+        assert not app.conf.task_always_eager
+    assert (app.conf.broker_url, app.conf.result_backend, app.conf.task_always_eager) == values
 
 
 def test_variables_of_the_environment_do_not_count(redis_server: PrivateRedis, monkeypatch: pytest.MonkeyPatch) -> None:
