@@ -17,7 +17,10 @@ extensions = [
     "sphinx_click",
     "sphinx_copybutton",
 ]
-include_patterns = ["docs/**", "examples/*/README.md", "CHANGELOG.md", "README.md", "README.zh-CN.md", "CONTRIBUTING.md", "SECURITY.md"]
+include_patterns = [
+    *("docs/**", "examples/*/README.md", "README.md", "README.zh-CN.md"),
+    *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+]
 external_toc_path = "docs/nav.yml"
 suppress_warnings = ["etoc.glob"]  # pages that nav.yml names by a pattern may be missing
 
