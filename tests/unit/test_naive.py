@@ -50,7 +50,7 @@ def test_celery_takes_it_as_utc(enable_utc: bool, zone: str | None) -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.update(enable_utc=enable_utc, timezone=zone)
 
-    @app.task(name="pay")
+    @app.task(name="pay", shared=False)
     def task() -> None: ...
 
     sent = app.amqp.create_task_message("an-id", "pay", (), {}, eta=datetime(2030, 1, 1, 12))  # noqa: DTZ001
