@@ -9,8 +9,8 @@ import pytest
 import redis
 from kombu import Connection, Consumer, Queue
 
+from celery_delayq.schemes import register
 from celery_delayq.transport import replies
-from celery_delayq.transport.urls import register
 from tests.brokers import ClusterServer
 from tests.fetching.reading import publish, reader, with_options
 from tests.redis_cluster.routing import errors_at, other_than

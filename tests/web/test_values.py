@@ -83,6 +83,7 @@ def error_page(title: str, text: str) -> str:
         path="x",
         message=None,
         is_live=False,
+        home=None,
         query=Params(),
     )
 
