@@ -52,14 +52,14 @@ def private_broker(app: Any, server: PrivateRedis) -> Iterator[Any]:
     settings = _settings(app.conf, url, server.url)
     before = {name: app.conf.get(name) for name in settings}
     connections = app._pool, app.amqp._producer_pool, app._local, app._backend_cache
-    app.conf.update(settings)
+    app.conf.update(_named(app.conf, settings))
     _set_connections(app, None, None, threading.local(), None)
     try:
         yield app
     finally:
         _close(app)
         _set_connections(app, *connections)
-        app.conf.update(before)
+        app.conf.update(_named(app.conf, before))
         os.environ.update(variables)
 
 
@@ -77,6 +77,13 @@ def _settings(conf: Any, broker: str, results: str) -> dict[str, Any]:
     if str(conf.result_backend).startswith(_ON_REDIS):
         settings |= {"result_backend": results, "redis_backend_use_ssl": None}
     return settings
+
+
+def _named(conf: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings by all names that they have: with Celery 5.6, those with the namespace come first."""
+    prefix = conf.prefix or ""
+    full = {f"{prefix}{name}": value for name, value in settings.items()}
+    return {**settings, **{(name.upper() if prefix.isupper() else name): value for name, value in full.items()}}
 
 
 def _set_connections(app: Any, pool: Any, producers: Any, local: Any, backend: Any) -> None:

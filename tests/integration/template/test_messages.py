@@ -253,7 +253,7 @@ def test_options_that_differ_for_each_task_leave_nothing_behind(
     def signatures() -> Iterator[Signature]:
         for number in range(100):
             yield app.tasks["note"].s().set(shadow=f"note {number}")
-            alive.append(sum(isinstance(found, TaskTemplate) for found in gc.get_objects()))
+            alive.append(sum(type(found) is TaskTemplate for found in gc.get_objects()))
 
     app.delayq.apply_async_many(signatures())
     assert max(alive) <= 10 + 1
