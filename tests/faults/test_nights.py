@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clocks import has_faketime
 from tests.soak.night import NIGHTS, run_night
 
 pytestmark = pytest.mark.on_cluster
@@ -12,7 +11,7 @@ pytestmark = pytest.mark.on_cluster
 one_is_enough = pytest.mark.one_server("it takes long, and which night it is does not concern the nodes")
 
 
-@pytest.mark.skipif(not has_faketime(), reason="needs faketime (libfaketime)")
+@pytest.mark.usefixtures("faketime")
 @pytest.mark.parametrize("name", ["night-autumn", pytest.param("night-spring", marks=one_is_enough)])
 def test_night(name: str, broker_kind: str) -> None:
     """Tasks of every minute that are due as the clock changes, and one of every second."""

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
+from tests.support import missing
 
 
 class Certificates:
@@ -14,7 +14,7 @@ class Certificates:
 
     def __init__(self, folder: Path) -> None:
         if not shutil.which("openssl"):
-            pytest.skip("no openssl on the PATH, which makes the certificates for TLS")
+            missing("no openssl on the PATH, which makes the certificates for TLS")
         self._folder = folder
         self.authority = folder / "ca.crt"
         extensions = folder / "extensions"

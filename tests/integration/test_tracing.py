@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from tests.clocks import clock_from, has_faketime
+from tests.clocks import clock_from
 from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.workers import Worker
@@ -107,7 +107,7 @@ def test_a_trace_survives_the_wait(
         assert {span["name"] for span in traced.spans()} == {"run/note"}, "no spans but those of tasks"
 
 
-@pytest.mark.skipif(not has_faketime(), reason="needs faketime (libfaketime)")
+@pytest.mark.usefixtures("faketime")
 @pytest.mark.one_server("a clock has nothing to do with nodes")
 @pytest.mark.parametrize("pool", ["solo", "prefork"])
 def test_lateness_is_measured_by_the_servers_clock(

@@ -20,7 +20,7 @@ from celery_delayq.transport.ahead import LAST_PART_S, Ahead
 from celery_delayq.worker.bootsteps import run_when_due
 from tests.clocks import clock_from, has_faketime
 from tests.ledger import ALL_WELL, Ledger
-from tests.support import wait_until
+from tests.support import missing, wait_until
 from tests.workers import Worker
 
 pytestmark = pytest.mark.on_cluster
@@ -35,7 +35,7 @@ class Message(SimpleNamespace):
 def wrong_clock(seconds: int) -> dict[str, str]:
     """Environment in which a process's clock is off by so much."""
     if not has_faketime():
-        pytest.skip("needs faketime (libfaketime)")
+        missing("needs faketime (libfaketime)")
     return clock_from(datetime.now(timezone.utc) + timedelta(seconds=seconds))
 
 

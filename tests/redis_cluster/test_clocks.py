@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from examples.private_redis import PrivateRedis
-from tests.clocks import clock_from, has_faketime, server_with
+from tests.clocks import clock_from, server_with
 from tests.ledger import Ledger
 from tests.redis_cluster import servers
 from tests.redis_cluster.servers import Cluster
@@ -19,7 +19,7 @@ from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
-pytestmark = pytest.mark.skipif(not has_faketime(), reason="needs faketime (libfaketime)")
+pytestmark = pytest.mark.usefixtures("faketime")
 
 #: One on each node.
 QUEUES = ("blue", "green", "red")
@@ -37,8 +37,11 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     def make(*options: str, server: Path | None = None, **rest: Any) -> PrivateRedis:
         folder = tmp_path / str(ahead_s := next(offsets))
         folder.mkdir()
-        clock = clock_from(datetime.now(timezone.utc) + timedelta(seconds=ahead_s))
-        return PrivateRedis(*options, server=server_with({**clock, "TZ": "UTC"}, folder), **rest)
+
+        def clock() -> dict[str, str]:
+            return {**clock_from(datetime.now(timezone.utc) + timedelta(seconds=ahead_s)), "TZ": "UTC"}
+
+        return PrivateRedis(*options, server=server_with(clock, folder), **rest)
 
     with servers.cluster(make=make) as cluster:
         yield cluster
@@ -60,8 +63,10 @@ def test_tasks_are_due_by_the_clock_of_their_node(cluster: Cluster, ledger: Ledg
     assert max(ahead.values()) - min(ahead.values()) > 100
     with (
         publisher(cluster.url(3), ledger.url) as app,
-        Worker("-Q", ",".join(QUEUES), pool="solo", broker=cluster.url(3), ledger=ledger.url),
+        Worker("-Q", ",".join(QUEUES), pool="solo", broker=cluster.url(3), ledger=ledger.url) as worker,
     ):
+        # Before it knows the clock of a node, it goes by its own.
+        worker.wait_for_log("Transfer of delayed messages: connected", times=len(QUEUES))
         due_at = time.time() + DUE_IN_S
         queues = {}
         for queue in QUEUES:
