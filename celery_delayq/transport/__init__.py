@@ -37,8 +37,8 @@ delivers the first message.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from logging import getLogger
 from typing import Any
@@ -201,13 +201,23 @@ class Transport(kombu_redis.Transport):
 
     def retire_station(self, server: str) -> None:
         """Fetch nothing from a server any more, see `Station.retire`. Does nothing if there is no station."""
-        station = self._stations.pop(server, None)
-        if station is not None:
-            station.retire()
-            self._leave([station])
+        if server in self._stations:
+            with self._leaving([server]) as (station, *_):
+                station.retire()
 
-    def _leave(self, stations: list[Station]) -> None:
-        self._former = [station for station in (*self._former, *stations) if not station.consumer.is_done]
+    @contextmanager
+    def _leaving(self, servers: list[str]) -> Iterator[list[Station]]:
+        """Fetch no more at these stations. They become the first of the former ones, which the block closes.
+
+        The threads of a pool may ask at any moment who holds a message, so a station is at no time in neither place.
+        """
+        self._former = [*map(self._stations.__getitem__, servers), *self._former]
+        for server in servers:
+            del self._stations[server]
+        try:
+            yield self._former
+        finally:
+            self._former = [station for station in self._former if not station.consumer.is_done]
 
     @property
     def consumers(self) -> list[Consumer]:
@@ -242,12 +252,12 @@ class Transport(kombu_redis.Transport):
         return None
 
     def _close_stations(self) -> None:
-        stations, self._stations = list(self._stations.values()), {}
-        if stations or self._former:
-            keep = self.running_tags()
-            for station in (*stations, *self._former):
+        if not self._stations and not self._former:
+            return
+        keep = self.running_tags()
+        with self._leaving(list(self._stations)) as stations:
+            for station in stations:
                 station.close(keep)
-            self._leave(stations)
 
     def after_fork(self) -> None:
         """Close what a forked child inherited, but send nothing."""

@@ -11,6 +11,7 @@ from kombu import Consumer
 from kombu.message import Message
 
 from celery_delayq.fetching.connection import FetchConnection
+from celery_delayq.transport.station import Station
 from tests.fetching.reading import Reader, bodies_on, publish, queue, reader, redelivered
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker
@@ -80,6 +81,36 @@ def test_a_channel_is_closed_while_an_answer_is_late(ours: Broker, monkeypatch: 
         it.channel.close()
         monkeypatch.undo()
         assert bodies_on(ours.client) == [0, 1, 3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("how", ["close", "retire"])
+def test_what_a_pool_has_taken_is_held_all_the_time(ours: Broker, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of the pool asks as it begins, perhaps just while the connection is closed or a node is left."""
+    publish(ours, "q", 1)
+    asked = []
+    with ours.connection.clone() as connection:
+        it = Reader(connection.channel(), "q", ack=False, prefetch=1)
+        it.drain(1)
+        message, transport = it.messages[0], connection.transport
+        transport.running_tags = lambda: {message.delivery_tag}
+        original = getattr(Station, how)
+
+        def ask_meanwhile(station: Station, *args: Any) -> None:
+            asked.append(it.channel.is_held(message.delivery_tag))
+            original(station, *args)
+            asked.append(it.channel.is_held(message.delivery_tag))
+
+        monkeypatch.setattr(Station, how, ask_meanwhile)
+        if how == "close":
+            connection.close()
+        else:
+            for server in list(transport._stations):
+                transport.retire_station(server)
+        assert asked
+        assert all(asked)
+        assert in_flight(ours.client) == 1
+        message.ack()
+        wait_until(lambda: in_flight(ours.client) == 0, "it is acknowledged")
 
 
 @pytest.mark.parametrize("prefetch", [1, 5, 0])
