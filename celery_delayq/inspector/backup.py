@@ -318,7 +318,7 @@ class _Reader:
             if "entry_base64" in line:
                 entry = _bytes(line["entry_base64"])
                 entry_id, _ = unpack(entry)
-                if OfferId.from_bytes(entry_id) is not None:
+                if OfferId.is_one(entry_id):
                     raise ValueError("an entry of celery_delayq must have key and payload, not entry_base64")
                 return _Line(queue, priority, due_ms, b"", entry)
             key = bytes.fromhex(line["key"])

@@ -111,5 +111,5 @@ def _release(queue: DelayedQueue, waiting: Sequence[Entry], *, eta: str | None) 
 
 def _amend(queue: DelayedQueue, waiting: Sequence[Entry], *, eta: str, due_ms: int) -> list[bool]:
     """Return an answer for each entry that can be amended."""
-    ours = [entry for entry in waiting if OfferId.from_bytes(entry.id) is not None]
+    ours = [entry for entry in waiting if OfferId.is_one(entry.id)]
     return queue.amend_many([(entry, with_eta(entry.payload, eta, due_ms)) for entry in ours], due_ms=due_ms)

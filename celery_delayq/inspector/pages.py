@@ -369,6 +369,5 @@ def _searched(
 
 
 def to_examine(lists: BrokerLists, criteria: Criteria) -> int:
-    """Return how many tasks a search examines: all tasks of the queues and the time span; see `BrokerLists.waiting`."""
-    waiting, _ = lists.waiting(*criteria.queues)
-    return sum(lists.delayed_queue(found).count(**criteria.span) for found in waiting)
+    """Return how many tasks a search examines: all tasks of the queues and the time span; see `BrokerLists.count`."""
+    return lists.count(*criteria.queues, **criteria.span)

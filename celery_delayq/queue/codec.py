@@ -88,10 +88,15 @@ class OfferId:
         flags = MIRRORED * self.mirrored + REPEATED * self.repeated + UNIQUE * self.unique
         return self.offered_us.to_bytes(7, "big") + bytes((KIND | flags,)) + self.message_key
 
+    @staticmethod
+    def is_one(raw: bytes) -> bool:
+        """Return whether this is one of our ids (and not Redisson's, for example)."""
+        return len(raw) == ID_SIZE and raw[7] & ~_FLAGS == KIND
+
     @classmethod
     def from_bytes(cls, raw: bytes) -> OfferId | None:
-        """Return the id, or None if `raw` is not one of our ids (but Redisson's, for example)."""
-        if len(raw) != ID_SIZE or raw[7] & ~_FLAGS != KIND:
+        """Return the id, or None if `raw` is not one of our ids."""
+        if not cls.is_one(raw):
             return None
         return cls(
             int.from_bytes(raw[:7], "big"),

@@ -386,9 +386,7 @@ class DelayedQueue:
 
     def count(self, *, due_from_ms: int | None = None, due_to_ms: int | None = None) -> int:
         """Count the entries due in a time span, both ends included. Corrupt entries count too. O(log N)."""
-        low: int | str = "-inf" if due_from_ms is None else due_from_ms
-        high: int | str = "+inf" if due_to_ms is None else due_to_ms
-        return int(self.client.zcount(self.keys.timeout_set, low, high))
+        return int(self.client.zcount(self.keys.timeout_set, *scores_of(due_from_ms, due_to_ms)))
 
     def amend(self, entry: Entry, payload: bytes, *, due_ms: int | None = None) -> int | None:
         """Give a waiting message a new due time and payload. One atomic script.
@@ -404,7 +402,7 @@ class DelayedQueue:
         Raises:
             ValueError: Redisson offered the entry, so it has no message id.
         """
-        if codec.OfferId.from_bytes(entry.id) is None:
+        if not codec.OfferId.is_one(entry.id):
             raise ValueError("cannot amend an entry that another program offered")
         (due,) = scripts.amend(self.writer, self.keys, due_ms=due_ms, messages=[(entry.raw, payload)])
         return due
@@ -422,7 +420,7 @@ class DelayedQueue:
         Raises:
             ValueError: another program offered one of the entries. Nothing was changed.
         """
-        if any(codec.OfferId.from_bytes(entry.id) is None for entry, _ in messages):
+        if not all(codec.OfferId.is_one(entry.id) for entry, _ in messages):
             raise ValueError("cannot amend an entry that another program offered")
         return in_batches(
             [(entry.raw, payload) for entry, payload in messages],
@@ -516,6 +514,11 @@ class DelayedQueue:
             )
             if popped:
                 return bytes(popped[1])
+
+
+def scores_of(due_from_ms: int | None, due_to_ms: int | None) -> tuple[int | str, int | str]:
+    """Return the scores of a time span, both ends included; None is no limit. For commands like ZCOUNT."""
+    return "-inf" if due_from_ms is None else due_from_ms, "+inf" if due_to_ms is None else due_to_ms
 
 
 def _behind(position: Position) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def move_on(lists: BrokerLists, by_ms: int) -> None:
             amend_call(queue.keys, due_ms=entry.due_ms - by_ms, messages=[(entry.raw, _earlier(entry.payload, by_ms))])
             for page in queue.pages(limit=1000)
             for entry in page
-            if OfferId.from_bytes(entry.id)
+            if OfferId.is_one(entry.id)
         ]
         for reply in load("amend").run_each(lists.client, calls):
             if isinstance(reply, Exception):
