@@ -9,7 +9,7 @@ from typing import Any, get_args
 from celery.utils.time import rate
 
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.unique import Scope, check, is_names, key_of
+from celery_delayq.unique import Scope, check, check_by_or_key, key_of
 
 _LONGEST_INTERVAL_S = 366 * 86400.0
 
@@ -38,14 +38,7 @@ class Throttle:
     scope: Scope = "queue"
 
     def __post_init__(self) -> None:
-        if not is_names(self.by):
-            raise ConfigurationError(
-                f"Throttle: by must be the names of arguments, such as ('customer',), not {self.by!r}"
-            )
-        if self.by and self.key is not None:
-            raise ConfigurationError("Throttle: give it either by or key")
-        if self.key is not None and (not isinstance(self.key, str) or not self.key):
-            raise ConfigurationError(f"Throttle: key must be a text, not {self.key!r}")
+        check_by_or_key("Throttle", None if self.by == () else self.by, self.key)
         check("Throttle", "scope", self.scope, get_args(Scope))
         if not 0 < self.interval_s <= _LONGEST_INTERVAL_S:
             raise ConfigurationError(

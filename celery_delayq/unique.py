@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from kombu.utils.json import dumps
@@ -19,6 +19,8 @@ Scope: TypeAlias = Literal["queue", "global"]
 
 #: What happens to a task whose key another task holds.
 OnConflict: TypeAlias = Literal["ignore", "replace", "extend", "raise"]
+
+_FOR, _SCOPE, _ON_CONFLICT = get_args(For), get_args(Scope), get_args(OnConflict)
 
 _LONGEST_TTL_S = 366 * 86400.0
 
@@ -54,17 +56,10 @@ class Unique:
     scope: Scope = "queue"
 
     def __post_init__(self) -> None:
-        if not is_names(self.by):
-            raise ConfigurationError(
-                f"Unique: by must be the names of arguments, such as ('user_id',), not {self.by!r}"
-            )
-        if self.by is not None and self.key is not None:
-            raise ConfigurationError("Unique: give it either by or key")
-        if self.key is not None and (not isinstance(self.key, str) or not self.key):
-            raise ConfigurationError(f"Unique: key must be a text, not {self.key!r}")
-        check("Unique", "for_", self.for_, get_args(For))
-        check("Unique", "on_conflict", self.on_conflict, get_args(OnConflict))
-        check("Unique", "scope", self.scope, get_args(Scope))
+        check_by_or_key("Unique", self.by, self.key)
+        check("Unique", "for_", self.for_, _FOR)
+        check_conflict(self.on_conflict)
+        check("Unique", "scope", self.scope, _SCOPE)
         is_number = isinstance(self.ttl, (int, float)) and not isinstance(self.ttl, bool)
         if not is_number or not 0 < self.ttl <= _LONGEST_TTL_S:
             raise ConfigurationError(f"Unique: ttl must be seconds, more than 0 and at most a year, not {self.ttl!r}")
@@ -125,23 +120,22 @@ def key_of(
         ) from exc
 
 
-def unique_for(given: Unique | str, default: Unique | None, on_conflict: OnConflict | None) -> Unique:
-    """Return what makes a task one of a kind.
+def unique_for(given: Unique | str, default: Unique | None) -> tuple[Unique, str | None]:
+    """Return what makes a task one of a kind, and its key if that is given alone.
 
     Args:
         given: the option `unique`.
         default: that of the task, for what a key leaves open.
-        on_conflict: the option of this name; None if it is not given.
 
     Raises:
-        ConfigurationError: an option is wrong.
+        ConfigurationError: the option is wrong.
     """
     if isinstance(given, str):
-        chosen = default or _DEFAULT
-        return replace(chosen, by=None, key=given, on_conflict=on_conflict or chosen.on_conflict)
+        check_key("Unique", given)
+        return default or _DEFAULT, given
     if not isinstance(given, Unique):
         raise ConfigurationError(f"unique must be a key or Unique(...), or None for no key, not {given!r}")
-    return given if on_conflict is None else replace(given, on_conflict=on_conflict)
+    return given, None
 
 
 def _bound(run: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,15 +151,31 @@ def _bound(run: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[
     return {**{str(number): value for number, value in enumerate(args)}, **kwargs}
 
 
-def is_names(given: object) -> bool:
-    """Return whether something is a row of names, or None."""
-    return given is None or (isinstance(given, (list, tuple)) and all(isinstance(name, str) for name in given))
+def check_by_or_key(what: str, by: object, key: object) -> None:
+    """Refuse what cannot make a key, with a `ConfigurationError`."""
+    if by is not None and not (isinstance(by, (list, tuple)) and all(isinstance(name, str) for name in by)):
+        raise ConfigurationError(f"{what}: by must be the names of arguments, such as ('user_id',), not {by!r}")
+    if by is not None and key is not None:
+        raise ConfigurationError(f"{what}: give it either by or key")
+    if key is not None:
+        check_key(what, key)
+
+
+def check_key(what: str, key: object) -> None:
+    """Refuse what cannot be a key, with a `ConfigurationError`."""
+    if not isinstance(key, str) or not key:
+        raise ConfigurationError(f"{what}: key must be a text, not {key!r}")
 
 
 def check(what: str, name: str, value: object, allowed: Sequence[str]) -> None:
     """Refuse a value that is not allowed, with a `ConfigurationError`."""
     if value not in allowed:
         raise ConfigurationError(f"{what}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+
+
+def check_conflict(on_conflict: object) -> None:
+    """Refuse what is no `OnConflict`, with a `ConfigurationError`."""
+    check("Unique", "on_conflict", on_conflict, _ON_CONFLICT)
 
 
 #: What a key alone stands for.

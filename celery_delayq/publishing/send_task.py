@@ -23,7 +23,7 @@ from celery_delayq.transport.keyed import (
     throttled,
     unique_of,
 )
-from celery_delayq.unique import Unique, unique_for
+from celery_delayq.unique import Unique, check_conflict, unique_for
 
 #: Stands for an option that was not given; `unique=None` sends a task without a key.
 _NOT_GIVEN: Any = object()
@@ -49,15 +49,14 @@ def key_of(app: Celery, signature: Signature) -> str:
     given = signature.options.get("unique", default)
     if given is None:
         raise ConfigurationError(f"task {signature.task} is not unique: give its key, or the option `unique`")
-    return unique_for(given, default, None).key_of(
-        signature.task, getattr(task, "run", None), signature.args, signature.kwargs
-    )
+    unique, key = unique_for(given, default)
+    return key or unique.key_of(signature.task, getattr(task, "run", None), signature.args, signature.kwargs)
 
 
 def _default_of(task: Any) -> Unique | None:
     """Return the `unique` of a task's decorator, which may be a key; what is none of ours is none."""
     given = getattr(task, "unique", None)
-    return unique_for(given, None, None) if isinstance(given, (str, Unique)) else None
+    return Unique(key=given) if isinstance(given, str) else given if isinstance(given, Unique) else None
 
 
 def _throttle_of(task: Any) -> Throttle | None:
@@ -109,8 +108,8 @@ class SendTask:
         if throttle is not None:
             if not isinstance(throttle, Throttle):
                 raise ConfigurationError(f"throttle must be Throttle(...), or None for none, not {throttle!r}")
-            key = throttle.key_of(name, getattr(task, "run", None), args, kwargs)
-            options[THROTTLE_PROPERTY] = throttled(key, throttle)
+            turns = throttle.key_of(name, getattr(task, "run", None), args, kwargs)
+            options[THROTTLE_PROPERTY] = throttled(turns, throttle)
         given = options.pop("unique", _NOT_GIVEN)
         on_conflict = options.pop("on_conflict", None)
         default = _default_of(task)
@@ -122,9 +121,13 @@ class SendTask:
                     f"task {name} is sent with on_conflict={on_conflict!r}, but without a unique key: give unique, too"
                 )
             return self.of_celery(name, args, kwargs, *positional, **options)
-        unique = unique_for(given, default, on_conflict)
-        key = unique.key_of(name, getattr(task, "run", None), args, kwargs)
-        return self._send(unique, Claiming(key, unique), retrying, name, args, kwargs, *positional, **options)
+        unique, key = unique_for(given, default)
+        if on_conflict is None:
+            on_conflict = unique.on_conflict
+        else:
+            check_conflict(on_conflict)
+        key = key or unique.key_of(name, getattr(task, "run", None), args, kwargs)
+        return self._send(Claiming(key, unique, on_conflict), retrying, name, (args, kwargs, *positional), options)
 
     def _retrying(self, options: Mapping[str, Any]) -> Context | None:
         """Return the request of the task that sends itself again; None if this is no retry.
@@ -137,10 +140,11 @@ class SendTask:
         return task.request if (options.get("retries") or 0) > (task.request.retries or 0) else None
 
     def _send(
-        self, unique: Unique, claiming: Claiming, retrying: Context | None, name: str, *given: Any, **options: Any
+        self, claiming: Claiming, retrying: Context | None, name: str, given: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         add_to_parent = options.pop("add_to_parent", True)
-        result = self.of_celery(name, *given, **options, **{UNIQUE_PROPERTY: claiming}, add_to_parent=False)
+        options |= {UNIQUE_PROPERTY: claiming, "add_to_parent": False}
+        result = self.of_celery(name, *given, **options)
         offered = claiming.offered
         if offered is None and is_in_memory(self._app):
             offered = Offered("stored")  # in a test, where nobody keeps the key
@@ -156,13 +160,11 @@ class SendTask:
                 retrying.id, held, request=retrying, store_result=not retrying.ignore_result
             )
             raise held  # so Celery does not take it for sent
-        if not was_new and unique.on_conflict == "raise":
+        if not was_new and claiming["on_conflict"] == "raise":
             raise KeyHeld(claiming.claim.key, offered.task_id)
         if not was_new:
             self._give_up(name, options, offered.task_id)
-            ignored = result.ignored
-            result = (options.get("result_cls") or self._app.AsyncResult)(offered.task_id)
-            result.ignored = ignored
+            result.id = offered.task_id
         result.was_new = was_new
         parent = self._app.current_worker_task if add_to_parent else None
         if parent:

@@ -39,10 +39,12 @@ What: TypeAlias = Literal["start", "renew", "done"]
 #: Maximum number of holds that one call of `hold` changes.
 MAX_HOLDS = 100
 
-#: How scripts write it.
+#: How scripts write these.
+_CONFLICT: dict[Conflict, bytes] = {"keep": b"k", "replace": b"r", "extend": b"e"}
 UNTIL: dict[Until, bytes] = {"due": b"w", "start": b"s", "done": b"d"}
 _UNTIL_OF = {written: until for until, written in UNTIL.items()}
 _HEAD = struct.Struct(">16sBccQQH")
+_CLAIM = struct.Struct(">16s16sBcQc")
 
 
 def unique_of(key: str, broker_list: str | None) -> bytes:
@@ -268,29 +270,30 @@ def offer_unique_call(
 
     `there` has the keys of the list in which the holder waits, if that is another list.
     """
-    its = there or keys
-    return (
-        (
-            *(*keys.waiting, keys.holds, keys.queue),
-            *(its.timeout_set, its.index, its.delay_list),
-            keys.turns(b"") if pace is None else pace.turns(keys),
-        ),
-        (
-            "" if due_ms is None else due_ms,
-            codec.message_key(task_id) + bytes((turn,)),
-            payload,
-            int(mirrored),
-            keys.channel,
-            claim.unique(keys),
-            UNTIL[claim.until],
-            claim.ttl_ms,
-            claim.conflict,
-            task_id,
-            "" if there is None else there.queue,
-            "" if pace is None else pace.interval_us,
-            tail,
-        ),
+    claimed = _CLAIM.pack(
+        claim.unique(keys),
+        codec.message_key(task_id),
+        turn,
+        UNTIL[claim.until],
+        claim.ttl_ms,
+        _CONFLICT[claim.conflict],
     )
+    names: list[str] = [*keys.waiting, keys.holds, keys.queue]
+    args: list[bytes | str | int] = [
+        "" if due_ms is None else due_ms,
+        claimed,
+        payload,
+        int(mirrored),
+        keys.channel,
+        task_id,
+    ]
+    if pace is not None or there is not None:
+        names.append(keys.turns(b"") if pace is None else pace.turns(keys))
+        args += ["" if pace is None else pace.interval_us, tail]
+    if there is not None:
+        names += [there.timeout_set, there.index, there.delay_list]
+        args.append(there.queue)
+    return names, args
 
 
 def offer_throttled(

@@ -36,15 +36,13 @@ class Claiming(dict[str, Any]):
         offered: what became of the message; None if no channel of ours has stored it.
     """
 
-    def __init__(self, key: str, unique: Unique) -> None:
-        super().__init__(
-            key=key, **{"for": unique.for_}, ttl=unique.ttl, on_conflict=unique.on_conflict, scope=unique.scope
-        )
+    def __init__(self, key: str, unique: Unique, on_conflict: OnConflict) -> None:
+        super().__init__(key=key, **{"for": unique.for_}, ttl=unique.ttl, on_conflict=on_conflict, scope=unique.scope)
         self.claim = Claim(
             key,
             _UNTIL[unique.for_],
             round(unique.ttl * 1000),
-            _CONFLICT[unique.on_conflict],
+            _CONFLICT[on_conflict],
             is_global=unique.scope == "global",
         )
         self.offered: Offered | None = None
@@ -112,8 +110,8 @@ def holder_of(message: Mapping[str, Any], broker_list: str) -> Holder | None:
 
 def _turn_of(headers: Mapping[str, Any]) -> int:
     """Return a number that differs between a task, its retry, and what it was replaced by: they have one id."""
-    counts = (headers.get("retries"), headers.get("replaced_task_nesting"))
-    return sum(count for count in counts if isinstance(count, int)) % 256
+    retries, nesting = headers.get("retries"), headers.get("replaced_task_nesting")
+    return ((retries if isinstance(retries, int) else 0) + (nesting if isinstance(nesting, int) else 0)) % 256
 
 
 def check_protocol(message: Mapping[str, Any], claiming: Claiming | None) -> None:

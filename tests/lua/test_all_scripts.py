@@ -34,7 +34,10 @@ WITHOUT_QUEUE = {
 #: Whose keys are those of several queues in one slot.
 SEVERAL_QUEUES = {"renew": [QueueKeys.of("{q}"), QueueKeys.of("{q}:3")]}
 
-#: How to call each wrapper, and a reply that it understands.
+#: The queue of those that may concern another list of it.
+IN_A_SLOT = {"offer_unique": QueueKeys.of("{q}")}
+
+#: How to call each wrapper, and a reply that it understands; several of them, if only the last call has all keys.
 CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "offer": ({"due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False}, [b"1", 1]),
     "offer_fetched": (
@@ -49,8 +52,9 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
             "due_ms": 1,
             "payload": b"",
             "mirrored": False,
+            "pace": holds.Pace("key", 1000),
         },
-        [b"stored", 1],
+        ([b"elsewhere", b"{q}:3"], [b"stored", 1]),
     ),
     "offer_throttled": (
         {
@@ -130,16 +134,21 @@ def names_of(table: str, body: str) -> list[str]:
 
 def call_wrapper(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Sequence[Any]]:
     """Call the wrapper of a script without a server; return what it would have sent."""
-    arguments, reply = CALLS[name]
+    arguments, found = CALLS[name]
+    replies = iter(found if isinstance(found, tuple) else (found,))
     passed: dict[str, Sequence[Any]] = {}
 
     def run(self: Script, client: object, keys: Sequence[str], args: Sequence[object]) -> object:
         passed.update(KEYS=keys, ARGV=args)
-        return reply
+        return next(replies)
 
     monkeypatch.setattr(Script, "run", run)
     wrapper = next(getattr(module, name) for module in (scripts, holds, schedule_scripts) if hasattr(module, name))
-    wrapper(None, WITHOUT_QUEUE.get(name) or SEVERAL_QUEUES.get(name) or QueueKeys.of("q"), **arguments)
+    wrapper(
+        None,
+        WITHOUT_QUEUE.get(name) or SEVERAL_QUEUES.get(name) or IN_A_SLOT.get(name) or QueueKeys.of("q"),
+        **arguments,
+    )
     return passed
 
 

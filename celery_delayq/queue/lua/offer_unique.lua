@@ -10,23 +10,24 @@ KEYS[3] repeated      ZSET, see offer.lua
 KEYS[4] delay list    LIST
 KEYS[5] holds         HASH, unique key (16 bytes) -> hold, see lib/holds.lua
 KEYS[6] broker list   LIST
-KEYS[7] its timeout set   ZSET, of the list in which the caller thinks that the holder waits
-KEYS[8] its index         HASH
-KEYS[9] its delay list    LIST
-KEYS[10] turns        STRING, the turns of a throttled key, see offer_throttled.lua
+KEYS[7] turns         STRING, the turns of a throttled key, see offer_throttled.lua; left out if none is throttled
+KEYS[8] its timeout set   ZSET, of the list in which the caller thinks that the holder waits; this one and what follows
+                      are left out if that is KEYS[6]
+KEYS[9] its index         HASH
+KEYS[10] its delay list   LIST
 ARGV[1] due           unix time in ms, or '' to store it in the broker list at once
-ARGV[2] holder        message key (16 bytes), and turn (1), another one for each retry of a task
+ARGV[2] claim         in one text, because a caller takes some time for each: the unique key (16 bytes); message key (16);
+                      turn (1), another one for each retry of a task; how long the task holds the key (1): until it is due
+                      'w', starts 's', or is done 'd'; how long the key outlives a task that has left the delayed queue,
+                      if nobody gives it up (8, ms); if another task holds the key (1): keep that one 'k', replace it 'r',
+                      or extend its due time 'e'
 ARGV[3] payload       any bytes
 ARGV[4] mirrored      '1' to write the delay list too
 ARGV[5] channel       of Redisson
-ARGV[6] unique key    16 bytes
-ARGV[7] until         how long the task holds the key: until it is due 'w', starts 's', or is done 'd'
-ARGV[8] ttl           how long the key outlives a task that has left the delayed queue, if nobody gives it up (ms)
-ARGV[9] conflict      if another task holds the key: 'keep' that one, 'replace' it, or 'extend' its due time
-ARGV[10] task id
-ARGV[11] its list     the name of the list of KEYS[7], or '' if that is KEYS[1]
-ARGV[12] interval     of the turns (microseconds), or '' if no key is throttled
-ARGV[13] tail         see offer_throttled.lua; used only if a key is throttled
+ARGV[6] task id
+ARGV[7] interval      of the turns (microseconds); left out or '' if no key is throttled
+ARGV[8] tail          see offer_throttled.lua; used only if a key is throttled
+ARGV[9] its list      the name of the list of KEYS[8]; left out with that
 
 Returns one of
     {'stored', alone}           1 if no other entry waits
@@ -38,16 +39,16 @@ Returns one of
 A holder that has left its delayed queue is not replaced: it runs, and the new message holds the key from now on.
 ]]
 local timeout_set, index, repeated, delay_list, holds, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local its_timeout_set, its_index, its_delay_list, turns = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local due, holder_name, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
-local unique, until_when, ttl, conflict = ARGV[6], ARGV[7], tonumber(ARGV[8]), ARGV[9]
-local task_id, its_list, interval, tail = ARGV[10], ARGV[11], tonumber(ARGV[12]), ARGV[13]
+local turns = KEYS[7]
+local its_timeout_set, its_index, its_delay_list = KEYS[8] or timeout_set, KEYS[9] or index, KEYS[10] or delay_list
+local due, claimed, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
+local task_id, interval, tail, its_list = ARGV[6], tonumber(ARGV[7] or ''), ARGV[8], ARGV[9] or queue
 
 -- include: find_holder
 -- include: record_hold
 -- include: waits_already
 -- include: next_turn
--- include: withdraw
+-- include: take_out
 -- include: write_entry
 
 -- Keys of another type fail here, before anything is changed.
@@ -56,7 +57,7 @@ redis.call('HLEN', index)
 redis.call('ZCARD', repeated)
 redis.call('LLEN', delay_list)
 redis.call('LLEN', queue)
-if its_list ~= '' then
+if its_list ~= queue then
     redis.call('ZCARD', its_timeout_set)
     redis.call('HLEN', its_index)
     redis.call('LLEN', its_delay_list)
@@ -64,7 +65,7 @@ end
 if interval then
     redis.call('STRLEN', turns)
 end
-local message_key, turn = string.sub(holder_name, 1, KEY_SIZE), string.sub(holder_name, KEY_SIZE + 1)
+local unique, message_key, turn, until_when, ttl, conflict = struct.unpack('>c16c16c1c1I8c1', claimed)
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now = math.floor(now_us / 1000)
@@ -84,7 +85,6 @@ for _ = 1, now_us % 4 == 0 and MOST_FORGOTTEN or 0 do
     redis.call('HDEL', holds, other)
 end
 
-its_list = its_list == '' and queue or its_list
 local holder = find_holder(holds, unique, its_list, its_timeout_set, its_index, now)
 local is_mine = holder and holder.message_key == message_key
 if is_mine and waits_already(timeout_set, index, message_key, payload, interval and tail or '') then
@@ -94,9 +94,9 @@ elseif is_mine and due == '' and holder.turn == turn and not holder.entry and no
 end
 if holder and holder.elsewhere then
     return {'elsewhere', holder.list}
-elseif holder and conflict == 'extend' and holder.entry and due ~= '' and tonumber(due) > holder.due then
+elseif holder and conflict == 'e' and holder.entry and due ~= '' and tonumber(due) > holder.due then
     return {'extend', holder.entry, holder.list}
-elseif holder and conflict ~= 'replace' and (holder.entry or not is_mine) then
+elseif holder and conflict ~= 'r' and (holder.entry or not is_mine) then
     return {'held', holder.id}
 end
 
@@ -111,7 +111,7 @@ elseif known then
     redis.call('HDEL', index, message_key)
 end
 if replaced then
-    withdraw(its_timeout_set, its_delay_list, replaced.message_key, replaced.place)
+    take_out(its_timeout_set, its_delay_list, replaced.entry)
     redis.call('HDEL', its_index, replaced.message_key)
 end
 if interval then

@@ -20,6 +20,15 @@ local function find_entry(timeout_set, message_key, place)
     end
     local due, offered_us = struct.unpack('>I8I8', place)
     local score = string.format('%.0f', due)
+    local start = string.char(ID_SIZE) .. struct.pack('>I7', offered_us)
+    local function is_it(entry)
+        return entry and string.sub(entry, 1, KIND_AT - 1) == start and message_key_of(entry) == message_key
+    end
+    -- Mostly, no other entry has this due time.
+    local first = redis.call('ZRANGEBYSCORE', timeout_set, score, score, 'LIMIT', 0, 1)[1]
+    if is_it(first) then
+        return first, due
+    end
     local low = redis.call('ZCOUNT', timeout_set, '-inf', '(' .. score)
     local stop = low + redis.call('ZCOUNT', timeout_set, score, score)
     local high = stop
@@ -31,13 +40,12 @@ local function find_entry(timeout_set, message_key, place)
             high = middle
         end
     end
-    local start = string.char(ID_SIZE) .. struct.pack('>I7', offered_us)
     for rank = low, stop - 1 do
         local entry = redis.call('ZRANGE', timeout_set, rank, rank)[1]
         if string.sub(entry, 1, KIND_AT - 1) ~= start then
             return nil
         end
-        if message_key_of(entry) == message_key then
+        if is_it(entry) then
             return entry, due
         end
     end
