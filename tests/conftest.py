@@ -52,6 +52,15 @@ _THOROUGH = (
 )
 
 
+#: Of these, those that concern how Celery, kombu and redis-py work inside. `.ci/run` runs them on the oldest versions,
+#: too.
+_VERSIONS = (
+    *("consumer/test_flaps.py", "faults/test_nothing_lost.py", "faults/test_poison.py", "integration/template"),
+    *(f"integration/test_{name}.py" for name in ("lost_connection", "release", "side_by_side", "stock_eta_tasks")),
+    *("redis_cluster/test_failover.py", "redis_cluster/test_tls.py"),
+)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the tests in the browser run wherever the page can be mounted."""
     parser.addoption(
@@ -67,10 +76,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is thorough; leave out on a cluster what is marked `one_server`."""
     items[:] = [it for it in items if not (it.get_closest_marker("cluster") and it.get_closest_marker("one_server"))]
     folder = Path(__file__).parent
-    thorough = {folder / name for name in _THOROUGH}
-    for item in items:
-        if not thorough.isdisjoint((item.path, *item.path.parents)):
-            item.add_marker("thorough")
+    for mark, names in (("thorough", _THOROUGH), ("versions", _VERSIONS)):
+        marked = {folder / name for name in names}
+        for item in items:
+            if not marked.isdisjoint((item.path, *item.path.parents)):
+                item.add_marker(mark)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
