@@ -1,10 +1,17 @@
 """Fetching: takes messages from broker lists without losing any. It knows Redis, but not kombu.
 
-consumer     Consumer: fetches messages, holds and acknowledges them
-connection   FetchConnection: the connection on which a consumer fetches and acknowledges
-departure    how a message leaves the in-flight list, and what the server still has to be told
-held         the messages that a consumer holds
-watchdog     Watchdog: renews leases, and recovers the messages of dead consumers
-presence     which consumers are alive, and which are gone
-process      whether the process of another consumer still runs
+consumer      Consumer: fetches messages, holds and acknowledges them
+conversation  what it says on its connection, and the answers, which may be late
+connection    that connection
+abandoned     connections whose answers nobody reads
+held          the messages that a consumer holds
+departure     how a message leaves the in-flight list, and what the server still has to be told
+isolation     a message that is held alone
+unique_keys   what becomes of the unique keys of the messages
+lease         the leases on the lists
+watchdog      Watchdog: renews leases, and looks after dead consumers
+presence      which consumers are alive, and which are gone
+process       whether the process of another consumer still runs
+recovery      puts the messages of dead consumers back
+native        threads of the operating system, beside greenlets
 """

@@ -28,9 +28,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
-from typing import TypeVar
 
 import redis
 from redis import exceptions
@@ -38,6 +36,7 @@ from redis import exceptions
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.abandoned import AbandonedConnections
 from celery_delayq.fetching.connection import FetchConnection, Identity
+from celery_delayq.fetching.conversation import Conversation
 from celery_delayq.fetching.departure import Departure, Departures, remove
 from celery_delayq.fetching.held import DEAD_LETTERS, LOST_LEASES, Held, Redelivery
 from celery_delayq.fetching.isolation import Isolation
@@ -51,11 +50,9 @@ from celery_delayq.queue.dead_letters import reason_of
 from celery_delayq.queue.delayed_queue import database_of
 from celery_delayq.queue.holds import Holder
 from celery_delayq.queue.keys import QueueKeys
-from celery_delayq.queue.scripts import MAX_FETCH, Renewed
+from celery_delayq.queue.scripts import Renewed
 
 logger = logger_for(__name__)
-
-T = TypeVar("T")
 
 #: How many threads acknowledge at the same time, each on a connection. The others wait for them.
 _AT_ONCE = 4
@@ -65,10 +62,6 @@ _TURN_S = 1.0
 
 #: Shared by the whole process: a running task is known by its tag alone, even after its consumer was closed.
 _TAGS = itertools.count(1)
-
-
-class NotYet(Exception):
-    """The server has not answered yet: do something else meanwhile, see `Consumer.resume`."""
 
 
 class Consumer:
@@ -104,9 +97,6 @@ class Consumer:
         slot_of: Callable[[str], int] = lambda key: 0,
     ) -> None:
         self.id = id or consumer_id()
-        self.patience_s = patience_s
-        #: Reads what the server still owes to the thread of the consumer.
-        self._late: Callable[[], list[bytes]] | None = None
         self.connect = connect
         self._stack = ExitStack()
         self.client = client or self._stack.enter_context(connect())
@@ -125,12 +115,12 @@ class Consumer:
         self._departures = Departures(self.id, self.leases.keys_of, {} if expires_ms is None else expires_ms)
         #: Tag -> departure that the server may not know about.
         self.owed = self._departures.owed
-        #: Whether a fetch reply was lost, so that the server may have moved messages; see `recover_lost`.
-        self.has_lost_reply = False
         self.is_closed = False
         self._is_retired = False
         self._abandoned = AbandonedConnections()
-        self._connection: FetchConnection | None = None
+        self._conversation = Conversation(
+            self.client, patience_s, self._abandoned, self._on_acknowledged, self._owe_acks
+        )
 
     # -- leases
 
@@ -197,37 +187,24 @@ class Consumer:
             LeaseLost: others have given the consumer up.
             NotYet: there is no answer yet; `resume` returns the messages later.
         """
-        if self._connection is None:
-            self._connection = FetchConnection(self.client.connection_pool)
-        self._connection.thread = threading.get_ident()
-        connection = self._connection
-        try:
-            connection.send_fetch(self.lists[name], consumer=self.id, limit=min(limit, MAX_FETCH))
-        except BaseException as exc:
-            self.has_lost_reply = True
-            self._give_up_connection(exc)
-            raise
-        return self._read_fetched(connection, is_patient=is_patient)
+        found = self._conversation.fetch(self.lists[name], consumer=self.id, limit=limit, is_patient=is_patient)
+        return self._unless_lost(found)
 
-    def _read_fetched(self, connection: FetchConnection, *, is_patient: bool = False) -> list[bytes]:
-        again = None if is_patient else partial(self._read_fetched, connection)
-        try:
-            self._take_answers(connection, again)
-            found = connection.read_fetched()
-        except (exceptions.ResponseError, NotYet):  # nothing was moved (so far), and the connection still works
-            raise
-        except BaseException as exc:
-            self.has_lost_reply = True
-            self._give_up_connection(exc)
-            raise
+    def _unless_lost(self, found: list[bytes] | None) -> list[bytes]:
         if found is None:
             self.leases.lose()
         return found
 
     @property
+    def has_lost_reply(self) -> bool:
+        """Whether a fetch reply was lost, so that the server may have moved messages; see `recover_lost`."""
+        return self._conversation.has_lost_reply
+
+    @property
     def reader(self) -> Identity | None:
         """The connection that fetches; None if there is none, or its identity is unknown."""
-        return None if self._connection is None else self._connection.identity
+        connection = self._conversation.connection
+        return None if connection is None else connection.identity
 
     def are_empty(self, groups: Sequence[Sequence[str]], *, told: Identity) -> bool:
         """Return whether lists are empty, and let the server tell a connection when one of them is written to.
@@ -239,52 +216,11 @@ class Consumer:
             redis.ResponseError: the server does not allow CLIENT TRACKING.
             NotYet: there is no answer yet; after `resume`, ask again.
         """
-        connection = self._connection
-        if connection is None:
-            return False
-        return self._exchange(
-            connection, partial(connection.ask_whether_empty, groups, told=told), connection.read_whether_empty
-        )
+        return self._conversation.are_empty(groups, told=told)
 
     def unblock(self, client_ids: Sequence[str]) -> list[bool]:
         """Make the server end the waits of other connections; returns for each whether it waited. See `are_empty`."""
-        connection = self._connection
-        if connection is None:
-            return [False] * len(client_ids)
-        count = len(client_ids)
-        return self._exchange(
-            connection, partial(connection.send_unblock, client_ids), partial(connection.read_unblocked, count)
-        )
-
-    def _exchange(self, connection: FetchConnection, send: Callable[[], None], read: Callable[[], T]) -> T:
-        try:
-            send()
-            self._take_answers(connection, partial(self._read_in_vain, connection, read))
-            return read()
-        except (exceptions.ResponseError, NotYet):
-            raise
-        except BaseException as exc:
-            self._give_up_connection(exc)
-            raise
-
-    def _read_in_vain(self, connection: FetchConnection, read: Callable[[], object]) -> list[bytes]:
-        try:
-            self._take_answers(connection, partial(self._read_in_vain, connection, read))
-            with suppress(exceptions.ResponseError):
-                read()
-        except NotYet:
-            raise
-        except BaseException as exc:
-            self._give_up_connection(exc)
-            raise
-        return []
-
-    # -- an answer that is late
-
-    def _wait(self, connection: FetchConnection, again: Callable[[], list[bytes]] | None) -> None:
-        if again is not None and self.patience_s is not None and not connection.has_reply(self.patience_s):
-            self._late = again
-            raise NotYet
+        return self._conversation.unblock(client_ids)
 
     @property
     def late(self) -> FetchConnection | None:
@@ -293,7 +229,7 @@ class Consumer:
         Until `resume`, nothing else can be done that takes an answer, and the watchdog tells the server what has become
         of messages.
         """
-        return None if self._late is None else self._connection
+        return self._conversation.connection if self._conversation.is_late else None
 
     def resume(self) -> list[bytes]:
         """Read a late answer, once its connection is readable. Returns the messages if it is one to `fetch`.
@@ -301,67 +237,16 @@ class Consumer:
         Raises:
             LeaseLost, redis.RedisError: see `fetch`.
         """
-        read, self._late = self._late, None
-        return [] if read is None else read()
+        return self._unless_lost(self._conversation.resume())
 
     def read_answers(self) -> None:
         """Make sure that all acknowledgements have arrived, and that the connection that fetches is not lost.
 
         Never raises; the watchdog repeats those that have not arrived.
         """
-        if not self._is_fetching_thread or self._late is not None:
-            return
-        connection = self._connection
-        assert connection is not None
-        try:
-            self._take_acknowledgements(connection, self._read_only_answers)
-            connection.check()
-        except NotYet:
-            pass
-        except Exception as exc:
-            self._give_up_connection(exc)
+        self._conversation.read_answers()
 
-    @property
-    def _is_fetching_thread(self) -> bool:
-        return self._connection is not None and self._connection.thread == threading.get_ident()
-
-    def _give_up_connection(self, exc: BaseException) -> None:
-        connection, self._connection = self._connection, None
-        if self._late is not None:
-            self._late = None
-            self.has_lost_reply = True  # it may be one to a fetch
-        if connection is not None:
-            self._owe_acks(connection.unanswered, exc)
-            connection.disconnect()
-            self._abandoned.add([connection.identity])
-
-    def _take_answers(self, connection: FetchConnection, again: Callable[[], list[bytes]] | None) -> None:
-        """Read the replies to all acknowledgements. Then there is, or comes, a reply to what was sent after them.
-
-        Args:
-            connection: the one that fetches.
-            again: called when there is a reply, if there is none in time; None to wait.
-
-        Raises:
-            NotYet: there is none in time.
-        """
-        self._take_acknowledgements(connection, again)
-        self._wait(connection, again)
-
-    def _take_acknowledgements(self, connection: FetchConnection, again: Callable[[], list[bytes]] | None) -> None:
-        while connection.unanswered:
-            self._wait(connection, again)
-            tag, answer = connection.next_answer()
-            if isinstance(answer, bool):
-                self._on_answered(tag, was_in_flight=answer)
-            else:
-                self._owe_acks([tag], answer)
-
-    def _read_only_answers(self) -> list[bytes]:
-        self.read_answers()
-        return []
-
-    def _on_answered(self, tag: str, *, was_in_flight: bool) -> None:
+    def _on_acknowledged(self, tag: str, was_in_flight: bool) -> None:
         # Not earlier: `reconcile` puts back every message that is in flight but not held.
         held = self._held.pop(tag, None)
         if was_in_flight:
@@ -440,25 +325,25 @@ class Consumer:
             self.owed[tag] = Departure(held, "nowhere")
             return True
         try:
-            if held.holder is not None and self._is_fetching_thread:
-                self._on_answered(tag, was_in_flight=self._remove(held) > 0)
-            elif self._is_fetching_thread:
-                assert self._connection is not None
-                self._connection.ack(self.leases.keys_of(held.name).in_flight(self.id), held.message, tag)
+            if held.holder is not None and self._conversation.is_of_this_thread:
+                self._on_acknowledged(tag, self._remove(held) > 0)
+            elif self._conversation.is_of_this_thread:
+                in_flight = self.leases.keys_of(held.name).in_flight(self.id)
+                self._conversation.acknowledge(in_flight, held.message, tag)
             else:
                 with self._turn():
                     was_in_flight = self._remove(held) > 0
-                self._on_answered(tag, was_in_flight=was_in_flight)
+                self._on_acknowledged(tag, was_in_flight)
         except Exception as exc:  # also redis-py's ValueError, if a thread closes a connection that another one reads
             self._owe_acks([tag], exc)
-            if self._is_fetching_thread:
-                self._give_up_connection(exc)
+            if self._conversation.is_of_this_thread:
+                self._conversation.give_up(exc)
         return True
 
     @property
     def _is_deferring(self) -> bool:
         """Whether the watchdog tells the server what has become of messages."""
-        return self._is_retired or self._late is not None
+        return self._is_retired or self._conversation.is_late
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -476,7 +361,7 @@ class Consumer:
 
     def _own_turn(self) -> AbstractContextManager[object]:
         """A turn, see `_turn`; none is needed in the thread that fetches."""
-        return nullcontext() if self._is_fetching_thread else self._turn()
+        return nullcontext() if self._conversation.is_of_this_thread else self._turn()
 
     def _rewrite(self, tag: str, new: bytes) -> bool:
         held = self._held[tag]
@@ -503,7 +388,7 @@ class Consumer:
         if held is None:
             return False
         departures = {tag: Departure(held, "back", self.redelivery.put_back(held.message))}
-        if self._is_fetching_thread:
+        if self._conversation.is_of_this_thread:
             return bool(self._leave(departures)) or tag in self.owed
         try:
             with self._turn():
@@ -572,7 +457,7 @@ class Consumer:
         """
         if self.has_lost_reply and not self._abandoned.may_move_messages(self.client):
             self.reconcile()
-            self.has_lost_reply = False
+            self._conversation.has_lost_reply = False
 
     # -- the end
 
@@ -592,9 +477,9 @@ class Consumer:
             Whether everything is done; if not, the watchdog has to continue.
         """
         self.read_answers()
-        if self._late is not None:
-            self._give_up_connection(exceptions.ConnectionError("its answer was late"))
-        self._close_connection()  # nobody would read the replies to later acknowledgements
+        if self._conversation.is_late:
+            self._conversation.give_up(exceptions.ConnectionError("its answer was late"))
+        self._conversation.close()  # nobody would read the replies to later acknowledgements
         self.is_closed = True
         self.names.clear()
         self.keep_only(keep)
@@ -609,8 +494,8 @@ class Consumer:
 
         They can still be acknowledged. From now on the watchdog tells the server; `close` drops what does not run.
         """
-        if self._connection is not None:
-            self._give_up_connection(exceptions.ConnectionError("its connection was given up"))
+        if self._conversation.connection is not None:
+            self._conversation.give_up(exceptions.ConnectionError("its connection was given up"))
         self.is_closed = self._is_retired = True
         self.names.clear()
 
@@ -636,17 +521,11 @@ class Consumer:
 
     def after_fork(self) -> None:
         """Close what a forked child inherited, but send nothing: copies would keep the parent's connections alive."""
-        self._close_connection()
+        self._conversation.close()
         self._held.clear()
         self.leases.forget()
 
     def disconnect(self) -> None:
         """Close all connections; a later acknowledgement opens a new one."""
-        self._close_connection()
+        self._conversation.close()
         self._stack.close()
-
-    def _close_connection(self) -> None:
-        self._late = None
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.disconnect()

@@ -19,7 +19,8 @@ from celery_delayq.cluster.redirection import REDIRECTIONS, understood
 from celery_delayq.cluster.topology import PATIENCE_S, Address
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.connection import FetchConnection
-from celery_delayq.fetching.consumer import Consumer, NotYet
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.fetching.conversation import NotYet
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.listener import Listener

@@ -258,8 +258,8 @@ class TestAcksWhoseConnectionIsLost:
         tags = consumers.take(consumer, b"1", b"2")
         for tag in tags:
             assert consumer.ack(tag)
-        assert consumer._connection is not None
-        swallow_replies(consumer._connection._connection, b":1\r\n" * len(tags))
+        assert consumer._conversation.connection is not None
+        swallow_replies(consumer._conversation.connection._connection, b":1\r\n" * len(tags))
         consumers.cut_connections()
         return consumer, tags
 

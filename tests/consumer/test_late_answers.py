@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from celery_delayq.fetching.consumer import Consumer, NotYet
+from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.fetching.conversation import NotYet
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.support import wait_until
 
@@ -19,15 +20,16 @@ PATIENCE_S = 0.01
 def paused(consumers: Consumers) -> Iterator[None]:
     """A server that answers to no command that writes, until the block ends."""
     consumers.client.client_pause(600_000, all=False)
-    yield
-    consumers.client.client_unpause()
+    try:
+        yield
+    finally:
+        consumers.client.client_unpause()
 
 
 @pytest.fixture
 def consumer(consumers: Consumers) -> Consumer:
     """One that has fetched before."""
-    consumer = consumers.make()
-    consumer.patience_s = PATIENCE_S
+    consumer = consumers.make(patience_s=PATIENCE_S)
     consumer.fetch("q", 1, is_patient=True)
     return consumer
 

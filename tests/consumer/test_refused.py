@@ -49,13 +49,13 @@ def test_a_fetch_behind_a_refused_acknowledgement_loses_no_message(consumers: Co
     consumer = consumers.make("q", "r")
     refused_one, accepted = consumers.take(consumer, b"1", b"2")
     (other,) = consumers.take(consumer, b"3", name="r")
-    connection = consumer._connection
+    connection = consumer._conversation.connection
     consumers.publish(b"4", name="r")
     with refused(consumers, in_flight_key(consumer)):
         assert consumer.ack(refused_one)
         assert consumer.ack(other)
         assert consumer.fetch("r", 1) == [b"4"]
-    assert consumer._connection is connection
+    assert consumer._conversation.connection is connection
     assert set(consumer.owed) == {refused_one}
     assert consumer.held.keys() == {refused_one, accepted}
     consumer.settle()
@@ -188,8 +188,8 @@ def test_a_connection_that_redis_py_gave_up_is_not_used_again(consumers: Consume
     tags = consumers.take(consumer, b"1", b"2")
     consumers.publish(b"3")
     consumer.ack(tags[0])
-    assert consumer._connection is not None
-    consumer._connection._connection.disconnect()
+    assert consumer._conversation.connection is not None
+    consumer._conversation.connection._connection.disconnect()
     consumer.ack(tags[1])
     assert set(consumer.owed) == set(tags)
     assert consumer.fetch("q", 1) == [b"3"]

@@ -164,7 +164,7 @@ def test_both_connections_are_lost(ours: Broker, server: PrivateRedis) -> None:
         rare, consumer = reader.channel._station().rare_lists, reader.channel.fetcher._consumer
         listener = listener_of(reader)
         client.client_kill_filter(_id=listener.identity.client_id)
-        consumer._connection._told = None
+        consumer._conversation.connection._told = None
         with pytest.raises(redis.ConnectionError):
             rare.wait(consumer, ["another"])
         assert rare.may_have("another")

@@ -149,7 +149,7 @@ def test_replies_that_nobody_has_read_yet_do_no_harm_to_a_health_check(
     with reader(ours, "q", prefetch=8, ack=False) as it:
         it.drain(8)
         it.channel.connection.tasks_waiting = lambda: 1000
-        connection = it.channel._station().consumer._connection
+        connection = it.channel._station().consumer._conversation.connection
         for message in it.messages[:4]:
             message.ack()
             connection._connection.next_health_check = -1.0  # none for longer than the interval
@@ -158,7 +158,7 @@ def test_replies_that_nobody_has_read_yet_do_no_harm_to_a_health_check(
         it.channel.connection.tasks_waiting = int
         publish(ours, "q", 8)
         assert it.drain(9) == list(range(9))
-        assert it.channel._station().consumer._connection is connection
+        assert it.channel._station().consumer._conversation.connection is connection
         assert in_flight(ours.client) == 5
     assert not caplog.records
 
@@ -172,7 +172,7 @@ def test_what_became_of_acknowledgements_is_looked_at_where_nothing_is_fetched(o
         it.channel.connection.tasks_waiting = lambda: 1000
         consumer = it.channel._station().consumer
         it.messages[0].ack()
-        wait_until(lambda: it.wait(0.05) and not consumer._connection.unanswered, "the reply is read", 10)
+        wait_until(lambda: it.wait(0.05) and not consumer._conversation.connection.unanswered, "the reply is read", 10)
         assert len(consumer.held) == 3
 
 

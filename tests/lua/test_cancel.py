@@ -204,7 +204,8 @@ class TestEffort:
             assert [one_queue.cancel(str(number)) for number in numbers] == [1] * 30
             looks[count] = calls(client, "zrange")
             assert calls(client, "zrangebyscore") == 30
-            assert calls(client, "zcount") == (60 if one_due_time else 0)
+            shared = calls(client, "zcount")  # of a due time that another entry has, too
+            assert shared == 60 if one_due_time else shared <= 2 * 5
             assert calls(client, "zrem") == 30
             ran = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
             known = {
