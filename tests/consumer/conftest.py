@@ -47,6 +47,7 @@ class Consumers:
         is_here: bool = False,
         port: int | None = None,
         slot_of: Callable[[str], int] = lambda key: 0,
+        patience_s: float | None = None,
         **options: Any,
     ) -> Consumer:
         """Return a consumer that has joined these lists and that nobody looks after; it never retries by itself.
@@ -64,6 +65,7 @@ class Consumers:
             expires_ms=expires_ms,
             id=None if is_here else new_id(),
             slot_of=slot_of,
+            patience_s=patience_s,
         )
         self._consumers.append(consumer)
         for name in names or ("q",):
