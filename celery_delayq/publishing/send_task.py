@@ -56,7 +56,9 @@ def key_of(app: Celery, signature: Signature) -> str:
 def _default_of(task: Any) -> Unique | None:
     """Return the `unique` of a task's decorator, which may be a key; what is none of ours is none."""
     given = getattr(task, "unique", None)
-    return Unique(key=given) if isinstance(given, str) else given if isinstance(given, Unique) else None
+    if isinstance(given, str):
+        return Unique(key=given)
+    return given if isinstance(given, Unique) else None
 
 
 def _throttle_of(task: Any) -> Throttle | None:
