@@ -98,6 +98,37 @@ def test_the_tests_of_the_testing_guide_pass_with_the_shop_of_the_tutorial(
     assert "2 passed" in shop.python("-m", "pytest", "-p", "no:cacheprovider")
 
 
+def test_the_web_applications_do_not_wait_to_publish_while_redis_is_away(
+    tmp_path: Path, redis_server: PrivateRedis
+) -> None:
+    page = Example(REPOSITORY / "docs" / "web-frameworks.md", tmp_path, redis_server)
+    shop = tmp_path / "shop.py"
+    shop.write_text(shop.read_text("utf-8").replace(f"127.0.0.1:{redis_server.port}", "127.0.0.1:1"), "utf-8")
+    page.add(
+        "away.py",
+        """
+import kombu.utils.functional
+from kombu.exceptions import OperationalError
+
+import api
+import web
+
+
+def refuse_to_wait(seconds):
+    raise AssertionError("it waits between two attempts to connect")
+
+
+kombu.utils.functional.sleep = refuse_to_wait
+try:
+    api.place("7")
+except OperationalError as error:
+    print(api.api.exception_handlers[OperationalError](None, error).status_code)
+print(web.web.test_client().post("/orders/7").status_code)
+""",
+    )
+    assert page.run("away.py") == "503\n503\n"
+
+
 def test_the_tutorial_ends_as_it_says(tmp_path: Path, redis_server: PrivateRedis) -> None:
     with redis_server.client() as client:
         client.flushall()
