@@ -33,20 +33,29 @@ class Example:
         assert len(self.files) == len(_MARK.findall(text)), (
             "a marked block is indented, or does not begin with its name"
         )
+        self._server = server
         for block in _BLOCK.finditer(text):
-            code = block["code"].replace("localhost:6379", f"127.0.0.1:{server.port}")
-            folder.joinpath(block["file"]).write_text(code, encoding="utf-8")
+            self.add(block["file"], block["code"])
         paths = (folder, REPOSITORY, INTEGRATIONS, os.environ.get("PYTHONPATH", ""))
         self._env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+
+    def add(self, file: str, text: str) -> None:
+        """Write a file that connects to the server of the test."""
+        text = text.replace("localhost:6379", f"127.0.0.1:{self._server.port}")
+        self.folder.joinpath(file).write_text(text, encoding="utf-8")
 
     def run(self, *files: str) -> str:
         """Import files in turn, in one process, and return what they print."""
         modules = ", ".join(file.removesuffix(".py") for file in files)
-        command = [sys.executable, "-c", f"import {modules}"]
+        return self.python("-c", f"import {modules}")
+
+    def python(self, *arguments: str) -> str:
+        """Run Python beside the files, and return what it prints."""
+        command = [sys.executable, *arguments]
         done = subprocess.run(command, cwd=self.folder, env=self._env, capture_output=True, text=True, timeout=120)
         if module := re.search(r"ModuleNotFoundError: No module named '(\w+)'", done.stderr):
             missing(f"no {module[1]}: `make setup` installs it (dependency group `integrations`)")
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
 
@@ -56,6 +65,68 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, redis_server: Pr
         client.flushall()
     example = Example(page, tmp_path, redis_server)
     example.run(*example.files)
+
+
+def test_the_readme_can_be_pasted_and_importing_its_shop_sends_nothing(
+    tmp_path: Path, redis_server: PrivateRedis
+) -> None:
+    with redis_server.client() as client:
+        client.flushall()
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    shop, customer = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    readme = Example(REPOSITORY / "README.md", tmp_path, redis_server)
+    readme.add("shop.py", shop)
+    readme.add("customer.py", customer)
+    assert readme.run("shop.py") == ""
+    with redis_server.client() as client:
+        assert client.dbsize() == 0
+    (line,) = readme.run("customer.py").splitlines()
+    assert line.endswith(" shop.cancel_unpaid (42,)")
+    assert readme.python("-c", "from shop import delayq; print(len(delayq.scheduled()))") == "0\n"
+
+
+def test_the_tests_of_the_testing_guide_pass_with_the_shop_of_the_tutorial(
+    tmp_path: Path, redis_server: PrivateRedis
+) -> None:
+    guide = (REPOSITORY / "docs" / "testing.md").read_text(encoding="utf-8")
+    (configuration,) = re.findall(r"^```ini\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE)
+    (tests,) = re.findall(r"^```python\n# test_shop.py\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE)
+    shop = Example(REPOSITORY / "docs" / "tutorial.md", tmp_path, redis_server)
+    shop.add("pytest.ini", configuration)
+    tmp_path.joinpath("tests").mkdir()
+    shop.add("tests/test_shop.py", tests)
+    assert "2 passed" in shop.python("-m", "pytest", "-p", "no:cacheprovider")
+
+
+def test_the_web_applications_do_not_wait_to_publish_while_redis_is_away(
+    tmp_path: Path, redis_server: PrivateRedis
+) -> None:
+    page = Example(REPOSITORY / "docs" / "web-frameworks.md", tmp_path, redis_server)
+    shop = tmp_path / "shop.py"
+    shop.write_text(shop.read_text("utf-8").replace(f"127.0.0.1:{redis_server.port}", "127.0.0.1:1"), "utf-8")
+    page.add(
+        "away.py",
+        """
+import kombu.utils.functional
+from kombu.exceptions import OperationalError
+
+import api
+import web
+
+
+def refuse_to_wait(seconds):
+    raise AssertionError("it waits between two attempts to connect")
+
+
+kombu.utils.functional.sleep = refuse_to_wait
+try:
+    api.place("7")
+except OperationalError as error:
+    print(api.api.exception_handlers[OperationalError](None, error).status_code)
+print(web.web.test_client().post("/orders/7").status_code)
+""",
+    )
+    assert page.run("away.py") == "503\n503\n"
 
 
 def test_the_tutorial_ends_as_it_says(tmp_path: Path, redis_server: PrivateRedis) -> None:

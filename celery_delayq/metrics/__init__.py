@@ -62,5 +62,7 @@ def endpoint_module() -> Any:
     except ImportError as exc:
         if exc.name is None or exc.name.partition(".")[0] != "prometheus_client":
             raise
-        raise ConfigurationError("metrics need prometheus_client: pip install celery_delayq[metrics]") from exc
+        raise ConfigurationError(
+            "metrics need prometheus_client: pip install 'celery_delayq[metrics]', or '.[metrics]' in a clone"
+        ) from exc
     return endpoint

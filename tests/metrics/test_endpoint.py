@@ -195,9 +195,9 @@ def test_without_prometheus_client_an_error_says_what_to_install(app: Celery, mo
 
     for name in ("endpoint", "collector"):
         monkeypatch.delattr(celery_delayq.metrics, name, raising=False)
-    with pytest.raises(ConfigurationError, match=r"pip install celery_delayq\[metrics\]"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'celery_delayq\[metrics\]'"):
         make_wsgi_app(app)
-    failed(run(app, "metrics", "--once"), "pip install celery_delayq[metrics]")
+    failed(run(app, "metrics", "--once"), "pip install 'celery_delayq[metrics]', or '.[metrics]' in a clone")
 
 
 def test_once_prints_the_metrics(app: Celery, waiting: DelayedQueue) -> None:
