@@ -191,3 +191,12 @@ def test_a_project_without_jinja2_starts_and_its_check_says_what_to_install() ->
     """Django must be able to import the app to say that."""
     done = subprocess.run([sys.executable, "-c", _WITHOUT_JINJA2], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("['delayq.E005']\n", "")
+
+
+@pytest.mark.parametrize("options", [{"leese": 3}, {"lease": "long"}])
+def test_a_wrong_option_is_one_error_and_the_broker_is_not_to_blame(options: dict[str, Any]) -> None:
+    messages = found(made(broker_transport_options=options))
+    assert set(messages) == {"delayq.E004"}
+    assert "broker_transport_options" in messages["delayq.E004"]
+    both = found(made(broker_transport_options=options, broker_url="redis://localhost:6379/0"))
+    assert set(both) == {"delayq.E002", "delayq.E004"}
