@@ -313,7 +313,9 @@ def _import(ctx: click.Context, found: Schedule, entries: Sequence[Found], is_re
         if is_real:
             found.add_definition(one.definition)
         moved += 1
-        say(f"+ {one.name}: {one.definition.task}, {one.definition.data()['schedule']}")  # type: ignore[index]
+        data = one.definition.data() or {}  # it is of JSON types
+        timing = f", {data['timing']}" if data["timing"] else ""
+        say(f"+ {one.name}: {one.definition.task}, {data['schedule']}{timing}")
     say(f"{moved} entries added." if is_real else f"{moved} entries can be added. To add them, pass --apply.")
     if is_real:
         _say_if_unplanned(ctx)
