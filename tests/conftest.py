@@ -46,7 +46,7 @@ _THOROUGH = (
     "integration/template",
     *(
         f"integration/test_{name}.py"
-        for name in ("example_orders", "lost_connection", "prefetch", "release", "unique_races")
+        for name in ("example_orders", "lost_connection", "migration", "prefetch", "release", "unique_races")
     ),
     *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks")),
 )

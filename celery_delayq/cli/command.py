@@ -14,7 +14,7 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
-from celery_delayq.cli.plain import visible
+from celery_delayq.cli.plain import say, visible
 
 #: Adds an option or argument to a function.
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -68,6 +68,17 @@ def usage_errors() -> Iterator[None]:
         yield
     except ValueError as exc:
         raise click.UsageError(str(exc)) from exc
+
+
+def import_tasks(app: Any) -> None:
+    """Import the modules of all tasks, as a worker does when it starts: `autodiscover_tasks` leaves it until then.
+
+    If that fails, the command warns and goes on without them: it may run where not all that tasks need is installed.
+    """
+    try:
+        app.loader.import_default_modules()
+    except Exception as exc:  # of any module of the app
+        say(f"Warning: cannot import all tasks of the app: {type(exc).__name__}: {exc}", err=True)
 
 
 def plural(number: int, noun: str = "task") -> str:

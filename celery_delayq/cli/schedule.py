@@ -16,7 +16,7 @@ from rich.table import Table
 
 from celery_delayq.beat import is_ours
 from celery_delayq.cli.broker import delayq_channel
-from celery_delayq.cli.command import command, json_option
+from celery_delayq.cli.command import command, import_tasks, json_option
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
@@ -82,6 +82,7 @@ def _command(name: str) -> Callable[[Callable[..., None]], click.Command]:
 @json_option
 def list_(ctx: click.Context, as_json: bool) -> None:
     """Show all periodic tasks."""
+    import_tasks(ctx.obj.app)
     with _schedule(ctx) as found:
         entries = list(found)
     if as_json:
@@ -132,6 +133,7 @@ def _least_width(table: Table) -> int:
 @json_option
 def show(ctx: click.Context, name: str, as_json: bool) -> None:
     """Show a periodic task in full."""
+    import_tasks(ctx.obj.app)
     with _schedule(ctx) as found:
         entry = found.get(name)
     data = _data(entry)
@@ -196,6 +198,7 @@ def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, A
 
     WHEN is an interval such as 90, 90s or 1h30m, or a crontab expression such as '0 6 * * mon-fri'.
     """
+    import_tasks(ctx.obj.app)
     with _schedule(ctx) as found:
         given = {**fields, "task": task, "schedule": when, "timing": timing}
         _say_unknown(found.add_definition(Definition.of(name, given, ctx.obj.app)))
@@ -217,6 +220,7 @@ def update(ctx: click.Context, name: str, timing: dict[str, Any] | None, **field
     changes = {key: value for key, value in fields.items() if value is not None}
     if not changes and timing is None:
         raise click.UsageError("nothing to change: give --task, --when, --args, --kwargs, --options or --timing")
+    import_tasks(ctx.obj.app)
     with _schedule(ctx) as found:
         _say_unknown(found.update_fields(name, changes, timing or {}))
         say(f"{name} updated.")
@@ -309,7 +313,9 @@ def _import(ctx: click.Context, found: Schedule, entries: Sequence[Found], is_re
         if is_real:
             found.add_definition(one.definition)
         moved += 1
-        say(f"+ {one.name}: {one.definition.task}, {one.definition.data()['schedule']}")  # type: ignore[index]
+        data = one.definition.data() or {}  # it is of JSON types
+        timing = f", {data['timing']}" if data["timing"] else ""
+        say(f"+ {one.name}: {one.definition.task}, {data['schedule']}{timing}")
     say(f"{moved} entries added." if is_real else f"{moved} entries can be added. To add them, pass --apply.")
     if is_real:
         _say_if_unplanned(ctx)

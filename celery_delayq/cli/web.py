@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from celery_delayq.cli.command import command
+from celery_delayq.cli.command import command, import_tasks
 from celery_delayq.cli.plain import say
 from celery_delayq.errors import DelayqError
 from celery_delayq.web import web_module
@@ -56,6 +56,7 @@ def web(
         uri = site.broker.check()
     except DelayqError as exc:
         raise click.ClickException(str(exc)) from exc
+    import_tasks(ctx.obj.app)
     _log_changes()
     try:
         serving = server.server_at(host, port, site)

@@ -12,6 +12,7 @@ From an adapter down to Redis:
     pages                a module each: what is shown and done, by calls of the inspector and the schedule
     view, rendering      what pages have at hand; Jinja2, where every value is made safe to show
     charts, language     geometry of charts; translations
+    words                words that no template has
     live                 one answer for all open tabs
     hanging              a server that does not answer holds up few requests
     broker               connections to the broker

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from urllib.parse import urlsplit
 
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.web.language import marked
 from celery_delayq.web.request import Request
+from celery_delayq.web.words import marked
 
 #: What can be done. `access` may allow all of it, none, or some by these names.
 ACTIONS = (

@@ -42,19 +42,6 @@ class Language:
         return _filled(self._texts.ngettext(one, many, number), {"number": f"{number:,}", **values})
 
 
-def marked(text: str) -> str:
-    """Return a word as it is: `make messages` finds it here, and a page translates it where it shows it."""
-    return text
-
-
-#: Words that are not written in pages: states of periodic tasks, and days.
-WORDS = (
-    *(marked("planned"), marked("paused"), marked("disabled"), marked("ended"), marked("never runs")),
-    *(marked("error"), marked("unknown task"), marked("not seen by a planner")),
-    *(marked("Mon"), marked("Tue"), marked("Wed"), marked("Thu"), marked("Fri"), marked("Sat"), marked("Sun")),
-)
-
-
 def _filled(text: str, values: dict[str, Any]) -> Markup:
     safe = {
         name: value if isinstance(value, Markup) else escape(cut(value, MOST_CHARACTERS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -161,3 +162,41 @@ def test_without_jinja2(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "celery_delayq[django]" in found(made())["delayq.E005"]
     with override_settings(INSTALLED_APPS=[name for name in _APPS if name != "django.contrib.admin"]):
         assert found(made()) == {}
+
+
+#: A project whose Python has no Jinja2: `check` says so.
+_WITHOUT_JINJA2 = """
+import sys
+sys.modules["jinja2"] = sys.modules["markupsafe"] = None  # whoever imports it gets an ImportError
+
+import celery, celery_delayq, django
+from django.conf import settings
+from django.core.checks import run_checks
+
+app = celery.Celery("proj", broker="delayq://localhost:6379/0")
+celery_delayq.DelayQ(app)
+names = ("admin", "auth", "contenttypes", "messages", "sessions")
+settings.configure(
+    DELAYQ_APP=app,
+    INSTALLED_APPS=[*(f"django.contrib.{name}" for name in names), "celery_delayq.contrib.django"],
+    SECRET_KEY="only for tests",
+    USE_TZ=True,
+)
+django.setup()
+print([message.id for message in run_checks(tags=["delayq"])])
+"""
+
+
+def test_a_project_without_jinja2_starts_and_its_check_says_what_to_install() -> None:
+    """Django must be able to import the app to say that."""
+    done = subprocess.run([sys.executable, "-c", _WITHOUT_JINJA2], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("['delayq.E005']\n", "")
+
+
+@pytest.mark.parametrize("options", [{"leese": 3}, {"lease": "long"}])
+def test_a_wrong_option_is_one_error_and_the_broker_is_not_to_blame(options: dict[str, Any]) -> None:
+    messages = found(made(broker_transport_options=options))
+    assert set(messages) == {"delayq.E004"}
+    assert "broker_transport_options" in messages["delayq.E004"]
+    both = found(made(broker_transport_options=options, broker_url="redis://localhost:6379/0"))
+    assert set(both) == {"delayq.E002", "delayq.E004"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import redis
@@ -13,6 +15,7 @@ from click.testing import Result
 
 from celery_delayq.schedule.store import ScheduleStore
 from tests.integration.commands import delayq
+from tests.worker_app import publisher
 
 pytestmark = pytest.mark.on_cluster
 
@@ -52,6 +55,29 @@ def test_an_entry_is_added_seen_and_removed(command: Command) -> None:
     well(command("remove", "report"))
     assert well(command("list", "--json")) == ""
     assert "no periodic tasks" in well(command("list"))
+
+
+def test_tasks_that_are_found_by_autodiscover_are_known(
+    broker_url: str, ledger_url: str, broker_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery imports their modules late, in workers: with Django, all tasks are in such modules."""
+    broker_client.flushall()
+    package = tmp_path / f"shop_of_{tmp_path.name}"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    source = "from . import app\n\n@app.task(name='found_late', shared=False)\ndef found_late(): ...\n"
+    (package / "tasks.py").write_text(source)
+    (package / "broken.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    with publisher(broker_url, ledger_url) as app:
+        import_module(package.name).app = app  # type: ignore[attr-defined]
+        app.autodiscover_tasks([package.name])
+        assert "has no task" not in well(delayq(app, "schedule", "add", "late", "found_late", "60"))
+        assert "unknown task" not in well(delayq(app, "schedule", "list"))
+
+        app.autodiscover_tasks([package.name], related_name="broken")
+        warning = "cannot import all tasks of the app: ModuleNotFoundError: No module named 'no_such_package'"
+        assert warning in well(delayq(app, "schedule", "list"))
 
 
 @pytest.mark.parametrize("args", [("add", "new", "note", "60"), ("update", "old", "--when", "60"), ("resume", "old")])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, INVALID_TASK, NOT_A_MESSAGE, NOT_AN_ENTRY
 from celery_delayq.web.access import Refusal
-from celery_delayq.web.language import marked
 from celery_delayq.web.pages.dead import find, row_of
 from celery_delayq.web.pages.task import body_of
 from celery_delayq.web.request import Response
 from celery_delayq.web.view import Page, View
+from celery_delayq.web.words import marked
 
 #: What reasons mean.
 _WHY = {
