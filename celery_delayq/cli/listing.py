@@ -72,7 +72,8 @@ def not_waiting(task_id: str) -> str:
     """Return the message for a task that is not waiting."""
     return (
         f"task {task_id} is not waiting: it may be in its queue or with a worker, may have run, may have been "
-        "cancelled, or was never delayed"
+        "cancelled, or was never delayed; a task that Java offered is not found by its id, but by `cancel --task` and "
+        "`--text`"
     )
 
 

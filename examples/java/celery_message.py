@@ -29,7 +29,7 @@ class CeleryMessage:
         task: name of the task.
         args: positional arguments, of types that JSON knows.
         kwargs: keyword arguments.
-        id: the task id: what `AsyncResult(id)`, `DelayQ.cancel(id)` and `revoke(id)` take.
+        id: the task id: what `AsyncResult(id)` takes. `DelayQ.cancel(id)` does not find what Java offered.
         eta: when it is due; an aware time, or None if it is for now.
         expires: after that time a worker does not run it; an aware time or None.
         priority: 0 to 9; over Redis, 0 runs first.

@@ -168,7 +168,12 @@ class TestShow:
         ready = app.tasks["note"].delay().id
         for task_id in (ready, "nobody"):
             failed(
-                command("show", task_id), f"task {task_id} is not waiting", "in its queue", "have run", "been cancelled"
+                command("show", task_id),
+                f"task {task_id} is not waiting",
+                "in its queue",
+                "have run",
+                "been cancelled",
+                "a task that Java offered",
             )
             assert command("show", task_id, "--json").stdout == ""
 

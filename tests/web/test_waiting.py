@@ -9,6 +9,8 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.queue import codec
+from examples.java.celery_message import CeleryMessage
 from tests.web import direct
 from tests.web.direct import Answer, Form, User
 
@@ -123,6 +125,18 @@ def test_pages_follow_one_another(app: Celery, user: User) -> None:
     assert [one["href"] for _, one in answer.page.elements if one.get("class") == "button"].count(
         "waiting?queue=celery&text=%28&lang=nonsense"
     ) == 1
+
+
+def test_a_task_that_java_offered_has_no_link_and_no_box(app: Celery, user: User, client: redis.Redis) -> None:
+    publish(app, 1)
+    queue = DelayedQueue(client, "celery")
+    message = CeleryMessage("shop.orders.remind", id="of-java").to_json("celery").encode()
+    client.zadd(queue.keys.timeout_set, {codec.pack(b"8 random", message): 4_000_000_000_000})
+    answer = user.get("/waiting")
+    assert "of-java" in answer.page.text
+    assert boxes(answer) == ["t0"]
+    links = [one["href"] for _, one in answer.page.elements if one.get("href", "").startswith("task?")]
+    assert links == ["task?id=t0"]
 
 
 # -- some tasks

@@ -65,7 +65,7 @@ public final class CeleryMessage {
         return new CeleryMessage(UUID.randomUUID().toString(), task, Arrays.asList(args), Map.of(), null, null, 0);
     }
 
-    /** The task id: what Python's AsyncResult(id), DelayQ.cancel(id) and revoke(id) take. */
+    /** The task id: what Python's AsyncResult(id) takes. DelayQ.cancel(id) does not find what Java offered. */
     public CeleryMessage withId(String id) {
         return new CeleryMessage(id, task, args, kwargs, eta, expires, priority);
     }
