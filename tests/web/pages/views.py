@@ -55,11 +55,15 @@ def views(page: Page, watch: Watch, url: str, app: Celery, client: redis.Redis) 
         page.goto(f"{url}{path}")
         yield path
 
+    def click(selector: str) -> None:
+        with page.expect_navigation():  # a click does not wait for the page to which it leads
+            page.locator(selector).click()
+
     def press(value: str) -> None:
-        page.locator(f"button[value='{value}']").click()
+        click(f"button[value='{value}']")
 
     def confirm() -> None:
-        page.locator("main form button[type=submit]").click()
+        click("main form button[type=submit]")
 
     page.goto(f"{url}waiting?queue=celery")
     page.locator("tbody input").nth(1).check()
