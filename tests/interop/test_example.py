@@ -60,7 +60,8 @@ def test_the_story_of_the_readme(
     with Worker(broker=broker_url, ledger=ledger.url, app="examples.java.shop"):
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    (promised,) = re.findall(r"prints[^\n]*:\n\n```text\n(.*?)```", EXAMPLE.joinpath("README.md").read_text(), re.DOTALL)
+    readme = EXAMPLE.joinpath("README.md").read_text(encoding="utf-8")
+    (promised,) = re.findall(r"prints[^\n]*:\n\n```text\n(.*?)```", readme, re.DOTALL)
     ids = r"task [0-9a-f.-]+"
     assert re.sub(ids, "task ID", done.stdout) == re.sub(ids, "task ID", promised)
     assert DelayedQueue(broker_client, "celery").size() == 0
