@@ -27,8 +27,8 @@ def tell(shop: Any) -> bool:
     print("A user edits a text five times within a second. The reminder comes after the last edit:")
     last = 0.0
     for number in range(5):
-        shop.edited(42, f"edit {number}", quiet_s=1.0)
         last = time.time()
+        shop.edited(42, f"edit {number}", quiet_s=1.0)
         time.sleep(0.2)
     (reminder,) = wait_for(shop, "remind", 1)
     right &= show("one reminder", reminder["text"] == "edit 4" and float(reminder["at"]) >= last + 1)

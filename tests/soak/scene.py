@@ -255,8 +255,6 @@ class Scene:
         assert self._replicated is not None
         other = self._replica()
         with self.client() as client:
-            # Nothing is written between the last word of the replica and the end of the master.
-            client.client_pause(10_000, all=False)
             wait_until(lambda: _is_replicated(client), "the replica has everything")
         self._promote(other)
 
@@ -422,5 +420,7 @@ def _is_known(open_sentinel: Callable[[], AbstractContextManager[redis.Redis]], 
 
 
 def _is_replicated(client: redis.Redis) -> bool:
+    """Return whether the replica has everything. Nothing more is written for ten seconds."""
+    client.client_pause(10_000, all=False)
     found = client.info("replication")
     return "slave0" in found and bool(found["slave0"]["offset"] >= found["master_repl_offset"])
