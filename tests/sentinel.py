@@ -15,6 +15,9 @@ from tests.support import wait_until
 
 MASTER_NAME = "shop"
 
+#: A master that has not answered for so long is dead, for Sentinel.
+DOWN_AFTER_MS = 500
+
 #: Otherwise a replica waits for 5 s before it follows.
 _PROMPT = ("--repl-diskless-sync-delay", "0")
 
@@ -51,6 +54,11 @@ class Replicated:
             wait_until(lambda: _is_master(client), "the replica is the master", 30)
 
 
+def set_down_after(sentinel: redis.Redis, milliseconds: int) -> None:
+    """Set how long a master may not answer until Sentinel takes it for dead."""
+    sentinel.sentinel_set(MASTER_NAME, "down-after-milliseconds", milliseconds)
+
+
 def _is_master(client: redis.Redis) -> bool:
     with suppress(redis.ConnectionError):  # the server closes its connections when it becomes one
         return bool(client.role()[0] == b"master")
@@ -84,7 +92,7 @@ def _sentinel(folder: Path, master_port: int, quorum: int) -> Path:
     config = folder / "sentinel.conf"
     config.write_text(
         f"sentinel monitor {MASTER_NAME} 127.0.0.1 {master_port} {quorum}\n"
-        f"sentinel down-after-milliseconds {MASTER_NAME} 500\n"
+        f"sentinel down-after-milliseconds {MASTER_NAME} {DOWN_AFTER_MS}\n"
         f"sentinel failover-timeout {MASTER_NAME} 2000\n"
     )
     command = folder / "sentinel"

@@ -18,7 +18,7 @@ import redis
 from celery_delayq.queue.keys import QueueKeys
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
-from tests.sentinel import MASTER_NAME, Replicated, replicated
+from tests.sentinel import DOWN_AFTER_MS, MASTER_NAME, Replicated, replicated, set_down_after
 from tests.soak.logs import strange_tracebacks
 from tests.soak.proxy import Proxy
 from tests.soak.publisher import CLIENT_NAME, Publisher
@@ -254,7 +254,7 @@ class Scene:
         """Let Sentinel promote the replica, which lacks nothing; the old master is started again by the next call."""
         assert self._replicated is not None
         other = self._replica()
-        with self.client() as client:
+        with self.client() as client, self._patient_sentinel():
             wait_until(lambda: _is_replicated(client), "the replica has everything")
         self._promote(other)
 
@@ -296,6 +296,14 @@ class Scene:
         assert self._replicated is not None
         with self._replicated.sentinel.client() as sentinel:
             yield sentinel
+
+    @contextmanager
+    def _patient_sentinel(self) -> Iterator[None]:
+        """Let Sentinel not take a master for dead that does not answer while its writes are paused: it publishes there."""
+        with self._sentinel() as sentinel:
+            set_down_after(sentinel, 60_000)
+            yield
+            set_down_after(sentinel, DOWN_AFTER_MS)
 
     def _promote(self, other: PrivateRedis) -> None:
         """Kill the master; returns when Sentinel names the other server."""
