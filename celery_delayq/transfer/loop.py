@@ -6,7 +6,7 @@ How it stays on time
 
 How it tidies the index
     Entries that somebody else took away leave places in the index. While the loop has nothing else to do after a look,
-    it forgets such places, in bounded steps (`tidying`). About one of the loops that watch a queue does this.
+    it forgets such places, in bounded steps (`Tidier`). About one of the loops that watch a queue does this.
 
 Why it forgets no message
     Notifications are hints. The loop looks at a queue when its subscription is confirmed. It looks at all queues every
@@ -32,9 +32,9 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
 
@@ -47,11 +47,12 @@ from celery_delayq.queue.connections import CONNECTION_ERRORS, new_id
 from celery_delayq.queue.delayed_queue import BATCH_SIZE, DelayedQueue
 from celery_delayq.queue.registry import Registry
 from celery_delayq.queue.scripts import Transferred
-from celery_delayq.queue.tidying import tidy
 from celery_delayq.transfer.history import History
 from celery_delayq.transfer.known_queues import KnownQueues
 from celery_delayq.transfer.lead import WAKE_AT, Lead
 from celery_delayq.transfer.thread import LoopThread, interrupt, socket_of
+from celery_delayq.transfer.tidier import Tidier
+from celery_delayq.transfer.watched import Watched, WatchedQueues
 
 logger = getLogger(__name__)
 
@@ -70,9 +71,6 @@ _LOOKS_A_SLOT = 12
 
 #: How soon a queue is tried again whose hash slot is moving, in seconds.
 _MOVING_S = 0.25
-
-#: Tidying steps between two looks: at 1 ms per step, they take 1 % of the server's time.
-_TIDY_STEPS = 50
 
 #: How often a loop does its chores, and how much time it must have for them, in seconds. If it never has, it does them
 #: nevertheless after twice that time.
@@ -106,40 +104,6 @@ class TransferSettings:
     def grace_ms(self) -> int:
         """The grace period in ms."""
         return round(self.grace_s * 1000)
-
-
-@dataclass
-class _Watched:
-    """What this loop knows about one delayed queue."""
-
-    queue: DelayedQueue
-    #: Whether this process consumes it, so that messages move before they are due.
-    has_lead: bool = False
-    #: When to look again, in ms of the server's clock; None to wait for a notification.
-    wake_at_ms: float | None = None
-    #: When to try again because its hash slot was moving, by the monotonic clock.
-    retry_at: float = math.inf
-    #: When that was decided, by the monotonic clock.
-    armed_at: float = 0.0
-    #: Due time of the head, unix time in ms.
-    head_due_ms: int | None = None
-    #: Id of the punctual loop; empty if there is none.
-    punctual: str = ""
-    #: The server's last error for this queue, kept so that it is logged once.
-    error: str = ""
-    #: When a message was last known to wait, or the loop began to watch, by the monotonic clock.
-    busy_at: float = field(default_factory=time.monotonic)
-    #: The rest of the pass through the index; None if no pass has begun.
-    tidying: Iterator[int] | None = None
-
-    @property
-    def is_to_be_looked_at(self) -> bool:
-        """Whether the loop is about to look anyway. A look tells more than a notification: also the server's time."""
-        return self.wake_at_ms == 0
-
-    def is_empty_since(self, moment: float) -> bool:
-        """Whether no message was known to wait since `moment`, by the monotonic clock."""
-        return self.head_due_ms is None and not self.error and self.busy_at <= moment
 
 
 class TransferLoop(LoopThread):
@@ -202,17 +166,13 @@ class TransferLoop(LoopThread):
         #: How long before they are due messages move; whoever receives them tells it when they came.
         self.lead = Lead(self.settings.lead_s)
         self._clock = ServerClock()
-        self._watched: dict[str, _Watched] = {}
-        #: Queues by Redisson's channel, and by the channel for signs of life.
-        self._by_channel: dict[str, _Watched] = {}
-        self._by_transferrer_channel: dict[str, _Watched] = {}
-        self._client: redis.Redis | None = None
+        # What belongs to one connection.
+        self._client: redis.Redis
+        self._watched: WatchedQueues
+        self._tidier: Tidier
         self._next_look = 0.0
         #: The number of looks since the loop connected.
         self._looks = 0
-        #: The queues to tidy now, and the number of steps left before the next look.
-        self._untidy: list[_Watched] = []
-        self._tidy_steps = 0
         self._woken = False
         #: Whether the loop has looked at all queues since it connected.
         self._looked = False
@@ -263,10 +223,8 @@ class TransferLoop(LoopThread):
         self._known.connect(client)
         self._looked = False
         self._looks = 0
-        self._watched.clear()
-        self._untidy.clear()
-        self._by_channel.clear()
-        self._by_transferrer_channel.clear()
+        self._watched = WatchedQueues(client, pubsub, self._keyprefix)
+        self._tidier = Tidier(client)
         # The first look follows the confirmation: queues that are registered later will be announced.
         self._next_look = time.monotonic() + self.settings.interval_s
         pubsub.subscribe(self._known.channel)
@@ -276,18 +234,16 @@ class TransferLoop(LoopThread):
         if not self._stopping and not self._woken:
             return
         with suppress(*CONNECTION_ERRORS, exceptions.ResponseError):
-            for watched in self._watched.values():
+            for watched in self._watched:
                 if watched.punctual == self.id:
                     watched.queue.resign(self.id)
 
     def _do_last_chores(self) -> None:
-        if self._stopping and self._client is not None:
+        if self._stopping:
             with suppress(*CONNECTION_ERRORS):
                 self._chores(self._client, self._serves)
 
     def _serve(self) -> None:
-        client = self._client
-        assert client is not None
         while not self._stopping and not self._woken:
             message = self._pubsub.get_message(timeout=max(0, self._seconds_until_next() - _SLEEP_BELOW_S))
             while message is not None and not self._stopping:
@@ -297,22 +253,22 @@ class TransferLoop(LoopThread):
             wait_s = self._seconds_until_next()
             if 0 < wait_s <= _SLEEP_BELOW_S:
                 time.sleep(wait_s)
-            for watched in list(self._watched.values()):
+            for watched in self._watched:
                 if self._is_due(watched) and not self._stopping:
                     self._transfer(watched)
             if self._looked:
                 self._outage.ends()
             if time.monotonic() >= self._next_look:
                 self._look()
-            elif self._untidy:
-                self._tidy()
+            elif self._tidier.has_work:
+                self._tidier.step()
             if time.monotonic() >= self._history.next_at:
-                self._history.read(client)
+                self._history.read(self._client)
             if self._has_time_for_chores():
                 self._next_chores = time.monotonic() + CHORES_S
-                self._chores(client, self._serves)
+                self._chores(self._client, self._serves)
 
-    def _is_due(self, watched: _Watched) -> bool:
+    def _is_due(self, watched: Watched) -> bool:
         due = watched.wake_at_ms
         return (due is not None and self._clock.seconds_until(due) <= 0) or time.monotonic() >= watched.retry_at
 
@@ -327,10 +283,10 @@ class TransferLoop(LoopThread):
         return min(self._seconds_until_work(), until_chores_s)
 
     def _seconds_until_work(self) -> float:
-        if self._untidy:
+        if self._tidier.has_work:
             return 0
-        wakes = [w.wake_at_ms for w in self._watched.values() if w.wake_at_ms is not None]
-        retry_at = min((w.retry_at for w in self._watched.values()), default=math.inf)
+        wakes = [watched.wake_at_ms for watched in self._watched if watched.wake_at_ms is not None]
+        retry_at = min((watched.retry_at for watched in self._watched), default=math.inf)
         wait_s = min(min(self._next_look, self._history.next_at, retry_at) - time.monotonic(), self.settings.interval_s)
         if wakes:
             wait_s = min(wait_s, self._clock.seconds_until(min(wakes)))
@@ -343,22 +299,22 @@ class TransferLoop(LoopThread):
         if message["type"] == "subscribe":
             if channel == self._known.channel:
                 self._look()
-            elif channel in self._by_channel:
+            elif watched := self._watched.of_channel(channel):
                 # Nobody announces messages that became due before the subscription.
-                self._by_channel[channel].wake_at_ms = 0
+                watched.wake_at_ms = 0
         elif message["type"] == "message":
             data = _text(message["data"])
             if channel == self._known.channel and data:
                 self._known.announce(data)
                 if self._serves(data):
-                    self._watch({data})
+                    self._watched.watch({data})
                     self._watched[data].busy_at = time.monotonic()
-            elif channel in self._by_channel:
-                self._on_head(self._by_channel[channel], data)
-            elif channel in self._by_transferrer_channel:
-                self._on_sign_of_life(self._by_transferrer_channel[channel], data)
+            elif watched := self._watched.of_channel(channel):
+                self._on_head(watched, data)
+            elif watched := self._watched.of_transferrer_channel(channel):
+                self._on_sign_of_life(watched, data)
 
-    def _on_head(self, watched: _Watched, data: str) -> None:
+    def _on_head(self, watched: Watched, data: str) -> None:
         try:
             due_ms = int(float(data))
         except (ValueError, OverflowError):
@@ -370,7 +326,7 @@ class TransferLoop(LoopThread):
             watched.head_due_ms = due_ms
             self._arm(watched, last_sign_ms=0)
 
-    def _on_sign_of_life(self, watched: _Watched, data: str) -> None:
+    def _on_sign_of_life(self, watched: Watched, data: str) -> None:
         try:
             last, head, punctual = data.split(":", 2)
             last_sign_ms, head_due_ms = int(last), scripts.score_to_ms(head)
@@ -387,8 +343,6 @@ class TransferLoop(LoopThread):
 
     def _look(self) -> None:
         """Find out which queues there are, and look at those that may hold a message."""
-        client = self._client
-        assert client is not None
         if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
             raise exceptions.ConnectionError("Redis did not answer on the subscription")
         consumed = set(self._queues())
@@ -397,28 +351,28 @@ class TransferLoop(LoopThread):
             self._register_again()
         self._looks += 1
         names = set(filter(self._serves, self._known.names | consumed))
-        self._unwatch(self._watched.keys() - names)
-        self._watch(names - self._watched.keys())
-        for name, watched in self._watched.items():
-            watched.has_lead = name in consumed
+        self._watched.unwatch(self._watched.names - names)
+        self._watched.watch(names)
+        for watched in self._watched:
+            watched.has_lead = watched.queue.name in consumed
         # A queue that the server refuses has no known head either, but is tried on its own.
-        empty = [w for w in self._watched.values() if w.head_due_ms is None and not w.error]
+        empty = [watched for watched in self._watched if watched.head_due_ms is None and not watched.error]
         for part in self._in_turn(empty):
             if self._any_exists(part):
                 for watched in part:
                     watched.wake_at_ms = 0
-        for watched in self._watched.values():
+        for watched in self._watched:
             if watched.head_due_ms is not None or watched.error:
                 watched.wake_at_ms = 0
         if is_new:
             self._clear_registry()
-        self._choose_untidy()
+        self._tidier.choose(self._watched)
         self._looked = True
         self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
 
-    def _in_turn(self, empty: list[_Watched]) -> list[list[_Watched]]:
+    def _in_turn(self, empty: list[Watched]) -> list[list[Watched]]:
         """Return the queues to look at now, by hash slot; of several slots, those whose turn it is."""
-        slots: dict[int, list[_Watched]] = {}
+        slots: dict[int, list[Watched]] = {}
         for watched in empty:
             slots.setdefault(self._slot_of(watched.queue.keys.timeout_set), []).append(watched)
         if len(slots) == 1:
@@ -426,56 +380,20 @@ class TransferLoop(LoopThread):
         turn = self._looks % _LOOKS_A_SLOT
         return [of_slot for slot, of_slot in slots.items() if slot % _LOOKS_A_SLOT == turn]
 
-    def _any_exists(self, part: list[_Watched]) -> bool:
+    def _any_exists(self, part: list[Watched]) -> bool:
         """Return whether a message may wait in one of these queues."""
-        assert self._client is not None
         try:
             return bool(self._client.exists(*(watched.queue.keys.timeout_set for watched in part)))
         except exceptions.TryAgainError:  # half of them are at another node
             return True
-
-    def _choose_untidy(self) -> None:
-        """Choose the queues to tidy at random, so that about one of the loops that watch a queue tidies it."""
-        assert self._client is not None
-        holding = [w for w in self._watched.values() if w.head_due_ms is not None]
-        self._untidy.clear()
-        self._tidy_steps = _TIDY_STEPS
-        if not holding:
-            return
-        try:
-            watchers = self._client.pubsub_numsub(*(w.queue.keys.transferrer_channel for w in holding))
-        except CONNECTION_ERRORS:
-            raise
-        except exceptions.ResponseError as exc:
-            logger.debug("Cannot count transfer loops: %s", exc)
-            return
-        chosen = [w for w, (_, count) in zip(holding, watchers, strict=True) if random.random() * count < 1]
-        self._untidy = random.sample(chosen, len(chosen))
-
-    def _tidy(self) -> None:
-        """Take one bounded tidying step."""
-        watched = self._untidy[-1]
-        watched.tidying = watched.tidying or tidy(watched.queue)
-        try:
-            forgotten = next(watched.tidying, None)
-        except CONNECTION_ERRORS:
-            raise
-        except exceptions.ResponseError as exc:
-            logger.debug("Cannot tidy the index of %r: %s", watched.queue.name, exc)
-            forgotten = None
-        if forgotten is None:
-            watched.tidying = None
-            self._untidy.pop()
-        self._tidy_steps -= 1
-        if self._tidy_steps == 0:
-            self._untidy.clear()
 
     def _register_again(self) -> None:
         """Register the queues that hold messages although the registry does not know them.
 
         Whoever stored the messages could not do so: on a cluster, the registry's node was away.
         """
-        for name, watched in self._watched.items():
+        for watched in self._watched:
+            name = watched.queue.name
             if watched.head_due_ms is not None and not self._known.is_in_registry(name):
                 watched.queue.register(again=True)
                 self._known.announce(name)
@@ -483,26 +401,10 @@ class TransferLoop(LoopThread):
     def _clear_registry(self) -> None:
         """Remove the names of empty queues from the registry."""
         quiet_since = time.monotonic() - self.settings.idle_s
-        idle = [name for name, watched in self._watched.items() if watched.is_empty_since(quiet_since)]
+        idle = [watched.queue.name for watched in self._watched if watched.is_empty_since(quiet_since)]
         self._known.clear(idle, self.settings.idle_s)
 
-    def _watch(self, names: set[str]) -> None:
-        assert self._client is not None
-        for name in names - self._watched.keys():
-            queue = DelayedQueue(self._client, name, keyprefix=self._keyprefix)
-            watched = self._watched[name] = _Watched(queue)
-            self._by_channel[queue.keys.channel] = watched
-            self._by_transferrer_channel[queue.keys.transferrer_channel] = watched
-            self._pubsub.subscribe(queue.keys.transferrer_channel, queue.keys.channel)
-
-    def _unwatch(self, names: set[str]) -> None:
-        for name in names:
-            channels = self._watched.pop(name).queue.keys
-            del self._by_channel[channels.channel]
-            del self._by_transferrer_channel[channels.transferrer_channel]
-            self._pubsub.unsubscribe(channels.channel, channels.transferrer_channel)
-
-    def _transfer(self, watched: _Watched) -> None:
+    def _transfer(self, watched: Watched) -> None:
         queue = watched.queue
         watched.retry_at = math.inf
         lead_ms = self._lead_ms(watched)
@@ -552,16 +454,16 @@ class TransferLoop(LoopThread):
         if self._on_pass is not None:
             self._on_pass(queue, done)
 
-    def _lead_ms(self, watched: _Watched) -> int:
+    def _lead_ms(self, watched: Watched) -> int:
         return round(self.lead.seconds * 1000) if watched.has_lead else 0
 
-    def _planned_at(self, watched: _Watched, now: float) -> float:
+    def _planned_at(self, watched: Watched, now: float) -> float:
         """Return when this transfer should have begun, on the monotonic clock."""
         if watched.wake_at_ms is None or watched.is_to_be_looked_at:
             return now
         return max(watched.armed_at, now + min(0.0, self._clock.seconds_until(watched.wake_at_ms)))
 
-    def _arm(self, watched: _Watched, last_sign_ms: int) -> None:
+    def _arm(self, watched: Watched, last_sign_ms: int) -> None:
         """Set the time of the next transfer: when the head is due, or later if another loop is punctual."""
         due_ms = watched.head_due_ms
         watched.armed_at = time.monotonic()

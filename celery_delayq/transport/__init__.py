@@ -4,7 +4,9 @@
     eta         reads when a message is due
     ahead       messages that came before they are due, by the lead of the transfer
     eta_tasks   sends tasks that are fetched long before their eta back to Redis
-    fetcher     fetches messages, as many as the prefetch limit allows
+    fetcher     fetches messages, or waits for them
+    credit      how many: as the prefetch limit allows
+    delivery    delivers what was fetched
     slots       connections that wait for messages
     rare_lists  lists that are rarely used, which share one connection
     listener    that connection

@@ -10,9 +10,7 @@ end it. A message that arrives all the same goes back at once, so that other wor
 
 from __future__ import annotations
 
-import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from logging import getLogger
@@ -21,15 +19,11 @@ from typing import Any, TypeVar
 from kombu.utils.scheduling import cycle_by_name
 from redis import exceptions
 
-from celery_delayq import messages
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import NOT_SERVING
-from celery_delayq.transfer.lead import LONGEST_LEAD_S
-from celery_delayq.transport.eta_tasks import EtaTasks
-from celery_delayq.transport.keyed import holder_of
-from celery_delayq.transport.last_delivery import LastDelivery, Turn, isolate
-from celery_delayq.transport.refusal import Refusal
+from celery_delayq.transport.credit import Credit
+from celery_delayq.transport.delivery import Delivery
 from celery_delayq.transport.slots import Slot
 from celery_delayq.transport.station import Station
 
@@ -37,17 +31,11 @@ logger = getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Messages fetched at once if there is no prefetch limit.
-_UNLIMITED = 20
-
 #: Pause before a list that the server refused (its memory is full, for example) is tried again, in seconds.
 _REFUSED_S = 1.0
 
 #: How long to do without connections that wait, if the server has none left, in seconds.
 _SPARING_S = 30.0
-
-#: How long to fetch nothing for a busy pool, in seconds.
-PATIENCE_S = 0.1
 
 #: Interval at which replies to acknowledgements are read while nothing is fetched, in seconds.
 _ANSWERS_S = 1.0
@@ -71,13 +59,12 @@ class Fetcher:
         self._channel = channel
         self._station_of = station
         self._station: Station | None = None
-        self._eta_tasks = EtaTasks(channel)
+        self._credit = Credit(channel)
+        self._delivery = Delivery(channel, self._make_all_way)
         self._cycle = cycle_by_name(channel.queue_order_strategy)()
         #: Queue -> its lists, one per priority.
         self._names: dict[str, list[str]] = {}
         self._slots: dict[str, Slot] = {}
-        #: Fetched but undelivered messages: kombu's name of the queue, name of the list, message.
-        self._fetched: deque[tuple[str, str, bytes]] = deque()
         #: List -> when to try it again (monotonic), and the server's error.
         self._refused: dict[str, tuple[float, str]] = {}
         self._can_unblock = True
@@ -86,16 +73,10 @@ class Fetcher:
         self._settled_until = 0.0
         #: The lists that the last fetch has found empty; None if it has not looked at all of them.
         self._idle: list[tuple[str, str]] | None = None
-        #: Fetch nothing for a busy pool until this time (monotonic); infinite while the pool is not busy.
-        self._patient_until = math.inf
         #: Whether the last fetch ended because there was no credit.
         self.is_starved = False
-        self._last_delivery: LastDelivery = channel.connection.last_delivery
-        self._refusal = Refusal(channel)
         #: The queue and the list that were asked for messages last.
         self._asking = "", ""
-        #: What the callback of a kombu consumer has raised last. It may be an error of a connection, but not of ours.
-        self.callback_error: BaseException | None = None
 
     @property
     def _consumer(self) -> Consumer | None:
@@ -122,7 +103,7 @@ class Fetcher:
         for slot in gone:
             if not slot.is_armed:  # an armed slot goes when the server has answered, perhaps with a message
                 self._drop(slot)
-        self._give_back(lambda queue: queue not in queues)
+        self._delivery.give_back(self._consumer, lambda queue: queue not in queues)
         if self._consumer is not None:
             for name in self._consumer.names - {name for _, name in self._lists(queues)} - self._slots.keys():
                 self._consumer.part(name)
@@ -153,47 +134,15 @@ class Fetcher:
     @property
     def is_consuming(self) -> bool:
         """Whether it waits for messages, or has undelivered ones."""
-        return bool(self._slots or self._fetched)
+        return bool(self._slots or self._delivery)
 
     # -- fetching
 
     def credit(self) -> int:
         """Return how many messages may be fetched now."""
-        qos = self._channel.qos
-        if not qos.can_consume() or self._is_isolated:
+        if not self._channel.qos.can_consume() or self._delivery.is_isolated:
             return 0
-        connection = self._channel.connection
-        room = connection.ahead.room(connection.most_ahead())
-        if not room:
-            connection.cycle.wake_in(LONGEST_LEAD_S)  # a task that is due need not begin: it may be rate-limited
-        if "can_consume" in vars(qos):  # Celery's worker_disable_prefetch: one by one
-            return int(min(1, room))
-        limit = qos.can_consume_max_estimate()
-        return int(min(_UNLIMITED if limit is None else max(limit, 1), room))
-
-    @property
-    def _is_isolated(self) -> bool:
-        """Whether a message is delivered alone, or waits for that."""
-        return self._last_delivery.is_waiting or self._channel.connection.is_isolated
-
-    def _has_time(self, credit: int) -> bool:
-        """Return whether the fetch can wait: the pool is busy, and has more tasks waiting than a fetch could add.
-
-        With early acknowledgement, each task that begins gives credit for one message. Fetching them one by one would
-        cost a round trip each. No process is idle while the fetch waits, and whenever a process ends a task, there is
-        another look. If tasks take long, the prefetch limit is still used up, a moment later.
-        """
-        if not self._channel.qos.prefetch_count or self._channel.connection.tasks_waiting() <= credit:
-            self._patient_until = math.inf
-            return False
-        now = time.monotonic()
-        if self._patient_until == math.inf:
-            self._patient_until = now + PATIENCE_S
-        if now < self._patient_until:
-            self._channel.connection.cycle.wake_in(self._patient_until - now)
-            return True
-        self._patient_until = math.inf
-        return False
+        return self._credit.left()
 
     def _read_answers(self) -> None:
         """Read the replies to acknowledgements once a second, if no fetch does. They also reveal a lost connection."""
@@ -216,7 +165,7 @@ class Fetcher:
     def fetch(self) -> bool:
         """Fetch, but do not wait, see `fill`."""
         self._idle = None
-        if self._fetched and not self._last_delivery.is_waiting:
+        if self.has_fetched:
             return True
         if not self.has_queues:
             return False
@@ -226,7 +175,7 @@ class Fetcher:
                 raise exceptions.ConnectionError("a reply that may have had messages was lost")
         credit = self.credit()
         self.is_starved = credit == 0
-        if not credit or self._has_time(credit):
+        if not credit or self._credit.can_wait(credit):
             self._disarm(self._slots.values())
             self._read_answers()
             return False
@@ -261,7 +210,7 @@ class Fetcher:
             self._refused.pop(name, None)
             if found:
                 self._cycle.rotate(queue)
-                self._fetched.extend((queue, name, message) for message in found)
+                self._delivery.add(queue, name, found)
                 if len(found) >= credit:
                     # While these tasks run, no further message may wait here.
                     self._disarm(self._slots.values())
@@ -383,7 +332,7 @@ class Fetcher:
             self._dismiss(slot, message)
         elif message is not None:
             self._cycle.rotate(slot.queue)
-            self._fetched.append((slot.queue, slot.name, message))
+            self._delivery.add(slot.queue, slot.name, [message])
             if self.credit() <= 1:
                 self._disarm(self._slots.values())
         elif slot.name not in self._refused and self.credit():
@@ -447,29 +396,31 @@ class Fetcher:
         self._drop(slot)
         self._consumer.part(slot.name)
 
-    def _give_back(self, unwanted: Callable[[str], bool]) -> None:
-        """Put fetched but undelivered messages back."""
-        back: dict[str, list[bytes]] = {}
-        keep: deque[tuple[str, str, bytes]] = deque()
-        while self._fetched:
-            queue, name, message = self._fetched.popleft()
-            if unwanted(queue):
-                back.setdefault(name, []).append(message)
-            else:
-                keep.append((queue, name, message))
-        self._fetched = keep
-        if not keep:
-            self._last_delivery.forget()
-        for name, unwanted_messages in back.items():
-            assert self._consumer is not None
-            self._consumer.give_back(name, unwanted_messages)
+    def _make_all_way(self) -> None:
+        """Make all fetchers of the channel wait for no message, and give back what they have."""
+        self.make_way()
+
+    def make_way(self) -> None:
+        """Wait for no message, and give back those that are fetched but not delivered."""
+        self._disarm(self._slots.values())
+        self._delivery.give_back(self._consumer)
 
     # -- delivering
 
     @property
     def has_fetched(self) -> bool:
         """Whether there is something to deliver."""
-        return bool(self._fetched) and not self._last_delivery.is_waiting
+        return self._delivery.has_next
+
+    @property
+    def undelivered(self) -> int:
+        """The number of messages that are fetched but not delivered."""
+        return len(self._delivery)
+
+    @property
+    def callback_error(self) -> BaseException | None:
+        """What the callback of a kombu consumer has raised last, see `Delivery`."""
+        return self._delivery.callback_error
 
     def deliver(self) -> bool:
         """Deliver one fetched message to its kombu consumer; returns whether there was one."""
@@ -478,54 +429,7 @@ class Fetcher:
         consumer = self._consumer
         assert consumer is not None
         consumer.check()
-        if not self._channel.qos.can_consume() or self._channel.connection.is_isolated:
-            self._give_back(lambda queue: True)
-            return False
-        while self._fetched:
-            queue, name, raw = self._fetched.popleft()
-            payload = messages.decode(raw, objects=True)
-            if payload is not None and self._eta_tasks.wait_in_redis(consumer, name, raw, payload):
-                continue
-            turn = Turn.BESIDE
-            if payload is not None and self._last_delivery.concerns(payload):
-                turn = self._make_way(queue, name, raw)
-                if turn not in (Turn.ALONE, Turn.BESIDE):
-                    return False
-            tag = consumer.hold(name, raw, None if payload is None else holder_of(payload, name))
-            if payload is None:
-                self._refusal.of_no_message(consumer, tag)
-                continue
-            payload["properties"]["delivery_tag"] = tag  # the producer's tag may occur twice
-            if self._refusal.before(consumer, tag, payload):
-                continue
-            if turn is Turn.ALONE and not isolate(consumer, tag):
-                return False  # others have taken over; the next fetch says so
-            try:
-                self._channel.connection._deliver(payload, queue)
-            except Exception as exc:
-                if not self._refusal.after(consumer, tag, raw, exc):
-                    self.callback_error = exc
-                    raise
-                continue
-            return True
-        return False
-
-    def _make_way(self, queue: str, name: str, raw: bytes) -> Turn:
-        """Give back all other fetched messages for one on its last delivery. That one may go back too, or wait here."""
-        assert self._consumer is not None
-        self._clear_others()
-        self._disarm(self._slots.values())
-        self._give_back(lambda queue: True)
-        self._consumer.read_answers()
-        turn = self._last_delivery.turn(raw)
-        if turn is Turn.OFFER:
-            self._consumer.give_back(name, [raw])
-        elif turn is Turn.KEEP:
-            self._fetched.append((queue, name, raw))
-        return turn
-
-    def _clear_others(self) -> None:
-        """Make other fetchers of the channel give back what they have: there is none."""
+        return self._delivery.deliver(consumer)
 
     def get(self, queue: str) -> Any:
         """Return one message of a queue as a kombu message, even if others consume the queue; None if it is empty."""
@@ -533,37 +437,23 @@ class Fetcher:
         consumer.check()
         if not self._channel.connection.cycle.is_consuming:
             consumer.recover_lost()
-        for name, raw in self._messages(consumer, queue):
-            payload = messages.decode(raw, objects=True)
-            tag = consumer.hold(name, raw, None if payload is None else holder_of(payload, name))
-            if payload is not None:
-                payload["properties"]["delivery_tag"] = tag
-                if self._last_delivery.concerns(payload) and len(consumer.held) == 1 and not isolate(consumer, tag):
-                    return None
-                message = self._refusal.to_message(payload)
-                if message is not None:
-                    return message
-            self._refusal.of_no_message(consumer, tag)
-        return None
+        return self._delivery.first_message(consumer, self._messages(consumer, queue))
 
     def _messages(self, consumer: Consumer, queue: str) -> Iterator[tuple[str, bytes]]:
         """Yield messages of a queue, one by one. Messages that were already fetched for its consumer come first."""
-        for entry in [entry for entry in self._fetched if entry[0] == queue]:
-            self._fetched.remove(entry)
-            yield entry[1:]
+        yield from self._delivery.take(queue)
         for _, name in self._lists([queue]):
             if name not in consumer.lists:
                 consumer.join(name)
-            while messages := consumer.fetch(name, 1, is_patient=True):
-                yield name, messages[0]
+            while found := consumer.fetch(name, 1, is_patient=True):
+                yield name, found[0]
 
     # -- the end
 
     def close(self) -> None:
         """Stop waiting for messages, and put undelivered ones back. Never raises."""
         try:
-            self._disarm(self._slots.values())
-            self._give_back(lambda queue: True)
+            self.make_way()
         except (LeaseLost, OSError, exceptions.RedisError):
             pass
         except Exception:  # Celery swallows errors here, and the messages would wait until the worker ends
@@ -577,7 +467,7 @@ class Fetcher:
         for slot in self._slots.values():
             slot.disconnect()
         self._slots.clear()
-        self._fetched.clear()
+        self._delivery.clear()
         self._station = None
 
     def disconnect(self) -> None:
@@ -585,7 +475,7 @@ class Fetcher:
         self._settled_until = 0.0
         for slot in list(self._slots.values()):
             self._drop(slot)
-        self._fetched.clear()
+        self._delivery.clear()
 
     def _drop(self, slot: Slot) -> None:
         self._settled_until = 0.0

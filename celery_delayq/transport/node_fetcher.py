@@ -124,7 +124,7 @@ class NodeFetcher(Fetcher):
         self._channel.topology.recovered(self.address)
         if found:
             self._cycle.rotate(queue)
-            self._fetched.extend((queue, name, message) for message in found)
+            self._delivery.add(queue, name, found)
 
     def _stop_waiting(self) -> None:
         late, self._late = self._late, None
@@ -229,18 +229,9 @@ class NodeFetcher(Fetcher):
         except CONNECTION_ERRORS as exc:
             self._siblings.lose(self, exc)
 
-    def _clear_others(self) -> None:
+    def _make_all_way(self) -> None:
         self._siblings.make_way(self)
-
-    def make_way(self) -> None:
-        """Wait for no message, and give back those that are fetched but not delivered."""
-        self._disarm(self._slots.values())
-        self._give_back(lambda queue: True)
-
-    @property
-    def undelivered(self) -> int:
-        """The number of messages that are fetched but not delivered."""
-        return len(self._fetched)
+        self.make_way()
 
     def abandon(self) -> None:
         """Fetch nothing any more, without a command to the node. The watchdog puts back what was not delivered."""

@@ -13,7 +13,7 @@ from celery_delayq.queue import codec
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.registry import Registry
 from celery_delayq.queue.shared_registry import SharedRegistry
-from celery_delayq.transfer import loop as transfer
+from celery_delayq.transfer import tidier
 from tests.loop.conftest import Loops
 from tests.state import FAR, INDEX, REPEATED, delivered, fill, now_ms, offer, seed
 from tests.support import wait_until
@@ -331,7 +331,7 @@ class TestTidying:
         self, loops: Loops, queue: DelayedQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         begun: list[DelayedQueue] = []
-        monkeypatch.setattr(transfer, "tidy", lambda queue: iter(begun.append(queue) or ()))
+        monkeypatch.setattr(tidier, "tidy", lambda queue: iter(begun.append(queue) or ()))
         queue.offer(b"", due_ms=FAR)
         for number in range(8):
             loops.start(f"loop {number}", interval_s=0.1)
@@ -350,7 +350,7 @@ class TestTidying:
                 steps += 1
                 yield 50
 
-        monkeypatch.setattr(transfer, "tidy", endless)
+        monkeypatch.setattr(tidier, "tidy", endless)
         offer(queue, "later")
         queue.register()
         loops.start(interval_s=0.2)
