@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from contextlib import suppress
@@ -10,6 +11,11 @@ from pathlib import Path
 from examples.private_cluster import free_port
 from examples.private_redis import PrivateRedis
 from tests.support import missing, servers
+
+
+def _on_the_path() -> list[Path]:
+    """Return each redis-server on the PATH: the first may be one from PyPI, which hides that of the machine."""
+    return [server for folder in os.get_exec_path() if (server := Path(folder) / "redis-server").is_file()]
 
 
 class Certificates:
@@ -47,7 +53,7 @@ class Certificates:
 
     def server(self) -> Path:
         """Return a Redis server of this machine that speaks TLS. Not all do: of those from PyPI, some do not."""
-        found = next(filter(self._is_spoken_by, servers().values()), None)
+        found = next(filter(self._is_spoken_by, [*servers().values(), *_on_the_path()]), None)
         return found or missing("no Redis server of this machine speaks TLS")
 
     def _is_spoken_by(self, server: Path) -> bool:

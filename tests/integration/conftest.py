@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 from celery import Celery
+from kombu import pools
 
 from celery_delayq import DelayedQueue
 from examples.private_redis import PrivateRedis
@@ -33,10 +34,11 @@ def ledger(ledger_url: str) -> Iterator[Ledger]:
 
 @pytest.fixture(scope="module")
 def broker_server(broker_kind: str, request: pytest.FixtureRequest) -> Iterator[Server]:
-    """The broker of this module: with a port of its own, since kombu's connection pools outlive modules."""
+    """The broker of this module, with a port of its own. kombu's pools outlive modules, and a port may come again."""
     if broker_kind == "cluster":
         yield brokers.emptied(request.getfixturevalue("whole_cluster"))
         return
+    pools.reset()
     with PrivateRedis() as server:
         yield server
 

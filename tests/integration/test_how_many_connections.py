@@ -9,6 +9,7 @@ from pathlib import Path
 import kombu
 import pytest
 import redis
+from kombu import pools
 
 from examples.private_redis import PrivateRedis
 from tests.integration.long_tasks import in_flight
@@ -72,8 +73,7 @@ def test_a_worker(
         worker.wait_for_log("Transfer of delayed messages: connected")
         sent = [app.tasks["note"].apply_async(queue=name, countdown=0.1).id for name in names]
         wait_until(lambda: ledger.has(sent), "each queue is served")
-        app.producer_pool.force_close_all()
-        app.pool.force_close_all()
+        pools.reset()  # the publisher's connections
         wait_until(lambda: admin.info("clients")["tracking_clients"] == 1, "it listens for rarely used lists")
         base, each = documented(row)
         expected = base + each * queues + (kombu.VERSION < (5, 7) and options != _QUIET)

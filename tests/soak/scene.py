@@ -299,7 +299,7 @@ class Scene:
 
     @contextmanager
     def _patient_sentinel(self) -> Iterator[None]:
-        """Let Sentinel not take a master for dead that does not answer while its writes are paused: it publishes there."""
+        """Let Sentinel not take a master for dead whose writes are paused: it waits there with what it publishes."""
         with self._sentinel() as sentinel:
             set_down_after(sentinel, 60_000)
             yield
