@@ -20,6 +20,7 @@ def cluster(whole_cluster: Cluster) -> Cluster:
     """The session's cluster, which is empty at first. A test may move slots, but stop no server."""
     whole_cluster.flush()
     whole_cluster.put_slots_back()
+    whole_cluster.reset_counts()
     return whole_cluster
 
 
