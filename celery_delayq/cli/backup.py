@@ -98,9 +98,9 @@ def release(ctx: click.Context, queue: str | None, yes: bool, as_json: bool) -> 
 
     This is the way back to stock Celery. The tasks keep their etas.
 
-    First stop all workers. Workers with this package would delay the released tasks again, and stock workers would
-    hold them in memory until they are due. Then run this command, change the broker URL to redis://, and start the
-    workers.
+    First give the producers the redis:// URL: what they delay otherwise is transferred by nobody. Then stop all
+    workers. Workers with this package would delay the released tasks again, and stock workers would hold them in
+    memory until they are due. Then run this command, and start the workers with the redis:// URL.
     """
     with inspecting(ctx.obj.app) as inspector:
         inspector.check_queue(queue)

@@ -316,7 +316,8 @@ def _import(ctx: click.Context, found: Schedule, entries: Sequence[Found], is_re
         data = one.definition.data() or {}  # it is of JSON types
         timing = f", {data['timing']}" if data["timing"] else ""
         say(f"+ {one.name}: {one.definition.task}, {data['schedule']}{timing}")
-    say(f"{moved} entries added." if is_real else f"{moved} entries can be added. To add them, pass --apply.")
+    number = "1 entry" if moved == 1 else f"{moved:,} entries"
+    say(f"{number} added." if is_real else f"{number} can be added. Pass --apply to do so.")
     if is_real:
         _say_if_unplanned(ctx)
 

@@ -10,7 +10,7 @@ from threading import Lock
 import click
 
 from celery_delayq.cli.broker import delayq_channel
-from celery_delayq.cli.command import command
+from celery_delayq.cli.command import command, plural
 from celery_delayq.cli.plain import say, visible
 from celery_delayq.errors import DelayqError
 from celery_delayq.health.at_start import say_at_start
@@ -102,7 +102,7 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
             signal.signal(number, lambda *_: stop.wake())
         say(f"Transferring delayed tasks of {connection.as_uri()}. Press Ctrl-C to stop.", err=True)
         _transfer_until(stop, transport, settings.transfer)
-    say(f"{moved} tasks transferred.", err=True)
+    say(f"{plural(moved)} transferred.", err=True)
 
 
 def _transfer_until(stop: Waker, transport: Transport, settings: TransferSettings) -> None:

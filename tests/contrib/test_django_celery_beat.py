@@ -135,7 +135,7 @@ def test_is_a_dry_run_at_first(command: Command, rows: Rows) -> None:
     assert re.search(r"\+ once: note, \{'every': 1\.0\}, \{.*'start': '[^']+', .*'max_runs': 1.*\}\n", done.stdout)
     assert "- mine: skipped: it is in the configuration" in done.stdout
     assert "- celery.backend_cleanup: skipped: planners add it themselves" in done.stdout
-    assert "2 entries can be added. To add them, pass --apply." in done.stdout
+    assert "2 entries can be added. Pass --apply to do so." in done.stdout
     assert command("list", "--json").stdout == ""
 
 
@@ -229,7 +229,7 @@ PeriodicTask.objects.filter(name="bare").update(interval=None)
     assert "an interval must be more than 0" in reasons.pop("never")
     assert set(reasons) == {"cut", "text"}
     assert all(reasons.values())
-    assert "1 entries added" in done.stdout
+    assert "1 entry added" in done.stdout
 
 
 def test_an_interval_goes_on_from_its_last_run(command: Command, rows: Rows) -> None:
@@ -257,7 +257,7 @@ add("started", interval=day, last_run_at=now - timedelta(hours=23), start_time=n
 def test_without_zones_a_crontab_has_none(command: Command, rows: Rows) -> None:
     rows('add("cron", crontab=CrontabSchedule.objects.create(hour="4", timezone="Europe/Berlin"))')
     done = command("import-django-celery-beat", "--apply", SETTINGS='{"DJANGO_CELERY_BEAT_TZ_AWARE": false}')
-    assert "1 entries added" in done.stdout
+    assert "1 entry added" in done.stdout
     assert json.loads(command("show", "cron", "--json").stdout)["timing"] == {}
 
 
@@ -267,7 +267,7 @@ def test_naive_times_are_in_the_zone_of_django(env: dict[str, str], command: Com
     done = run({**env, "SETTINGS": naive}, "-c", "\n".join((_SET_UP, _SCHEDULES, add)))
     assert done.returncode == 0, done.stderr
     done = command("import-django-celery-beat", "--apply", SETTINGS=naive)
-    assert "1 entries added" in done.stdout, done.stderr
+    assert "1 entry added" in done.stdout, done.stderr
     entry = json.loads(command("show", "e", "--json").stdout)
     assert entry["timing"] == {"start": "2035-05-01T16:00:00+00:00"}  # noon in New York
 

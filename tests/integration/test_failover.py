@@ -361,5 +361,5 @@ def test_the_transfer_command_goes_on_with_the_next_url(ledger: Ledger) -> None:
             second.kill()
             command.send_signal(signal.SIGTERM)
             assert command.wait() == 0
-            assert "1 tasks transferred." in command.log
+            assert "1 task transferred." in command.log
             assert "Traceback" not in command.log

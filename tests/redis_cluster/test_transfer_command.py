@@ -75,7 +75,7 @@ def transferred(command: CeleryCommand) -> int:
     command.send_signal(signal.SIGTERM)
     assert command.wait() == 0
     assert "Traceback" not in command.log
-    (number,) = re.findall(r"^(\d+) tasks transferred\.$", command.log, re.MULTILINE)
+    (number,) = re.findall(r"^(\d+) tasks? transferred\.$", command.log, re.MULTILINE)
     return int(number)
 
 
