@@ -71,7 +71,7 @@ from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.replicas import NotReplicated
 from celery_delayq.transport.sentinel import SentinelWatch
 from celery_delayq.transport.station import Station
-from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, is_sentinel
+from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, is_sentinel, name_whole
 
 __all__ = ["ClusterTransport", "Connector", "SentinelTransport", "Transport", "register"]
 
@@ -155,6 +155,7 @@ class Transport(kombu_redis.Transport):
         #: Returns whether the transfer loop may start, see `TransferLoop`.
         self.may_transfer: Callable[[], bool] = lambda: True
         ensure_tls(client)
+        name_whole(client)
         if is_cluster(client):
             client = SeveralHosts(client, "cluster")
             self.Channel = ClusterChannel

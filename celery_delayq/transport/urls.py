@@ -38,6 +38,16 @@ def ensure_tls(connection: Any) -> None:
         connection.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
 
 
+def name_whole(connection: Any) -> None:
+    """Make a kombu connection that switched to the next URL name it, in `as_uri` and in clones.
+
+    kombu keeps the first part of the scheme for the host names it does not parse. After the switch it has parsed all,
+    and would put that part before the bare host name: `delayq+host`.
+    """
+    if connection.uri_prefix and "+" in connection.transport_cls:
+        connection.uri_prefix = None
+
+
 class SeveralHosts:
     """A kombu connection whose URL names several hosts, as if it was made from URLs without our part of the scheme.
 

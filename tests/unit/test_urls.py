@@ -1,4 +1,4 @@
-"""Which connections are encrypted, and that the certificate is verified by default."""
+"""Which connections are encrypted, that the certificate is verified by default, and how a connection names its URL."""
 
 from __future__ import annotations
 
@@ -37,3 +37,13 @@ def test_tls_is_used_where_the_url_or_the_options_ask_for_it(url: str, options: 
         assert isinstance(connection.transport, Transport)
         assert connection.ssl == expected
         assert connection.clone().ssl == expected
+
+
+@pytest.mark.parametrize("scheme", ["delayq", "delayqs", "delayq+sentinel", "delayq+cluster", "delayqs+cluster"])
+def test_a_connection_that_switched_to_the_next_url_names_it(scheme: str) -> None:
+    connection = kombu.Connection(f"{scheme}://me:s3cret@a:1/0;{scheme}://user:secret@b:2/0")
+    for expected in (f"{scheme}://user:**@b:2/0", f"{scheme}://me:**@a:1/0", f"{scheme}://user:**@b:2/0"):
+        connection.maybe_switch_next()
+        assert connection.as_uri() == expected
+        clone = connection.clone()
+        assert (clone.as_uri(), clone.hostname, clone.port) == (expected, connection.hostname, connection.port)
