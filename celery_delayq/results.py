@@ -12,10 +12,32 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from celery.backends.redis import RedisBackend, SentinelBackend
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_delayq.errors import ConfigurationError
+from celery_delayq.settings import SENTINEL_TIMEOUT_S
 
 _KNOWN = "use delayq://, delayqs://, delayq+socket://, delayq+sentinel:// or delayq+cluster://"
+
+
+class SentinelResults(SentinelBackend):
+    """Celery's backend for Redis Sentinel, which soon asks the next sentinel if one does not answer.
+
+    redis-py would try one that is down for 7 s, and one that hangs for a minute: each publication would wait for that.
+
+    Overrides `_transport_options` of `RedisBackend` (Celery 5.6 and 5.7).
+    """
+
+    @property
+    def _transport_options(self) -> dict[str, Any]:
+        given: dict[str, Any] = super()._transport_options
+        ours = {
+            "retry": Retry(NoBackoff(), 0),
+            "socket_timeout": SENTINEL_TIMEOUT_S,
+            "socket_connect_timeout": SENTINEL_TIMEOUT_S,
+        }
+        return {**given, "sentinel_kwargs": {**ours, **given.get("sentinel_kwargs", {})}}
 
 
 def backend(app: Any, url: str | None = None, **options: Any) -> RedisBackend:
@@ -28,13 +50,18 @@ def backend(app: Any, url: str | None = None, **options: Any) -> RedisBackend:
 
     Raises:
         ConfigurationError: the scheme is unknown, or the URL names several servers. A result backend supports no
-            failover except Sentinel.
+            failover except Sentinel. Or it is the URL of Sentinels, and nothing names the master.
     """
     if url is None:
         return RedisBackend(app=app, **options)
     scheme, _, rest = url.partition("://")
     if scheme == "sentinel":
-        return SentinelBackend(app=app, url=url.replace("delayq+sentinel://", "sentinel://"), **options)
+        if not app.conf.get("result_backend_transport_options", {}).get("master_name"):
+            raise ConfigurationError(
+                "result_backend is a URL of Redis Sentinel, which has to know the name of the master: set "
+                'app.conf.result_backend_transport_options = {"master_name": "mymaster"}'
+            )
+        return SentinelResults(app=app, url=url.replace("delayq+sentinel://", "sentinel://"), **options)
     if scheme == "cluster":
         return _cluster_backend(app, f"delayq+{url.removeprefix('delayq+')}", options)
     _refuse_several(url)

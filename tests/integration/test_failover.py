@@ -22,7 +22,7 @@ from examples.private_redis import PrivateRedis
 from tests.cli.running import run
 from tests.ledger import Execution, Ledger
 from tests.pair import Pair, replicated
-from tests.sentinel import Replicated
+from tests.sentinel import MASTER_NAME, Replicated
 from tests.sentinel import replicated as with_sentinel
 from tests.support import wait_until
 from tests.worker_app import publisher
@@ -131,6 +131,21 @@ class TestSentinel:
                 run_one_of_each(app, ledger)
             assert "ended" in worker.log
             assert f"the master is 127.0.0.1:{servers.replica.port} now" in worker.log
+
+    def test_results_do_not_wait_for_a_sentinel_that_hangs(self, tmp_path: Path, ledger: Ledger) -> None:
+        """The next one is asked after half a second, whoever asks: a publisher awaits its result."""
+        with with_sentinel(tmp_path, sentinels=3) as servers:
+            conf = {"result_backend": servers.url, "result_backend_transport_options": {"master_name": MASTER_NAME}}
+            with publisher(servers.url, ledger.url, **servers.conf, **conf) as app:
+                os.kill(servers.sentinel.pid, signal.SIGSTOP)
+                try:
+                    started = time.monotonic()
+                    result = app.tasks["note"].apply_async(countdown=60)
+                    app.backend.store_result(result.id, 42, "SUCCESS")
+                    assert result.get(timeout=10) == 42
+                    assert time.monotonic() - started < 5
+                finally:
+                    os.kill(servers.sentinel.pid, signal.SIGCONT)
 
     def test_a_sentinel_that_dies_and_comes_back(
         self, servers: Replicated, worker: Worker, app: Celery, ledger: Ledger

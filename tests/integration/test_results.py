@@ -12,16 +12,21 @@ from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
-from celery.backends.redis import RedisBackend, SentinelBackend
+from celery.backends.redis import RedisBackend
 from celery.result import AsyncResult
 
 from celery_delayq import ConfigurationError
+from celery_delayq.results import SentinelResults
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.worker_app import publisher
 from tests.workers import Worker
 
 pytestmark = pytest.mark.on_cluster
+
+
+#: What an app with a URL of Sentinels has to say.
+NAMED = {"result_backend_transport_options": {"master_name": "shop"}}
 
 
 @contextmanager
@@ -49,13 +54,13 @@ def keeps_a_result(backend: Any, expected: int = 42) -> None:
         ("delayq+socket:///run/redis.sock?virtual_host=3", RedisBackend, {"path": "/run/redis.sock", "db": 3}),
         (
             "delayq+sentinel://a:1/4;delayq+sentinel://b:2/4",
-            SentinelBackend,
+            SentinelResults,
             {"db": 4, "hosts": [{"host": "a", "port": 1}, {"host": "b", "port": 2}]},
         ),
     ],
 )
 def test_the_url_says_where(url: str, kind: type, expected: dict[str, Any]) -> None:
-    with results(url) as backend:
+    with results(url, **NAMED) as backend:
         assert type(backend) is kind
         found = {name: backend.connparams[name] for name in expected}
         if "hosts" in found:
@@ -93,6 +98,20 @@ def test_over_tls_certificates_are_verified_unless_told_otherwise(
 def test_what_cannot_be_says_so(url: str, match: str) -> None:
     with pytest.raises(ConfigurationError, match=match), results(url):
         pass
+
+
+def test_a_url_of_sentinels_without_the_name_of_the_master_says_so() -> None:
+    match = r"result_backend_transport_options = .*master_name"
+    with pytest.raises(ConfigurationError, match=match), results("delayq+sentinel://a:1/0"):
+        pass
+
+
+def test_what_is_set_for_sentinels_wins() -> None:
+    conf = {"result_backend_transport_options": {"master_name": "shop", "sentinel_kwargs": {"socket_timeout": 3}}}
+    with results("delayq+sentinel://a:1/0", **conf) as backend:
+        (sentinel,) = backend.client.connection_pool.sentinel_manager.sentinels
+        given = sentinel.connection_pool.connection_kwargs
+        assert (given["socket_timeout"], given["socket_connect_timeout"]) == (3, 0.5)
 
 
 def test_over_a_unix_socket(redis_server: PrivateRedis) -> None:
