@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.crc import key_slot
+from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
+from celery_delayq.cluster.redirection import understood
 from celery_delayq.health.servers import Server
 from celery_delayq.inspector.broker_lists import BrokerList
 from celery_delayq.queue.keys import QueueKeys, RegistryKeys
@@ -55,7 +57,7 @@ def read_waiting(server: Server, lists: Sequence[BrokerList], keyprefix: str, db
     for found, keys in here:
         head, subscribed = next(replies), next(replies)
         if isinstance(head, Exception):
-            waiting.refused[found.queue] = str(head)
+            waiting.refused[found.queue] = _why(head, keys)
             continue
         if not head:
             continue
@@ -89,11 +91,20 @@ def _count(server: Server, late: Sequence[tuple[BrokerList, QueueKeys, int]], no
         for _, keys, _ in late:
             pipe.zcount(keys.timeout_set, "-inf", now_ms)
         counts = pipe.execute(raise_on_error=False)
-    for (found, _, due_ms), count in zip(late, counts, strict=True):
+    for (found, keys, due_ms), count in zip(late, counts, strict=True):
         if isinstance(count, ResponseError):
-            waiting.refused[found.queue] = str(count)
+            waiting.refused[found.queue] = _why(count, keys)
             continue
         number, age_s = waiting.overdue.get(found.queue, (0, 0.0))
         # Somebody may have transferred them meanwhile.
         if count:
             waiting.overdue[found.queue] = number + count, max(age_s, (now_ms - due_ms) / 1000)
+
+
+def _why(refusal: Exception, keys: QueueKeys) -> str:
+    """Return why a queue could not be read. On a cluster, part of its slot may be at another node."""
+    error = understood(refusal)
+    if isinstance(error, (AskError, TryAgainError)) and not isinstance(error, MovedError):
+        slot = key_slot(keys.timeout_set.encode())
+        return f"its slot {slot} moves to another node. If it stays half moved, run redis-cli --cluster fix HOST:PORT"
+    return str(refusal)

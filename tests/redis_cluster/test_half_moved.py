@@ -12,6 +12,7 @@ from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.transfer.loop import TransferSettings
 from tests.brokers import ClusterServer
+from tests.cli.running import run
 from tests.ledger import Ledger
 from tests.redis_cluster.routing import errors_at, other_than
 from tests.redis_cluster.servers import Cluster, slot_of
@@ -78,6 +79,17 @@ def test_a_worker_starts_meanwhile(cluster: Cluster, ledger: Ledger, tag: str) -
             wait_until(lambda: ledger.has(held_up), "what was held up runs when the slot has moved")
             assert len(ledger.runs()) == len(held_up) + len(ids), "nothing runs twice"
             assert "Traceback" not in worker.log
+
+
+def test_a_check_names_the_slot_and_what_mends_it(cluster: Cluster, ledger: Ledger) -> None:
+    slot = slot_of("celery")
+    target = other_than(cluster, cluster.owner("celery"))
+    with publisher(cluster.url(3), ledger.url) as app, cluster.moving(slot, target):
+        done = run(app, "check", "--json")
+    (finding,) = (line for line in done.lines() if line["check"] == "overdue" and "celery" in line["message"])
+    assert finding["level"] == "note"
+    assert f"slot {slot} " in finding["message"]
+    assert "redis-cli --cluster fix" in finding["message"]
 
 
 def test_only_its_own_queue_is_tried_again_soon(cluster: Cluster, routed: Routed) -> None:
