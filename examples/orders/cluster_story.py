@@ -74,8 +74,8 @@ def main() -> int:
         shop.database.ping()
         with closing(Nodes(shop.CLUSTER.split(";"), shop.QUEUES)) as nodes:
             display = ClusterDisplay(nodes)
-            display.say("Waiting for a worker: celery -A examples.orders.cluster_shop worker -Q ...")
-            workers = wait_for_workers(set(shop.QUEUES))
+            command = f"celery -A examples.orders.cluster_shop worker -Q {','.join(shop.QUEUES)}"
+            workers = wait_for_workers(set(shop.QUEUES), command, display)
             display.say(f"{options.orders} orders in {len(shop.CITIES)} cities, to be paid within 1 to "
                         f"{options.longest:g} s. Half of the customers never pay.")  # fmt: skip
             victim = max(nodes.views, key=lambda view: "example-orders-lisbon" in view.queues)

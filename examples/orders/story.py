@@ -125,19 +125,25 @@ def play(
         journal.read(0.1)
 
 
-def wait_for_workers(queues: set[str]) -> list[str]:
+def wait_for_workers(queues: set[str], command: str, display: Display) -> list[str]:
     """Return the names of the workers that run the tasks of some queues.
+
+    Args:
+        queues: the queues; a worker of any of them will do.
+        command: what starts a worker.
+        display: says that this waits.
 
     Raises:
         SystemExit: there are none, and none came within `WORKER_DEADLINE_S`.
     """
+    display.say(f"Waiting for a worker: {command}")
     deadline = time.monotonic() + WORKER_DEADLINE_S
     while time.monotonic() < deadline:
         queues_of = shop.app.control.inspect(timeout=0.5).active_queues() or {}
         names = [worker for worker, consumed in queues_of.items() if any(queue["name"] in queues for queue in consumed)]
         if names:
             return names
-    sys.exit("No worker came. Start one: celery -A examples.orders.shop worker")
+    sys.exit(f"No worker came. Start one: {command}")
 
 
 def held_by(workers: list[str], timeout_s: float) -> int | None:
@@ -167,8 +173,7 @@ def main() -> int:
     display = Display()
     try:
         shop.database.ping()
-        display.say("Waiting for a worker: celery -A examples.orders.shop worker")
-        workers = wait_for_workers({waiting_tasks.name})
+        workers = wait_for_workers({waiting_tasks.name}, "celery -A examples.orders.shop worker", display)
         display.say(
             f"{options.orders} orders, to be paid within 1 to {options.longest:g} s. Half of the customers never pay."
         )
