@@ -56,7 +56,7 @@ def backend(app: Any, url: str | None = None, **options: Any) -> RedisBackend:
         return RedisBackend(app=app, **options)
     scheme, _, rest = url.partition("://")
     if scheme == "sentinel":
-        if not app.conf.get("result_backend_transport_options", {}).get("master_name"):
+        if not (app.conf.result_backend_transport_options or {}).get("master_name"):
             raise ConfigurationError(
                 "result_backend is a URL of Redis Sentinel, which has to know the name of the master: set "
                 'app.conf.result_backend_transport_options = {"master_name": "mymaster"}'

@@ -44,7 +44,7 @@ def name_whole(connection: Any) -> None:
     kombu keeps the first part of the scheme for the host names it does not parse. After the switch it has parsed all,
     and would put that part before the bare host name: `delayq+host`.
     """
-    if connection.uri_prefix and "+" in connection.transport_cls:
+    if connection.uri_prefix and "+" in str(connection.transport_cls):  # it may be a class
         connection.uri_prefix = None
 
 
