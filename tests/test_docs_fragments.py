@@ -64,7 +64,6 @@ GIVEN = {
     "metrics.md": """
         from fastapi import FastAPI
         from flask import Flask
-        from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
         application = Flask("shop").wsgi_app
         the_celery_app, app = app, FastAPI()
@@ -80,6 +79,7 @@ GIVEN = {
         sys.path.append(str(Path(sys.prefix, "integrations")))
         import sentry_sdk
     """,
+    "redis.md": "",
     "redisson.md": "",
     "unique.md": """
         from types import SimpleNamespace
