@@ -60,7 +60,7 @@ class Fetcher:
         self._station_of = station
         self._station: Station | None = None
         self._credit = Credit(channel)
-        self._delivery = Delivery(channel, self._make_all_way)
+        self._delivery = Delivery(channel, self._clear_the_way)
         self._cycle = cycle_by_name(channel.queue_order_strategy)()
         #: Queue -> its lists, one per priority.
         self._names: dict[str, list[str]] = {}
@@ -396,7 +396,7 @@ class Fetcher:
         self._drop(slot)
         self._consumer.part(slot.name)
 
-    def _make_all_way(self) -> None:
+    def _clear_the_way(self) -> None:
         """Make all fetchers of the channel wait for no message, and give back what they have."""
         self.make_way()
 

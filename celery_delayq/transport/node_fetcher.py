@@ -229,7 +229,7 @@ class NodeFetcher(Fetcher):
         except CONNECTION_ERRORS as exc:
             self._siblings.lose(self, exc)
 
-    def _make_all_way(self) -> None:
+    def _clear_the_way(self) -> None:
         self._siblings.make_way(self)
         self.make_way()
 
