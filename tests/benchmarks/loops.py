@@ -15,6 +15,7 @@ import redis
 
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.transfer.loop import TransferLoop
+from celery_delayq.transfer.tidier import Tidier
 from examples.private_redis import dying_with_us
 from tests.support import wait_until
 
@@ -87,12 +88,20 @@ class _CountedLoop(TransferLoop):
         client: Any = self._client
         client.looking = True
         super()._look()
-        client.looking = any(watched.is_to_be_looked_at for watched in self._watched.values())
+        client.looking = any(watched.is_to_be_looked_at for watched in self._watched)
 
-    def _tidy(self) -> None:
+    def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
+        super()._subscribe(client, pubsub)
+        self._tidier = _CountedTidier(client)
+
+
+class _CountedTidier(Tidier):
+    """Tells the client when it tidies, which is a part of the look."""
+
+    def step(self) -> None:
         client: Any = self._client
-        client.tidying = True  # which is a part of the look
-        super()._tidy()
+        client.tidying = True
+        super().step()
         client.tidying = False
 
 
