@@ -89,6 +89,19 @@ def nothing_in_flight(server: PrivateRedis, queue: str) -> bool:
         return not any(client.scan_iter(f"delayq:inflight:{{{queue}}}:*"))
 
 
+def wait_until_at_rest(servers: Replicated, worker: Worker) -> None:
+    """Wait until the worker waits for messages on all of its connections, so that it opens no more of them."""
+    for text in ("ready.", "Lease renewal of consumer", "Transfer of delayed messages: connected"):
+        worker.wait_for_log(text)
+    with servers.master.client() as client:
+
+        def waits() -> bool:
+            clients = client.info("clients")
+            return bool(clients["tracking_clients"] == 1 and clients["blocked_clients"] >= len(QUEUES))
+
+        wait_until(waits, "it waits for messages")
+
+
 class TestSentinel:
     def test_a_master_that_dies(self, servers: Replicated, worker: Worker, app: Celery, ledger: Ledger) -> None:
         run_one_of_each(app, ledger)
@@ -151,6 +164,7 @@ class TestSentinel:
         self, servers: Replicated, worker: Worker, app: Celery, ledger: Ledger
     ) -> None:
         worker.wait_for_log("Listening to Redis Sentinel: connected")
+        wait_until_at_rest(servers, worker)
         servers.sentinel.kill()
         worker.wait_for_log("Listening to Redis Sentinel interrupted")
         servers.sentinel.start()
