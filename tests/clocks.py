@@ -22,15 +22,23 @@ def has_faketime() -> bool:
 def clock_from(start: datetime) -> dict[str, str]:
     """Return the environment of a process whose clock shows an aware time when the process starts."""
     # A start time, since libfaketime breaks `time.sleep` where it is told an offset.
-    found = subprocess.run(
-        ["faketime", "-m", "-f", f"@{start.astimezone():%Y-%m-%d %H:%M:%S}", "env"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    wanted = ("LD_PRELOAD", "FAKETIME")
-    pairs = (line.partition("=") for line in found.splitlines())
-    return {name: value for name, _, value in pairs if name in wanted}
+    return {"LD_PRELOAD": _library(), "FAKETIME": f"@{start.astimezone():%Y-%m-%d %H:%M:%S}"}
+
+
+@cache
+def _library() -> str:
+    """Return where libfaketime is.
+
+    Each process with it has shared memory, named after its id. A killed one leaves that behind: then the command fails
+    if it gets that id.
+    """
+    for _ in range(5):
+        found = subprocess.run(["faketime", "-m", "-f", "+0", "env"], capture_output=True, text=True)
+        for line in found.stdout.splitlines():
+            name, _, value = line.partition("=")
+            if name == "LD_PRELOAD":
+                return value
+    raise RuntimeError(f"faketime does not work: {found.stderr}")
 
 
 def server_with(env: Callable[[], Mapping[str, str]], folder: Path) -> Path:
