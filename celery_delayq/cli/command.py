@@ -81,6 +81,6 @@ def import_tasks(app: Any) -> None:
         say(f"Warning: cannot import all tasks of the app: {type(exc).__name__}: {exc}", err=True)
 
 
-def plural(number: int, noun: str = "task") -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def plural(number: int, noun: str = "task", nouns: str = "") -> str:
+    """Return a number with its noun, of which `nouns` is the plural if that has more than an s."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or f'{noun}s'}"

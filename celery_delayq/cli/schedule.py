@@ -16,7 +16,7 @@ from rich.table import Table
 
 from celery_delayq.beat import is_ours
 from celery_delayq.cli.broker import delayq_channel
-from celery_delayq.cli.command import command, import_tasks, json_option
+from celery_delayq.cli.command import command, import_tasks, json_option, plural
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
@@ -316,7 +316,7 @@ def _import(ctx: click.Context, found: Schedule, entries: Sequence[Found], is_re
         data = one.definition.data() or {}  # it is of JSON types
         timing = f", {data['timing']}" if data["timing"] else ""
         say(f"+ {one.name}: {one.definition.task}, {data['schedule']}{timing}")
-    number = "1 entry" if moved == 1 else f"{moved:,} entries"
+    number = plural(moved, "entry", "entries")
     say(f"{number} added." if is_real else f"{number} can be added. Pass --apply to do so.")
     if is_real:
         _say_if_unplanned(ctx)
