@@ -28,7 +28,10 @@ class Credit:
         self._patient_until = math.inf
 
     def left(self) -> int:
-        """Return for how many messages the prefetch limit, if it is not reached, and the tasks due soon leave room."""
+        """Return how many messages may be fetched while the prefetch limit is not reached.
+
+        Messages that came before they are due take room, see `ahead`.
+        """
         qos = self._channel.qos
         connection = self._channel.connection
         room = connection.ahead.room(connection.most_ahead())

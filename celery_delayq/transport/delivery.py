@@ -75,11 +75,10 @@ class Delivery:
                 turn = self._turn_of(consumer, queue, name, raw)
                 if turn not in (Turn.ALONE, Turn.BESIDE):
                     return False
-            tag = consumer.hold(name, raw, None if payload is None else holder_of(payload, name))
+            tag = _hold(consumer, name, raw, payload)
             if payload is None:
                 self._refusal.of_no_message(consumer, tag)
                 continue
-            payload["properties"]["delivery_tag"] = tag  # the producer's tag may occur twice
             if self._refusal.before(consumer, tag, payload):
                 continue
             if turn is Turn.ALONE and not isolate(consumer, tag):
@@ -138,9 +137,8 @@ class Delivery:
         """
         for name, raw in fetched:
             payload = messages.decode(raw, objects=True)
-            tag = consumer.hold(name, raw, None if payload is None else holder_of(payload, name))
+            tag = _hold(consumer, name, raw, payload)
             if payload is not None:
-                payload["properties"]["delivery_tag"] = tag
                 if self._last_delivery.concerns(payload) and len(consumer.held) == 1 and not isolate(consumer, tag):
                     return None
                 message = self._refusal.to_message(payload)
@@ -148,3 +146,11 @@ class Delivery:
                     return message
             self._refusal.of_no_message(consumer, tag)
         return None
+
+
+def _hold(consumer: Consumer, name: str, raw: bytes, payload: dict[str, Any] | None) -> str:
+    """Hold a message, and write its tag into the payload: that of the producer may occur twice."""
+    tag = consumer.hold(name, raw, None if payload is None else holder_of(payload, name))
+    if payload is not None:
+        payload["properties"]["delivery_tag"] = tag
+    return tag
