@@ -12,11 +12,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from celery.backends.redis import RedisBackend, SentinelBackend
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.settings import SENTINEL_TIMEOUT_S
+from celery_delayq.settings import sentinel_options
 
 _KNOWN = "use delayq://, delayqs://, delayq+socket://, delayq+sentinel:// or delayq+cluster://"
 
@@ -24,7 +22,7 @@ _KNOWN = "use delayq://, delayqs://, delayq+socket://, delayq+sentinel:// or del
 class SentinelResults(SentinelBackend):
     """Celery's backend for Redis Sentinel, which soon asks the next sentinel if one does not answer.
 
-    redis-py would try one that is down for 7 s, and one that hangs for a minute: each publication would wait for that.
+    Otherwise each publication would wait for it, since Celery prepares for its result.
 
     Overrides `_transport_options` of `RedisBackend` (Celery 5.6 and 5.7).
     """
@@ -32,12 +30,7 @@ class SentinelResults(SentinelBackend):
     @property
     def _transport_options(self) -> dict[str, Any]:
         given: dict[str, Any] = super()._transport_options
-        ours = {
-            "retry": Retry(NoBackoff(), 0),
-            "socket_timeout": SENTINEL_TIMEOUT_S,
-            "socket_connect_timeout": SENTINEL_TIMEOUT_S,
-        }
-        return {**given, "sentinel_kwargs": {**ours, **given.get("sentinel_kwargs", {})}}
+        return {**given, "sentinel_kwargs": {**sentinel_options(), **given.get("sentinel_kwargs", {})}}
 
 
 def backend(app: Any, url: str | None = None, **options: Any) -> RedisBackend:

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.queue.delayed_queue import BATCH_SIZE
 from celery_delayq.queue.scripts import MAX_BATCH_SIZE
@@ -80,6 +83,26 @@ SOCKET_TIMEOUT_S = 10.0
 
 #: The same for connections to Redis Sentinel, which answers at once: the next one is asked after so long.
 SENTINEL_TIMEOUT_S = 0.5
+
+
+def sentinel_options(
+    socket_timeout: float | None = None, socket_connect_timeout: float | None = None
+) -> dict[str, Any]:
+    """Return options of redis-py for connections to sentinels: one attempt, which ends soon.
+
+    redis-py would try one that is down for 7 s, and one that hangs for a minute, before it asks the next one. kombu
+    asks them in the same order for each connection.
+
+    Args:
+        socket_timeout: that of the master, in seconds. If it is shorter than `SENTINEL_TIMEOUT_S`, it is theirs, too.
+        socket_connect_timeout: the same for a new connection.
+    """
+    return {
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": min(socket_timeout or SENTINEL_TIMEOUT_S, SENTINEL_TIMEOUT_S),
+        "socket_connect_timeout": min(socket_connect_timeout or SENTINEL_TIMEOUT_S, SENTINEL_TIMEOUT_S),
+    }
+
 
 #: What to do with missed runs of a periodic task.
 MISSED_POLICIES = ("skip", "once", "all")

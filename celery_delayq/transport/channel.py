@@ -14,8 +14,6 @@ import kombu
 import redis
 from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from celery_delayq.cluster.redirection import refuse_cluster
 from celery_delayq.fetching.held import Held
@@ -27,7 +25,7 @@ from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Offered
 from celery_delayq.queue.keys import RegistryKeys
 from celery_delayq.queue.script import load
-from celery_delayq.settings import SENTINEL_TIMEOUT_S, SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS
+from celery_delayq.settings import SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS, sentinel_options
 from celery_delayq.transport.batch import Batch
 from celery_delayq.transport.capture import Captured, Caught, captured_for
 from celery_delayq.transport.connector import Connector
@@ -488,17 +486,9 @@ class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):
 
     @property
     def sentinel_kwargs(self) -> dict[str, Any]:
-        """Options of the connections to the sentinels, see kombu.
-
-        redis-py would try one that is down for 7 s, before it asks the next one. kombu asks them in the same order for
-        each connection.
-        """
-        timeout_s = min(self.socket_timeout or SENTINEL_TIMEOUT_S, SENTINEL_TIMEOUT_S)
-        connect_s = min(self.socket_connect_timeout or SENTINEL_TIMEOUT_S, SENTINEL_TIMEOUT_S)
+        """Options of the connections to the sentinels, see kombu."""
         return {
-            "retry": Retry(NoBackoff(), 0),
-            "socket_timeout": timeout_s,
-            "socket_connect_timeout": connect_s,
+            **sentinel_options(self.socket_timeout, self.socket_connect_timeout),
             "socket_keepalive": self.socket_keepalive,
             "socket_keepalive_options": self.socket_keepalive_options,
             **(self._sentinel_kwargs or {}),
