@@ -1,9 +1,8 @@
 """Delayed Celery tasks that wait in Redis, in the layout of Redisson's RDelayedQueue.
 
 Importing the package connects nothing and registers nothing; `DelayQ(app)` and `register()` do. If neither was called,
-the use of a `delayq` URL is an error that says so, once `DelayQ` is imported or Celery's command line runs. A public
-name is imported when it is asked for: Celery imports this package for each of its commands, and most of them need none
-of it.
+the use of a `delayq` URL is an error that says so. A public name is imported when it is asked for: kombu imports this
+package wherever it is installed, and most processes need none of it.
 """
 
 from importlib import import_module

@@ -1,19 +1,16 @@
-"""The URL schemes of this package: `register` makes them known to kombu. Before that, they are an error that says how.
+"""The URL schemes of this package: `register` makes them known to kombu. Until then, they are an error that says how.
 
-kombu finds transports only in a table of its process, not by entry points. So where neither Celery's command line nor
-the app's module imports any of this package, kombu says `No such transport: delayq`. kombu does have entry points for
-serializers, which it loads in every process. With one of ours, `import kombu` would fail wherever this package is only
-half installed.
+kombu finds transports only in a table of its process. But it has entry points for serializers, and loads them in each
+process that makes a Celery app, a producer or a consumer. `NO_SERIALIZER` is such an entry point, so that this module
+puts the error into the table of a process that imports nothing else of this package. It is therefore a part of
+`import celery` for all programs beside which this package is installed, and imports next to nothing.
 """
 
 from __future__ import annotations
 
 from typing import NoReturn
 
-import click
 from kombu.transport import TRANSPORT_ALIASES
-
-from celery_delayq.errors import ConfigurationError
 
 #: Scheme -> transport class, for kombu's table of aliases.
 SCHEMES = {
@@ -24,9 +21,8 @@ SCHEMES = {
     "delayqs+cluster": "celery_delayq.transport:ClusterTransport",
 }
 
-
-class NotCalled(click.ClickException, ConfigurationError):
-    """A `delayq` URL is used, and `DelayQ(app)` was not called. Celery's command line shows the message alone."""
+#: What kombu registers for the entry point: no encoder, no decoder, and a content type that no message has.
+NO_SERIALIZER = (None, None, "application/x-celery-delayq-none")
 
 
 def register() -> None:
@@ -38,17 +34,12 @@ def register() -> None:
     TRANSPORT_ALIASES.update(SCHEMES)
 
 
-def expect_register() -> None:
-    """Until `register` is called, let kombu raise `NotCalled` for our schemes, where it would not know them."""
-    for scheme in SCHEMES:
-        TRANSPORT_ALIASES.setdefault(scheme, _refuse)
-
-
 def _refuse() -> NoReturn:
     """Stand for a transport: kombu (5.6 and 5.7) calls what the table has if it is a function."""
-    raise NotCalled(
-        "the broker URL starts with delayq, but DelayQ(app) was not called. Call it where the app is created:\n\n"
-        "    from celery_delayq import DelayQ\n\n"
-        "    delayq = DelayQ(app)\n\n"
-        "A process without such an app can call celery_delayq.register() instead."
-    )
+    from celery_delayq.uncalled import NotCalled
+
+    raise NotCalled
+
+
+for _scheme in SCHEMES:
+    TRANSPORT_ALIASES.setdefault(_scheme, _refuse)

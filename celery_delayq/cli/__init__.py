@@ -14,7 +14,6 @@ from __future__ import annotations
 import click
 
 from celery_delayq.cli.group import Commands
-from celery_delayq.schemes import expect_register
 
 #: Command name -> module and attribute.
 _COMMANDS = {
@@ -37,9 +36,6 @@ _COMMANDS = {
     "web": "web:web",
     "workers": "workers:workers",
 }
-
-
-expect_register()  # Celery imports this module for each of its commands, before the app
 
 
 @click.group("delayq", cls=Commands, places={name: f"{__name__}.{place}" for name, place in _COMMANDS.items()})

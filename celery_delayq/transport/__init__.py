@@ -56,7 +56,7 @@ from celery_delayq.fetching.held import Held
 from celery_delayq.queue.connections import NOT_SERVING, is_full
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
-from celery_delayq.schemes import expect_register, register
+from celery_delayq.schemes import register
 from celery_delayq.settings import check_transport_options, check_urls
 from celery_delayq.transfer.history import History
 from celery_delayq.transfer.loop import TransferLoop, TransferSettings
@@ -76,8 +76,6 @@ from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, i
 __all__ = ["ClusterTransport", "Connector", "SentinelTransport", "Transport", "register"]
 
 logger = getLogger(__name__)
-
-expect_register()
 
 #: Options that kombu's Redis transport reads, in its channels and elsewhere.
 KOMBU_OPTIONS = (

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from kombu.exceptions import SerializerNotInstalled
+from kombu.serialization import dumps, loads
 
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -51,11 +53,34 @@ def test_it_holds_for_all_our_urls(tmp_path: Path, scheme: str) -> None:
     assert _ADVICE in said
 
 
-def test_a_producer_whose_app_imports_delayq_and_does_not_call_it(tmp_path: Path) -> None:
-    app = "from celery_delayq import DelayQ" + _APP
-    said = run(tmp_path, "-c", "import shop; shop.pay.apply_async(countdown=60)", app=app)
-    assert "celery_delayq.schemes.NotCalled: the broker URL" in said
+@pytest.mark.parametrize("first", ["", "from celery_delayq import DelayQ"])
+def test_a_producer_says_it_also_if_it_imports_nothing_of_this_package(tmp_path: Path, first: str) -> None:
+    said = run(tmp_path, "-c", "import shop; shop.pay.apply_async(countdown=60)", app=first + _APP)
+    assert "celery_delayq.uncalled.NotCalled: the broker URL" in said
     assert _ADVICE in said
+
+
+def test_a_producer_of_kombu_says_it(tmp_path: Path) -> None:
+    said = run(tmp_path, "-c", "import kombu; kombu.Producer(kombu.Connection('delayq://nowhere.invalid:1/0'))")
+    assert _ADVICE in said
+
+
+def test_all_that_every_process_loads_for_it_is_next_to_nothing() -> None:
+    code = """
+import sys, kombu.transport
+before = set(sys.modules)
+import kombu.serialization
+print(*sorted(name for name in set(sys.modules) - before if "delayq" in name or name == "click"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["celery_delayq", "celery_delayq._version", "celery_delayq.schemes"]
+
+
+@pytest.mark.parametrize("serializer", ["delayq", "application/x-celery-delayq-none"])
+def test_kombu_has_no_serializer_of_our_name(serializer: str) -> None:
+    with pytest.raises(SerializerNotInstalled):
+        dumps({}, serializer=serializer)
+    assert loads(b"{}", serializer, "utf-8") == loads(b"{}", "application/x-nobody", "utf-8")
 
 
 def test_a_call_that_comes_late_is_early_enough(tmp_path: Path) -> None:
