@@ -8,6 +8,8 @@ the URL after the first `+` of the scheme: `socket:///path` for `delayq+socket:/
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,7 +18,10 @@ from celery.backends.redis import RedisBackend, SentinelBackend
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.settings import sentinel_options
 
-_KNOWN = "use delayq://, delayqs://, delayq+socket://, delayq+sentinel:// or delayq+cluster://"
+_KNOWN = (
+    "use delayq://, delayq+socket://, delayq+sentinel:// or delayq+cluster://; delayqs://, delayqs+sentinel:// or "
+    "delayqs+cluster:// for TLS"
+)
 
 
 class SentinelResults(SentinelBackend):
@@ -27,10 +32,30 @@ class SentinelResults(SentinelBackend):
     Overrides `_transport_options` of `RedisBackend` (Celery 5.6 and 5.7).
     """
 
+    #: Options of connections to the sentinels that a subclass adds.
+    _more_sentinel_kwargs: Mapping[str, Any] = {}
+
     @property
     def _transport_options(self) -> dict[str, Any]:
         given: dict[str, Any] = super()._transport_options
-        return {**given, "sentinel_kwargs": {**sentinel_options(), **given.get("sentinel_kwargs", {})}}
+        options = {**sentinel_options(), **self._more_sentinel_kwargs, **given.get("sentinel_kwargs", {})}
+        return {**given, "sentinel_kwargs": options}
+
+
+class SentinelResultsOverTLS(SentinelResults):
+    """The same over TLS, to the sentinels and to the master, with the options of the first URL.
+
+    Certificates are verified, unless `ssl_cert_reqs` in the URL or in `redis_backend_use_ssl` turns that off.
+
+    Overrides `_params_from_url` of `SentinelBackend` (Celery 5.6 and 5.7).
+    """
+
+    def _params_from_url(self, url: str, defaults: dict[str, Any]) -> dict[str, Any]:
+        params: dict[str, Any] = super()._params_from_url(url, defaults)
+        given = {name: value for name, value in params["hosts"][0].items() if name.startswith("ssl_")}
+        tls = {"ssl_cert_reqs": "required", **given}
+        self._more_sentinel_kwargs = {"ssl": True, **tls}
+        return {**params, **tls, "connection_class": self.connection_class_ssl}
 
 
 def backend(app: Any, url: str | None = None, **options: Any) -> RedisBackend:
@@ -49,12 +74,7 @@ def backend(app: Any, url: str | None = None, **options: Any) -> RedisBackend:
         return RedisBackend(app=app, **options)
     scheme, _, rest = url.partition("://")
     if scheme == "sentinel":
-        if not (app.conf.result_backend_transport_options or {}).get("master_name"):
-            raise ConfigurationError(
-                "result_backend is a URL of Redis Sentinel, which has to know the name of the master: set "
-                'app.conf.result_backend_transport_options = {"master_name": "mymaster"}'
-            )
-        return SentinelResults(app=app, url=url.replace("delayq+sentinel://", "sentinel://"), **options)
+        return _sentinel_backend(SentinelResults, app, url, options)
     if scheme == "cluster":
         return _cluster_backend(app, f"delayq+{url.removeprefix('delayq+')}", options)
     _refuse_several(url)
@@ -69,6 +89,8 @@ def backend_over_tls(app: Any, url: str | None = None, **options: Any) -> RedisB
     Certificates are verified, unless `ssl_cert_reqs` in the URL or in `redis_backend_use_ssl` turns that off.
     """
     scheme, _, rest = (url or "delayqs://").partition("://")
+    if scheme == "sentinel":
+        return _sentinel_backend(SentinelResultsOverTLS, app, f"{scheme}://{rest}", options)
     if scheme == "cluster":
         return _cluster_backend(app, ";".join(_verified(app, it) for it in f"delayqs+{url}".split(";")), options)
     _refuse_several(rest)
@@ -83,6 +105,15 @@ def _verified(app: Any, url: str) -> str:
     if "ssl_cert_reqs" in {*parse_qs(query), *(app.conf.redis_backend_use_ssl or ())}:
         return url
     return f"{url}{'&' if query else '?'}ssl_cert_reqs=required"
+
+
+def _sentinel_backend(kind: type[SentinelResults], app: Any, url: str, options: dict[str, Any]) -> RedisBackend:
+    if not (app.conf.result_backend_transport_options or {}).get("master_name"):
+        raise ConfigurationError(
+            "result_backend is a URL of Redis Sentinel, which has to know the name of the master: set "
+            'app.conf.result_backend_transport_options = {"master_name": "mymaster"}'
+        )
+    return kind(app=app, url=re.sub(r"delayqs?\+sentinel://", "sentinel://", url), **options)
 
 
 def _cluster_backend(app: Any, url: str, options: dict[str, Any]) -> RedisBackend:

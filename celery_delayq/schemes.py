@@ -17,6 +17,7 @@ SCHEMES = {
     "delayq": "celery_delayq.transport:Transport",
     "delayqs": "celery_delayq.transport:Transport",
     "delayq+sentinel": "celery_delayq.transport:SentinelTransport",
+    "delayqs+sentinel": "celery_delayq.transport:SentinelTransport",
     "delayq+cluster": "celery_delayq.transport:ClusterTransport",
     "delayqs+cluster": "celery_delayq.transport:ClusterTransport",
 }

@@ -75,7 +75,7 @@ def replicated(folder: Path, sentinels: int = 1) -> Iterator[Replicated]:
             wait_until(lambda: client.role()[3] == b"connected", "the replica follows", 20)
         quorum = sentinels // 2 + 1
         running = tuple(
-            stack.enter_context(PrivateRedis(server=_sentinel(folder / str(number), master.port, quorum)))
+            stack.enter_context(PrivateRedis(server=sentinel_command(folder / str(number), master.port, quorum)))
             for number in range(sentinels)
         )
         for one in running:
@@ -86,7 +86,7 @@ def replicated(folder: Path, sentinels: int = 1) -> Iterator[Replicated]:
         yield Replicated(master, replica, running)
 
 
-def _sentinel(folder: Path, master_port: int, quorum: int) -> Path:
+def sentinel_command(folder: Path, master_port: int, quorum: int, server: Path | None = None) -> Path:
     """Return a command that is redis-server as Sentinel: it wants a file that it may write to."""
     folder.mkdir()
     config = folder / "sentinel.conf"
@@ -96,6 +96,6 @@ def _sentinel(folder: Path, master_port: int, quorum: int) -> Path:
         f"sentinel failover-timeout {MASTER_NAME} 2000\n"
     )
     command = folder / "sentinel"
-    command.write_text(f'#!/bin/sh\nexec "{find_server()}" "{config}" --sentinel "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{server or find_server()}" "{config}" --sentinel "$@"\n')
     command.chmod(0o755)
     return command

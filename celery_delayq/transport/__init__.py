@@ -474,11 +474,11 @@ def _call_soon(loop: Any, cycle: Poller, callback: Any, *args: Any) -> Any:
 
 
 class SentinelTransport(Transport):
-    """`delayq+sentinel://`: the name that kombu gives the transport after it switched to another URL."""
+    """`delayq+sentinel://`, also with TLS: the transport's name for kombu after it switched to another URL."""
 
 
 class ClusterTransport(Transport):
-    """`delayq+cluster://`: the name that kombu gives the transport after it switched to another URL."""
+    """`delayq+cluster://`, also with TLS: the transport's name for kombu after it switched to another URL."""
 
 
 def is_in_memory(app: Any) -> bool:

@@ -6,8 +6,9 @@
 | `delayqs://host:6380/0` | scheme `delayqs`, everything parsed |
 | `delayq+socket:///path/redis.sock` | scheme `delayq`, host name `socket:///path/...`, parsed by its channel |
 | `delayq+sentinel://host:26379/0;...` | scheme `delayq`, host name `sentinel://host:26379/0`, parsed by nobody |
-| `delayq+cluster://host:6379;...`, `delayqs+cluster://...` | scheme `delayq` or `delayqs`, host name `cluster://...` |
-| the next of several such URLs, after a failover | scheme `delayq+sentinel` or `delayq+cluster`, everything parsed |
+| `delayq+cluster://host:6379;...` | scheme `delayq`, host name `cluster://host:6379`, parsed by nobody |
+| `delayqs+sentinel://...`, `delayqs+cluster://...` | the same with the scheme `delayqs` |
+| the next of several such URLs, after a failover | scheme `delayq+sentinel` and so on, everything parsed |
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ from kombu.utils.url import parse_url
 
 def is_sentinel(connection: Any) -> bool:
     """Return whether a kombu connection finds its server through Sentinel."""
-    return connection.transport_cls == "delayq+sentinel" or (connection.hostname or "").startswith("sentinel://")
+    return connection.transport_cls.endswith("+sentinel") or (connection.hostname or "").startswith("sentinel://")
 
 
 def is_cluster(connection: Any) -> bool:
     """Return whether the server of a kombu connection is a Redis Cluster."""
     return connection.transport_cls.endswith("+cluster") or (connection.hostname or "").startswith("cluster://")
+
+
+def asks_for_tls(connection: Any) -> bool:
+    """Return whether the URL of a kombu connection asks for TLS, with Sentinel also to the sentinels."""
+    return bool(connection.transport_cls.startswith("delayqs"))
 
 
 def ensure_tls(connection: Any) -> None:
@@ -34,7 +40,7 @@ def ensure_tls(connection: Any) -> None:
     Unlike kombu with `rediss://`, it verifies certificates unless the options say otherwise. kombu itself would send
     everything unencrypted, even the password: it uses TLS only for the scheme `rediss`, and ignores a plain True.
     """
-    if connection.ssl is True or (connection.transport_cls.startswith("delayqs") and not connection.ssl):
+    if connection.ssl is True or (asks_for_tls(connection) and not connection.ssl):
         connection.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
 
 
@@ -54,7 +60,7 @@ class SeveralHosts:
     All other attributes are those of the connection.
 
     Args:
-        connection: with `delayq+sentinel://` or `delayq+cluster://` URLs.
+        connection: with `delayq+sentinel://` or `delayq+cluster://` URLs, perhaps with TLS.
         scheme: the rest of the scheme, `sentinel` or `cluster`.
 
     Attributes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery, chain, chord, group
 from celery.backends.redis import RedisBackend
 from celery.result import AsyncResult
@@ -87,11 +89,40 @@ def test_over_tls_certificates_are_verified_unless_told_otherwise(
 
 
 @pytest.mark.parametrize(
+    ("query", "conf", "expected"),
+    [
+        ("", {}, {"ssl_cert_reqs": "required"}),
+        ("?ssl_ca_certs=%2Fca.pem", {}, {"ssl_cert_reqs": "required", "ssl_ca_certs": "/ca.pem"}),
+        ("?ssl_cert_reqs=none", {}, {"ssl_cert_reqs": "none"}),
+        ("", {"ssl_ca_certs": "ca"}, {"ssl_cert_reqs": "required", "ssl_ca_certs": "ca"}),
+        ("", {"ssl_cert_reqs": "none"}, {"ssl_cert_reqs": "none"}),
+    ],
+)
+def test_over_tls_the_sentinels_have_the_options_of_the_master(
+    query: str, conf: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    url = f"delayqs+sentinel://a:1/4{query};delayqs+sentinel://b:2/4"
+    with results(url, redis_backend_use_ssl=conf, **NAMED) as backend:
+        assert [(host["host"], host["port"]) for host in backend.connparams["hosts"]] == [("a", 1), ("b", 2)]
+        (pool, *others) = (
+            sentinel.connection_pool for sentinel in backend.client.connection_pool.sentinel_manager.sentinels
+        )
+        assert len(others) == 1
+        assert issubclass(pool.connection_class, redis.SSLConnection)
+        assert {name: value for name, value in pool.connection_kwargs.items() if name in expected} == expected
+        expected["ssl_cert_reqs"] = ssl.CERT_NONE if expected["ssl_cert_reqs"] == "none" else ssl.CERT_REQUIRED
+        given = backend.client.connection_pool.connection_kwargs
+        assert issubclass(backend.client.connection_pool.connection_class, redis.SSLConnection)
+        assert {name: value for name, value in given.items() if name in expected} == expected
+        assert given["db"] == 4
+
+
+@pytest.mark.parametrize(
     ("url", "match"),
     [
         ("delayq://a;delayq://b", "one server"),
         ("delayq+tcp://h", r"delayq\+tcp"),
-        ("delayqs+sentinel://h", r"delayqs\+sentinel"),
+        ("delayqs+socket:///run/redis.sock", r"delayqs\+socket"),
         ("delayqs://a;delayqs://b", "one server"),
     ],
 )

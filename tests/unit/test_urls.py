@@ -8,6 +8,7 @@ from typing import Any
 import kombu
 import pytest
 
+from celery_delayq.schemes import SCHEMES
 from celery_delayq.transport import Transport, register
 
 OURS = "celery_delayq.transport:Transport"
@@ -39,7 +40,7 @@ def test_tls_is_used_where_the_url_or_the_options_ask_for_it(url: str, options: 
         assert connection.clone().ssl == expected
 
 
-@pytest.mark.parametrize("scheme", ["delayq", "delayqs", "delayq+sentinel", "delayq+cluster", "delayqs+cluster"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_connection_that_switched_to_the_next_url_names_it(scheme: str) -> None:
     connection = kombu.Connection(f"{scheme}://me:s3cret@a:1/0;{scheme}://user:secret@b:2/0")
     for expected in (f"{scheme}://user:**@b:2/0", f"{scheme}://me:**@a:1/0", f"{scheme}://user:**@b:2/0"):
