@@ -16,6 +16,7 @@ from celery_delayq.cli.command import command, json_option, plural
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, text
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import Span
+from celery_delayq.health.advice import advice_for
 from celery_delayq.health.check import check_broker, check_only_overdue
 from celery_delayq.health.finding import Finding, Level, not_checked, sentence
 from celery_delayq.health.options import check_options
@@ -26,6 +27,9 @@ _PATIENCE_S = 2.0
 
 #: What Redis says if a user may not run a command without which nothing can be checked.
 _REFUSED = re.compile(r"no permissions to run the '([\w|]+)' command")
+
+#: What to do if the server cannot be used, and does not say why.
+_NOTHING_KNOWN = "Check the broker URL, and whether the server runs: nothing works without it."
 
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.ERROR: "bold red"}
 
@@ -85,7 +89,7 @@ def _cannot(app: Any, exc: click.ClickException) -> Finding:
     """Return the finding that the broker cannot be checked."""
     refused = _REFUSED.search(exc.message)
     if refused is None:
-        advice = "Check the broker URL, and whether the server runs: nothing works without it."
+        advice = advice_for(exc.message, _NOTHING_KNOWN)
         return Finding("server", Level.ERROR, sentence(exc.message), advice)
     advice = "Let an administrator allow it, with the command below, and check again."
     user = app.connection_for_write().userid or "default"

@@ -1,6 +1,7 @@
 """Health: whether the server, the settings and the processes are as they should be.
 
 finding      what a check found, and how bad it is
+advice       what to do about an error of a server
 servers      the servers that are checked, and what follows if one is away
 version, persistence, memory, replication, room, clock, permissions     checks of a server
 waiting      what waits at a server, for the next two

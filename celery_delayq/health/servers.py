@@ -11,7 +11,8 @@ from typing import Any
 import redis
 
 from celery_delayq.cluster.client import Routed
-from celery_delayq.health.finding import Finding, Level, not_checked
+from celery_delayq.health.advice import advice_for
+from celery_delayq.health.finding import Finding, Level, not_checked, sentence
 from celery_delayq.queue.connections import LOST
 from celery_delayq.transfer.history import address_of
 
@@ -106,9 +107,8 @@ def examine(server: Server, checks: Mapping[str, Check], *, away: Level = Level.
 def is_away(server: Server, exc: Exception, level: Level = Level.ERROR) -> Finding:
     """Return the finding that a server cannot be used."""
     what = f"Cannot use the node {server.name}" if server.in_cluster else f"Cannot use {server.name}"
-    return Finding(
-        "server", level, f"{what}: {str(exc).rstrip('.')}.", _AWAY[server.in_cluster], servers=(server.name,)
-    )
+    advice = advice_for(str(exc), _AWAY[server.in_cluster])
+    return Finding("server", level, sentence(f"{what}: {exc}"), advice, servers=(server.name,))
 
 
 _AWAY = {

@@ -292,3 +292,41 @@ def test_a_server_that_cannot_save_is_a_line(ledger_url: str) -> None:
         server.kill()  # it would not stop without saving
     assert done.code == 1
     assert "MISCONF" in only(done, "server")["message"]
+    assert only(done, "server")["advice"].startswith("The disk of Redis is full, or not writable")
+
+
+@pytest.mark.one_server
+class TestWhatTheServerAnswers:
+    """The advice is about what the server says, and not whether it runs."""
+
+    PASSWORD = "Check the user and the password in the broker URL"
+
+    @pytest.mark.parametrize("login", ["nobody:wrong@", ":wrong@", ""])
+    @pytest.mark.parametrize("arguments", [[], ["--max-overdue", "60"]])
+    def test_a_wrong_password(self, ledger_url: str, login: str, arguments: list[str]) -> None:
+        with PrivateRedis() as server, server.client() as client:
+            client.config_set("requirepass", "secret")
+            with publisher(f"delayq://{login}127.0.0.1:{server.port}/0", ledger_url) as app:
+                done = run(app, "check", "--json", *arguments)
+            client.config_set("requirepass", "")
+        assert done.code == 1
+        assert only(done, "server")["level"] == "error"
+        assert only(done, "server")["advice"].startswith(self.PASSWORD)
+
+    def test_a_password_that_the_server_does_not_have(self, broker_server: PrivateRedis, ledger_url: str) -> None:
+        with publisher(f"delayq://:secret@127.0.0.1:{broker_server.port}/0", ledger_url) as app:
+            done = run(app, "check", "--json")
+        assert done.code == 1
+        finding = next(line for line in found(done, "server") if line["level"] == "error")
+        assert finding["advice"].startswith(self.PASSWORD)
+        assert not finding["message"].endswith("?.")
+
+    def test_no_sentinel_knows_the_master(self, ledger_url: str) -> None:
+        options = {"broker_transport_options": {"master_name": "shop"}}
+        with publisher("delayq+sentinel://127.0.0.1:1/0", ledger_url, **options) as app:
+            done = run(app, "check", "--json")
+        assert done.code == 1
+        assert only(done, "server")["level"] == "error"
+        assert "No master found for 'shop'" in only(done, "server")["message"]
+        assert only(done, "server")["advice"].startswith("Check the host names of the sentinels")
+        assert "master_name" in only(done, "server")["advice"]
