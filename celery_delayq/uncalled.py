@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from celery_delayq.errors import ConfigurationError
 
-_ADVICE = """\
-the broker URL starts with delayq, but DelayQ(app) was not called. Call it where the app is created:
+NOT_CALLED = "the broker URL starts with delayq, but DelayQ(app) was not called"
+
+WHERE = "Call it where the app is created"
+
+_ADVICE = f"""\
+{NOT_CALLED}. {WHERE}:
 
     from celery_delayq import DelayQ
 
@@ -22,3 +28,27 @@ class NotCalled(click.ClickException, ConfigurationError):
 
     def __init__(self) -> None:
         super().__init__(_ADVICE)
+
+
+def is_missing(app: Any) -> bool:
+    """Return whether kombu refuses the broker URL of an app, because nothing has called `DelayQ(app)` or `register`.
+
+    It is never so for the app that Celery makes if nobody has made one: there is no module that could call it.
+    """
+    if is_fallback(app):
+        return False
+    try:
+        app.connection_for_write().get_transport_cls()
+    except NotCalled:
+        return True
+    except (KeyError, ValueError):  # another wrong URL
+        return False
+    return False
+
+
+def is_fallback(app: Any) -> bool:
+    """Return whether an app is the one that `current_app` makes if nobody has made any.
+
+    Source: Celery 5.7 `celery._state._get_current_app`.
+    """
+    return bool(app.main == "default" and not app.set_as_current)

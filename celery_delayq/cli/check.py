@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from celery_delayq.health.check import check_broker, check_only_overdue
 from celery_delayq.health.finding import Finding, Level, not_checked, sentence
 from celery_delayq.health.options import check_options
 from celery_delayq.transport.urls import is_sentinel
+from celery_delayq.uncalled import NOT_CALLED, WHERE, is_missing
 
 #: How long to wait for each answer, in seconds.
 _PATIENCE_S = 2.0
@@ -63,7 +64,7 @@ def check(ctx: click.Context, strict: bool, max_overdue: timedelta | None, as_js
 
 
 def _all(app: Any) -> list[Finding]:
-    findings = list(check_options(app))
+    findings = [*_uncalled(app), *check_options(app)]
     try:
         with delayq_channel(app, patience_s=_PATIENCE_S) as (connection, channel):
             options = app.conf.broker_transport_options
@@ -75,6 +76,17 @@ def _all(app: Any) -> list[Finding]:
         is_known = any(finding.message == cannot.message for finding in findings)
         found = [not_checked("server", "correct the settings first") if is_known else cannot]
     return [*findings, *found]
+
+
+def _uncalled(app: Any) -> Iterator[Finding]:
+    """Yield that `DelayQ(app)` is missing. Commands know the URLs without it, so only before the first connection."""
+    if is_missing(app):
+        yield Finding(
+            "settings",
+            Level.ERROR,
+            sentence(f"{NOT_CALLED}: workers and producers of this app fail"),
+            f"{WHERE}: `delayq = DelayQ(app)`, after `from celery_delayq import DelayQ`.",
+        )
 
 
 def _overdue(app: Any, most_s: float) -> list[Finding]:

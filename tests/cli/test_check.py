@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +31,8 @@ from tests.workers import Worker
 __all__ = ["ledger"]
 
 pytestmark = pytest.mark.on_cluster
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def found(done: Done, check: str) -> list[dict[str, Any]]:
@@ -330,3 +336,49 @@ class TestWhatTheServerAnswers:
         assert "No master found for 'shop'" in only(done, "server")["message"]
         assert only(done, "server")["advice"].startswith("Check the host names of the sentinels")
         assert "master_name" in only(done, "server")["advice"]
+
+
+@pytest.mark.one_server
+class TestDelayqWasNotCalled:
+    """The command line knows the URL schemes. Workers and producers of the app do not."""
+
+    NOT_CALLED = "The broker URL starts with delayq, but DelayQ(app) was not called"
+
+    def errors(self, folder: Path, module: str, *options: str) -> list[dict[str, Any]]:
+        """The errors of the command in a process of its own, where a module `shop` may be."""
+        Path(folder, "shop.py").write_text(module, "utf-8")
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "celery", *options, "delayq", "check", "--json"],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        found = [line for line in lines if line["level"] == "error"]
+        assert any(line["check"] == "transfer" for line in lines), done
+        assert done.returncode == bool(found)
+        return found
+
+    def test_it_is_an_error(self, unused: None, waiting: DelayedQueue, broker_url: str, tmp_path: Path) -> None:
+        module = f"from celery import Celery\napp = Celery('shop', broker={broker_url!r})\n"
+        (finding,) = self.errors(tmp_path, module, "-A", "shop")
+        assert finding["message"].startswith(self.NOT_CALLED)
+        assert "delayq = DelayQ(app)" in finding["advice"]
+
+    @pytest.mark.parametrize("call", ["DelayQ(app)", "register()"])
+    def test_one_that_was_called(
+        self, unused: None, waiting: DelayedQueue, broker_url: str, tmp_path: Path, call: str
+    ) -> None:
+        module = (
+            "from celery import Celery\nfrom celery_delayq import DelayQ, register\n"
+            f"app = Celery('shop', broker={broker_url!r})\n{call}\n"
+        )
+        assert self.errors(tmp_path, module, "-A", "shop") == []
+
+    def test_no_module_could_call_it(
+        self, unused: None, waiting: DelayedQueue, broker_url: str, tmp_path: Path
+    ) -> None:
+        assert self.errors(tmp_path, "", "-b", broker_url) == []

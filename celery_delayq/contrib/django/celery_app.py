@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from celery_delayq.settings import DJANGO_APP
+from celery_delayq.uncalled import is_fallback
 
 
 def celery_app() -> Any:
@@ -26,7 +27,7 @@ def celery_app() -> Any:
     found = app_or_default() if named is None else _named(named)
     if not isinstance(found, Celery):
         raise ImproperlyConfigured(f"{DJANGO_APP} is {named!r}, which is not a Celery app")
-    if named is None and _is_fallback(found):
+    if named is None and is_fallback(found):
         raise ImproperlyConfigured("no Celery app was made when Django started")
     return found
 
@@ -38,11 +39,3 @@ def _named(named: Any) -> Any:
         return find_app(named)
     except (ImportError, AttributeError, ValueError) as exc:
         raise ImproperlyConfigured(f"{DJANGO_APP} is {named!r}, but cannot be imported: {exc}") from exc
-
-
-def _is_fallback(app: Any) -> bool:
-    """Return whether an app is the one that `current_app` makes if nobody has made any.
-
-    Source: Celery 5.7 `celery._state._get_current_app`.
-    """
-    return app.main == "default" and not app.set_as_current
