@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ import click
 from rich.text import Text
 
 from celery_delayq.cli.broker import delayq_channel
-from celery_delayq.cli.command import command, json_option, plural
+from celery_delayq.cli.command import command, json_option, plural, with_app
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, text
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import Span
@@ -52,7 +53,8 @@ def check(ctx: click.Context, strict: bool, max_overdue: timedelta | None, as_js
     """
     if max_overdue is not None and max_overdue < timedelta(0):
         raise click.BadParameter("must not be negative", ctx, param_hint="--max-overdue")
-    findings = _all(ctx.obj.app) if max_overdue is None else _overdue(ctx.obj.app, max_overdue.total_seconds())
+    found = _all(ctx.obj.app) if max_overdue is None else _overdue(ctx.obj.app, max_overdue.total_seconds())
+    findings = [replace(finding, advice=with_app(finding.advice)) for finding in found]
     if as_json:
         for finding in findings:
             print_json(_as_json(finding))

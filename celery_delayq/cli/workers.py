@@ -15,6 +15,11 @@ from celery_delayq.cli.times import shown, shown_span
 from celery_delayq.inspector.consumers import Consumer, Consumers, Lease
 from celery_delayq.times import to_datetime, to_timedelta
 
+_NOBODY = (
+    "No worker with a delayq:// URL and DelayQ(app) consumes a queue. Stock workers, with redis://, have no leases, "
+    "and are not shown."
+)
+
 
 @command("workers")
 @json_option
@@ -35,7 +40,7 @@ def workers(ctx: click.Context, as_json: bool) -> None:
         out = console()
         out.print(_table(found, out.width))
     elif not found.lost:
-        say("No worker consumes a queue.", err=True)
+        say(_NOBODY, err=True)
     check_complete(found.lost)
 
 

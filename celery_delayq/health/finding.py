@@ -41,7 +41,8 @@ class Finding:
         check: name of the check.
         level: how bad it is.
         message: what is so, in whole sentences.
-        advice: what to do, in whole sentences; empty if there is nothing to do.
+        advice: what to do, in whole sentences; empty if there is nothing to do. A command in it starts with
+            `celery -A ...`.
         command: a command of Redis that the advice is about, in one line; empty if there is none.
         servers: names of the servers that this is about; empty if it is about none of them.
         was_checked: whether the check could be made.

@@ -41,7 +41,7 @@ def check_memory(server: Server) -> Iterator[Finding]:
             _CHECK,
             Level.WARNING,
             f"{name} uses {used_mb:,.0f} MB of the {limit_mb:,.0f} MB that maxmemory allows: then publishing fails.",
-            "Raise maxmemory, or see `celery delayq status` for what waits.",
+            "Raise maxmemory, or see `celery -A ... delayq status` for what waits.",
         )
     elif policy == "noeviction" or not (limit or policy.startswith("allkeys")):
         shown = limit or "not set"

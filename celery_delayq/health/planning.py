@@ -48,7 +48,7 @@ def check_planning(server: Server, *, keys: ScheduleKeys, entries: Configured | 
         advice = (
             'Set beat_scheduler = "celery_delayq.beat:Scheduler", and restart the workers.'
             if entries is None
-            else "Start a worker, or celery beat."
+            else "Start a worker: `celery -A ... worker`; or beat: `celery -A ... beat`."
         )
         yield Finding(_CHECK, Level.ERROR, f"Nobody plans {tasks}: no planner is subscribed.", advice)
     elif not failed:
@@ -59,5 +59,5 @@ def check_planning(server: Server, *, keys: ScheduleKeys, entries: Configured | 
             _CHECK,
             Level.WARNING,
             f"{failed} of {tasks} could not be planned.",
-            "`celery delayq schedule list` shows the errors.",
+            "`celery -A ... delayq schedule list` shows the errors.",
         )

@@ -9,7 +9,10 @@ from celery_delayq.health.waiting import Waiting
 
 _CHECK = "transfer"
 
-_ADVICE = "Start a worker, or `celery delayq transfer`."
+_ADVICE = "Start a worker: `celery -A ... worker`; or only the transfer: `celery -A ... delayq transfer`."
+
+#: They are what runs while nobody has moved in yet.
+_STOCK = "Stock workers, with redis://, do not transfer."
 
 
 def check_transfer(waiting: Waiting) -> Iterator[Finding]:
@@ -18,7 +21,8 @@ def check_transfer(waiting: Waiting) -> Iterator[Finding]:
         yield not_checked(_CHECK, "the user may not call PUBSUB NUMSUB")
     elif not waiting.loops:
         level = Level.ERROR if waiting.has_messages else Level.WARNING
-        yield Finding(_CHECK, level, "Nobody transfers due messages: no transfer loop is subscribed.", _ADVICE)
+        message = "Nobody transfers due messages: no transfer loop is subscribed."
+        yield Finding(_CHECK, level, message, f"{_ADVICE} {_STOCK}")
     elif waiting.untransferred:
         names = ", ".join(map(repr, sorted(waiting.untransferred)))
         yield Finding(

@@ -112,7 +112,7 @@ class Outage:
                 "%s interrupted: %s. %s%s; reconnecting...",
                 self._what,
                 str(exc).rstrip("."),
-                "`celery delayq check` names the missing rights. " if refused else "",
+                "`celery -A ... delayq check` names the missing rights. " if refused else "",
                 self._meanwhile,
                 exc_info=None if expected or refused else exc,
             )

@@ -37,7 +37,7 @@ def name_missing_rights(consumer: Any) -> None:
             commands = "\n".join(dict.fromkeys(finding.command for finding in missing))
             logger.critical(
                 "Redis refuses what this worker needs: %s %s Let an administrator allow it, and check again with "
-                "`celery delayq check`:\n%s",
+                "`celery -A ... delayq check`:\n%s",
                 sentence(str(refusal)),
                 missing[0].message,
                 commands,

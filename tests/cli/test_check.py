@@ -26,7 +26,7 @@ from tests.ledger import Ledger
 from tests.state import now_ms, offer
 from tests.support import wait_until
 from tests.worker_app import publisher
-from tests.workers import Worker
+from tests.workers import CeleryCommand, Worker
 
 __all__ = ["ledger"]
 
@@ -66,7 +66,10 @@ class TestNobodyRuns:
             line.keys() == {"check", "level", "message", "advice", "command", "servers"} for line in done.lines()
         )
         assert only(done, "transfer")["level"] == "warning"
-        assert only(done, "transfer")["advice"] == "Start a worker, or `celery delayq transfer`."
+        assert only(done, "transfer")["advice"] == (
+            "Start a worker: `celery -A ... worker`; or only the transfer: `celery -A ... delayq transfer`. Stock "
+            "workers, with redis://, do not transfer."
+        )
         assert only(done, "persistence")["level"] == "warning"
         for check in ("settings", "permissions", "overdue", "planner", "memory", "replicas"):
             assert {line["level"] for line in found(done, check)} == {"ok"}
@@ -382,3 +385,14 @@ class TestDelayqWasNotCalled:
         self, unused: None, waiting: DelayedQueue, broker_url: str, tmp_path: Path
     ) -> None:
         assert self.errors(tmp_path, "", "-b", broker_url) == []
+
+
+@pytest.mark.one_server
+def test_commands_in_the_advice_can_be_pasted(
+    unused: None, waiting: DelayedQueue, broker_url: str, ledger_url: str
+) -> None:
+    with CeleryCommand("delayq", "check", "--json", broker=broker_url, ledger=ledger_url) as done:
+        assert done.wait() == 0
+        finding = next(line for line in map(json.loads, done.log.splitlines()) if line["check"] == "transfer")
+    assert "`celery -A tests.worker_app worker`" in finding["advice"]
+    assert "`celery -A tests.worker_app delayq transfer`" in finding["advice"]

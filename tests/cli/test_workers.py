@@ -73,5 +73,9 @@ def test_what_consumers_are_called_cannot_dress_up(waiting: DelayedQueue, comman
 
 def test_nobody_is_no_error(command: Command) -> None:
     done = command("workers")
-    assert (done.code, done.stdout, done.stderr) == (0, "", "No worker consumes a queue.\n")
+    said = (
+        "No worker with a delayq:// URL and DelayQ(app) consumes a queue. Stock workers, with redis://, have no "
+        "leases, and are not shown.\n"
+    )
+    assert (done.code, done.stdout, done.stderr) == (0, "", said)
     assert command("workers", "--json").json() == []
