@@ -62,7 +62,7 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
         "memory": check_memory,
         "replicas": partial(check_replication, replicas=replicas, has_sentinel=has_sentinel),
         "connections": check_room,
-        "permissions": partial(check_permissions, needed=needed),
+        "permissions": partial(check_permissions, needed=needed, queues=broker.queues_examined),
         "clock": check_clock,
         "planner": partial(_planning, keys=store_of(channel).keys, entries=entries),
         "transfer": broker.of_waiting(check_transfer),
@@ -102,6 +102,8 @@ class _Broker:
     def __init__(self, app: Any, channel: Any) -> None:
         client = channel.plain_client
         self.queues: tuple[str, ...] = tuple(app.amqp.queues)
+        #: The queues to name with rights. With a prefix, a right is for the keys of all queues.
+        self.queues_examined = () if channel.global_keyprefix else self.queues
         self.db = database_of(client)
         self.servers = servers_of(client)
         self._keyprefix: str = channel.global_keyprefix

@@ -30,6 +30,9 @@ _NO_COMMAND, _NO_KEY, _NO_CHANNEL = "permissions to run", "permissions to access
 #: What Redis 7.0 and older say.
 _SAME = {"to access one of the keys": "to access a key", "to access one of the channels": "to access a channel"}
 
+#: How many queues are named.
+_MOST_NAMED = 3
+
 #: Every command that a worker, a producer or `celery delayq` sends, also in scripts, with arguments as an example. KEY
 #: stands for a key, and CHANNEL for a channel. The words in capitals are the name.
 COMMANDS = tuple(
@@ -190,12 +193,15 @@ def _keys(channel: Any, queues: Iterable[str], db: int, in_cluster: bool) -> Ite
         yield rule_for(key, "")
 
 
-def check_permissions(server: Server, *, needed: Callable[[Server], Sequence[Need]]) -> Iterator[Finding]:
+def check_permissions(
+    server: Server, *, needed: Callable[[Server], Sequence[Need]], queues: Sequence[str] = ()
+) -> Iterator[Finding]:
     """Yield what the user may not do.
 
     Args:
         server: the server.
         needed: returns what has to be allowed there, see `needs`.
+        queues: the queues with which it was asked, if others may need further rights.
     """
     connection = connection_of(server.client.connection_pool)
     name, again = _user_of(connection), ""
@@ -222,7 +228,20 @@ def check_permissions(server: Server, *, needed: Callable[[Server], Sequence[Nee
             f"ACL SETUSER {name} {rules}",
         )
     else:
-        yield Finding(_CHECK, Level.OK, f"The user {name} may do all that workers and producers need.")
+        examined = _examined(queues, server.in_cluster)
+        yield Finding(_CHECK, Level.OK, f"The user {name} may do all that workers and producers need{examined}.")
+
+
+def _examined(queues: Sequence[str], in_cluster: bool) -> str:
+    """Return for which queues the rights were examined. Nobody can ask for those of all queues."""
+    if not queues:
+        return ""
+    names, more = ", ".join(map(repr, queues[:_MOST_NAMED])), len(queues) - _MOST_NAMED
+    if more > 0:
+        names += f" and {more} more"
+    rules = "`~name*` and `~{name}*`" if in_cluster else "`~name*`"
+    noun = "queue" if len(queues) == 1 else "queues"
+    return f" with the {noun} {names}; a user with key patterns needs {rules} for each other queue"
 
 
 def with_same_command(findings: Iterable[Finding]) -> list[Finding]:

@@ -11,10 +11,12 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import redis
 from celery import Celery
+from kombu import Queue
 
 from celery_delayq import DelayedQueue
 from celery_delayq.queue.keys import ScheduleKeys
@@ -23,6 +25,7 @@ from examples.private_redis import PrivateRedis
 from tests.cli.running import Command, Done, is_wrong_use, run
 from tests.integration.conftest import ledger
 from tests.ledger import Ledger
+from tests.redis_cluster.test_acl import PASSWORD, rules_for
 from tests.state import now_ms, offer
 from tests.support import wait_until
 from tests.worker_app import publisher
@@ -396,3 +399,43 @@ def test_commands_in_the_advice_can_be_pasted(
         finding = next(line for line in map(json.loads, done.log.splitlines()) if line["check"] == "transfer")
     assert "`celery -A tests.worker_app worker`" in finding["advice"]
     assert "`celery -A tests.worker_app delayq transfer`" in finding["advice"]
+
+
+@pytest.mark.one_server
+class TestQueuesOfTheRights:
+    """A user who may use some queues only may do so with those of the settings. It says which ones these are."""
+
+    def permissions(self, server: PrivateRedis, ledger_url: str, *rules: str, **conf: Any) -> dict[str, Any]:
+        with server.client() as client:
+            client.execute_command("ACL", "SETUSER", "shop", "reset", *rules_for("server"), *rules)
+        url = server.url.replace("redis://", f"delayq://shop:{quote(PASSWORD, safe='')}@")
+        try:
+            with publisher(url, ledger_url, **conf) as app:
+                return only(run(app, "check", "--json"), "permissions")
+        finally:
+            with server.client() as client:
+                client.execute_command("ACL", "DELUSER", "shop")
+
+    def test_are_named(self, broker_server: PrivateRedis, ledger_url: str) -> None:
+        finding = self.permissions(broker_server, ledger_url)
+        assert finding["level"] == "ok"
+        assert finding["message"] == (
+            "The user shop may do all that workers and producers need with the queue 'celery'; a user with key "
+            "patterns needs `~name*` for each other queue."
+        )
+
+    def test_are_named_in_short(self, broker_server: PrivateRedis, ledger_url: str) -> None:
+        queues = [f"q{number}" for number in range(5)]
+        finding = self.permissions(
+            broker_server,
+            ledger_url,
+            *(f"~{queue}*" for queue in queues),
+            task_queues=[Queue(queue) for queue in queues],
+        )
+        assert "with the queues 'q0', 'q1', 'q2' and 2 more; a user" in finding["message"]
+
+    def test_are_not_named_with_a_prefix(self, broker_server: PrivateRedis, ledger_url: str) -> None:
+        """One right is for the keys of all queues then."""
+        options = {"broker_transport_options": {"global_keyprefix": "shop:"}}
+        finding = self.permissions(broker_server, ledger_url, "~shop:*", **options)
+        assert finding["message"] == "The user shop may do all that workers and producers need."
