@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_delayq.cli.command import Decorator
+from celery_delayq.cli.command import Decorator, with_app
 from celery_delayq.cluster.redirection import refuse_cluster
 from celery_delayq.errors import DelayqError
 from celery_delayq.inspector import Inspector
@@ -27,7 +28,23 @@ _ADVICE = (
     "`celery -A` names"
 )
 
+#: What servers say if a user may not do something; the last two in scripts, before Redis 7.
+_NO_RIGHT = re.compile("[Nn]o permissions to|NOPERM|user executing the script")
+
 _NO_CONNECTION = (OperationalError, RedisConnectionError, RedisTimeoutError)
+
+
+class Refused(click.ClickException):
+    """The server refuses a command. If a right is missing, people read what names it; `message` does not have that."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        pointer = with_app("; `celery -A ... delayq check` names the missing rights")  # later, `-A` is not known
+        self._pointer = pointer if _NO_RIGHT.search(message) else ""
+
+    def format_message(self) -> str:
+        """Return what people read."""
+        return f"{self.message.rstrip('.')}{self._pointer}" if self._pointer else self.message
 
 
 @contextmanager
@@ -59,7 +76,7 @@ def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tup
             raise click.ClickException(str(exc)) from exc
         except _NO_CONNECTION as exc:
             if isinstance(exc.__cause__, ResponseError):
-                raise click.ClickException(f"{connection.as_uri()}: {exc}") from exc
+                raise Refused(f"{connection.as_uri()}: {exc}") from exc
             url = connection.as_uri()
             trouble = f"lost the connection to {url}" if connected else f"cannot connect to {url}"
             if connected and connection.transport.nodes is not None:  # the error names the node
@@ -71,7 +88,7 @@ def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tup
                 refuse_cluster(exc)
             except DelayqError as advice:
                 raise click.ClickException(str(advice)) from exc
-            raise click.ClickException(f"{connection.as_uri()} refused a command: {exc}") from exc
+            raise Refused(f"{connection.as_uri()} refused a command: {exc}") from exc
         except ValueError as exc:  # kombu's of an option, and urllib's of a URL
             if connected:
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from examples.private_redis import PrivateRedis
 from tests.cli.running import Command, failed, run
 from tests.integration.publishing import publish
 from tests.worker_app import make_app
+from tests.workers import CeleryCommand
 
 pytestmark = pytest.mark.on_cluster
 
@@ -109,6 +111,36 @@ def test_a_refusal_of_the_server(app: Celery, waiting: DelayedQueue, command: Co
     waiting.client.delete(waiting.keys.timeout_set)
     waiting.client.set(waiting.keys.timeout_set, "no ZSET")
     failed(command("status"), "refused a command: ", "WRONGTYPE")
+
+
+@pytest.mark.one_server("rights on a cluster: redis_cluster/test_acl.py")
+class TestAMissingRight:
+    """The error leads to the check, which names it."""
+
+    @pytest.fixture
+    def without(self, broker_client: redis.Redis, broker_url: str) -> Iterator[str]:
+        """The URL of a user without a right."""
+        broker_client.execute_command(
+            "ACL", "SETUSER", "shop", "reset", "on", ">secret", "~*", "&*", "+@all", "-smembers"
+        )
+        yield broker_url.replace("://", "://shop:secret@")
+        broker_client.execute_command("ACL", "DELUSER", "shop")
+
+    @calls([["status"], ["list"], ["workers"], ["cancel", "an-id"], ["dead", "list"], ["schedule", "list"]])
+    def test_is_named_by_the_check(self, without: str, ledger_url: str, call: list[str]) -> None:
+        done = run(make_app(without, ledger_url), *call)
+        failed(
+            done, "no permissions to run the 'smembers' command; `celery -A ... delayq check` names the missing rights"
+        )
+
+    def test_can_be_pasted(self, without: str, ledger_url: str) -> None:
+        with CeleryCommand("delayq", "list", broker=without, ledger=ledger_url) as done:
+            assert done.wait() == 1
+            assert f"`celery -A {APP} delayq check` names" in done.log
+
+    def test_the_check_does_not_name_itself(self, broker_client: redis.Redis, without: str, ledger_url: str) -> None:
+        broker_client.execute_command("ACL", "SETUSER", "shop", "-ping")
+        assert "names the missing right" not in run(make_app(without, ledger_url), "check").stdout
 
 
 def test_a_connection_that_is_lost(app: Celery, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
