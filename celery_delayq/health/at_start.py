@@ -13,7 +13,7 @@ from celery_delayq.errors import UnsupportedServer
 from celery_delayq.health.clock import check_clock
 from celery_delayq.health.finding import Finding, Level, merged
 from celery_delayq.health.memory import check_memory
-from celery_delayq.health.options import described
+from celery_delayq.health.options import check_options, described
 from celery_delayq.health.persistence import check_persistence
 from celery_delayq.health.replication import check_replication
 from celery_delayq.health.servers import Server, examine, servers_of
@@ -37,7 +37,8 @@ def say_at_start(
         redis.RedisError: see `servers_of`.
     """
     servers = servers_of(client)
-    findings = check_servers(servers, replicas=replicas, has_sentinel=has_sentinel)
+    findings = [it for it in check_options(app) if it.level is Level.WARNING]  # with an error, nobody comes here
+    findings += check_servers(servers, replicas=replicas, has_sentinel=has_sentinel)
     logger.info("celery_delayq %s with %s. %s.", __version__, _names(servers), described(app))
     for finding in findings:
         logger.log(finding.level.for_logs, "%s", f"{finding.told(len(servers))} {finding.advice}".rstrip())

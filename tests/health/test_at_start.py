@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 
 import pytest
 import redis
+from celery import Celery
 
 from celery_delayq.errors import UnsupportedServer
 from celery_delayq.health import clock
-from celery_delayq.health.at_start import check_servers
+from celery_delayq.health.at_start import check_servers, say_at_start
 from celery_delayq.health.finding import Finding, Level
 from celery_delayq.health.servers import servers_of
 from examples.private_redis import PrivateRedis, name_and_version
@@ -59,6 +61,20 @@ def test_a_server_that_evicts_keys_is_warned_of(admin: redis.Redis, policy: str,
     assert finding.level is Level.WARNING
     assert f"maxmemory-policy {policy}" in finding.message
     assert "noeviction" in finding.advice
+
+
+def test_options_that_nothing_reads_are_warned_of(admin: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+    admin.config_set("save", "900 1")
+    app = Celery("shop", broker="delayq://localhost", set_as_current=False)
+    app.conf.broker_transport_options = {"visibilty_timeout": 60, "leese": 5}
+    with caplog.at_level(logging.INFO):
+        say_at_start(logging.getLogger("celery_delayq.test"), app, admin)
+    first, second = caplog.records
+    assert first.getMessage().endswith("All options have their defaults.")
+    assert (second.levelname, second.getMessage()) == (
+        "WARNING",
+        "Nothing reads the option 'visibilty_timeout' in broker_transport_options. Did you mean 'visibility_timeout'?",
+    )
 
 
 def test_a_clock_that_is_off_is_warned_of(admin: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,3 +250,12 @@ def test_a_worker_says_at_its_start_what_it_is_and_what_it_uses(
             f"INFO/MainProcess] celery_delayq {__version__} with {server} at 127.0.0.1:{broker_server.port}. "
             "Options that differ from the defaults: lease 60.0, delayq_transfer_grace 0.5."
         )
+
+
+def test_an_option_that_nothing_reads_is_reported_at_start(broker_url: str, ledger: Ledger) -> None:
+    conf = {"broker_transport_options": {"visibilty_timeout": 60}}
+    with Worker(broker=broker_url, ledger=ledger.url, conf=conf) as worker:
+        worker.wait_for_log(
+            "WARNING/MainProcess] Nothing reads the option 'visibilty_timeout' in broker_transport_options. "
+            "Did you mean 'visibility_timeout'?"
+        )
