@@ -57,7 +57,8 @@ def name_whole(connection: Any) -> None:
 class SeveralHosts:
     """A kombu connection whose URL names several hosts, as if it was made from URLs without our part of the scheme.
 
-    All other attributes are those of the connection.
+    User, password, database and TLS options are those of the first URL, whichever URL kombu is at. All other attributes
+    are those of the connection.
 
     Args:
         connection: with `delayq+sentinel://` or `delayq+cluster://` URLs, perhaps with TLS.
@@ -71,10 +72,19 @@ class SeveralHosts:
         self.wrapped = connection
         #: The URLs of all hosts; kombu's channel for Sentinel reads them here.
         self.alt = [f"{scheme}://{url.rpartition('://')[2]}" for url in connection.alt]
+        names = ("userid", "password", "virtual_host", "ssl")
         if "://" in (connection.hostname or ""):
-            parts = parse_url(connection.hostname)
-            for name in ("hostname", "port", "userid", "password", "virtual_host", "ssl"):
-                setattr(self, name, parts.get(name) or getattr(connection, name))
+            self._take(parse_url(connection.hostname), ("hostname", "port", *names))
+        elif self.alt:
+            # kombu has switched to another URL. What is said of the servers is in the first one, as for results.
+            parts = parse_url(self.alt[0])
+            self._take(parts, names)
+            if parts["password"]:
+                self.userid = parts["userid"]
+
+    def _take(self, parts: dict[str, Any], names: tuple[str, ...]) -> None:
+        for name in names:
+            setattr(self, name, parts.get(name) or getattr(self.wrapped, name))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.wrapped, name)

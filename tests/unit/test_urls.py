@@ -48,3 +48,27 @@ def test_a_connection_that_switched_to_the_next_url_names_it(scheme: str) -> Non
         assert connection.as_uri() == expected
         clone = connection.clone()
         assert (clone.as_uri(), clone.hostname, clone.port) == (expected, connection.hostname, connection.port)
+
+
+@pytest.mark.parametrize("scheme", ["delayqs+sentinel", "delayqs+cluster"])
+def test_the_first_of_several_hosts_says_how_to_connect_to_all(scheme: str) -> None:
+    """Also after kombu has switched to the next URL."""
+    first = {"userid": None, "password": "s3cret", "virtual_host": "0", "ssl": {"ssl_ca_certs": "/ca.pem"}}
+    url = (
+        f"{scheme}://:s3cret@a:1/0?ssl_ca_certs=%2Fca.pem;{scheme}://b:2;{scheme}://user:other@c:3/0?ssl_cert_reqs=none"
+    )
+    connection = kombu.Connection(url)
+    for host in ("a", "b", "c", "a"):
+        for one in (connection, connection.clone()):
+            client = one.transport.client
+            assert {name: getattr(client, name) for name in ("hostname", *first)} == {"hostname": host, **first}
+        connection.maybe_switch_next()
+
+
+@pytest.mark.parametrize("scheme", ["delayqs+sentinel", "delayqs+cluster"])
+def test_after_a_switch_the_options_count_if_the_first_url_says_nothing(scheme: str) -> None:
+    connection = kombu.Connection(f"{scheme}://a:1;{scheme}://b:2", ssl={"ssl_password": "p"})
+    for host in ("a", "b", "a"):
+        client = connection.transport.client
+        assert (client.hostname, client.ssl) == (host, {"ssl_password": "p"})
+        connection.maybe_switch_next()
