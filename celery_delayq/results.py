@@ -54,6 +54,8 @@ class SentinelResultsOverTLS(SentinelResults):
         params: dict[str, Any] = super()._params_from_url(url, defaults)
         given = {name: value for name, value in params["hosts"][0].items() if name.startswith("ssl_")}
         tls = {"ssl_cert_reqs": "required", **given}
+        if isinstance(tls["ssl_cert_reqs"], str):  # Celery knows CERT_NONE and none, redis-py the latter only
+            tls["ssl_cert_reqs"] = tls["ssl_cert_reqs"].removeprefix("CERT_").lower()
         self._more_sentinel_kwargs = {"ssl": True, **tls}
         return {**params, **tls, "connection_class": self.connection_class_ssl}
 

@@ -96,6 +96,8 @@ def test_over_tls_certificates_are_verified_unless_told_otherwise(
         ("?ssl_cert_reqs=none", {}, {"ssl_cert_reqs": "none"}),
         ("", {"ssl_ca_certs": "ca"}, {"ssl_cert_reqs": "required", "ssl_ca_certs": "ca"}),
         ("", {"ssl_cert_reqs": "none"}, {"ssl_cert_reqs": "none"}),
+        ("?ssl_cert_reqs=CERT_REQUIRED", {}, {"ssl_cert_reqs": "required"}),
+        ("", {"ssl_cert_reqs": "CERT_NONE"}, {"ssl_cert_reqs": "none"}),
     ],
 )
 def test_over_tls_the_sentinels_have_the_options_of_the_master(
