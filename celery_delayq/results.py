@@ -74,6 +74,8 @@ def backend(app: Any, url: str | None = None, **options: Any) -> RedisBackend:
     """
     if url is None:
         return RedisBackend(app=app, **options)
+    if ";delayqs+" in url:  # if one of several hosts asks for TLS, no other is told anything in the clear
+        return backend_over_tls(app, url, **options)
     scheme, _, rest = url.partition("://")
     if scheme == "sentinel":
         return _sentinel_backend(SentinelResults, app, url, options)
@@ -94,7 +96,8 @@ def backend_over_tls(app: Any, url: str | None = None, **options: Any) -> RedisB
     if scheme == "sentinel":
         return _sentinel_backend(SentinelResultsOverTLS, app, f"{scheme}://{rest}", options)
     if scheme == "cluster":
-        return _cluster_backend(app, ";".join(_verified(app, it) for it in f"delayqs+{url}".split(";")), options)
+        urls = f"delayqs+{url}".replace(";delayq+", ";delayqs+").split(";")
+        return _cluster_backend(app, ";".join(_verified(app, it) for it in urls), options)
     _refuse_several(rest)
     if scheme != "delayqs":
         raise ConfigurationError(f"unknown scheme delayqs+{scheme}:// in result_backend: {_KNOWN}")

@@ -38,7 +38,6 @@ from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
 from celery_delayq.transport.sentinel import KnownConnection, KnownSSLConnection
 from celery_delayq.transport.station import Station
-from celery_delayq.transport.urls import asks_for_tls
 
 #: kombu 5.7 itself adds published messages to a batch.
 _KOMBU_HAS_NO_BATCH = kombu.VERSION < (5, 7)
@@ -489,7 +488,7 @@ class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):
     def sentinel_kwargs(self) -> dict[str, Any]:
         """Options of the connections to the sentinels, see kombu."""
         conninfo = self.connection.client
-        tls = {"ssl": True, **conninfo.ssl} if asks_for_tls(conninfo) else {}
+        tls = {"ssl": True, **conninfo.ssl} if conninfo.asks_for_tls else {}
         return {
             **tls,
             **sentinel_options(self.socket_timeout, self.socket_connect_timeout),

@@ -30,8 +30,9 @@ def is_cluster(connection: Any) -> bool:
 
 
 def asks_for_tls(connection: Any) -> bool:
-    """Return whether the URL of a kombu connection asks for TLS, with Sentinel also to the sentinels."""
-    return bool(connection.transport_cls.startswith("delayqs"))
+    """Return whether the URL of a kombu connection asks for TLS; of several hosts, whether the URL of one does."""
+    urls = connection.alt if is_sentinel(connection) or is_cluster(connection) else ()
+    return any(url.startswith("delayqs") for url in (connection.transport_cls, *urls))
 
 
 def ensure_tls(connection: Any) -> None:
@@ -66,10 +67,12 @@ class SeveralHosts:
 
     Attributes:
         wrapped: the connection.
+        asks_for_tls: whether TLS is wanted, with Sentinel also to the sentinels.
     """
 
     def __init__(self, connection: Any, scheme: str) -> None:
         self.wrapped = connection
+        self.asks_for_tls = asks_for_tls(connection)
         #: The URLs of all hosts; kombu's channel for Sentinel reads them here.
         self.alt = [f"{scheme}://{url.rpartition('://')[2]}" for url in connection.alt]
         names = ("userid", "password", "virtual_host", "ssl")

@@ -119,6 +119,17 @@ def test_over_tls_the_sentinels_have_the_options_of_the_master(
         assert given["db"] == 4
 
 
+@pytest.mark.parametrize("schemes", [("delayqs", "delayq"), ("delayq", "delayqs")])
+def test_if_one_of_several_hosts_asks_for_tls_nothing_is_sent_in_the_clear(schemes: tuple[str, str]) -> None:
+    with results(";".join(f"{scheme}+sentinel://{scheme}:1" for scheme in schemes), **NAMED) as backend:
+        pool = backend.client.connection_pool
+        for one in (pool, *(sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels)):
+            assert issubclass(one.connection_class, redis.SSLConnection)
+    with results(";".join(f"{scheme}+cluster://{scheme}:1" for scheme in schemes)) as backend:
+        assert issubclass(backend.connparams["connection_class"], redis.SSLConnection)
+        assert backend.connparams["ssl_cert_reqs"] == ssl.CERT_REQUIRED
+
+
 @pytest.mark.parametrize(
     ("url", "match"),
     [

@@ -72,3 +72,16 @@ def test_after_a_switch_the_options_count_if_the_first_url_says_nothing(scheme: 
         client = connection.transport.client
         assert (client.hostname, client.ssl) == (host, {"ssl_password": "p"})
         connection.maybe_switch_next()
+
+
+@pytest.mark.parametrize("several", ["sentinel", "cluster"])
+@pytest.mark.parametrize("schemes", [("delayqs", "delayq"), ("delayq", "delayqs")])
+def test_if_one_of_several_hosts_asks_for_tls_nothing_is_sent_in_the_clear(
+    schemes: tuple[str, str], several: str
+) -> None:
+    connection = kombu.Connection(";".join(f"{scheme}+{several}://{scheme}:1" for scheme in schemes))
+    for _ in range(3):
+        for one in (connection, connection.clone()):
+            client = one.transport.client
+            assert (client.ssl, client.asks_for_tls) == (VERIFIED, True)
+        connection.maybe_switch_next()
