@@ -26,8 +26,9 @@ celery-exporter, takes the redis:// URL of the same server."""
 class NotCalled(click.ClickException, ConfigurationError):
     """A `delayq` URL is used, and `DelayQ(app)` was not called. Celery's command line shows the message alone."""
 
-    def __init__(self) -> None:
-        super().__init__(_ADVICE)
+    def __init__(self, message: str = _ADVICE) -> None:
+        # Pickle passes the message: a task of another app, in a pool of processes, may raise this.
+        super().__init__(message)
 
 
 def is_missing(app: Any) -> bool:

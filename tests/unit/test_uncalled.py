@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from kombu.exceptions import SerializerNotInstalled
 from kombu.serialization import dumps, loads
+
+from celery_delayq.uncalled import NotCalled
 
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -63,6 +66,12 @@ def test_a_producer_says_it_also_if_it_imports_nothing_of_this_package(tmp_path:
 def test_a_producer_of_kombu_says_it(tmp_path: Path) -> None:
     said = run(tmp_path, "-c", "import kombu; kombu.Producer(kombu.Connection('delayq://nowhere.invalid:1/0'))")
     assert _ADVICE in said
+
+
+def test_a_pool_of_processes_can_pass_the_error_on() -> None:
+    copy = pickle.loads(pickle.dumps(NotCalled()))
+    assert _ADVICE in str(copy)
+    assert copy.format_message() == NotCalled().format_message()
 
 
 def test_all_that_every_process_loads_for_it_is_next_to_nothing() -> None:
