@@ -44,19 +44,27 @@ def delayq_app(request: pytest.FixtureRequest, delayq_redis: PrivateRedis) -> It
     that returns your app; then `delayq` gives it that broker.
 
     Raises:
-        pytest.UsageError: nobody has named the app.
+        pytest.UsageError: nobody has named the app, or there is none of that name.
     """
     from celery.app.utils import find_app
 
     from celery_delayq.testing.broker import private_broker
 
-    name = request.config.getoption("--delayq-app") or request.config.getini("delayq_app")
+    given = request.config.getoption("--delayq-app")
+    name = given or request.config.getini("delayq_app")
     if not name:
         raise pytest.UsageError(
             "which Celery app? Write delayq_app = shop:app in the configuration of pytest, pass --delayq-app=shop:app, "
             "or write a fixture delayq_app that returns your app"
         )
-    with private_broker(find_app(name), delayq_redis) as app:
+    try:
+        found = find_app(name)
+    except (ImportError, AttributeError) as exc:
+        where = f"--delayq-app={name}" if given else f"delayq_app = {name} in the configuration of pytest"
+        # After an AttributeError, Celery looks for a module of the whole name.
+        reason = exc.__context__ if isinstance(exc.__context__, AttributeError) else exc
+        raise pytest.UsageError(f"{where} names no Celery app: {type(reason).__name__}: {reason}") from exc
+    with private_broker(found, delayq_redis) as app:
         yield app
 
 

@@ -130,9 +130,14 @@ class DelayQTester(DelayQ):
             The runs, in their order. A retry is a run of its own, if it has come to that.
 
         Raises:
+            TypeError: `by` is no timedelta.
             ValueError: the time is negative.
             RuntimeError: 10,000 tasks ran, and more are due: a task sends itself again and again.
         """
+        if not isinstance(by, timedelta):
+            raise TypeError(
+                f"advance() needs a timedelta, or names as in advance(minutes=5), advance(seconds=60): not {by!r}"
+            )
         by += timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         if by < timedelta(0):
             raise ValueError(f"time does not go back: advance() got {by}")

@@ -90,6 +90,27 @@ def test_without_a_name_the_error_says_what_to_do(tmp_path: Path) -> None:
     assert "which Celery app? Write delayq_app = shop:app in the configuration of pytest" in said
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nowhere:app", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("nowhere", "ModuleNotFoundError: No module named 'nowhere'"),
+        ("shop:application", "AttributeError: module 'shop' has no attribute 'application'"),
+    ],
+)
+@pytest.mark.parametrize("place", ["configuration", "command line"])
+def test_a_wrong_name_is_told_with_where_it_stands(tmp_path: Path, name: str, reason: str, place: str) -> None:
+    if place == "configuration":
+        (tmp_path / "pytest.ini").write_text(f"[pytest]\ndelayq_app = {name}\n")
+        said = run(tmp_path)
+        expected = f"delayq_app = {name} in the configuration of pytest names no Celery app: {reason}"
+    else:
+        said = run(tmp_path, f"--delayq-app={name}")
+        expected = f"--delayq-app={name} names no Celery app: {reason}"
+    assert "2 errors" in said
+    assert expected in said
+
+
 def test_without_a_server_the_error_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_SERVER", "no-such-server")
     said = run(tmp_path, "--delayq-app=shop")

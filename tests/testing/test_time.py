@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -48,6 +49,12 @@ class TestWhatRuns:
     def test_time_does_not_go_back(self, delayq: DelayQTester) -> None:
         with pytest.raises(ValueError, match="time does not go back"):
             delayq.advance(seconds=-1)
+
+    @pytest.mark.parametrize("by", [60, 1.5, "1m", None])
+    def test_a_bare_number_is_refused_with_what_to_write(self, delayq: DelayQTester, by: Any) -> None:
+        message = f"advance() needs a timedelta, or names as in advance(minutes=5), advance(seconds=60): not {by!r}"
+        with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+            delayq.advance(by)
 
     def test_run_due_runs_what_is_ready_and_nothing_else(
         self, delayq: DelayQTester, app: Celery, note: Any, ran: list[Any]
