@@ -196,7 +196,7 @@ def _fields(function: Callable[..., None]) -> Callable[..., None]:
 def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, Any] | None, **fields: Any) -> None:
     """Add a periodic task.
 
-    WHEN is an interval such as 90, 90s or 1h30m, or a crontab expression such as '0 6 * * mon-fri'.
+    WHEN is an interval such as 90, 90s, 1h30m or 'every 90s', or a crontab expression such as '0 6 * * mon-fri'.
     """
     import_tasks(ctx.obj.app)
     with _schedule(ctx) as found:

@@ -60,13 +60,17 @@ def _field(given: Any) -> str:
 def written(text: str) -> str | timedelta:
     """Return the schedule that a person has written, in a form for `decode`: an interval, or a crontab expression.
 
+    An interval may also be as lists show it: `every 1h 30m`.
+
     Raises:
         InvalidSchedule: it is neither. Fields of a crontab are not checked here.
     """
-    if len(text.split()) > 1:
+    first, *rest = text.split() or [""]
+    is_interval = bool(rest) and first.lower() == "every"
+    if rest and not is_interval:
         return text
     try:
-        return parse_span(text)
+        return parse_span("".join(rest) if is_interval else text)
     except (ValueError, OverflowError) as exc:
         advice = "write seconds, or 90s, 30m, 1h30m, or a crontab expression such as '0 6 * * mon-fri'"
         raise InvalidSchedule(f"cannot parse {text!r} as a schedule: {advice}") from exc

@@ -107,7 +107,9 @@ def test_why_an_entry_does_not_run_is_its_status(
     assert re.search(rf"^status +{status} *$", well(command("show", "e")), re.MULTILINE)
 
 
-@pytest.mark.parametrize(("when", "every_s"), [("2.5", 2.5), ("90s", 90), ("1h30m", 5400)])
+@pytest.mark.parametrize(
+    ("when", "every_s"), [("2.5", 2.5), ("90s", 90), ("1h30m", 5400), ("every 3s", 3), ("Every 1h 30m", 5400)]
+)
 def test_intervals_are_seconds_or_spans(command: Command, when: str, every_s: float) -> None:
     well(command("add", "often", "note", when))
     assert json.loads(well(command("show", "often", "--json")))["schedule"] == {"every": every_s}
