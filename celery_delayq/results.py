@@ -38,7 +38,7 @@ class SentinelResults(SentinelBackend):
     @property
     def _transport_options(self) -> dict[str, Any]:
         given: dict[str, Any] = super()._transport_options
-        options = {**sentinel_options(), **self._more_sentinel_kwargs, **given.get("sentinel_kwargs", {})}
+        options = {**sentinel_options(), **self._more_sentinel_kwargs, **(given.get("sentinel_kwargs") or {})}
         return {**given, "sentinel_kwargs": options}
 
 
