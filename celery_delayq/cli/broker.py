@@ -15,13 +15,13 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_delayq.cli.command import Decorator, with_app
-from celery_delayq.cluster.redirection import refuse_cluster
 from celery_delayq.errors import DelayqError
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.away import Lost
 from celery_delayq.settings import check_urls
 from celery_delayq.transport import Transport, register
 from celery_delayq.transport.urls import is_cluster, is_sentinel
+from celery_delayq.transport.wrong_server import refuse_wrong_server
 
 _ADVICE = (
     "start the broker URL with delayq:// instead of redis://, and create DelayQ(app) in the module that "
@@ -76,6 +76,8 @@ def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tup
             raise click.ClickException(str(exc)) from exc
         except _NO_CONNECTION as exc:
             if isinstance(exc.__cause__, ResponseError):
+                if connected:
+                    _refuse_wrong_server(exc.__cause__, channel)
                 raise Refused(f"{connection.as_uri()}: {exc}") from exc
             url = connection.as_uri()
             trouble = f"lost the connection to {url}" if connected else f"cannot connect to {url}"
@@ -84,10 +86,8 @@ def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tup
             advice = "; run the command again to make sure" if connected else ""
             raise click.ClickException(f"{trouble}: {_reason(exc)}{advice}") from exc
         except RedisError as exc:
-            try:
-                refuse_cluster(exc)
-            except DelayqError as advice:
-                raise click.ClickException(str(advice)) from exc
+            if connected:
+                _refuse_wrong_server(exc, channel)
             raise Refused(f"{connection.as_uri()} refused a command: {exc}") from exc
         except ValueError as exc:  # kombu's of an option, and urllib's of a URL
             if connected:
@@ -132,6 +132,18 @@ def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) 
 def queue_option(help: str = "Only tasks of this queue.") -> Decorator:
     """Return the option `--queue`, with shell completion."""
     return click.option("--queue", shell_complete=complete_queue, help=help)
+
+
+def _refuse_wrong_server(exc: Exception, channel: Any) -> None:
+    """See `refuse_wrong_server`.
+
+    Raises:
+        click.ClickException: the URL is one of another kind of server.
+    """
+    try:
+        refuse_wrong_server(exc, channel.plain_client)
+    except DelayqError as advice:
+        raise click.ClickException(str(advice)) from exc
 
 
 def _reason(exc: Exception) -> str:

@@ -59,10 +59,13 @@ def is_redirection(reply: Any) -> bool:
 def refuse_cluster(exc: Exception) -> None:
     """Say what to do if a client of a single server has met a node of a cluster; otherwise do nothing.
 
+    For a client of a cluster, the same errors mean something else.
+
     Raises:
         ConfigurationError: it has.
     """
-    if isinstance(understood(exc), (exceptions.MovedError, exceptions.AskError, exceptions.ClusterCrossSlotError)):
+    error = understood(exc)
+    if is_redirection(error) or isinstance(error, exceptions.ClusterCrossSlotError):
         raise ConfigurationError(
             "this Redis is a node of a Redis Cluster: the broker URL has to start with delayq+cluster://, and not with "
             "delayq://"

@@ -46,6 +46,7 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
         has_sentinel: whether Redis Sentinel names the server.
 
     Raises:
+        ConfigurationError: a server is a Redis Sentinel.
         redis.RedisError: the only server, or each node of the cluster, is away.
     """
     found: list[Finding] = []

@@ -8,16 +8,22 @@ import redis
 
 from celery_delayq.health.finding import Finding, Level
 from celery_delayq.health.servers import Server
+from celery_delayq.transport.wrong_server import refuse_sentinel
 
 #: The oldest version that the package supports.
 OLDEST = (6, 2)
 
 
 def check_version(server: Server) -> Iterator[Finding]:
-    """Yield what the server is."""
+    """Yield what the server is.
+
+    Raises:
+        ConfigurationError: it is a Redis Sentinel.
+    """
     if not server.info:
         yield Finding("server", Level.NOTE, f"Cannot check the version and settings of Redis: {_refusal(server)}.")
         return
+    refuse_sentinel(server.info)
     problem = too_old(server)
     if problem:
         yield Finding("server", Level.ERROR, f"{problem}.")

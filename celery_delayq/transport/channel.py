@@ -15,7 +15,6 @@ import redis
 from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps
 
-from celery_delayq.cluster.redirection import refuse_cluster
 from celery_delayq.fetching.held import Held
 from celery_delayq.fetching.unique_keys import ended
 from celery_delayq.messages import DUE_PROPERTY
@@ -38,6 +37,7 @@ from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
 from celery_delayq.transport.sentinel import KnownConnection, KnownSSLConnection
 from celery_delayq.transport.station import Station
+from celery_delayq.transport.wrong_server import refuse_wrong_server
 
 #: kombu 5.7 itself adds published messages to a batch.
 _KOMBU_HAS_NO_BATCH = kombu.VERSION < (5, 7)
@@ -79,6 +79,9 @@ class DelayedChannel(kombu_redis.Channel):
     Overrides these hooks of kombu (5.6 and 5.7): `queue_declare`, `_new_queue`, `_put`, `_put_fanout`, `queue_purge`,
     `client`, `subclient`, `_create_client`, `pool`, `basic_consume`, `_basic_cancel`, `basic_get`, `active_queues`,
     `close`, `_after_fork`.
+
+    Raises:
+        ConfigurationError: the server is a Redis Sentinel, and the URL names a database of a Redis server.
     """
 
     QoS = FetchingQoS
@@ -108,7 +111,11 @@ class DelayedChannel(kombu_redis.Channel):
         #: Collects published messages instead of sending them, see `collecting`; None if nobody collects.
         self.batch: Batch | None = None
         self.expiry = Expiry(self)
-        super().__init__(connection, **kwargs)
+        try:
+            super().__init__(connection, **kwargs)
+        except redis.ResponseError as exc:  # a sentinel knows no SELECT
+            self._explain_without_database(exc)
+            raise
         # kombu has sent a PING on a connection for consuming. Most channels never need that again. If kombu 5.6 heard
         # of its end, it would no longer poll.
         self._registered = False
@@ -129,12 +136,12 @@ class DelayedChannel(kombu_redis.Channel):
         """Declare a queue, see kombu.
 
         Raises:
-            ConfigurationError: the server is a node of a cluster, and the URL is one of a single server.
+            ConfigurationError: the URL is one of a single server, and this is another, see `refuse_wrong_server`.
         """
         try:
             return super().queue_declare(*args, **kwargs)
         except redis.ResponseError as exc:
-            refuse_cluster(exc)
+            refuse_wrong_server(exc, self.plain_client)
             raise
 
     # -- publishing
@@ -265,16 +272,25 @@ class DelayedChannel(kombu_redis.Channel):
         """Make sure that the server accepts writes.
 
         Raises:
-            redis.ReadOnlyError, redis.ClusterDownError: the server cannot serve now.
-            ConfigurationError: it is a node of a cluster.
+            redis.ReadOnlyError, redis.exceptions.MasterDownError: the server cannot serve now.
+            ConfigurationError: it is a node of a cluster, or a Redis Sentinel.
         """
         try:
             self.plain_client.srem(RegistryKeys.of(self.global_keyprefix).names, "")  # "" is never in it
-        except NOT_SERVING:
-            raise
         except redis.ResponseError as exc:  # no permission, for example
-            refuse_cluster(exc)
+            refuse_wrong_server(exc, self.plain_client)
+            if isinstance(exc, NOT_SERVING):
+                raise
             logger.debug("Cannot check whether Redis accepts writes: %s", exc)
+
+    def _explain_without_database(self, exc: redis.ResponseError) -> None:
+        """See `refuse_wrong_server`; by a connection that selects no database."""
+        pool = self._get_pool()
+        pool.connection_kwargs["db"] = 0
+        try:
+            refuse_wrong_server(exc, redis.Redis(connection_pool=pool))
+        finally:
+            pool.disconnect()
 
     @property
     def pool(self) -> Any:

@@ -1,0 +1,57 @@
+"""Servers that are not what the URL says: a Redis Sentinel, or a node of a Redis Cluster, behind a `delayq://` URL.
+
+A server is asked what it is only after it has refused a command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+
+from celery_delayq.cluster.redirection import refuse_cluster
+from celery_delayq.errors import ConfigurationError
+from celery_delayq.queue.connections import LOST, is_cluster
+
+
+def refuse_wrong_server(exc: Exception, client: redis.Redis) -> None:
+    """Say what to do if the server of a `delayq://` URL has refused a command because it is of another kind.
+
+    Args:
+        exc: the error.
+        client: of the server; nothing is done if it is one of a cluster.
+
+    Raises:
+        ConfigurationError: the server is a Redis Sentinel, or a node of a cluster.
+    """
+    if is_cluster(client):
+        return
+    refuse_cluster(exc)
+    if "unknown command" not in str(exc):
+        return
+    try:
+        info = client.info("server")
+    except (redis.RedisError, *LOST):
+        return
+    try:
+        refuse_sentinel(info)
+    except ConfigurationError as advice:
+        raise advice from exc
+
+
+def refuse_sentinel(info: Mapping[str, Any]) -> None:
+    """Say what to do if a server is a Redis Sentinel; otherwise do nothing.
+
+    Args:
+        info: its reply to INFO.
+
+    Raises:
+        ConfigurationError: it is one.
+    """
+    if info.get("redis_mode") == "sentinel":
+        raise ConfigurationError(
+            "this Redis is a Redis Sentinel: the broker URL has to start with delayq+sentinel://, and not with "
+            "delayq://, and app.conf.broker_transport_options has to name the master: "
+            '{"master_name": "mymaster"}'
+        )

@@ -1,0 +1,129 @@
+"""A `delayq://` URL that leads to a Redis Sentinel, or to a node of a Redis Cluster: the error says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from celery import Celery
+from kombu import Connection
+
+from celery_delayq import ConfigurationError, DelayQ, register
+from celery_delayq.transport.wrong_server import refuse_wrong_server
+from examples.private_redis import PrivateRedis
+from tests.cli.running import failed, run
+from tests.ledger import Ledger
+from tests.sentinel import sentinel_command
+from tests.workers import Worker
+
+pytestmark = pytest.mark.one_server("it is about URLs of one server")
+
+SENTINEL = (
+    "this Redis is a Redis Sentinel: the broker URL has to start with delayq+sentinel://, and not with delayq://, and "
+    'app.conf.broker_transport_options has to name the master: {"master_name": "mymaster"}'
+)
+
+CLUSTER = (
+    "this Redis is a node of a Redis Cluster: the broker URL has to start with delayq+cluster://, and not with "
+    "delayq://"
+)
+
+
+@pytest.fixture(scope="module")
+def sentinel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateRedis]:
+    folder: Path = tmp_path_factory.mktemp("sentinel")
+    with PrivateRedis() as master, PrivateRedis(server=sentinel_command(folder / "one", master.port, 1)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def lone_node() -> Iterator[PrivateRedis]:
+    """A node of a cluster that serves no slot."""
+    with PrivateRedis("--cluster-enabled", "yes") as found:
+        yield found
+
+
+def app_of(url: str) -> Celery:
+    app = Celery("shop", broker=url, set_as_current=False)
+    DelayQ(app)
+    return app
+
+
+def refused_everywhere(url: str, message: str) -> None:
+    app = app_of(url)
+    for call in (
+        lambda: app.send_task("note", retry=False),
+        lambda: app.send_task("note", countdown=60),
+        lambda: DelayQ(app).counts(),
+        lambda: DelayQ(app).schedule.add("a", "note", 60),
+        lambda: Connection(url).connect(),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            call()
+        assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("db", [0, 1])
+class TestSentinel:
+    def url(self, sentinel: PrivateRedis, db: int) -> str:
+        return f"delayq://127.0.0.1:{sentinel.port}/{db}"
+
+    def test_calls(self, sentinel: PrivateRedis, db: int) -> None:
+        register()
+        refused_everywhere(self.url(sentinel, db), SENTINEL)
+
+    @pytest.mark.parametrize(
+        "command", [["status"], ["list"], ["cancel", "an-id"], ["schedule", "list"], ["transfer"]], ids=" ".join
+    )
+    def test_commands(self, sentinel: PrivateRedis, db: int, command: list[str]) -> None:
+        failed(run(app_of(self.url(sentinel, db)), *command), f"Error: {SENTINEL}")
+
+    def test_the_check(self, sentinel: PrivateRedis, db: int) -> None:
+        done = run(app_of(self.url(sentinel, db)), "check", "--json")
+        assert done.code == 1
+        (error,) = [line for line in done.lines() if line["level"] == "error"]
+        assert error["message"] == f"T{SENTINEL[1:]}."
+
+    def test_a_worker(self, sentinel: PrivateRedis, db: int, ledger: Ledger) -> None:
+        worker = Worker(broker=self.url(sentinel, db), ledger=ledger.url)
+        worker.start()
+        try:
+            assert worker.wait() != 0
+            assert SENTINEL in worker.log
+        finally:
+            worker.__exit__()
+
+
+class TestLoneNode:
+    def test_calls(self, lone_node: PrivateRedis) -> None:
+        register()
+        refused_everywhere(f"delayq://127.0.0.1:{lone_node.port}/0", CLUSTER)
+
+    def test_commands(self, lone_node: PrivateRedis) -> None:
+        failed(run(app_of(f"delayq://127.0.0.1:{lone_node.port}/0"), "status"), f"Error: {CLUSTER}")
+
+
+class TestOtherErrors:
+    @pytest.mark.parametrize(
+        "error",
+        [
+            redis.ResponseError("unknown command 'EVALSHA', with args beginning with: "),
+            redis.ResponseError("WRONGTYPE Operation"),
+            redis.ReadOnlyError("You can't write against a read only replica."),
+            redis.exceptions.MasterDownError("Link with MASTER is down"),
+        ],
+        ids=lambda error: type(error).__name__,
+    )
+    def test_stay_as_they_are(self, redis_server: PrivateRedis, error: Exception) -> None:
+        """A server may lack a command because somebody has renamed it."""
+        with redis_server.client() as client:
+            refuse_wrong_server(error, client)
+
+    def test_a_connection_that_is_fine_sends_no_more_than_before(self, redis_server: PrivateRedis) -> None:
+        with redis_server.client() as client:
+            client.config_resetstat()
+            with Connection(f"delayq://127.0.0.1:{redis_server.port}/0") as connection:
+                connection.connect()
+            assert "cmdstat_info" not in client.info("commandstats")
