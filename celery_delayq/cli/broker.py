@@ -20,13 +20,10 @@ from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.away import Lost
 from celery_delayq.settings import check_urls
 from celery_delayq.transport import Transport, register
-from celery_delayq.transport.urls import is_cluster, is_sentinel
+from celery_delayq.transport.urls import described, is_cluster, is_sentinel
 from celery_delayq.transport.wrong_server import refuse_wrong_server
 
-_ADVICE = (
-    "start the broker URL with delayq:// instead of redis://, and create DelayQ(app) in the module that "
-    "`celery -A` names"
-)
+_ADVICE = "and create DelayQ(app) in the module that `celery -A` names"
 
 #: What servers say if a user may not do something; the last two in scripts, before Redis 7.
 _NO_RIGHT = re.compile("[Nn]o permissions to|NOPERM|user executing the script")
@@ -67,7 +64,8 @@ def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tup
         try:
             check_urls(app)
             if not isinstance(connection.transport, Transport):
-                raise click.ClickException(f"the broker is {connection.as_uri()}: {_ADVICE}")
+                what, advice = described(app, connection, f"the broker of app {app.main!r}")
+                raise click.ClickException(f"{what}: {advice}, {_ADVICE}")
             connection.ensure_connection(max_retries=1 if patience_s is None else _other_urls(connection))
             channel = connection.default_channel
             connected = True
@@ -83,8 +81,8 @@ def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tup
             trouble = f"lost the connection to {url}" if connected else f"cannot connect to {url}"
             if connected and connection.transport.nodes is not None:  # the error names the node
                 trouble = f"lost the connection to a node of {url}"
-            advice = "; run the command again to make sure" if connected else ""
-            raise click.ClickException(f"{trouble}: {_reason(exc)}{advice}") from exc
+            again = "; run the command again to make sure" if connected else ""
+            raise click.ClickException(f"{trouble}: {_reason(exc)}{again}") from exc
         except RedisError as exc:
             if connected:
                 _refuse_wrong_server(exc, channel)

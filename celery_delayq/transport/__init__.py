@@ -71,7 +71,7 @@ from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.replicas import NotReplicated
 from celery_delayq.transport.sentinel import SentinelWatch
 from celery_delayq.transport.station import Station
-from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, is_sentinel, name_whole
+from celery_delayq.transport.urls import SeveralHosts, described, ensure_tls, is_cluster, is_sentinel, name_whole
 
 __all__ = ["ClusterTransport", "Connector", "SentinelTransport", "Transport", "register"]
 
@@ -93,7 +93,8 @@ class Transport(kombu_redis.Transport):
     `close_connection`.
 
     Raises:
-        ConfigurationError: one of our options in `broker_transport_options` is misspelt or has a wrong value.
+        ConfigurationError: one of our options in `broker_transport_options` is misspelt or has a wrong value, or
+            `master_name` is missing there and the URL is one of Sentinels.
     """
 
     Channel = DelayedChannel
@@ -161,6 +162,11 @@ class Transport(kombu_redis.Transport):
             client = SeveralHosts(client, "sentinel")
             self.Channel = DelayedSentinelChannel
             self.default_port = kombu_redis.SentinelTransport.default_port
+            if not client.transport_options.get("master_name"):
+                raise ConfigurationError(
+                    "the broker URL is one of Redis Sentinel, which has to know the name of the master: set "
+                    'app.conf.broker_transport_options = {"master_name": "mymaster"}'
+                )
         super().__init__(client, **kwargs)
         self.cycle = Poller()
         self.last_delivery = LastDelivery(
@@ -500,6 +506,4 @@ def require_transport(app: Any, connection: Any) -> None:
             "the fixtures of celery_delayq.testing start a Redis for tests"
         )
     if not isinstance(connection.transport, Transport):
-        raise ConfigurationError(
-            f"the broker of app {app.main!r} is {connection.as_uri()}: start the URL with delayq:// instead of redis://"
-        )
+        raise ConfigurationError(": ".join(described(app, connection, f"the broker of app {app.main!r}")))

@@ -55,6 +55,37 @@ def name_whole(connection: Any) -> None:
         connection.uri_prefix = None
 
 
+def described(app: Any, connection: Any, subject: str) -> tuple[str, str]:
+    """Return what a broker is that is not ours, and what to write instead.
+
+    Args:
+        app: the Celery app.
+        connection: a kombu connection to the broker; it need not be connected.
+        subject: what the URL is called, for example "the broker".
+    """
+    url = connection.as_uri()
+    scheme = url.partition("://")[0]
+    if scheme == "amqp" and not (app.conf.broker_read_url or app.conf.broker_write_url):
+        return (
+            f"no broker URL is set, and {subject} is Celery's default, {url}",
+            "set broker_url to a URL that starts with delayq:// (from the command line: perhaps -A is missing)",
+        )
+    ours = _INSTEAD_OF.get(scheme)
+    if ours is None:
+        return f"{subject} is {url}", "it has to be Redis: start the URL with delayq://"
+    which = "each URL" if len(connection.alt or ()) > 1 else "the URL"
+    return f"{subject} is {url}", f"start {which} with {ours}:// instead of {scheme}://"
+
+
+#: Scheme of kombu's for Redis -> our scheme for the same server.
+_INSTEAD_OF = {
+    "redis": "delayq",
+    "rediss": "delayqs",
+    "sentinel": "delayq+sentinel",
+    "redis+socket": "delayq+socket",
+}
+
+
 class SeveralHosts:
     """A kombu connection whose URL names several hosts, as if it was made from URLs without our part of the scheme.
 

@@ -14,6 +14,7 @@ from kombu.serialization import prepare_accept_content
 
 from celery_delayq.beat import is_ours
 from celery_delayq.health.at_start import say_at_start
+from celery_delayq.health.finding import sentence
 from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
@@ -25,7 +26,7 @@ from celery_delayq.transport import Transport
 from celery_delayq.transport.ahead import LAST_PART_S
 from celery_delayq.transport.eta import seconds_until
 from celery_delayq.transport.keyed import THROTTLE_PROPERTY
-from celery_delayq.transport.urls import is_sentinel
+from celery_delayq.transport.urls import described, is_sentinel
 from celery_delayq.worker.counting import counting_of
 from celery_delayq.worker.failures import fail_task
 from celery_delayq.worker.handover import Handover, is_busy, is_stopping, tasks_waiting
@@ -62,10 +63,11 @@ class Plan(bootsteps.StartStopStep):
         """Start planning."""
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
+            what, advice = described(consumer.app, consumer.connection, "the broker URL")
             logger.error(
-                "Periodic tasks do not run: celery_delayq's scheduler needs a delayq:// broker, but the broker URL is "
-                "%s. Start the URL with delayq:// instead of redis://.",
-                consumer.connection.as_uri(),
+                "Periodic tasks do not run: celery_delayq's scheduler needs a delayq:// broker, but %s. %s",
+                what,
+                sentence(advice),
             )
             return
         self.loop = planner_loop(
@@ -119,10 +121,11 @@ class Transfer(bootsteps.StartStopStep):
         """
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
+            what, advice = described(consumer.app, consumer.connection, "the broker URL")
             logger.warning(
-                "DelayQ(app) has no effect: the broker URL is %s, so countdown tasks wait in the memory of workers. "
-                "Start the URL with delayq:// instead of redis://.",
-                consumer.connection.as_uri(),
+                "DelayQ(app) has no effect: %s, so countdown tasks wait in the memory of workers. %s",
+                what,
+                sentence(advice),
             )
             return
         if not self._server_checked:

@@ -74,7 +74,8 @@ def test_broker_transport_with_a_redis_url(
 @of_one_server
 def test_a_worker_whose_broker_is_not_ours_is_told(broker_server: PrivateRedis, ledger: Ledger) -> None:
     with Worker(broker=broker_server.url, ledger=ledger.url) as worker:
-        worker.wait_for_log("DelayQ(app) has no effect")
+        worker.wait_for_log("DelayQ(app) has no effect: the broker URL is redis://")
+        worker.wait_for_log("of workers. Start the URL with delayq:// instead of redis://.")
 
 
 @pytest.mark.one_server("it has another broker")
@@ -92,7 +93,8 @@ def test_a_worker_whose_broker_is_not_even_redis_runs_tasks(tmp_path: Path, ledg
 @of_one_server
 def test_and_that_periodic_tasks_do_not_run(broker_server: PrivateRedis, ledger: Ledger) -> None:
     with Worker(broker=broker_server.url, ledger=ledger.url, conf={"beat_scheduler": "delayq"}) as worker:
-        worker.wait_for_log("Periodic tasks do not run")
+        worker.wait_for_log("scheduler needs a delayq:// broker, but the broker URL is redis://")
+        worker.wait_for_log(". Start the URL with delayq:// instead of redis://.")
 
 
 @no_server
@@ -134,6 +136,13 @@ def test_a_worker_with_a_wrong_configuration_ends_and_says_what_is_wrong(
 ) -> None:
     with refused(broker=broker_url, ledger=ledger.url, conf=conf) as worker:
         assert message in worker.log
+
+
+@no_server
+def test_a_worker_of_sentinels_without_the_name_of_the_master_ends_and_says_so(ledger: Ledger) -> None:
+    with refused(broker="delayq+sentinel://127.0.0.1:1/0", ledger=ledger.url) as worker:
+        assert 'set app.conf.broker_transport_options = {"master_name": "mymaster"}' in worker.log
+        assert "IndexError" not in worker.log
 
 
 @no_server

@@ -42,7 +42,8 @@ def test_tls_is_used_where_the_url_or_the_options_ask_for_it(url: str, options: 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_connection_that_switched_to_the_next_url_names_it(scheme: str) -> None:
-    connection = kombu.Connection(f"{scheme}://me:s3cret@a:1/0;{scheme}://user:secret@b:2/0")
+    urls = f"{scheme}://me:s3cret@a:1/0;{scheme}://user:secret@b:2/0"
+    connection = kombu.Connection(urls, transport_options={"master_name": "shop"})
     for expected in (f"{scheme}://user:**@b:2/0", f"{scheme}://me:**@a:1/0", f"{scheme}://user:**@b:2/0"):
         connection.maybe_switch_next()
         assert connection.as_uri() == expected
