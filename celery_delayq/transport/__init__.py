@@ -20,6 +20,7 @@
     connector   connections for the transfer loop
     sentinel    leaves a master that hangs when Sentinel has named another one
     known       the connections of this process to masters that may have to be left
+    wrong_server  says so if the server is of another kind than the URL says
 
 and for Redis Cluster:
 
