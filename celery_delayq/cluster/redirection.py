@@ -25,6 +25,9 @@ _CLASSES: dict[str, type[exceptions.ResponseError]] = {
     "CROSSSLOT": exceptions.ClusterCrossSlotError,
 }
 
+#: What is said of a node of a cluster to which the URL of a single server leads.
+NODE = "this Redis is a node of a Redis Cluster: the broker URL has to start with delayq+cluster://, and not with delayq://"
+
 _ANNOTATION = " of pipeline caused error: "
 
 
@@ -66,7 +69,4 @@ def refuse_cluster(exc: Exception) -> None:
     """
     error = understood(exc)
     if is_redirection(error) or isinstance(error, exceptions.ClusterCrossSlotError):
-        raise ConfigurationError(
-            "this Redis is a node of a Redis Cluster: the broker URL has to start with delayq+cluster://, and not with "
-            "delayq://"
-        ) from exc
+        raise ConfigurationError(NODE) from exc

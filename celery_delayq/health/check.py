@@ -46,7 +46,7 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
         has_sentinel: whether Redis Sentinel names the server.
 
     Raises:
-        ConfigurationError: a server is a Redis Sentinel.
+        ConfigurationError: the URL is one of a single server, and this is a Redis Sentinel, or a node of a cluster.
         redis.RedisError: the only server, or each node of the cluster, is away.
     """
     found: list[Finding] = []

@@ -8,7 +8,7 @@ import redis
 
 from celery_delayq.health.finding import Finding, Level
 from celery_delayq.health.servers import Server
-from celery_delayq.transport.wrong_server import refuse_sentinel
+from celery_delayq.transport.wrong_server import refuse_mode
 
 #: The oldest version that the package supports.
 OLDEST = (6, 2)
@@ -18,12 +18,13 @@ def check_version(server: Server) -> Iterator[Finding]:
     """Yield what the server is.
 
     Raises:
-        ConfigurationError: it is a Redis Sentinel.
+        ConfigurationError: the URL is one of a single server, and this is a Redis Sentinel, or a node of a cluster.
     """
     if not server.info:
         yield Finding("server", Level.NOTE, f"Cannot check the version and settings of Redis: {_refusal(server)}.")
         return
-    refuse_sentinel(server.info)
+    if not server.in_cluster:
+        refuse_mode(server.info)
     problem = too_old(server)
     if problem:
         yield Finding("server", Level.ERROR, f"{problem}.")

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from celery_delayq.cluster.redirection import refuse_cluster
+from celery_delayq.cluster.redirection import NODE, refuse_cluster
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.queue.connections import LOST, is_cluster
 
@@ -35,20 +35,22 @@ def refuse_wrong_server(exc: Exception, client: redis.Redis) -> None:
     except (redis.RedisError, *LOST):
         return
     try:
-        refuse_sentinel(info)
+        refuse_mode(info)
     except ConfigurationError as advice:
         raise advice from exc
 
 
-def refuse_sentinel(info: Mapping[str, Any]) -> None:
-    """Say what to do if a server is a Redis Sentinel; otherwise do nothing.
+def refuse_mode(info: Mapping[str, Any]) -> None:
+    """Say what to do if the server of a `delayq://` URL is of another kind; otherwise do nothing.
 
     Args:
         info: its reply to INFO.
 
     Raises:
-        ConfigurationError: it is one.
+        ConfigurationError: the server is a Redis Sentinel, or a node of a cluster.
     """
+    if info.get("redis_mode") == "cluster":
+        raise ConfigurationError(NODE)
     if info.get("redis_mode") == "sentinel":
         raise ConfigurationError(
             "this Redis is a Redis Sentinel: the broker URL has to start with delayq+sentinel://, and not with "

@@ -12,6 +12,7 @@ from kombu import Connection
 
 from celery_delayq import ConfigurationError, DelayQ, register
 from celery_delayq.transport.wrong_server import refuse_wrong_server
+from examples.private_cluster import cluster_servers
 from examples.private_redis import PrivateRedis
 from tests.cli.running import failed, run
 from tests.ledger import Ledger
@@ -41,7 +42,7 @@ def sentinel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateRedis]
 @pytest.fixture(scope="module")
 def lone_node() -> Iterator[PrivateRedis]:
     """A node of a cluster that serves no slot."""
-    with PrivateRedis("--cluster-enabled", "yes") as found:
+    with cluster_servers(1) as (found, *_):
         yield found
 
 
@@ -103,6 +104,11 @@ class TestLoneNode:
 
     def test_commands(self, lone_node: PrivateRedis) -> None:
         failed(run(app_of(f"delayq://127.0.0.1:{lone_node.port}/0"), "status"), f"Error: {CLUSTER}")
+
+    def test_the_check(self, lone_node: PrivateRedis) -> None:
+        done = run(app_of(f"delayq://127.0.0.1:{lone_node.port}/0"), "check", "--json")
+        assert done.code == 1
+        assert f"T{CLUSTER[1:]}." in [line["message"] for line in done.lines() if line["level"] == "error"]
 
 
 class TestOtherErrors:
