@@ -79,9 +79,6 @@ class DelayedChannel(kombu_redis.Channel):
     Overrides these hooks of kombu (5.6 and 5.7): `queue_declare`, `_new_queue`, `_put`, `_put_fanout`, `queue_purge`,
     `client`, `subclient`, `_create_client`, `pool`, `basic_consume`, `_basic_cancel`, `basic_get`, `active_queues`,
     `close`, `_after_fork`.
-
-    Raises:
-        ConfigurationError: the server is a Redis Sentinel, and the URL names a database of a Redis server.
     """
 
     QoS = FetchingQoS
@@ -111,11 +108,7 @@ class DelayedChannel(kombu_redis.Channel):
         #: Collects published messages instead of sending them, see `collecting`; None if nobody collects.
         self.batch: Batch | None = None
         self.expiry = Expiry(self)
-        try:
-            super().__init__(connection, **kwargs)
-        except redis.ResponseError as exc:  # a sentinel knows no SELECT
-            self._explain_without_database(exc)
-            raise
+        super().__init__(connection, **kwargs)
         # kombu has sent a PING on a connection for consuming. Most channels never need that again. If kombu 5.6 heard
         # of its end, it would no longer poll.
         self._registered = False
@@ -282,15 +275,6 @@ class DelayedChannel(kombu_redis.Channel):
             if isinstance(exc, NOT_SERVING):
                 raise
             logger.debug("Cannot check whether Redis accepts writes: %s", exc)
-
-    def _explain_without_database(self, exc: redis.ResponseError) -> None:
-        """See `refuse_wrong_server`; by a connection that selects no database."""
-        pool = self._get_pool()
-        pool.connection_kwargs["db"] = 0
-        try:
-            refuse_wrong_server(exc, redis.Redis(connection_pool=pool))
-        finally:
-            pool.disconnect()
 
     @property
     def pool(self) -> Any:

@@ -66,29 +66,28 @@ def refused_everywhere(url: str, message: str) -> None:
         assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("db", [0, 1])
 class TestSentinel:
-    def url(self, sentinel: PrivateRedis, db: int) -> str:
-        return f"delayq://127.0.0.1:{sentinel.port}/{db}"
+    def url(self, sentinel: PrivateRedis) -> str:
+        return f"delayq://127.0.0.1:{sentinel.port}/0"
 
-    def test_calls(self, sentinel: PrivateRedis, db: int) -> None:
+    def test_calls(self, sentinel: PrivateRedis) -> None:
         register()
-        refused_everywhere(self.url(sentinel, db), SENTINEL)
+        refused_everywhere(self.url(sentinel), SENTINEL)
 
     @pytest.mark.parametrize(
         "command", [["status"], ["list"], ["cancel", "an-id"], ["schedule", "list"], ["transfer"]], ids=" ".join
     )
-    def test_commands(self, sentinel: PrivateRedis, db: int, command: list[str]) -> None:
-        failed(run(app_of(self.url(sentinel, db)), *command), f"Error: {SENTINEL}")
+    def test_commands(self, sentinel: PrivateRedis, command: list[str]) -> None:
+        failed(run(app_of(self.url(sentinel)), *command), f"Error: {SENTINEL}")
 
-    def test_the_check(self, sentinel: PrivateRedis, db: int) -> None:
-        done = run(app_of(self.url(sentinel, db)), "check", "--json")
+    def test_the_check(self, sentinel: PrivateRedis) -> None:
+        done = run(app_of(self.url(sentinel)), "check", "--json")
         assert done.code == 1
         (error,) = [line for line in done.lines() if line["level"] == "error"]
         assert error["message"] == f"T{SENTINEL[1:]}."
 
-    def test_a_worker(self, sentinel: PrivateRedis, db: int, ledger: Ledger) -> None:
-        worker = Worker(broker=self.url(sentinel, db), ledger=ledger.url)
+    def test_a_worker(self, sentinel: PrivateRedis, ledger: Ledger) -> None:
+        worker = Worker(broker=self.url(sentinel), ledger=ledger.url)
         worker.start()
         try:
             assert worker.wait() != 0

@@ -14,6 +14,9 @@ from celery_delayq.transport import Transport, register
 OURS = "celery_delayq.transport:Transport"
 VERIFIED = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
 
+#: Options that a URL of Sentinels needs.
+NAMED = {"master_name": "shop"}
+
 
 @pytest.fixture(autouse=True)
 def schemes() -> None:
@@ -43,7 +46,7 @@ def test_tls_is_used_where_the_url_or_the_options_ask_for_it(url: str, options: 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_connection_that_switched_to_the_next_url_names_it(scheme: str) -> None:
     urls = f"{scheme}://me:s3cret@a:1/0;{scheme}://user:secret@b:2/0"
-    connection = kombu.Connection(urls, transport_options={"master_name": "shop"})
+    connection = kombu.Connection(urls, transport_options=NAMED)
     for expected in (f"{scheme}://user:**@b:2/0", f"{scheme}://me:**@a:1/0", f"{scheme}://user:**@b:2/0"):
         connection.maybe_switch_next()
         assert connection.as_uri() == expected
@@ -58,7 +61,7 @@ def test_the_first_of_several_hosts_says_how_to_connect_to_all(scheme: str) -> N
     url = (
         f"{scheme}://:s3cret@a:1/0?ssl_ca_certs=%2Fca.pem;{scheme}://b:2;{scheme}://user:other@c:3/0?ssl_cert_reqs=none"
     )
-    connection = kombu.Connection(url)
+    connection = kombu.Connection(url, transport_options=NAMED)
     for host in ("a", "b", "c", "a"):
         for one in (connection, connection.clone()):
             client = one.transport.client
@@ -68,7 +71,7 @@ def test_the_first_of_several_hosts_says_how_to_connect_to_all(scheme: str) -> N
 
 @pytest.mark.parametrize("scheme", ["delayqs+sentinel", "delayqs+cluster"])
 def test_after_a_switch_the_options_count_if_the_first_url_says_nothing(scheme: str) -> None:
-    connection = kombu.Connection(f"{scheme}://a:1;{scheme}://b:2", ssl={"ssl_password": "p"})
+    connection = kombu.Connection(f"{scheme}://a:1;{scheme}://b:2", ssl={"ssl_password": "p"}, transport_options=NAMED)
     for host in ("a", "b", "a"):
         client = connection.transport.client
         assert (client.hostname, client.ssl) == (host, {"ssl_password": "p"})
@@ -80,7 +83,8 @@ def test_after_a_switch_the_options_count_if_the_first_url_says_nothing(scheme: 
 def test_if_one_of_several_hosts_asks_for_tls_nothing_is_sent_in_the_clear(
     schemes: tuple[str, str], several: str
 ) -> None:
-    connection = kombu.Connection(";".join(f"{scheme}+{several}://{scheme}:1" for scheme in schemes))
+    urls = ";".join(f"{scheme}+{several}://{scheme}:1" for scheme in schemes)
+    connection = kombu.Connection(urls, transport_options=NAMED)
     for _ in range(3):
         for one in (connection, connection.clone()):
             client = one.transport.client
