@@ -96,9 +96,12 @@ def test_each_result_has_its_own_slot_and_a_chord_one(app: Any, here: Cluster) -
     header = unfinished.parent
     wait_until(lambda: header.completed_count() == 2, "two of three are done", 60)
     assert header.id
-    found = {key: node for key, node in keys(here, f"{{{header.id}}}").items() if "celery-task-meta" not in key}
-    assert len(found) >= 2
-    assert len(set(found.values())) == 1
+
+    def of_the_chord() -> dict[str, Any]:
+        return {key: node for key, node in keys(here, f"{{{header.id}}}").items() if "celery-task-meta" not in key}
+
+    wait_until(lambda: len(of_the_chord()) >= 2, "its parts are counted, after their results were stored", 20)
+    assert len(set(of_the_chord().values())) == 1
     header.revoke()
 
 
