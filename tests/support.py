@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,6 +47,20 @@ def wait_until(predicate: Callable[[], T], description: str, timeout: float = 30
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout} s: {description}")
         time.sleep(0.01)
+
+
+def run_with_app(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments in a folder where a module `shop` is, in a process of its own."""
+    Path(folder, "shop.py").write_text(module, "utf-8")
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def lasting_keys(client: redis.Redis) -> set[str]:

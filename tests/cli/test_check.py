@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,15 +25,13 @@ from tests.integration.conftest import ledger
 from tests.ledger import Ledger
 from tests.redis_cluster.test_acl import PASSWORD, rules_for
 from tests.state import now_ms, offer
-from tests.support import wait_until
+from tests.support import run_with_app, wait_until
 from tests.worker_app import publisher
 from tests.workers import CeleryCommand, Worker
 
 __all__ = ["ledger"]
 
 pytestmark = pytest.mark.on_cluster
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 def found(done: Done, check: str) -> list[dict[str, Any]]:
@@ -352,16 +348,7 @@ class TestDelayqWasNotCalled:
 
     def errors(self, folder: Path, module: str, *options: str) -> list[dict[str, Any]]:
         """The errors of the command in a process of its own, where a module `shop` may be."""
-        Path(folder, "shop.py").write_text(module, "utf-8")
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "celery", *options, "delayq", "check", "--json"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_with_app(folder, module, "-m", "celery", *options, "delayq", "check", "--json")
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         found = [line for line in lines if line["level"] == "error"]
         assert any(line["check"] == "transfer" for line in lines), done

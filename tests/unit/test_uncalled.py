@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
@@ -13,8 +12,7 @@ from kombu.exceptions import SerializerNotInstalled
 from kombu.serialization import dumps, loads
 
 from celery_delayq.uncalled import NotCalled
-
-_REPOSITORY = Path(__file__).parents[2]
+from tests.support import run_with_app
 
 _APP = """
 from celery import Celery
@@ -29,16 +27,7 @@ _ADVICE = "delayq = DelayQ(app)"
 
 def run(folder: Path, *arguments: str, app: str = _APP) -> str:
     """Run Python in a folder with an app `shop`; it fails. Return what it says."""
-    Path(folder, "shop.py").write_text(app, "utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(_REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_with_app(folder, app, *arguments)
     assert done.returncode != 0, done.stdout
     return done.stdout + done.stderr
 
