@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 from celery.backends.redis import RedisBackend, SentinelBackend
 
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.settings import sentinel_options
+from celery_delayq.settings import check_master_name, sentinel_options
 
 _KNOWN = (
     "use delayq://, delayq+socket://, delayq+sentinel:// or delayq+cluster://; delayqs://, delayqs+sentinel:// or "
@@ -113,11 +113,8 @@ def _verified(app: Any, url: str) -> str:
 
 
 def _sentinel_backend(kind: type[SentinelResults], app: Any, url: str, options: dict[str, Any]) -> RedisBackend:
-    if not (app.conf.result_backend_transport_options or {}).get("master_name"):
-        raise ConfigurationError(
-            "result_backend is a URL of Redis Sentinel, which has to know the name of the master: set "
-            'app.conf.result_backend_transport_options = {"master_name": "mymaster"}'
-        )
+    setting = "result_backend_transport_options"
+    check_master_name(app.conf[setting], setting, "result_backend is a URL")
     return kind(app=app, url=re.sub(r"delayqs?\+sentinel://", "sentinel://", url), **options)
 
 

@@ -85,6 +85,24 @@ SOCKET_TIMEOUT_S = 10.0
 SENTINEL_TIMEOUT_S = 0.5
 
 
+def check_master_name(options: Mapping[str, Any] | None, setting: str, subject: str) -> None:
+    """Make sure that the options of a URL of Sentinels name the master.
+
+    Args:
+        options: the transport options.
+        setting: the name of Celery's setting that has them.
+        subject: what the URL is called, for example "the broker URL is one".
+
+    Raises:
+        ConfigurationError: they do not.
+    """
+    if not (options or {}).get("master_name"):
+        raise ConfigurationError(
+            f"{subject} of Redis Sentinel, which has to know the name of the master: set "
+            f'app.conf.{setting} = {{"master_name": "mymaster"}}'
+        )
+
+
 def sentinel_options(
     socket_timeout: float | None = None, socket_connect_timeout: float | None = None
 ) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.away import Lost
 from celery_delayq.settings import check_urls
 from celery_delayq.transport import Transport, register
-from celery_delayq.transport.urls import described, is_cluster, is_sentinel
+from celery_delayq.transport.urls import is_cluster, is_sentinel, what_to_write
 from celery_delayq.transport.wrong_server import refuse_wrong_server
 
 _ADVICE = "and create DelayQ(app) in the module that `celery -A` names"
@@ -64,7 +64,7 @@ def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tup
         try:
             check_urls(app)
             if not isinstance(connection.transport, Transport):
-                what, advice = described(app, connection, f"the broker of app {app.main!r}")
+                what, advice = what_to_write(app, connection, f"the broker of app {app.main!r}")
                 raise click.ClickException(f"{what}: {advice}, {_ADVICE}")
             connection.ensure_connection(max_retries=1 if patience_s is None else _other_urls(connection))
             channel = connection.default_channel

@@ -24,8 +24,8 @@ from celery_delayq.settings import settings_of
 from celery_delayq.transport import Connector, Transport
 from celery_delayq.transport.producer import Producer
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
-from celery_delayq.transport.urls import described
 from celery_delayq.transport.urls import is_cluster as is_cluster_url
+from celery_delayq.transport.urls import what_to_write
 
 #: How long a planner waits for replicas before it forgets where an entry was, in ms.
 _KEPT_MS = 100
@@ -59,7 +59,7 @@ def planner_loop(
     configuration = cache(reader(app))
     with app.connection_for_write() as connection:
         if not isinstance(connection.transport, Transport):
-            what, advice = described(app, connection, "the broker")
+            what, advice = what_to_write(app, connection, "the broker")
             raise ConfigurationError(f"celery_delayq.beat:Scheduler needs a delayq:// broker, but {what}: {advice}")
         connector = Connector(connection, failover=True)
     deadline_s = app.conf.beat_cron_starting_deadline

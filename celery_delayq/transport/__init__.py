@@ -58,7 +58,7 @@ from celery_delayq.queue.connections import NOT_SERVING, is_full
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.schemes import register
-from celery_delayq.settings import check_transport_options, check_urls
+from celery_delayq.settings import check_master_name, check_transport_options, check_urls
 from celery_delayq.transfer.history import History
 from celery_delayq.transfer.loop import TransferLoop, TransferSettings
 from celery_delayq.transport.ahead import Ahead
@@ -72,7 +72,7 @@ from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.replicas import NotReplicated
 from celery_delayq.transport.sentinel import SentinelWatch
 from celery_delayq.transport.station import Station
-from celery_delayq.transport.urls import SeveralHosts, described, ensure_tls, is_cluster, is_sentinel, name_whole
+from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, is_sentinel, name_whole, what_to_write
 
 __all__ = ["ClusterTransport", "Connector", "SentinelTransport", "Transport", "register"]
 
@@ -163,11 +163,7 @@ class Transport(kombu_redis.Transport):
             client = SeveralHosts(client, "sentinel")
             self.Channel = DelayedSentinelChannel
             self.default_port = kombu_redis.SentinelTransport.default_port
-            if not client.transport_options.get("master_name"):
-                raise ConfigurationError(
-                    "the broker URL is one of Redis Sentinel, which has to know the name of the master: set "
-                    'app.conf.broker_transport_options = {"master_name": "mymaster"}'
-                )
+            check_master_name(client.transport_options, "broker_transport_options", "the broker URL is one")
         super().__init__(client, **kwargs)
         self.cycle = Poller()
         self.last_delivery = LastDelivery(
@@ -507,4 +503,4 @@ def require_transport(app: Any, connection: Any) -> None:
             "the fixtures of celery_delayq.testing start a Redis for tests"
         )
     if not isinstance(connection.transport, Transport):
-        raise ConfigurationError(": ".join(described(app, connection, f"the broker of app {app.main!r}")))
+        raise ConfigurationError(": ".join(what_to_write(app, connection, f"the broker of app {app.main!r}")))

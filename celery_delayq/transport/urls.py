@@ -55,7 +55,7 @@ def name_whole(connection: Any) -> None:
         connection.uri_prefix = None
 
 
-def described(app: Any, connection: Any, subject: str) -> tuple[str, str]:
+def what_to_write(app: Any, connection: Any, subject: str) -> tuple[str, str]:
     """Return what a broker is that is not ours, and what to write instead.
 
     Args:

@@ -26,7 +26,7 @@ from celery_delayq.transport import Transport
 from celery_delayq.transport.ahead import LAST_PART_S
 from celery_delayq.transport.eta import seconds_until
 from celery_delayq.transport.keyed import THROTTLE_PROPERTY
-from celery_delayq.transport.urls import described, is_sentinel
+from celery_delayq.transport.urls import is_sentinel, what_to_write
 from celery_delayq.worker.counting import counting_of
 from celery_delayq.worker.failures import fail_task
 from celery_delayq.worker.handover import Handover, is_busy, is_stopping, tasks_waiting
@@ -63,7 +63,7 @@ class Plan(bootsteps.StartStopStep):
         """Start planning."""
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
-            what, advice = described(consumer.app, consumer.connection, "the broker URL")
+            what, advice = what_to_write(consumer.app, consumer.connection, "the broker URL")
             logger.error(
                 "Periodic tasks do not run: celery_delayq's scheduler needs a delayq:// broker, but %s. %s",
                 what,
@@ -121,7 +121,7 @@ class Transfer(bootsteps.StartStopStep):
         """
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
-            what, advice = described(consumer.app, consumer.connection, "the broker URL")
+            what, advice = what_to_write(consumer.app, consumer.connection, "the broker URL")
             logger.warning(
                 "DelayQ(app) has no effect: %s, so countdown tasks wait in the memory of workers. %s",
                 what,
