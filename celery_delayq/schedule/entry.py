@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
+from numbers import Real
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -16,7 +17,15 @@ from dateutil.parser import isoparse
 
 from celery_delayq.errors import InvalidSchedule
 from celery_delayq.schedule import encoding
-from celery_delayq.schedule.occurrences import LATEST_MS, LONGEST_S, Window, is_asked, to_datetime, to_ms
+from celery_delayq.schedule.occurrences import (
+    LATEST_MS,
+    LONGEST_S,
+    Window,
+    is_asked,
+    jitter_ms,
+    to_datetime,
+    to_ms,
+)
 from celery_delayq.settings import MISSED_POLICIES, MOST_CATCH_UP, misspelt
 
 #: Key in an entry's `options` for our additional fields, which Celery does not know.
@@ -216,6 +225,25 @@ class Definition:
         values = (*self.args, *self.kwargs.values())
         return self.timing.lazy or self.is_asked or any(isinstance(value, BeatLazyFunc) for value in values)
 
+    @property
+    def countdown_ms(self) -> int:
+        """How long after its occurrence its task is due, without jitter, in ms."""
+        return round(float(self.options.get("countdown") or 0) * 1000)
+
+    def delay_ms(self, at_ms: int) -> int:
+        """Return how long after an occurrence its task is due, in ms."""
+        return self.countdown_ms + jitter_ms(self.name, at_ms, self.timing.jitter_ms)
+
+    def expires_of(self, task: Any) -> Any:
+        """Return the option `expires`: that of the entry; without one, that of its task.
+
+        Args:
+            task: the task; None if the app does not have it.
+
+        Source: Celery 5.7 `Task.apply_async`.
+        """
+        return self.options["expires"] if "expires" in self.options else getattr(task, "expires", None)
+
     def data(self) -> dict[str, Any] | None:
         """Return the definition in JSON types, or None if it has values of other types."""
         schedule = encoding.encode(self.schedule)
@@ -269,8 +297,21 @@ class Definition:
             every_s = schedule.total_seconds() if isinstance(schedule, timedelta) else schedule
             schedule = {"every": every_s, "relative": True}
         decoded = encoding.decode(schedule, app)
-        return cls(
+        found = cls(
             name, task, decoded, tuple(args), dict(kwargs) or _NOTHING, _shared(options), Timing.of(timing), routing
+        )
+        _check_expires(found, found.expires_of(app.tasks.get(task)))
+        return found
+
+
+def _check_expires(definition: Definition, expires: Any) -> None:
+    """Refuse an entry whose runs would expire before they are due, if they are delayed for as long as they may be."""
+    delay_ms = definition.countdown_ms + definition.timing.jitter_ms
+    if isinstance(expires, Real) and 0 < delay_ms >= float(expires) * 1000:
+        what = "countdown and jitter are" if definition.countdown_ms else "jitter is"
+        raise InvalidSchedule(
+            f"{what} {delay_ms / 1000:g} s, but its task expires {float(expires):g} s after its time, so runs would be "
+            "dropped without a word: give a shorter delay, or a longer expires"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from celery_delayq.schedule.entry import Definition
-from celery_delayq.schedule.occurrences import following, jitter_ms, to_datetime
+from celery_delayq.schedule.occurrences import following, to_datetime
 from celery_delayq.schedule.records import State
 
 
@@ -22,10 +22,9 @@ def forecast(definition: Definition, state: State, number: int) -> list[datetime
         number = min(number, timing.max_runs - state.runs)
     if definition.is_asked:  # it decides when it is asked
         number = min(number, 1)
-    countdown_ms = round(float(definition.options.get("countdown") or 0) * 1000)
     found: list[datetime] = []
     at_ms = state.at_ms
     while at_ms is not None and len(found) < number:
-        found.append(to_datetime(at_ms + jitter_ms(definition.name, at_ms, timing.jitter_ms) + countdown_ms))
+        found.append(to_datetime(at_ms + definition.delay_ms(at_ms)))
         at_ms = following(definition.schedule, timing.window, at_ms)
     return found

@@ -188,3 +188,43 @@ def test_a_schedule_that_is_no_dict_is_named() -> None:
     app.conf.beat_schedule = ["t"]
     with pytest.raises(ConfigurationError, match="beat_schedule must be a dict"):
         configured(app)
+
+
+class TestDelaysThatOutlastTheRun:
+    """A run that expires before it is due is dropped without a word, so such an entry is refused."""
+
+    @pytest.mark.parametrize(
+        ("options", "jitter"),
+        [
+            ({"expires": 10}, 10.5),
+            ({"expires": 10, "countdown": 10}, 0),
+            ({"expires": 10, "countdown": 4}, 7),
+            ({"expires": 0.5}, 1),
+        ],
+        ids=str,
+    )
+    def test_are_refused(self, options: dict[str, Any], jitter: float) -> None:
+        with pytest.raises(InvalidSchedule, match=r"jitter (is|are) .* expires .* after its time"):
+            define(options=options, timing={"jitter": jitter})
+
+    @pytest.mark.parametrize(
+        ("options", "jitter"),
+        [
+            ({"expires": 10}, 9.5),
+            ({"expires": None}, 60),
+            ({}, 60),
+            ({"expires": 0}, 0),
+            ({"expires": "2999-01-01"}, 60),
+        ],
+        ids=str,
+    )
+    def test_others_are_not(self, options: dict[str, Any], jitter: float) -> None:
+        assert define(options=options, timing={"jitter": jitter}).delay_ms(0) <= jitter * 1000
+
+    def test_of_a_task_that_expires_are_refused_too(self) -> None:
+        app = Celery("shop", set_as_current=False)
+        app.task(name="t", expires=30, lazy=False, shared=False)(test_schedules_survive_as_data)
+        given = {"task": "t", "schedule": 60, "timing": {"jitter": 40}}
+        with pytest.raises(InvalidSchedule, match="jitter is 40 s, but its task expires 30 s after its time"):
+            Definition.of("e", given, app)
+        assert Definition.of("e", {**given, "options": {"expires": 50}}, app).delay_ms(0) <= 40_000
