@@ -1,7 +1,8 @@
 """The message of an occurrence: Celery builds it as for beat, and we capture it instead of sending it.
 
 So routing, headers, options, serializers and signals are Celery's. `countdown` and `expires` count from the occurrence
-and not from the moment of sending.
+and not from the moment of sending. A message for which that cannot be had must be built when it is due, see
+`Occurrence.can_wait`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from numbers import Real
 from typing import Any
 
 from celery.beat import BeatLazyFunc
@@ -40,11 +42,14 @@ class Occurrence:
         queue: its broker list; None if the task sends no message.
         task_id: id of the task.
         offer: the message to store; None if the task sends no message.
+        can_wait: whether the message may be stored before its occurrence. Not if it claims a unique key. Not if it has
+            other times than it was given: code of the app, or an option, set them, and they may count from now.
     """
 
     queue: str | None
     task_id: str
     offer: Offer | None
+    can_wait: bool = True
 
 
 class Builder:
@@ -83,7 +88,7 @@ class Builder:
             CannotSend: the app runs tasks eagerly, or the message would go to no queue or to several queues.
             Exception: any exception of Celery or of the task's `apply_async`.
         """
-        when = _when(definition, at_ms, jitter_ms, max_lateness_s)
+        when = _when(self._app.tasks.get(definition.task), definition, at_ms, jitter_ms, max_lateness_s)
         key = (definition.task, id(definition.options), _kind_of(when.expires))
         found = self._templates.get(key)
         if found is None or not has_no_receivers():
@@ -107,7 +112,7 @@ class Builder:
     def _build_first(self, definition: Definition, key: tuple[str, int, str], when: When) -> Occurrence:
         given = _evaluated(definition)
         occurrence, caught = _let_celery_build(self._app, self._producer, definition, given, when)
-        if caught is not None and caught.due_ms == when.due_ms and key[2] != "naive" and has_no_receivers():
+        if caught is not None and occurrence.can_wait and key[2] != "naive" and has_no_receivers():
             template = MessageTemplate.of(self._app, self._producer.channel, definition, given, when, caught)
             if template is not None:
                 if len(self._templates) >= _MOST_TEMPLATES:
@@ -134,8 +139,7 @@ def _let_celery_build(
     task_id = options.setdefault("task_id", uuid())
     if options.get("eta") is None:
         options["eta"] = when.eta
-    options.pop("expires", None)
-    if when.expires is not None:
+    if when.expires is not None or "expires" in options:
         options["expires"] = when.expires
     args, kwargs = given
     task = app.tasks.get(definition.task)
@@ -153,12 +157,15 @@ def _let_celery_build(
     (caught,) = captured.messages
     due_ms = when.due_ms if caught.due_ms is None else caught.due_ms
     offer = Offer(message_key(task_id), due_ms, caught.payload, task_id, caught.claim)
-    return Occurrence(caught.broker_list, task_id, offer), caught
+    headers = caught.message["headers"]
+    has_its_times = due_ms == when.due_ms and headers.get("expires") == (when.expires and when.expires.isoformat())
+    can_wait = caught.claim is None and (has_its_times or "id" not in headers)  # protocol 1: they are in the body
+    return Occurrence(caught.broker_list, task_id, offer, can_wait), caught
 
 
-def _when(definition: Definition, at_ms: int, jitter_ms: int, max_lateness_s: float) -> When:
-    due_ms = at_ms + jitter_ms + round(float(definition.options.get("countdown") or 0) * 1000)
-    expires = _expires(definition.options.get("expires"), at_ms, due_ms, max_lateness_s)
+def _when(task: Any, definition: Definition, at_ms: int, jitter_ms: int, max_lateness_s: float) -> When:
+    due_ms = at_ms + jitter_ms + definition.countdown_ms
+    expires = _expires(definition.expires_of(task), at_ms, due_ms, max_lateness_s)
     return When(due_ms, to_datetime(due_ms), expires)
 
 
@@ -177,8 +184,8 @@ def _evaluate(value: Any) -> Any:
 
 def _expires(given: Any, at_ms: int, due_ms: int, max_lateness_s: float) -> Any:
     """Return when the message expires. Seconds count from the occurrence; `max_lateness` counts from the due time."""
-    if isinstance(given, (int, float)):
-        given = to_datetime(at_ms) + timedelta(seconds=given)
+    if isinstance(given, Real):
+        given = to_datetime(at_ms) + timedelta(seconds=float(given))
     elif isinstance(given, str):
         given = isoparse(given)
     if not max_lateness_s:

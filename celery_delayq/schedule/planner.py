@@ -73,12 +73,14 @@ class _Decision:
         move: its next move.
         step: the script call for the move.
         state: its state after the move.
+        state_if_held: its state if the occurrence is left out, because another task holds its unique key.
     """
 
     name: str
     move: Transition
     step: Step
     state: State
+    state_if_held: State | None = None
 
 
 class Planner:
@@ -222,14 +224,18 @@ class Planner:
             else:
                 self._wake(name, planned, now_ms if move else None)
         else:
-            self._wake(name, planned, self._turn_ms(state))
+            self._wake(name, planned, self._turn_ms(planned))
 
-    def _turn_ms(self, state: State) -> int | None:
+    def _turn_ms(self, planned: PlannedEntry) -> int | None:
         """Return when to look at an entry: at its time, or a grace period later if another planner planned it."""
-        if state.at_ms is None or state.planner == self.id:
-            return state.at_ms
+        state = planned.state
+        if state is None or state.at_ms is None:
+            return None
+        time_ms = state.at_ms + _delay_ms(planned)
+        if state.planner == self.id:
+            return time_ms
         interval_ms = state.at_ms - state.last_ms if state.last_ms is not None else _GRACE_MS[1]
-        return state.at_ms + round(min(random.uniform(*_GRACE_MS), max(0, interval_ms) * _GRACE_OF_INTERVAL))
+        return time_ms + round(min(random.uniform(*_GRACE_MS), max(0, interval_ms) * _GRACE_OF_INTERVAL))
 
     # -- processing
 
@@ -343,16 +349,22 @@ class Planner:
             return None
         entry = self._entry(planned)
         try:
+            delay_ms = _delay_ms(planned)
             attended_ms = self._attendance.attended_ms(planned.record)
             move = next_transition(
-                entry, planned.state, now_ms, attended_ms=attended_ms, still_waits=still_waits, gone=gone
+                entry,
+                planned.state,
+                now_ms - delay_ms,
+                attended_ms=attended_ms - delay_ms,
+                still_waits=still_waits,
+                gone=gone,
             )
             if move is None and planned.state is not None and planned.state.parked:
                 # It has ended, or is idle.
                 move = Transition(None, last_ms=planned.state.last_ms, runs=planned.state.runs)
             if move is None:
                 self._forget_error(name, planned)
-                self._wake(name, planned, self._turn_ms(planned.state) if planned.state else None)
+                self._wake(name, planned, self._turn_ms(planned))
                 if planned.wake_ms is not None and planned.wake_ms <= now_ms:
                     planned.wake_ms = None
                 return None
@@ -376,19 +388,20 @@ class Planner:
             self._fail(name, planned, CannotSend("its task sends no message, so there is no queue to plan it in"))
             return None
         ahead = move.send_ms is not None and move.send_ms == move.at_ms
-        state = State(
-            planned.record.fingerprint,
-            self.id,
-            move.at_ms,
-            occurrence.task_id if ahead and occurrence.offer else "",
-            move.last_ms,
-            move.runs,
-            move.made_up,
-        )
         offer = occurrence.offer if move.send_ms is not None else None
+        if ahead and not occurrence.can_wait:
+            offer = None  # it is built again when it is due
+        task_id = occurrence.task_id if ahead and offer else ""
+        fingerprint = planned.record.fingerprint
+        state = State(fingerprint, self.id, move.at_ms, task_id, move.last_ms, move.runs, move.made_up)
+        state_if_held = None
+        if offer is not None and offer.claim is not None and planned.state is not None:
+            before = planned.state
+            state_if_held = replace(state, at_ms=move.next_ms, last_ms=before.last_ms, runs=before.runs)
+            offer = replace(offer, state_if_held=state_if_held.dump())
         must_wait = bool(move.withdraw)
         step = Step(name, queue, planned.seen, state.dump(), withdraw=move.withdraw, must_wait=must_wait, offer=offer)
-        return _Decision(name, move, step, state)
+        return _Decision(name, move, step, state, state_if_held)
 
     def _gather(self, name: str, planned: PlannedEntry) -> bool:
         """Take an entry out of its former queues. Returns False if another planner is doing so too.
@@ -476,7 +489,7 @@ class Planner:
                 if isinstance(done, (ReadOnlyError, ConnectionError)):
                     raise ReadOnlyError(str(done))
                 self._fail(name, planned, done)
-            elif done.outcome == scripts.DONE:
+            elif done.outcome in (scripts.DONE, scripts.LEFT_OUT):
                 self._on_planned(planned, decision, done)
             elif done.outcome == scripts.GONE:
                 # By the server's clock it is due, or somebody cancelled it.
@@ -497,12 +510,16 @@ class Planner:
             missed = left_out(self._entry(planned), planned.state, decision.move, done.now_ms)
             if missed:
                 self._on_missed(decision.step.queue, decision.name, missed)
-        planned.seen, planned.state = Seen(decision.step.state, done.forgotten), decision.state
+        is_left_out = done.outcome == scripts.LEFT_OUT
+        planned.seen = Seen(done.state, done.forgotten)
+        planned.state = decision.state_if_held if is_left_out else decision.state
         self._forget_error(decision.name, planned)
         self._forget_parked(decision, planned)
-        if decision.move.passed:
+        if is_left_out:
+            logger.debug("Another task holds the unique key of periodic task %r: a run is left out", decision.name)
+        elif decision.move.passed:
             self._on_sent(planned.definition)
-        self._wake(decision.name, planned, decision.move.at_ms)
+        self._wake(decision.name, planned, self._turn_ms(planned))
 
     def _forget_parked(self, decision: _Decision, planned: PlannedEntry) -> None:
         """Forget where an entry was before, once no failover can undo where it is now."""
@@ -533,3 +550,14 @@ class Planner:
         self._planned.note_error(name, planned.error)
         self._wake(name, planned, self._attendance.now_ms() + min(_RETRY_MS[0] * 2**planned.failures, _RETRY_MS[1]))
         planned.failures = min(planned.failures + 1, 10)
+
+
+def _delay_ms(planned: PlannedEntry) -> int:
+    """Return how long after its occurrence an entry moves on, in ms.
+
+    Its message is due later than the occurrence, by jitter and countdown. If there is none yet, it is built then.
+    """
+    state, definition = planned.state, planned.definition
+    if state is None or state.at_ms is None or state.task_id or definition.is_asked:
+        return 0
+    return definition.delay_ms(state.at_ms)

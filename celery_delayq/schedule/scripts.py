@@ -13,7 +13,7 @@ from celery_delayq.queue.keys import QueueKeys, ScheduleKeys
 from celery_delayq.queue.script import Call, load
 
 #: Outcomes of `plan`.
-DONE, CHANGED, GONE, ELSEWHERE = 1, 0, -1, -2
+DONE, LEFT_OUT, CHANGED, GONE, ELSEWHERE = 1, 2, 0, -1, -2
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Offer:
         payload: the message.
         task_id: its id.
         claim: the unique key that it claims. If another task holds that, the occurrence is left out.
+        state_if_held: the state of the entry then.
     """
 
     message_key: bytes
@@ -33,6 +34,7 @@ class Offer:
     payload: bytes
     task_id: str = ""
     claim: Claim | None = None
+    state_if_held: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ class Planned:
     """Result of one call of `plan`.
 
     Attributes:
-        outcome: DONE; CHANGED if the state had changed; GONE if the message to withdraw was no longer waiting;
-            ELSEWHERE if the task that holds the unique key may wait in another list.
+        outcome: DONE; LEFT_OUT if another task holds the unique key; CHANGED if the state had changed; GONE if the
+            message to withdraw was no longer waiting; ELSEWHERE if the task that holds the unique key may wait in
+            another list.
         now_ms: the server's time, unix time in ms.
         state: the present state of the entry; empty if there is none. If ELSEWHERE, the name of that list.
         forgotten: how many states of the queue have been forgotten.
@@ -81,14 +84,15 @@ def plan_call(
     there = there or keys
     message: tuple[bytes | int, ...] = (offer.message_key, offer.due_ms, offer.payload) if offer else (b"", 0, b"")
     claimed: tuple[bytes | int | str, ...] = (b"", b"", 0, b"", b"")
+    state_if_held = b""
     if offer and offer.claim:
-        claim = offer.claim
+        claim, state_if_held = offer.claim, offer.state_if_held
         claimed = (claim.unique(keys), UNTIL[claim.until], claim.ttl_ms, keys.queue, offer.task_id)
     return (
         (*keys.waiting, keys.schedule, keys.holds, there.timeout_set, there.index),
         (
             *(entry, seen, forgotten, state, withdraw, int(must_wait)),
-            *(*message, int(mirrored), keys.channel, *claimed, there.queue),
+            *(*message, int(mirrored), keys.channel, *claimed, there.queue, state_if_held),
         ),
     )
 

@@ -102,6 +102,8 @@ class MessageTemplate:
             return None
         template = cls(app, channel, definition, caught)
         properties = template._properties
+        if "id" not in template._headers:  # Celery's protocol 1
+            return None
         if template._serializer is None or "compression" in template._headers or "delivery_tag" not in properties:
             return None
         made = template._payload(

@@ -11,7 +11,7 @@ but reaches it late, it is sent late.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from celery_delayq.schedule import occurrences
 from celery_delayq.schedule.entry import Definition
@@ -47,6 +47,7 @@ class Transition:
         made_up: number of missed occurrences that were made up for in a row.
         withdraw: id of the message that must not run; empty for none.
         passed: whether the step passes an occurrence.
+        next_ms: its occurrence after the step if what is sent does not count as a run; then `max_runs` is not reached.
     """
 
     at_ms: int | None
@@ -56,6 +57,7 @@ class Transition:
     made_up: int = 0
     withdraw: str = ""
     passed: bool = False
+    next_ms: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def left_out(entry: PeriodicEntry, state: State, move: Transition, now_ms: int) 
     definition, at_ms = entry.definition, state.at_ms
     if at_ms is None or move.at_ms is None or now_ms - at_ms <= TOLERATED_MS or entry.is_idle or definition.is_asked:
         return 0
-    if not (move.passed or definition.is_lazy):
+    if not (move.passed or definition.is_lazy or state.fingerprint == entry.fingerprint):
         return 0
     window = definition.timing.window
     between = occurrences.count_missed(definition.schedule, window, at_ms, move.at_ms - 1, MOST_LEFT_OUT)
@@ -199,11 +201,11 @@ def _to(entry: PeriodicEntry, at_ms: int | None, **rest: object) -> Transition:
     """Return the step to an occurrence. A lazy entry does not send its message yet."""
     runs = rest.get("runs", 0)
     assert isinstance(runs, int)
-    most = entry.definition.timing.max_runs
+    most, next_ms = entry.definition.timing.max_runs, at_ms
     if most is not None and runs >= most:
         at_ms = None
     send_ms = None if entry.definition.is_lazy else at_ms
-    return Transition(at_ms, **{"send_ms": send_ms, **rest})  # type: ignore[arg-type]
+    return Transition(at_ms, **{"send_ms": send_ms, **rest}, next_ms=next_ms)  # type: ignore[arg-type]
 
 
 def _begin(entry: PeriodicEntry, late: Late) -> Transition:

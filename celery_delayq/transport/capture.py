@@ -61,10 +61,11 @@ def capture(task_id: str) -> Iterator[Captured]:
         _captured.reset(token)
 
 
-def captured_for(message: dict[str, object]) -> Captured | None:
+def captured_for(message: dict[str, Any]) -> Captured | None:
     """Return the capture that catches a message; None if the message has to be sent."""
     captured = _captured.get()
-    headers = message.get("headers")
-    if captured is None or not isinstance(headers, dict) or headers.get("id") != captured.task_id:
+    if captured is None:
         return None
-    return captured
+    # With Celery's protocol 1, the id of a task is not in the headers.
+    ids = (message.get("headers") or {}).get("id"), message["properties"].get("correlation_id")
+    return captured if captured.task_id in ids else None

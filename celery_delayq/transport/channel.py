@@ -31,7 +31,14 @@ from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.eta import due_ms_of, eta_ms_of
 from celery_delayq.transport.expiry import Expiry
 from celery_delayq.transport.fetcher import Fetcher
-from celery_delayq.transport.keyed import THROTTLE_PROPERTY, check_protocol, claiming_of, pace_of, put_keyed
+from celery_delayq.transport.keyed import (
+    THROTTLE_PROPERTY,
+    check_protocol,
+    claiming_of,
+    pace_of,
+    put_keyed,
+    refuse_global,
+)
 from celery_delayq.transport.last_delivery import on_begin
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
@@ -218,6 +225,8 @@ class DelayedChannel(kombu_redis.Channel):
         broker_list = self.broker_list(queue, self._get_message_priority(message, reverse=False))
         claiming = claiming_of(message)
         if claiming is not None:
+            check_protocol(message, claiming)
+            refuse_global(self.delayed_queue(broker_list), message["headers"]["task"], unique=claiming.claim)
             claiming.offered = Offered("stored")
         message["properties"].pop(THROTTLE_PROPERTY, None)  # its time is that of the occurrence
         claim = None if claiming is None else claiming.claim

@@ -159,7 +159,7 @@ def put_keyed(
     headers = message["headers"]
     payload, tail = (encode(message), b"") if pace is None else around_its_turn(message)
     queue = channel.delayed_queue(broker_list)
-    _refuse_global(queue, headers["task"], unique=None if claiming is None else claiming.claim, throttle=pace)
+    refuse_global(queue, headers["task"], unique=None if claiming is None else claiming.claim, throttle=pace)
     if claiming is None:
         if pace is not None:
             queue.offer_throttled(payload, pace, due_ms=due_ms, message_id=headers["id"], tail=tail)
@@ -188,7 +188,12 @@ def put_keyed(
     claiming.offered = offered
 
 
-def _refuse_global(queue: DelayedQueue, task: str, **options: Claim | Pace | None) -> None:
+def refuse_global(queue: DelayedQueue, task: str, **options: Claim | Pace | None) -> None:
+    """Refuse global keys on a cluster.
+
+    Raises:
+        ConfigurationError: one of the keys is global, and the broker is a cluster.
+    """
     for option, given in options.items():
         if given is not None and given.is_global and is_cluster(queue.client):
             raise ConfigurationError(

@@ -7,17 +7,19 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import date
+from datetime import date, datetime, timezone
 from typing import Any
 
 import pytest
-from celery import Celery, signals
+from celery import Celery, Task, signals
 from celery.beat import BeatLazyFunc
 from dateutil.parser import isoparse
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
+from celery_delayq import ConfigurationError, Unique
 from celery_delayq.queue.codec import message_key
+from celery_delayq.queue.connections import is_cluster
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.message import Builder, CannotSend, Occurrence
 from celery_delayq.schedule.occurrences import to_ms
@@ -74,6 +76,95 @@ def test_expiry_counts_from_it(
 ) -> None:
     """`expires` from when beat would send it, `max_lateness` from when it is due: with a countdown, that is later."""
     assert expires_ms(send(lateness_s, options={"expires": expires, "countdown": 1})) == FAR + after_ms
+
+
+def nothing() -> None:
+    """A task that does nothing."""
+
+
+@pytest.fixture
+def expiring(app: Celery) -> Iterator[str]:
+    """The name of a task that expires after 10 seconds."""
+    app.task(name="expiring", expires=10, lazy=False, shared=False)(nothing)
+    yield "expiring"
+    app.tasks.unregister("expiring")
+
+
+@pytest.mark.parametrize(
+    ("options", "lateness_s", "after_ms"),
+    [({}, 0, 10_000), ({"expires": 3}, 0, 3_000), ({}, 5, 6_000), ({}, 50, 10_000)],
+    ids=str,
+)
+def test_expiry_of_its_task_counts_from_it(
+    send: Callable[..., Occurrence], expiring: str, options: dict[str, Any], lateness_s: float, after_ms: int
+) -> None:
+    found = send(lateness_s, task=expiring, options={"countdown": 1, **options})
+    assert expires_ms(found) == FAR + after_ms
+    assert found.can_wait
+
+
+def test_an_entry_can_say_that_its_task_does_not_expire(send: Callable[..., Occurrence], expiring: str) -> None:
+    assert headers(send(task=expiring, options={"expires": None}))["expires"] is None
+
+
+@pytest.mark.parametrize(
+    "app_sets", [{"countdown": 5}, {"expires": 5}, {"eta": datetime(2020, 1, 1, tzinfo=timezone.utc)}]
+)
+def test_it_is_built_when_it_is_due_if_the_app_gives_it_another_time(
+    send: Callable[..., Occurrence], app: Celery, app_sets: dict[str, Any]
+) -> None:
+    """Such a time may count from now."""
+
+    class Own(Task):
+        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+            return super().apply_async(args, kwargs, **{**options, **app_sets})
+
+    app.task(name="own", base=Own, lazy=False, shared=False)(nothing)
+    try:
+        assert send().can_wait
+        assert not send(task="own").can_wait
+    finally:
+        app.tasks.unregister("own")
+
+
+def test_it_is_built_when_it_is_due_if_the_entry_has_an_eta(send: Callable[..., Occurrence]) -> None:
+    assert not send(options={"eta": "2020-01-01T00:00:00+00:00"}).can_wait
+
+
+def test_limits_of_time_are_not_times(send: Callable[..., Occurrence]) -> None:
+    found = send(options={"time_limit": 9, "soft_time_limit": 8, "stamped_headers": ["by"], "by": "me"})
+    assert (headers(found)["timelimit"], headers(found)["stamps"]) == ([9, 8], {"by": "me"})
+    assert found.can_wait
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_protocol_1_of_celery_is_caught(broker_url: str, ledger_url: str, times: int) -> None:
+    """Where the id of the task is not in the headers."""
+    with publisher(broker_url, ledger_url, task_protocol=1) as app, app.connection_for_write() as connection:
+        builder = Builder(app, app.amqp.Producer(connection, auto_declare=False))
+        one = Definition.of("e", {"task": "note", "schedule": 60}, app)
+        for _ in range(times):
+            found = builder.build(one, FAR)
+            assert found.offer is not None
+            assert (found.queue, found.offer.due_ms, found.can_wait) == ("celery", FAR, True)
+
+
+def test_a_unique_key_is_refused_with_protocol_1(broker_url: str, ledger_url: str) -> None:
+    with publisher(broker_url, ledger_url, task_protocol=1) as app, app.connection_for_write() as connection:
+        builder = Builder(app, app.amqp.Producer(connection, auto_declare=False))
+        one = Definition.of("e", {"task": "note", "schedule": 60, "options": {"unique": "k"}}, app)
+        with pytest.raises(ConfigurationError, match="task_protocol = 2"):
+            builder.build(one, FAR)
+
+
+def test_a_global_key_is_refused_on_a_cluster(send: Callable[..., Occurrence], app: Celery) -> None:
+    given = {"options": {"unique": Unique(key="k", scope="global")}}
+    with app.connection_for_write() as connection:
+        if is_cluster(connection.default_channel.plain_client):
+            with pytest.raises(ConfigurationError, match="is global"):
+                send(**given)
+        else:
+            assert send(**given).offer.claim.is_global  # type: ignore[union-attr]
 
 
 def test_nothing_is_sent(send: Callable[..., Occurrence], app: Celery) -> None:

@@ -76,6 +76,12 @@ class TestConfigured:
         with Worker(broker=broker_url, ledger=ledger.url, pool=pool, conf=conf(a=note(0.5, "a"))):
             wait_until(lambda: len(notes(ledger, "a")) >= 4, "it runs")
 
+    def test_with_protocol_1_of_celery(self, broker_url: str, ledger: Ledger) -> None:
+        options = {"task_protocol": 1, **conf(a=EACH_HALF_SECOND)}
+        with Worker(broker=broker_url, ledger=ledger.url, conf=options):
+            wait_until(lambda: len(etas(ledger)) >= 4, "it runs")
+        assert len(set(etas(ledger))) == len(etas(ledger))
+
     def test_after_an_outage_of_everything_a_task_runs_once_late(
         self, broker_url: str, broker_client: redis.Redis, ledger: Ledger
     ) -> None:

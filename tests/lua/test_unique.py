@@ -12,7 +12,7 @@ from celery_delayq.queue import codec, holds, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Hold, Holder, Offered, acknowledge, hold, offer_unique, unique_of
 from celery_delayq.queue.tidying import tidy
-from celery_delayq.schedule.scripts import DONE, ELSEWHERE, Offer, Planned, plan
+from celery_delayq.schedule.scripts import CHANGED, DONE, ELSEWHERE, LEFT_OUT, Offer, Planned, plan
 from tests.state import nothing_changes, now_ms, out_of_memory
 from tests.support import wait_until
 
@@ -476,7 +476,8 @@ class TestPlan:
     """The occurrences of periodic tasks."""
 
     def plan(self, queue: DelayedQueue, name: str, due_ms: int = LATER, seen: bytes = b"", **step: Any) -> Planned:
-        offer = Offer(codec.message_key(name), due_ms, name.encode(), name, Claim(KEY, "due", 60_000, "keep"))
+        claim = Claim(KEY, "due", 60_000, "keep")
+        offer = Offer(codec.message_key(name), due_ms, name.encode(), name, claim, f"no {name}".encode())
         return plan(
             queue.client,
             queue.keys,
@@ -491,34 +492,29 @@ class TestPlan:
     def test_one_is_left_out_while_another_task_holds_the_key(self, queue: DelayedQueue) -> None:
         offered(queue, "mine", until="done")
         done = self.plan(queue, "one")
-        assert (done.outcome, done.state, done.alone) == (DONE, b"one", False)
+        assert (done.outcome, done.state, done.alone) == (LEFT_OUT, b"no one", False)
+        assert queue.client.hget(queue.keys.schedule, "e") == b"no one"
         assert waiting(queue) == [(LATER, b"mine")]
         queue.cancel("mine")
-        assert self.plan(queue, "two", seen=b"one").outcome == DONE
+        assert self.plan(queue, "two", seen=b"no one").outcome == DONE
         assert waiting(queue) == [(LATER, b"two")]
+
+    @pytest.mark.parametrize("state_of_holder", ["waits", "is in its queue"])
+    def test_one_whose_step_is_refused_touches_no_key(self, queue: DelayedQueue, state_of_holder: str) -> None:
+        offered(queue, "mine", due_ms=1, until="done")
+        if state_of_holder != "waits":
+            queue.transfer()
+        with nothing_changes(queue.client):
+            assert self.plan(queue, "one", seen=b"another state").outcome == CHANGED
 
     def test_one_that_waits_in_another_list_is_looked_for(self, queue: DelayedQueue) -> None:
         other = DelayedQueue(queue.client, "q\x06\x163")
         offered(other, "theirs")
         done = self.plan(queue, "one")
         assert (done.outcome, done.state) == (ELSEWHERE, other.name.encode())
-        assert self.plan(queue, "one", there=other.keys).outcome == DONE
+        assert self.plan(queue, "one", there=other.keys).outcome == LEFT_OUT
         assert not queue.size()
         other.client.delete(other.keys.timeout_set)  # somebody who knows no keys
-        assert self.plan(queue, "two", seen=b"one").outcome == ELSEWHERE
-        assert self.plan(queue, "two", seen=b"one", there=other.keys).outcome == DONE
+        assert self.plan(queue, "two", seen=b"no one").outcome == ELSEWHERE
+        assert self.plan(queue, "two", seen=b"no one", there=other.keys).outcome == DONE
         assert waiting(queue) == [(LATER, b"two")]
-
-    def test_the_next_one_takes_the_place_of_one_that_is_withdrawn(self, queue: DelayedQueue) -> None:
-        self.plan(queue, "one")
-        self.plan(queue, "two", LATER + 1, seen=b"one", withdraw=codec.message_key("one"), must_wait=True)
-        assert waiting(queue) == [(LATER + 1, b"two")]
-        assert held_by(queue) == "two"
-        queue.cancel("two")
-        assert held_by(queue) is None
-
-    def test_a_removed_entry_gives_the_key_up(self, queue: DelayedQueue) -> None:
-        self.plan(queue, "one")
-        self.plan(queue, "", seen=b"one", withdraw=codec.message_key("one"), offer=None)
-        assert not queue.size()
-        assert held_by(queue) is None

@@ -15,6 +15,7 @@ from celery import Celery
 
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.holds import Claim
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.entry import Definition
@@ -29,6 +30,9 @@ from tests.support import wait_until
 
 APP = Celery("shop", set_as_current=False)
 
+#: What messages of unique tasks claim.
+KEY = Claim("key", "done", 60_000, "keep")
+
 
 class Stage:
     """One Redis, planners with configurations of their own, and what they offered."""
@@ -37,6 +41,8 @@ class Stage:
         self.client = client
         self.store = ScheduleStore(client)
         self.built = 0
+        #: Tasks whose messages claim `KEY`.
+        self.unique = {"unique"}
         self._ids = itertools.count(1)
 
     def planner(
@@ -75,8 +81,10 @@ class Stage:
         if one.task == "broken":
             raise RuntimeError("it cannot be built")
         task_id = f"{one.name}/{at_ms}/{self.built}"
-        offer = Offer(message_key(task_id), at_ms + jitter_ms, f"{one.name} {list(one.args)} {at_ms}".encode())
-        return Occurrence(queues.get(one.task, "celery"), task_id, offer)
+        claim = KEY if one.task in self.unique else None
+        payload = f"{one.name} {list(one.args)} {at_ms}".encode()
+        offer = Offer(message_key(task_id), at_ms + one.delay_ms(at_ms), payload, task_id, claim)
+        return Occurrence(queues.get(one.task, "celery"), task_id, offer, can_wait=claim is None)
 
     def add(self, name: str, given: Any, **record: Any) -> None:
         """Add an entry at run time, or change it."""

@@ -29,12 +29,12 @@ ARGV[14] ttl          of the key (ms)
 ARGV[15] list         the name of the broker list
 ARGV[16] task id
 ARGV[17] its list     the name of the list of KEYS[7]
+ARGV[18] if held      its new state if another task holds the unique key: then the occurrence is left out
 
-Returns {outcome, now, state, forgotten, alone}: 1, or 0 if the state has changed, or -1 if the message no longer waits;
-the server's time (ms); the present state; the present count of forgotten states; 1 if a message was offered and no other
-waits. Or {-2, now, list, forgotten, 0} if the holder may wait in another list: the caller tries again with its keys.
-
-If another task holds the unique key, the occurrence is left out: the state is stored, and nothing is offered.
+Returns {outcome, now, state, forgotten, alone}: 1, or 2 if the occurrence was left out, or 0 if the state has changed, or
+-1 if the message no longer waits; the server's time (ms); the present state; the present count of forgotten states; 1 if
+a message was offered and no other waits. Or {-2, now, list, forgotten, 0} if the holder may wait in another list: the
+caller tries again with its keys.
 
 A planner that saw no state may have slept since then, and another planner may have planned the entry elsewhere or
 removed it. So forgotten states are counted, and "no state" is accepted only if none was forgotten since then.
@@ -43,7 +43,7 @@ local timeout_set, index, repeated, delay_list, schedule, holds = KEYS[1], KEYS[
 local entry, seen, forgotten, state = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local old_message, must_wait, message_key = ARGV[5], ARGV[6] == '1', ARGV[7]
 local due, payload, mirrored, channel, unique = ARGV[8], ARGV[9], ARGV[10] == '1', ARGV[11], ARGV[12]
-local its_timeout_set, its_index, its_list = KEYS[7], KEYS[8], ARGV[17]
+local its_timeout_set, its_index, its_list, state_if_held = KEYS[7], KEYS[8], ARGV[17], ARGV[18]
 local claim = {
     message_key = message_key, turn = '\0', until_when = ARGV[13], ttl = tonumber(ARGV[14]), list = ARGV[15], task_id = ARGV[16]}
 
@@ -71,22 +71,20 @@ redis.call('HLEN', holds)
 redis.call('ZCARD', its_timeout_set)
 redis.call('HLEN', its_index)
 
-local function holder()
-    return unique ~= '' and find_holder(holds, unique, its_list, its_timeout_set, its_index, now_ms)
-end
-
-local other = holder()
-if other and other.elsewhere then
-    return {-2, now, other.list, count, 0}
+local holder = unique ~= '' and find_holder(holds, unique, its_list, its_timeout_set, its_index, now_ms)
+if holder and holder.elsewhere then
+    return {-2, now, holder.list, count, 0}
 end
 if old_message ~= '' then
     local place = redis.call('HGET', index, old_message) or ''
     if withdraw(timeout_set, delay_list, old_message, place) then
         redis.call('HDEL', index, old_message)
-        give_up(holds, unique_of(place), old_message)
     elseif must_wait then
         return {-1, now, current, count, 0}
     end
+end
+if holder then
+    state = state_if_held
 end
 if state == '' then
     redis.call('HDEL', schedule, entry)
@@ -95,7 +93,7 @@ else
     redis.call('HSET', schedule, entry, state)
 end
 local alone = 0
-if message_key ~= '' and not holder() then
+if message_key ~= '' and not holder then
     if unique ~= '' then
         record_hold(holds, unique, claim, true, now_ms)
     end
@@ -104,4 +102,4 @@ if message_key ~= '' and not holder() then
         unique ~= '' and unique or nil)
     alone = redis.call('ZCARD', timeout_set) == 1 and 1 or 0
 end
-return {1, now, state, count, alone}
+return {holder and 2 or 1, now, state, count, alone}

@@ -1,0 +1,76 @@
+"""What the message of a periodic task meets: times that count from now, and unique keys. With real workers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import redis
+from celery import Celery
+from dateutil.parser import isoparse
+
+from tests.integration.long_tasks import open_gate
+from tests.integration.periodic_app import APP, add_periodic_tasks
+from tests.ledger import Ledger
+from tests.support import wait_until
+from tests.worker_app import publisher
+from tests.workers import Worker
+
+pytestmark = pytest.mark.on_cluster
+
+
+@pytest.fixture
+def app(broker_url: str, broker_client: redis.Redis, ledger: Ledger) -> Iterator[Celery]:
+    broker_client.flushall()
+    with publisher(broker_url, ledger.url) as app:
+        yield add_periodic_tasks(app, ledger)
+
+
+@pytest.fixture(autouse=True)
+def worker(app: Celery, broker_url: str, ledger: Ledger) -> Iterator[Worker]:
+    """A worker that plans; at the end of the test the gate opens."""
+    with Worker(broker=broker_url, ledger=ledger.url, app=APP, conf={"beat_scheduler": "delayq"}) as worker:
+        yield worker
+        open_gate(ledger)
+
+
+def in_a_row(ledger: Ledger, every_s: float) -> bool:
+    """Whether runs of `note_eta` follow each other without a gap."""
+    times = sorted(isoparse(run.note).timestamp() for run in ledger.runs())
+    return any(later - earlier == pytest.approx(every_s) for earlier, later in itertools.pairwise(times))
+
+
+@pytest.mark.parametrize("task", ["expires", "impatient"])
+def test_a_task_that_expires_sooner_than_it_is_planned_runs(app: Celery, ledger: Ledger, task: str) -> None:
+    app.delayq.schedule.add("a", f"note_eta {task}", 1.5)
+    wait_until(lambda: len(ledger.runs()) >= 2, "it runs")
+
+
+@pytest.mark.parametrize("for_", ["waiting", "until_start", "until_done"])
+def test_each_run_of_a_unique_task_that_ends_before_the_next_is_sent(app: Celery, ledger: Ledger, for_: str) -> None:
+    app.delayq.schedule.add("a", f"note_eta {for_}", 1)
+    wait_until(lambda: in_a_row(ledger, 1), "two in a row ran")
+
+
+@pytest.mark.parametrize("for_", ["waiting", "until_start", "until_done"])
+def test_a_unique_task_retries(app: Celery, ledger: Ledger, worker: Worker, for_: str) -> None:
+    app.delayq.schedule.add("a", f"retry_once {for_}", 1.5)
+    wait_until(lambda: [run.note for run in ledger.runs()].count(1) >= 2, "two have retried")
+    assert "KeyHeld" not in worker.log
+
+
+def test_runs_that_are_left_out_while_one_is_under_way_do_not_count(app: Celery, ledger: Ledger) -> None:
+    app.delayq.schedule.add("a", "gated until_done", 0.3)
+    entry = wait_until(lambda: (it := app.delayq.schedule.get("a")).runs and it, "the first is sent")
+    wait_until(lambda: (app.delayq.schedule.get("a").next_run - entry.next_run).total_seconds() > 1, "it goes on")
+    shown = app.delayq.schedule.get("a")
+    assert (shown.runs, shown.last_run, len(ledger.runs())) == (1, entry.last_run, 1)
+    open_gate(ledger)
+    wait_until(lambda: app.delayq.schedule.get("a").runs >= 2, "others are sent")
+    wait_until(lambda: len(ledger.runs()) >= 2, "others run")
+
+
+def test_an_occurrence_of_a_throttled_task_takes_no_turn(app: Celery, ledger: Ledger) -> None:
+    app.delayq.schedule.add("a", "note_eta throttled", 1)
+    wait_until(lambda: in_a_row(ledger, 1), "it runs at its times")
