@@ -33,6 +33,7 @@ from celery_delayq.schedule.api import Schedule
 from celery_delayq.settings import add_defaults
 from celery_delayq.times import Time, to_ms
 from celery_delayq.transport import is_in_memory, register, require_transport
+from celery_delayq.unique import was_new
 from celery_delayq.worker.bootsteps import Plan, Transfer
 
 T = TypeVar("T")
@@ -136,7 +137,7 @@ class DelayQ:
 
     def was_new(self, result: AsyncResult) -> bool:
         """Return whether a task was sent; False if its result is that of the task that holds its unique key."""
-        return bool(getattr(result, "was_new", True))
+        return was_new(result)
 
     def scheduled(
         self,

@@ -138,6 +138,11 @@ def unique_for(given: Unique | str, default: Unique | None) -> tuple[Unique, str
     return given, None
 
 
+def was_new(result: Any) -> bool:
+    """Return whether the task of a result was sent. If not, it is the result of the task that holds its unique key."""
+    return bool(getattr(result, "was_new", True))
+
+
 def _bound(run: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments by name. What is more, or has no name here, goes by its position."""
     if run is not None:

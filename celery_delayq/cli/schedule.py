@@ -37,6 +37,7 @@ from celery_delayq.schedule.encoding import written
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.found import Found
 from celery_delayq.schedule.periodic_task import PeriodicTask
+from celery_delayq.unique import was_new
 
 #: The space beside a column, at most.
 _GAP = 2
@@ -260,7 +261,17 @@ def _simple(name: str, done: str, help: str, *, needs_planner: bool = False) -> 
 _simple("remove", "removed", "Remove a periodic task that was added at run time.")
 _simple("pause", "paused", "Pause a periodic task, and withdraw its pending occurrence.")
 _simple("resume", "resumed", "Resume a paused periodic task.", needs_planner=True)
-_simple("run_now", "sent", "Send a periodic task now, in addition to its schedule.")
+
+
+@_command("run-now")
+@click.argument("entry", metavar="NAME")
+def run_now(ctx: click.Context, entry: str) -> None:
+    """Send a periodic task now, in addition to its schedule."""
+    with _schedule(ctx) as found:
+        result = found.run_now(entry)
+        if not was_new(result):
+            raise click.ClickException(f"{entry} was not sent: task {result.id} holds its unique key")
+        say(f"{entry} sent.")
 
 
 _APPLY = click.option(

@@ -175,8 +175,13 @@ class Schedule:
     def run_now(self, name: str) -> AsyncResult:
         """Send the task of an entry now, in addition to its schedule. It does not count as one of its runs.
 
+        Returns:
+            The result. If it is not sent because another task holds its unique key, this is the result of that task:
+            `delayq.was_new(result)` tells.
+
         Raises:
             UnknownEntry: there is no such entry.
+            KeyHeld: another task holds its unique key, and `on_conflict` is "raise".
             InvalidSchedule: the entry exists only in code, in a configuration that this process does not have.
         """
         with self._store() as store:

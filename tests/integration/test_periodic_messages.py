@@ -10,8 +10,10 @@ import redis
 from celery import Celery
 from dateutil.parser import isoparse
 
+from celery_delayq import KeyHeld
+from tests.integration.commands import delayq
 from tests.integration.long_tasks import open_gate
-from tests.integration.periodic_app import APP, add_periodic_tasks
+from tests.integration.periodic_app import APP, KEY, add_periodic_tasks
 from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.worker_app import publisher
@@ -69,6 +71,36 @@ def test_runs_that_are_left_out_while_one_is_under_way_do_not_count(app: Celery,
     open_gate(ledger)
     wait_until(lambda: app.delayq.schedule.get("a").runs >= 2, "others are sent")
     wait_until(lambda: len(ledger.runs()) >= 2, "others run")
+
+
+class TestRunNow:
+    """What was planned does not stand in the way; what runs does, and the caller hears of it."""
+
+    def test_says_whether_it_was_sent(self, app: Celery, ledger: Ledger) -> None:
+        app.delayq.schedule.add("a", "gated until_done", 3600)
+        wait_until(lambda: app.delayq.schedule.get("a").next_run, "it is planned")
+        first = app.delayq.schedule.run_now("a")
+        assert app.delayq.was_new(first)
+        wait_until(lambda: ledger.runs(), "it runs")
+        second = app.delayq.schedule.run_now("a")
+        assert not app.delayq.was_new(second)
+        assert second.id == first.id
+
+    def test_raises_if_the_task_wants_that(self, app: Celery) -> None:
+        app.delayq.schedule.add("a", "gated raise", 3600)
+        first = app.delayq.schedule.run_now("a")
+        with pytest.raises(KeyHeld, match=first.id):
+            app.delayq.schedule.run_now("a")
+        result = delayq(app, "schedule", "run-now", "a")
+        assert (result.exit_code, f"task {first.id} holds the unique key {KEY!r}" in result.output) == (1, True)
+
+    def test_says_so_on_the_command_line(self, app: Celery) -> None:
+        app.delayq.schedule.add("a", "gated until_done", 3600)
+        sent = delayq(app, "schedule", "run-now", "a")
+        assert (sent.exit_code, sent.output) == (0, "a sent.\n")
+        held = delayq(app, "schedule", "run-now", "a")
+        assert held.exit_code == 1
+        assert "Error: a was not sent: task " in held.output
 
 
 def test_an_occurrence_of_a_throttled_task_takes_no_turn(app: Celery, ledger: Ledger) -> None:

@@ -64,6 +64,16 @@ def test_an_entry_runs_now_when_that_was_confirmed(app: Celery, user: User, clie
     assert client.llen("celery") == 1
 
 
+def test_an_entry_that_does_not_run_now_says_why(app: Celery, user: User, client: redis.Redis) -> None:
+    """Another task has its unique key."""
+    app.delayq.schedule.add("tidy", "shop.carts.tidy", 60.0, options={"unique": "tidy"})
+    other = app.send_task("shop.carts.tidy", countdown=600, unique="tidy")
+    answer = user.act("/entry", "schedule.run_now", {"name": "tidy"})
+    assert f"it was not sent: task {other.id} holds its unique key" in answer.page.text
+    assert "Sent." not in answer.page.text
+    assert client.llen("celery") == 0
+
+
 WRONG = [
     ("name", "", "name"),
     ("name", "a\ud800", "name"),

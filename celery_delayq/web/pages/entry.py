@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from celery_delayq.errors import DelayqError, InvalidSchedule, UnknownEntry
 from celery_delayq.schedule.periodic_task import PeriodicTask
+from celery_delayq.unique import was_new
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.broker import Unavailable
 from celery_delayq.web.pages.periodic import fields_of
@@ -124,11 +125,13 @@ def _run_now(view: View) -> Response:
 
     def run_now(name: str) -> None:
         try:
-            view.broker.schedule().run_now(name)
+            result = view.broker.schedule().run_now(name)
         except (RedisError, OperationalError, OSError, Unavailable, DelayqError):
             raise
         except Exception as exc:  # Celery checks arguments and options: whatever they are, and however it says so
             raise CannotSend(f"Celery cannot send it: {exc}") from exc
+        if not was_new(result):
+            raise CannotSend(f"it was not sent: task {result.id} holds its unique key")
 
     with view.broker.sending():
         return _change(view, "schedule.run_now", run_now, view._("Sent."))
