@@ -105,7 +105,15 @@ class Consumer:
         self._turns = threading.BoundedSemaphore(min(_AT_ONCE, max(1, spare)))
         self.redelivery = redelivery or Redelivery()
         self.db = database_of(self.client)
-        self.leases = Leases(self.id, lease_s, self.db, self._on_lost, slot_of, in_cluster=is_cluster(self.client))
+        self.leases = Leases(
+            self.id,
+            lease_s,
+            self.db,
+            self._on_lost,
+            self._on_forgotten,
+            slot_of,
+            in_cluster=is_cluster(self.client),
+        )
         #: Names of the lists that it consumes; it may have leases on more lists.
         self.names: set[str] = set()
         self._held: dict[str, Held] = {}
@@ -117,6 +125,8 @@ class Consumer:
         self.owed = self._departures.owed
         self.is_closed = False
         self._is_retired = False
+        #: How many of the messages that it held were deleted in Redis.
+        self._deleted = 0
         self._abandoned = AbandonedConnections()
         self._conversation = Conversation(
             self.client, patience_s, self._abandoned, self._on_acknowledged, self._owe_acks
@@ -152,7 +162,8 @@ class Consumer:
         return self.leases.renew(client or self.client)
 
     def check(self) -> None:
-        """Make sure that the leases are valid, see `Leases.check`."""
+        """Make sure that the leases are valid, see `Leases.check`, and that no messages of it were deleted in Redis."""
+        self._check_deleted()
         self.leases.check(self.client)
 
     def end_leases(self, client: redis.Redis | None = None) -> bool:
@@ -167,6 +178,23 @@ class Consumer:
         for name in self.leases.lists:
             self.redelivery.on_count(name, LOST_LEASES, 1)
         return count
+
+    def _on_forgotten(self, client: redis.Redis, names: Sequence[str]) -> None:
+        """Let go the messages that were deleted with the leases: they must not be begun. The others remain its own."""
+        logger.warning(
+            "Redis did not know consumer %s any more: its data was deleted. The consumer joins again", self.id
+        )
+        self.read_answers()
+        for name in names:
+            for tag in self._departures.not_in_flight(client, name, self._held):
+                if not self._conversation.is_unanswered(tag) and self._let_go(tag) is not None:
+                    self._deleted += 1
+        self._check_deleted()
+
+    def _check_deleted(self) -> None:
+        # Whoever was given these messages waits for their acknowledgements, so the connection has to start anew.
+        if self._deleted and not self.is_closed:
+            raise LeaseLost(f"{self._deleted} messages that consumer {self.id} held were deleted in Redis")
 
     # -- messages
 
@@ -187,13 +215,12 @@ class Consumer:
             LeaseLost: others have given the consumer up.
             NotYet: there is no answer yet; `resume` returns the messages later.
         """
-        found = self._conversation.fetch(self.lists[name], consumer=self.id, limit=limit, is_patient=is_patient)
-        return self._unless_lost(found)
-
-    def _unless_lost(self, found: list[bytes] | None) -> list[bytes]:
-        if found is None:
-            self.leases.lose()
-        return found
+        for _ in range(2):
+            found = self._conversation.fetch(self.lists[name], consumer=self.id, limit=limit, is_patient=is_patient)
+            if found is not None:
+                return found
+            self.renew()  # it has no lease: others have given it up, or its data was deleted
+        return []
 
     @property
     def has_lost_reply(self) -> bool:
@@ -237,7 +264,10 @@ class Consumer:
         Raises:
             LeaseLost, redis.RedisError: see `fetch`.
         """
-        return self._unless_lost(self._conversation.resume())
+        found = self._conversation.resume()
+        if found is None:
+            self.renew()
+        return found or []
 
     def read_answers(self) -> None:
         """Make sure that all acknowledgements have arrived, and that the connection that fetches is not lost.

@@ -152,6 +152,10 @@ class Conversation:
         assert self.connection is not None
         self.connection.ack(in_flight, message, tag)
 
+    def is_unanswered(self, tag: str) -> bool:
+        """Return whether the answer to an acknowledgement is missing. Safe in any thread."""
+        return self.connection is not None and tag in tuple(self.connection.unanswered)
+
     def read_answers(self) -> None:
         """Read the answers to all acknowledgements, and notice that the connection is lost. Never raises."""
         if not self.is_of_this_thread or self.is_late:

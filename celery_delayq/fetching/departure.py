@@ -154,6 +154,13 @@ class Departures:
                 empty = False
         return empty
 
+    def not_in_flight(self, client: redis.Redis, name: str, held: Mapping[str, Held]) -> list[str]:
+        """Return the tags of the messages of a list that are held, but neither in flight nor owed."""
+        mine = {tag: one.message for tag, one in list(held.items()) if one.name == name and tag not in self.owed}
+        in_flight = Counter(_in_flight(client, self._keys_of(name), self._consumer))
+        in_flight.subtract(mine.values())
+        return [tag for tag, message in mine.items() if in_flight[message] < 0]
+
     def _depart(self, client: redis.Redis, name: str, departures: Mapping[str, Departure]) -> int:
         return depart(
             client,

@@ -29,6 +29,8 @@ class Leases:
         seconds: how long the consumer may be silent before others take its messages.
         db: the database of the lists.
         on_lost: called once, when others have given the consumer up; returns how many messages it held.
+        on_forgotten: called when the server did not know the consumer and it has joined again, with a client and the
+            names of the lists. May raise `LeaseLost`.
         slot_of: returns the hash slot of a key, if keys of several slots cannot be in one command.
         in_cluster: whether the lists are on Redis Cluster.
     """
@@ -39,6 +41,7 @@ class Leases:
         seconds: float,
         db: int,
         on_lost: Callable[[], int],
+        on_forgotten: Callable[[redis.Redis, Sequence[str]], None],
         slot_of: Callable[[str], int] = lambda key: 0,
         *,
         in_cluster: bool = False,
@@ -52,6 +55,7 @@ class Leases:
         self._consumer = consumer
         self._db = db
         self._on_lost = on_lost
+        self._on_forgotten = on_forgotten
         self._loss = ""
         #: List -> why its lease was not renewed: the error of the server, or that it is away.
         self._refused: dict[str, str] = {}
@@ -83,27 +87,32 @@ class Leases:
         if name in self._lists:
             return
         keys, sent = QueueKeys.of(name, self._db, in_cluster=self._in_cluster), time.monotonic()
+        self._begin(client, keys)
+        if not self._lists:
+            self.until = sent + self.seconds
+        self._lists[name] = keys
+
+    def _begin(self, client: redis.Redis, keys: QueueKeys) -> None:
         (done,) = self._renew(client, [keys], join=True)
         if isinstance(done, Exception):
             raise done
         if not done.renewed:
             self.lose()
-        if not self._lists:
-            self.until = sent + self.seconds
-        self._lists[name] = keys
 
     def renew(self, client: redis.Redis) -> list[tuple[str, Renewed]]:
         """Renew all leases; returns each list's name with the reply of the server. One that is refused is logged.
 
-        So is one whose slot has moved to another node of a cluster, while that node is away.
+        So is one whose slot has moved to another node of a cluster, while that node is away. If the server does not
+        know the consumer, because its data was deleted, the consumer joins again.
 
         Raises:
-            LeaseLost: others have given the consumer up.
+            LeaseLost: others have given the consumer up, or messages that it holds were deleted.
             redis.ConnectionError: the server is away.
             redis.ResponseError: the server refused all of them.
         """
         sent = time.monotonic()
         seen: list[tuple[str, Renewed]] = []
+        forgotten: list[str] = []
         refused: dict[str, Exception] = {}
         for part in self._together(client):
             for (name, keys), done in zip(part, self._renew_each(client, part), strict=True):
@@ -111,12 +120,17 @@ class Leases:
                     refused[name] = done
                     continue
                 if not done.renewed and self._lists.get(name) is keys:  # the list was not left in the meantime
-                    self.lose()
+                    if done.is_known:
+                        self.lose()
+                    self._begin(client, keys)
+                    forgotten.append(name)
                 seen.append((name, done))
         if refused and not seen:
             raise next(iter(refused.values()))
         self._note(refused)
         self.until = sent + self.seconds
+        if forgotten:
+            self._on_forgotten(client, forgotten)
         return seen
 
     def _renew_each(self, client: redis.Redis, part: list[tuple[str, QueueKeys]]) -> Sequence[Renewed | Exception]:
@@ -205,7 +219,7 @@ class Leases:
             count = self._on_lost()
             self._loss = (
                 f"consumer {self._consumer} lost its leases of {self.seconds:g} s: it was silent for too long, and "
-                f"others took its messages, or Redis lost its data ({count} messages held here cannot be acknowledged)"
+                f"others took its messages ({count} messages held here cannot be acknowledged)"
             )
         raise LeaseLost(self._loss)
 

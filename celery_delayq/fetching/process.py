@@ -46,6 +46,11 @@ def consumer_id() -> str:
     return f"{process}:{place}-{stat.start}-{unique}"
 
 
+def is_consumer(text: str) -> bool:
+    """Return whether a text looks like the id of a consumer."""
+    return text.count(":") == 2 and _PROCESS.fullmatch(text) is not None
+
+
 def process_of(id: str) -> tuple[str, int | None]:
     """Return the host and the process id in the id of a consumer or a loop; the whole id and None in any other text."""
     found = _PROCESS.fullmatch(id)

@@ -25,6 +25,10 @@ Lists elsewhere
     If a slot of a cluster has moved, a consumer may have a lease on a list at another node. If that node is away, only
     this list waits: everything else goes on. When the node is back, the watchdog believes that a lease on the list has
     ended only after the length of a lease.
+
+Deleted data
+    If the leases were deleted (FLUSHDB), a living consumer joins again. One that was killed before that has left only
+    what it had in flight. So a watchdog looks for in-flight lists, a thousand keys at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.native import has_greenlets, logger_for, opened, start_native_thread
 from celery_delayq.fetching.presence import Presence
-from celery_delayq.fetching.process import is_running
+from celery_delayq.fetching.process import is_consumer, is_running
 from celery_delayq.fetching.recovery import Claim, Recovery
 from celery_delayq.queue import keys
 from celery_delayq.queue.clock import ServerClock
@@ -70,6 +74,9 @@ _TURN_S, _LONE_LOOK_S = 0.8, 30.0
 
 #: The most consumers of one list that a watchdog reads.
 _MOST_STRANGERS = 1000
+
+#: How often a watchdog looks for in-flight lists, in seconds, and at how many keys.
+_SCAN_S, _SCAN_KEYS = 30.0, 1000
 
 #: How long a given-up consumer is still checked, in ms: a blocking command that it sent may still give it a message.
 _REMEMBER_MS = 60_000
@@ -124,6 +131,8 @@ class Watchdog:
         #: Lists whose leases it has read since it connected.
         self._read: set[str] = set()
         self._may_look = True
+        #: When it looks for in-flight lists next, and from where on.
+        self._scan_at, self._cursor = 0.0, 0
         self._recovery = Recovery(consumer.leases, consumer.redelivery, consumer.db)
 
     def start(self) -> None:
@@ -345,7 +354,7 @@ class Watchdog:
             self._may_look = False
             return
         alive = {channel.decode("utf-8", "replace").removeprefix(prefix) for channel in channels}
-        self._presence.known |= self._strangers()
+        self._presence.known |= self._strangers() | self._left_behind(now)
         seen = self._presence.look(alive, self._leases(self._presence.known - alive - {consumer.id}), now)
         for other, gone in seen.gone.items():
             for name, score in gone.leases.items():
@@ -362,18 +371,44 @@ class Watchdog:
         self._read = set(joined)
         return {other.decode("utf-8", "replace") for known in replies for other in known or ()}
 
+    def _left_behind(self, now: float) -> set[str]:
+        """Return the consumers of some in-flight lists, whether or not they are known there."""
+        if now < self._scan_at:
+            return set()
+        self._scan_at = now + _SCAN_S
+        scan = ("SCAN", self._cursor, "MATCH", f"{keys.IN_FLIGHT}:*", "COUNT", _SCAN_KEYS)
+        try:
+            self._cursor, found = self._client.execute_command(*scan, **{NEVER_DECODE: True})
+        except exceptions.ResponseError as exc:
+            logger.debug("Cannot look for in-flight lists: %s", exc)
+            return set()
+        names = [key.decode("utf-8", "replace") for key in found]
+        firsts = [queue_keys.in_flight("") for queue_keys in self.consumer.lists.copy().values()]
+        others = {name.removeprefix(first) for name in names for first in firsts if name.startswith(first)}
+        return {other for other in others if is_consumer(other)}
+
     def _leases(self, others: set[str]) -> dict[str, dict[str, bytes]]:
-        """Return the leases of other consumers on the lists of this one: consumer -> list -> score."""
+        """Return the leases of other consumers on the lists of this one: consumer -> list -> score.
+
+        The score is empty if a consumer has messages in flight, and is not known.
+        """
         found: dict[str, dict[str, bytes]] = {}
         joined = list(self.consumer.lists.items())
         if not others or not joined:
             return found
         names = sorted(others)
         replies = self._ask([("ZMSCORE", queue_keys.consumers, *names) for _, queue_keys in joined])
-        for (name, _), scores in zip(joined, replies, strict=True):
+        unknown = []
+        for (name, queue_keys), scores in zip(joined, replies, strict=True):
             for other, score in zip(names, scores or (), strict=scores is not None):
-                if score is not None and float(score) > 0:
+                if score is None:
+                    unknown.append((name, queue_keys, other))
+                elif float(score) > 0:
                     found.setdefault(other, {})[name] = _text(score)
+        lengths = self._ask([("LLEN", queue_keys.in_flight(other)) for _, queue_keys, other in unknown])
+        for (name, _, other), length in zip(unknown, lengths, strict=True):
+            if length:
+                found.setdefault(other, {})[name] = b""
         return found
 
     def _ask(self, commands: list[tuple[Any, ...]]) -> list[Any]:

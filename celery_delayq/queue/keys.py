@@ -28,8 +28,8 @@ def without_priority(name: str) -> str:
     return queue if separator and queue and step.isdecimal() else name
 
 
-#: Prefix of timeout set names.
-TIMEOUT_SET = "redisson_delay_queue_timeout"
+#: Prefixes of the names of timeout sets and of in-flight lists.
+TIMEOUT_SET, IN_FLIGHT = "redisson_delay_queue_timeout", "delayq:inflight"
 
 
 def list_of(prefix: str, key: str) -> str | None:
@@ -118,7 +118,7 @@ class QueueKeys:
 
     def in_flight(self, consumer: str) -> str:
         """Return the name of the LIST of messages of this queue that a consumer holds, newest first."""
-        return f"{companion('delayq:inflight', self.queue)}:{consumer}"
+        return f"{companion(IN_FLIGHT, self.queue)}:{consumer}"
 
     def turns(self, throttle_key: bytes) -> str:
         """Return the name of the STRING of the turns of a throttled key, given by the 16 bytes that represent it."""

@@ -265,16 +265,18 @@ class Renewed:
     """Result of `renew` for one list.
 
     Attributes:
-        renewed: whether the consumer has a lease; False if it was given up.
+        renewed: whether the consumer has a lease; False if it was given up, or is not known.
         now_ms: the server's time, unix time in ms.
         silent: other consumers that have not renewed for half of this lease -> their scores, as stored.
         given_up: other consumers that were given up -> their scores.
+        is_known: whether the server knows the consumer: it has a lease, or was given up.
     """
 
     renewed: bool
     now_ms: int
     silent: dict[str, bytes]
     given_up: dict[str, bytes]
+    is_known: bool = True
 
     @property
     def ended(self) -> dict[str, bytes]:
@@ -299,7 +301,7 @@ def _renewed(now_ms: int, renewed: int, *others: bytes) -> Renewed:
     given_up: dict[str, bytes] = {}
     for name, score in zip(others[::2], others[1::2], strict=True):
         (silent if float(score) > 0 else given_up)[name.decode("utf-8", "replace")] = score
-    return Renewed(bool(renewed), now_ms, silent, given_up)
+    return Renewed(renewed == 1, now_ms, silent, given_up, renewed >= 0)
 
 
 def fetch(client: redis.Redis, keys: QueueKeys, *, consumer: str, limit: int) -> list[bytes] | None:
@@ -398,7 +400,7 @@ def recover(
     messages: Sequence[tuple[bytes, bytes, bool]],
     holders: Sequence[Holder | None] = (),
 ) -> Recovered:
-    """Put back the messages of a consumer that is gone; see `recover.lua`.
+    """Put back the messages of a consumer that is gone; see `recover.lua`. The score is empty if it is not known.
 
     The channel is the consumer's if its process is known to have ended, otherwise empty. Messages are given newest
     first: each as it is stored, as it should be stored, and whether it moves to the dead list. `holders` has those of

@@ -30,7 +30,7 @@ def give_up(consumers: Consumers, lost: Consumer, name: str = "q") -> None:
         consumer=lost.id,
         score=b"%d" % consumers.score(lost, name),
         gone=True,
-        alive_channel=keys.alive_channel(lost.id),
+        alive_channel="",
         messages=messages,
     )
     assert done.given_up
@@ -288,6 +288,77 @@ class TestLeaseLost:
         with nothing_changes(consumers.client):
             consumer.put_back(tags)
             assert consumer.give_back("q", [b"1", b"2"]) == 0
+
+
+def forget(consumers: Consumers, *names: str) -> None:
+    """Delete the leases on these lists, as FLUSHDB does."""
+    consumers.client.delete(*(keys.QueueKeys.of(name).consumers for name in names or ("q",)))
+
+
+class TestForgotten:
+    @pytest.mark.parametrize("how", ["fetch", "renew"])
+    def test_joins_again_and_keeps_what_it_holds(self, consumers: Consumers, how: str) -> None:
+        consumer = consumers.make("q", "r")
+        first, second = consumers.take(consumer, b"1", b"2")
+        consumer.ack(first)  # nobody has read the answer
+        forget(consumers, "q", "r")
+        consumers.publish(b"3")
+        if how == "renew":
+            consumer.renew()
+        assert consumer.fetch("q", 1) == [b"3"]
+        assert consumers.score(consumer) > 0 < consumers.score(consumer, "r")
+        assert list(consumer.held) == [second]
+        assert consumer.ack(second)
+        consumer.check()
+        assert consumers.in_flight(consumer) == [b"3"]
+
+    def test_while_its_watchdog_renews(self, consumers: Consumers) -> None:
+        consumer = consumers.start(lease_s=0.5)
+        (tag,) = consumers.take(consumer, b"1")
+        forget(consumers)
+        wait_until(lambda: consumers.score(consumer), "it has joined again")
+        assert consumer.ack(tag)
+        assert consumer.close()
+        assert consumers.names_of_keys() == set()
+
+    @pytest.mark.parametrize("how", ["fetch", "renew"])
+    def test_lets_go_what_was_deleted(self, consumers: Consumers, how: str) -> None:
+        """It puts the rest back, but for what runs, before it ends."""
+        consumer = consumers.make("q", "r")
+        deleted, *_ = consumers.take(consumer, b"1")
+        runs, _ = consumers.take(consumer, b"2", b"3", name="r")
+        forget(consumers, "q", "r")
+        consumers.client.delete(consumer.leases.keys_of("q").in_flight(consumer.id))
+        with pytest.raises(LeaseLost, match=f"1 messages that consumer {consumer.id} held were deleted"):
+            consumer.renew() if how == "renew" else consumer.fetch("q", 1)
+        with pytest.raises(LeaseLost):
+            consumer.check()
+        assert not consumer.is_held(deleted)
+        assert consumer.is_held(runs)
+        assert consumer.close(keep=[runs]) is False
+        assert consumers.waiting("r") == [b"3 again"]
+        assert consumer.ack(runs)
+        assert consumer.finish()
+        consumers.client.delete("r")
+        assert consumers.names_of_keys() == set()
+
+    def test_and_closed_leaves_nothing(self, consumers: Consumers) -> None:
+        consumer = consumers.make()
+        consumers.take(consumer, b"1", b"2")
+        forget(consumers)
+        assert consumer.close()
+        assert consumers.waiting() == [b"1 again", b"2 again"]
+        assert consumers.names_of_keys() == {"q"}
+
+    def test_whoever_was_given_up_long_ago_begins_nothing_that_others_run(self, consumers: Consumers) -> None:
+        consumer = consumers.make()
+        (tag,) = consumers.take(consumer, b"1")
+        give_up(consumers, consumer)
+        forget(consumers)  # as a minute later
+        with pytest.raises(LeaseLost):
+            consumer.fetch("q", 1)
+        assert not consumer.is_held(tag)
+        assert consumers.waiting() == [b"1 recovered"]
 
 
 class TestClosing:

@@ -170,6 +170,19 @@ class TestKilled:
         assert consumers.waiting() == recovered(b"1", b"2")
         wait_until(lambda: known(consumers) == [other.id], "it is forgotten")
 
+    @pytest.mark.parametrize("seen", [True, False], ids=["seen before", "never seen"])
+    def test_process_whose_lease_was_deleted(self, consumers: Consumers, seen: bool) -> None:
+        if seen:
+            consumers.start(lease_s=LONG_S)
+        with lone(consumers, b"1", b"2") as process:
+            consumers.client.delete("delayq:consumers:{q}")
+            process.kill()
+            if not seen:
+                consumers.start(lease_s=LONG_S)
+            wait_until(lambda: len(consumers.waiting()) == 2, "they are put back")
+        assert consumers.waiting() == recovered(b"1", b"2")
+        assert not consumers.client.exists(f"delayq:inflight:{{q}}:{process.id}")
+
     def test_nobody_who_has_left_in_order(self, consumers: Consumers, caplog: pytest.LogCaptureFixture) -> None:
         others = {consumers.start(lease_s=LONG_S).id for _ in range(2)}
         leaver = consumers.start(lease_s=LONG_S)

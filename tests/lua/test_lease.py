@@ -41,7 +41,8 @@ class TestRenewing:
 
     def test_begins_none_without_being_asked_to(self, queue: DelayedQueue) -> None:
         with nothing_changes(queue.client):
-            assert not renew(queue).renewed
+            done = renew(queue)
+        assert (done.renewed, done.is_known) == (False, False)
 
     @pytest.mark.parametrize("join", [False, True])
     @pytest.mark.parametrize("score", [GIVEN_UP, 0])
@@ -75,7 +76,8 @@ class TestSeveralLists:
         first, second, third = self.renew(queue)
         assert isinstance(first, Renewed)
         assert first == Renewed(True, first.now_ms, {"another": b"1000"}, {})
-        assert second == third == Renewed(False, first.now_ms, {}, {})
+        assert second == Renewed(False, first.now_ms, {}, {})
+        assert third == Renewed(False, first.now_ms, {}, {}, is_known=False)
         assert queue.client.zscore(lasting, ME) == first.now_ms + LEASE_MS
         assert queue.client.zscore(given_up, ME) == GIVEN_UP
         assert not queue.client.exists(left)

@@ -160,12 +160,27 @@ class TestOnlyOnce:
             done = recover(queue, seen, b"1")
         assert (done.given_up, done.moved) == (False, [])
 
-    @pytest.mark.parametrize("seen", [b"", b"1", b"-1"])
-    def test_not_of_a_consumer_that_is_not_known(self, queue: DelayedQueue, seen: bytes) -> None:
+    @pytest.mark.parametrize("seen", [b"1", b"-1"])
+    def test_not_of_a_consumer_that_is_not_known_any_more(self, queue: DelayedQueue, seen: bytes) -> None:
         give(queue, GONE, b"1")
         for gone in (True, False):
             with nothing_changes(queue.client):
                 assert recover(queue, seen, b"1", gone=gone) == Recovered(False, [], 0, b"")
+
+    def test_of_a_consumer_whose_lease_was_deleted(self, queue: DelayedQueue) -> None:
+        give(queue, GONE, b"1", b"2")
+        with nothing_changes(queue.client):
+            assert recover(queue, b"", b"1").given_up is False, "nobody has said that it is gone"
+        first = recover(queue, b"", b"2", gone=True)
+        assert (first.given_up, first.moved, first.left) == (True, [True], 1)
+        with nothing_changes(queue.client):
+            assert recover(queue, b"", b"1", gone=True).given_up is False, "another caller was faster"
+        assert recover(queue, first.score, b"1", gone=True).moved == [True]
+        assert queue.client.lrange("q", 0, -1) == [b"2", b"1"]
+
+    def test_of_nobody_who_holds_nothing(self, queue: DelayedQueue) -> None:
+        with nothing_changes(queue.client):
+            assert recover(queue, b"", gone=True) == Recovered(False, [], 0, b"")
 
 
 class TestGivenUp:

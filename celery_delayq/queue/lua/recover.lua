@@ -11,7 +11,7 @@ KEYS[3] broker list  LIST
 KEYS[4] dead list    LIST
 KEYS[5] holds        HASH, see offer_unique.lua
 ARGV[1] consumer
-ARGV[2] score        as seen by the caller
+ARGV[2] score        as seen by the caller; '' if it is not known, because its data was deleted
 ARGV[3] gone         '1' if the caller considers it gone, '0' to require that its lease has ended
 ARGV[4] channel      that the consumer subscribes to while it lives, if its process is known to have ended; or ''
 ARGV[5] holders      of the messages that go to the dead list, see lib/done_with.lua; '' if none does
@@ -35,12 +35,14 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local score = redis.call('ZSCORE', consumers, consumer)
-if score ~= seen or (not gone and tonumber(score) > now) then
+local left = redis.call('LLEN', in_flight)
+if not score and seen == '' and gone and left > 0 then
+    score = '1'
+elseif score ~= seen or (not gone and tonumber(score) > now) then
     return {0, {}, 0, score or ''}
 end
 
 -- Keys of another type fail here, before anything is changed.
-redis.call('LLEN', in_flight)
 redis.call('LLEN', queue)
 redis.call('LLEN', dead_list)
 if holders ~= '' then
@@ -59,7 +61,7 @@ for at = 6, #ARGV, 3 do
         done_with(holds, holders, (at - 3) / 3, now)
     end
 end
-local left = redis.call('LLEN', in_flight)
+left = redis.call('LLEN', in_flight)
 if left == 0 then
     local closed = channel ~= '' and redis.pcall('PUBSUB', 'NUMSUB', channel)[2] == 0
     if closed or now + tonumber(score) > REMEMBER_MS then

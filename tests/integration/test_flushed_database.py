@@ -1,0 +1,107 @@
+"""FLUSHDB under a live worker takes what waits, and nothing that is sent afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_delayq.cluster.client import Routed
+from tests.brokers import list_for
+from tests.integration.long_tasks import in_flight, long_worker, open_gate
+from tests.ledger import Ledger
+from tests.support import lasting_keys, wait_until
+
+pytestmark = pytest.mark.on_cluster
+
+#: A queue that nobody consumes.
+ASIDE = "{celery}aside"
+
+
+@pytest.fixture(autouse=True)
+def clean(broker_client: redis.Redis) -> None:
+    """An empty broker."""
+    broker_client.flushall()
+
+
+def message_of(app: Celery, client: redis.Redis, task: str) -> tuple[str, bytes]:
+    """Make a task that nobody has; return its id and its message."""
+    sent = app.send_task(task, queue="aside")
+    message = client.rpop(list_for(client, "aside"))
+    assert isinstance(message, bytes)
+    return str(sent.id), message
+
+
+def flush_and_send(client: redis.Redis, *messages: bytes) -> None:
+    """Delete everything, and send these before anybody can notice: whoever waits for messages gets the first."""
+    name = list_for(client, "celery")
+    there = node_of(client, name)
+    for node in [it.client for it in client.masters()] if isinstance(client, Routed) else [client]:
+        with node.pipeline(transaction=True) as pipe:
+            pipe.flushall()
+            if node is there:
+                pipe.lpush(name, *messages)
+            pipe.execute()
+
+
+def node_of(client: redis.Redis, name: str) -> redis.Redis:
+    """Return a client of the server that has a list."""
+    return client.node_of(name).client if isinstance(client, Routed) else client
+
+
+def waits(client: redis.Redis) -> bool:
+    """Whether a worker waits for messages on the server."""
+    return node_of(client, list_for(client, "celery")).info("clients")["blocked_clients"] > 0
+
+
+@pytest.mark.parametrize("pool", ["solo", "prefork", "threads"])
+def test_every_task_that_is_sent_afterwards_runs_once(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, pool: str
+) -> None:
+    ids = []
+    with long_worker(broker=broker_url, ledger=ledger, pool=pool) as worker:
+        for _ in range(3):
+            made = [message_of(app, broker_client, "note") for _ in range(3)]
+            wait_until(lambda: waits(broker_client), "it waits for messages")
+            flush_and_send(broker_client, *(message for _, message in made))
+            ids += [task_id for task_id, _ in made]
+            wait_until(lambda ids=ids: ledger.has(ids), "they have run")
+            wait_until(lambda: in_flight(broker_client) == 0, "they are acknowledged")
+        assert worker.log.count("Connection to broker lost") == 0, "there was no need to connect again"
+    assert sorted(run.task_id for run in ledger.runs()) == sorted(ids)
+    assert [key for key in lasting_keys(broker_client) if key.startswith("delayq:")] == []
+
+
+def test_what_a_worker_got_before_it_was_killed_runs_again(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger
+) -> None:
+    """The server knew that worker no longer, and the next one never saw it."""
+    with long_worker(broker=broker_url, ledger=ledger) as worker:
+        task_id, message = message_of(app, broker_client, "gated_late")
+        wait_until(lambda: waits(broker_client), "it waits for messages")
+        flush_and_send(broker_client, message)
+        wait_until(lambda: ledger.has([task_id]), "it runs")
+        assert not broker_client.exists(f"delayq:consumers:{{{list_for(broker_client, 'celery').strip('{}')}}}")
+        worker.kill()
+    assert in_flight(broker_client) == 1
+    open_gate(ledger)
+    with long_worker(broker=broker_url, ledger=ledger):
+        wait_until(lambda: in_flight(broker_client) == 0 and len(ledger.runs()) == 2, "it has run again")
+
+
+def test_what_was_deleted_while_a_worker_had_it_does_not_begin(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger
+) -> None:
+    """What runs goes on, and the worker takes further tasks."""
+    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1) as worker:
+        first = app.send_task("gated")
+        wait_until(lambda: ledger.has([first.id]), "the first runs")
+        deleted = [app.send_task("note").id for _ in range(3)]
+        wait_until(lambda: in_flight(broker_client) >= 2, "others are fetched")
+        last, message = message_of(app, broker_client, "note")
+        flush_and_send(broker_client, message)
+        worker.wait_for_log("were deleted in Redis")
+        open_gate(ledger)
+        wait_until(lambda: ledger.has([last]), "the last has run")
+        wait_until(lambda: in_flight(broker_client) == 0, "it is acknowledged")
+    assert {run.task_id for run in ledger.runs()}.isdisjoint(deleted)
