@@ -184,8 +184,11 @@ def tasks_waiting(worker: Any) -> int:
 
 
 def is_busy() -> bool:
-    """Return whether tasks run or wait for the pool. Tasks that wait for an eta or a rate limit do not count."""
-    return bool(state.reserved_requests)
+    """Return whether tasks run or wait for the pool. Tasks that wait for an eta or a rate limit do not count.
+
+    Celery 5.6 forgets that it has reserved those that run when the connection is lost.
+    """
+    return bool(state.reserved_requests) or bool(state.active_requests)
 
 
 def is_stopping() -> bool:

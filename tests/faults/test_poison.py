@@ -11,6 +11,7 @@ from celery_delayq.transport.redelivery import ALONE, DELIVERY_COUNT
 from tests.brokers import Server
 from tests.conftest import nothing_astray
 from tests.integration.long_tasks import in_flight, long_worker, open_gate
+from tests.integration.test_lost_connection import wait_for_loss
 from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.worker_app import publisher
@@ -56,6 +57,28 @@ def test_a_poison_among_harmless_tasks_dies_alone(
     assert harmless <= set(runs)
 
 
+def test_the_last_delivery_waits_for_what_runs_although_the_connection_was_lost(
+    broker: Server, broker_url: str, ledger: Ledger
+) -> None:
+    options = {"delivery_limit": 3}
+    with (
+        publisher(broker_url, ledger.url) as app,
+        broker.client() as client,
+        long_worker(broker=broker_url, ledger=ledger, pool="threads", transport=options) as worker,
+    ):
+        runs = app.send_task("gated").id
+        wait_until(lambda: ledger.has([runs]), "it runs")
+        client.client_kill_filter(_type="normal", skipme=True)
+        wait_for_loss(worker, client)
+        suspect = app.send_task("gated_late", headers={DELIVERY_COUNT: 2}).id
+        # It goes back for a second, so that an idle worker can take it. Then the worker keeps it until nothing runs.
+        wait_until(lambda: is_kept(client) or ledger.has([suspect]), "it is kept")
+        assert not is_alone(client)
+        assert not ledger.has([suspect])
+        open_gate(ledger)
+        wait_until(lambda: in_flight(client) == 0 and ledger.has([suspect]), "it has run")
+
+
 def test_a_task_that_begins_beside_the_last_delivery_of_another_acquits_it(
     broker: Server, broker_url: str, ledger: Ledger
 ) -> None:
@@ -77,6 +100,11 @@ def test_a_task_that_begins_beside_the_last_delivery_of_another_acquits_it(
         wait_until(lambda: not is_alone(client), "it is not alone any more")
         open_gate(ledger)
         wait_until(lambda: in_flight(client) == 0 and len(ledger.runs()) == 4, "all are done", 20)
+
+
+def is_kept(client: redis.Redis) -> bool:
+    """Whether there is a message in flight with which nothing was done for two seconds."""
+    return any((client.object("idletime", key) or 0) >= 2 for key in client.scan_iter("delayq:inflight:*"))
 
 
 def is_alone(client: redis.Redis) -> bool:
