@@ -338,6 +338,8 @@ class DelayedChannel(kombu_redis.Channel):
         if not no_ack and queue not in self._fanout_queues:
             self.task_queues[consumer_tag] = queue
         result = super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        if queue in self._fanout_queues:
+            self.connection.cycle.subscribe(self)
         if consumer_tag in self.task_queues:
             self._on_task_queues_changed()
         return result

@@ -246,6 +246,14 @@ class Poller(kombu_redis.MultiChannelPoller):
             timeout = _LONGEST_POLL_S if timeout is None else min(timeout, _LONGEST_POLL_S)
         return super().get(callback, timeout=timeout)
 
+    def subscribe(self, channel: Any) -> None:
+        """Subscribe a channel to all fanout queues that it consumes.
+
+        kombu does so only when it polls, so that a worker would miss what it is told the moment it is ready.
+        """
+        channel._in_listen = None  # it may have subscribed to some of them
+        self._register_LISTEN(channel)
+
     def _register_LISTEN(self, channel: Any) -> None:
         """Subscribe a channel, see kombu; on a cluster, at the next turn if its node is lost."""
         try:

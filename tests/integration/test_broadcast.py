@@ -7,6 +7,7 @@ import redis
 
 from tests.integration.broadcast_app import APP, QUEUES, broadcast
 from tests.integration.long_tasks import in_flight
+from tests.integration.ready_app import APP as READY_APP
 from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.worker_app import publisher
@@ -18,9 +19,18 @@ pytestmark = pytest.mark.on_cluster
 def listeners(client: redis.Redis) -> int:
     """Return how many connections subscribe to patterns: two of each worker, for the queue and for remote control.
 
-    A worker is ready a moment before it has them. What is broadcast then does not reach it, as with stock Celery.
+    A worker of stock Celery is ready a moment before it has them. What is broadcast then does not reach it.
     """
     return sum(connection["psub"] != "0" for connection in client.client_list())
+
+
+@pytest.mark.parametrize("pool", ["solo", "prefork", "threads"])
+def test_a_worker_that_is_ready_hears_what_is_broadcast(
+    broker_url: str, broker_client: redis.Redis, ledger: Ledger, pool: str
+) -> None:
+    with Worker(broker=broker_url, ledger=ledger.url, app=READY_APP, pool=pool) as worker:
+        worker.wait_for_log("New rate limit for tasks of type add: 7/m.")
+        wait_until(ledger.runs, "the broadcast task runs")
 
 
 @pytest.mark.parametrize("scheme", [pytest.param("redis", marks=pytest.mark.one_server("stock")), "delayq"])
