@@ -11,6 +11,7 @@ from contextlib import suppress
 from logging import getLogger
 from typing import Any
 
+import kombu
 from kombu.transport import redis as kombu_redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
@@ -21,7 +22,7 @@ from celery_delayq.transport.listener import Listener
 from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.slots import Slot
 
-#: Longest single wait of a consumer without an event loop, in seconds. After that, it checks that all is well.
+#: Longest single wait of a consumer, in seconds. After that, it checks that all is well.
 _LONGEST_POLL_S = 1.0
 
 #: Interval at which what is no longer needed is ended: leases, and connections, in seconds.
@@ -169,6 +170,8 @@ class Poller(kombu_redis.MultiChannelPoller):
         """Fetch, and start waiting for messages that are not there yet, see kombu."""
         self._fill()
         super().on_poll_start()
+        if kombu.VERSION < (5, 7):  # its event loop may poll for 10 s; only in between, Celery looks whether to stop
+            self.wake_in(_LONGEST_POLL_S)
 
     def _fill(self) -> None:
         is_time_to_tidy = time.monotonic() >= self._tidy_at

@@ -7,9 +7,11 @@ from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 
+import kombu
 from celery import bootsteps, signals
 from celery.utils.log import get_logger
 from celery.worker import state
+from kombu.asynchronous import get_event_loop, set_event_loop
 from kombu.serialization import prepare_accept_content
 
 from celery_delayq.beat import is_ours
@@ -172,6 +174,8 @@ class Transfer(bootsteps.StartStopStep):
         """Add what was counted since the loop has ended; the pool has ended, too."""
         if self._counting is not None:
             self._counting.finish()
+        if kombu.VERSION < (5, 7) and get_event_loop() is consumer.hub:
+            set_event_loop(None)  # the next worker of this process would wait for timers that its event loop ignores
 
 
 def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
