@@ -175,7 +175,7 @@ class Planner:
         if state.at_ms > now_ms:  # the entry has changed: the waiting message must not run
             return min(state.at_ms, now_ms + usual_ms)
         if not state.task_id:
-            return state.at_ms
+            return state.at_ms + _delay_ms(planned)
         return state.at_ms + (usual_ms if state.last_ms is None else state.at_ms - state.last_ms)
 
     # -- reading
@@ -212,7 +212,8 @@ class Planner:
         if not planned.seen.is_known:
             self._leave(name, planned)
             return
-        if state is not None and state.at_ms is not None and state.at_ms <= now_ms and self._reading is not None:
+        at_ms = None if state is None else state.at_ms
+        if at_ms is not None and at_ms + _delay_ms(planned) <= now_ms and self._reading is not None:
             self._overdue.add(name)
         if planned.strays or state is None or state.fingerprint != planned.record.fingerprint:
             self._ripen(name, planned, now_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 
 import pytest
 import redis
@@ -52,7 +53,7 @@ def test_a_task_that_expires_sooner_than_it_is_planned_runs(app: Celery, ledger:
 @pytest.mark.parametrize("for_", ["waiting", "until_start", "until_done"])
 def test_each_run_of_a_unique_task_that_ends_before_the_next_is_sent(app: Celery, ledger: Ledger, for_: str) -> None:
     app.delayq.schedule.add("a", f"note_eta {for_}", 1)
-    wait_until(lambda: in_a_row(ledger, 1), "two in a row ran")
+    wait_until(lambda: in_a_row(ledger, 1), "two in a row ran", 60)
 
 
 @pytest.mark.parametrize("for_", ["waiting", "until_start", "until_done"])
@@ -106,3 +107,11 @@ class TestRunNow:
 def test_an_occurrence_of_a_throttled_task_takes_no_turn(app: Celery, ledger: Ledger) -> None:
     app.delayq.schedule.add("a", "note_eta throttled", 1)
     wait_until(lambda: in_a_row(ledger, 1), "it runs at its times")
+
+
+def test_run_now_of_a_throttled_task_takes_a_turn(app: Celery, ledger: Ledger) -> None:
+    app.delayq.schedule.add("a", "note_eta throttled", 7200)
+    first, second = (app.delayq.schedule.run_now("a") for _ in range(2))
+    wait_until(lambda: [run.task_id for run in ledger.runs()] == [first.id], "the first runs")
+    (waiting,) = app.delayq.scheduled(due_before=datetime.now(timezone.utc) + timedelta(hours=1, minutes=1)).tasks
+    assert waiting.id == second.id

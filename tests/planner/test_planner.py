@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from celery_delayq.queue.codec import OfferId
 from tests.planner.conftest import Stage, run, run_until, started
 from tests.state import calls
 
@@ -36,6 +38,28 @@ class TestOneOccurrence:
         times = [int(text.rpartition(" ")[2]) for text in stage.offered()]
         assert set(Counter(times).values()) == {1}
         assert {later - earlier for earlier, later in itertools.pairwise(times)} == {50}
+
+    @pytest.mark.parametrize("delay", [{"options": {"countdown": 0.5}}, {"timing": {"jitter": 1.0}}], ids=str)
+    def test_that_is_lazy_is_built_when_it_is_due_with_its_delay(self, stage: Stage, delay: dict[str, Any]) -> None:
+        """Also if that is later than the next one."""
+        entry = {"schedule": 0.3, **delay, "timing": {**delay.get("timing", {}), "lazy": True}}
+        planners = [started(stage, {"a": entry}) for _ in range(2)]
+        run_until(lambda: (stage.state("a") or 0).runs >= 4, "it is due", *planners)
+        for waiting in stage.queue().peek(1000):
+            offer_id = OfferId.from_bytes(waiting.id)
+            assert offer_id is not None
+            assert offer_id.offered_us >= waiting.due_ms * 1000
+        times = [int(text.rpartition(" ")[2]) for text in stage.offered()]
+        assert {later - earlier for earlier, later in itertools.pairwise(sorted(times))} == {300}
+
+    def test_that_somebody_cancelled_counts_and_is_followed_by_the_next(self, stage: Stage) -> None:
+        planner = started(stage, {"a": 0.3})
+        planned = stage.state("a")
+        assert planned is not None
+        assert planned.at_ms is not None
+        assert stage.queue().cancel(planned.task_id)
+        run_until(lambda: (stage.state("a") or 0).runs >= 1, "its time has come", planner)
+        assert stage.offered()[0] == f"a [] {planned.at_ms + 300}"
 
     def test_that_has_passed_is_followed_up_by_another_planner_if_the_first_is_gone(self, stage: Stage) -> None:
         started(stage, {"a": 0.2})
