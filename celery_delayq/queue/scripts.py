@@ -253,7 +253,8 @@ def resign(client: redis.Redis, keys: QueueKeys, *, transferrer: str) -> bool:
     )
 
 
-#: Maximum number of messages that one call of `fetch` moves, or that one call of `put_back` or `recover` accepts.
+#: Maximum number of messages that one call of `fetch` moves or `purge` removes, or that one call of `put_back` or
+#: `recover` accepts.
 MAX_FETCH, MAX_PUT_BACK = 1000, 100
 
 #: Maximum number of leases that one call of `renew` extends.
@@ -312,6 +313,15 @@ def fetch(client: redis.Redis, keys: QueueKeys, *, consumer: str, limit: int) ->
 def fetch_call(keys: QueueKeys, *, consumer: str, limit: int) -> Call:
     """Return keys and arguments of `fetch.lua`, for a connection that reads the reply later."""
     return (keys.queue, keys.in_flight(consumer), keys.consumers), (consumer, limit)
+
+
+def purge(client: redis.Redis, keys: QueueKeys, *, limit: int, mark: bytes) -> tuple[int, list[bytes]]:
+    """Remove at most `limit` messages, and `MAX_FETCH`, from the broker list; see `purge.lua`.
+
+    Returns how many were removed, and those of them that contain the mark.
+    """
+    removed, *marked = load("purge").run(client, (keys.queue,), (limit, mark))
+    return int(removed), marked
 
 
 def put_back(

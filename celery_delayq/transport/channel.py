@@ -36,6 +36,7 @@ from celery_delayq.transport.keyed import (
     check_protocol,
     claiming_of,
     pace_of,
+    purge,
     put_keyed,
     refuse_global,
 )
@@ -84,8 +85,8 @@ class DelayedChannel(kombu_redis.Channel):
     acknowledgement, and messages from a fanout exchange. Like any channel, it is for one thread at a time.
 
     Overrides these hooks of kombu (5.6 and 5.7): `queue_declare`, `_new_queue`, `_put`, `_put_fanout`, `queue_purge`,
-    `client`, `subclient`, `_create_client`, `pool`, `basic_consume`, `_basic_cancel`, `basic_get`, `active_queues`,
-    `close`, `_after_fork`.
+    `queue_delete`, `client`, `subclient`, `_create_client`, `pool`, `basic_consume`, `_basic_cancel`, `basic_get`,
+    `active_queues`, `close`, `_after_fork`.
     """
 
     QoS = FetchingQoS
@@ -377,9 +378,12 @@ class DelayedChannel(kombu_redis.Channel):
         return message
 
     def queue_purge(self, queue: str, **kwargs: Any) -> int:
-        """Delete the ready messages of `queue`, see kombu. Delayed messages stay; a warning says how many."""
+        """Delete the ready messages of `queue`, see kombu. Delayed messages stay; a warning says how many.
+
+        Their tasks give up their unique keys, see `purge`.
+        """
         delayed = sum(self.delayed_queue(name).size() for name in self.broker_lists(queue))
-        purged: int = super().queue_purge(queue, **kwargs)
+        purged = self._purge_ready(queue)
         if delayed:
             logger.warning(
                 "Purge left %d delayed messages of queue %s. To remove them, run "
@@ -389,6 +393,15 @@ class DelayedChannel(kombu_redis.Channel):
                 queue,
             )
         return purged
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> Any:
+        """Delete `queue`, see kombu. The tasks of its ready messages give up their unique keys."""
+        if not if_empty and queue not in self._fanout_queues and any(self.state.queue_bindings(queue)):
+            self._purge_ready(queue)  # kombu deletes only what it has bound, and an empty one with `if_empty`
+        return super().queue_delete(queue, if_unused, if_empty, **kwargs)
+
+    def _purge_ready(self, queue: str) -> int:
+        return sum(purge(self.delayed_queue(name)) for name in self.broker_lists(queue))
 
     def _make_fetcher(self) -> Any:
         return Fetcher(self, self._station)

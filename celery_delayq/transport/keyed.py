@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.messages import DUE_PROPERTY, encode, with_eta
+from celery_delayq.messages import DUE_PROPERTY, decode, encode, with_eta
+from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import is_cluster
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import entry_of
-from celery_delayq.queue.holds import Claim, Conflict, Holder, Offered, Pace, Until
+from celery_delayq.queue.holds import MAX_HOLDS, Claim, Conflict, Holder, Offered, Pace, Until, hold
 from celery_delayq.queue.keys import without_priority
 from celery_delayq.throttle import Throttle
 from celery_delayq.unique import For, OnConflict, Unique
@@ -200,3 +201,28 @@ def refuse_global(queue: DelayedQueue, task: str, **options: Claim | Pace | None
                 f"the key {given.key!r} of task {task} is global, but Redis Cluster has queues on different nodes: "
                 f'leave out scope="global" of its option {option}, and send tasks with one key to one queue'
             )
+
+
+def purge(queue: DelayedQueue) -> int:
+    """Remove the messages that are in a broker list now, a slice at a time; their tasks give up their unique keys.
+
+    A slice is removed, then its keys are given up: if the process is killed in between, they end with their `ttl`.
+
+    Returns:
+        How many messages were removed.
+
+    Raises:
+        redis.RedisError: the server is away, or refuses.
+    """
+    left, purged = int(queue.client.execute_command("LLEN", queue.name)), 0
+    while left > purged:
+        limit = min(left - purged, scripts.MAX_FETCH)
+        removed, marked = scripts.purge(queue.client, queue.keys, limit=limit, mark=UNIQUE_PROPERTY.encode())
+        found = (decode(raw) for raw in marked)
+        holders = [one for message in found if message and (one := holder_of(message, queue.name))]
+        for at in range(0, len(holders), MAX_HOLDS):
+            hold(queue.client, queue.keys, holders=holders[at : at + MAX_HOLDS], what="done")
+        if not removed:  # consumers have taken the rest
+            break
+        purged += removed
+    return purged

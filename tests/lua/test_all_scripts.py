@@ -88,6 +88,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "amend": ({"due_ms": 1, "messages": []}, []),
     "renew": ({"consumer": "me", "lease_ms": 1, "join": True}, [b"1000", [1], [1]]),
     "fetch": ({"consumer": "me", "limit": 1}, []),
+    "purge": ({"limit": 1, "mark": b""}, [0]),
     "put_back": ({"consumer": "me", "messages": []}, 0),
     "requeue_dead": ({"first": 0, "last": 1, "letters": []}, []),
     "purge_dead": ({"first": 0, "last": 1, "letters": []}, []),
