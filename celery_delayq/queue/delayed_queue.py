@@ -17,6 +17,7 @@ import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec, keys, scripts
+from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.connections import is_cluster
 from celery_delayq.queue.entry import Entry, Position, entries_of, entry_of, in_batches, pairs
 from celery_delayq.queue.holds import Claim, Offered, Pace, offer_throttled, offer_unique
@@ -91,6 +92,7 @@ class DelayedQueue:
         due_ms: int | None = None,
         delay_s: float | None = None,
         message_id: str | None = None,
+        attempt: Attempt | None = None,
     ) -> str:
         """Store a message until it is due. One atomic script.
 
@@ -101,6 +103,7 @@ class DelayedQueue:
             message_id: any string; `cancel` finds the message by it. By default a random one. If the id is already in
                 use, it gets one more entry; but if this very message waits already, with the same due time and payload,
                 nothing is added. So the call may be repeated if its reply was lost.
+            attempt: with the same one, the call may be repeated also if the message may wait no longer.
 
         Returns:
             The message id.
@@ -129,6 +132,7 @@ class DelayedQueue:
             message_key=codec.message_key(message_id),
             payload=payload,
             mirrored=self.mirror_list,
+            attempt=attempt,
         )
         if alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
             # The queue was empty: its name may have left the registry, or the server may have lost its data.
@@ -145,6 +149,7 @@ class DelayedQueue:
         turn: int = 0,
         pace: Pace | None = None,
         tail: bytes = b"",
+        attempt: Attempt | None = None,
     ) -> Offered:
         """Store a message that claims a unique key, unless another one holds that. One atomic script.
 
@@ -158,6 +163,7 @@ class DelayedQueue:
             turn: see `Holder`.
             pace: the throttled key that gives it a turn; it waits for that.
             tail: see `offer_throttled`; used only with a pace.
+            attempt: see `offer`.
 
         Returns:
             What became of it.
@@ -175,13 +181,21 @@ class DelayedQueue:
             mirrored=self.mirror_list,
             pace=pace,
             tail=tail,
+            attempt=attempt,
         )
         if offered.alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
             self.register(again=True)  # see `offer`
         return offered
 
     def offer_throttled(
-        self, payload: bytes, pace: Pace, *, due_ms: int | None, message_id: str, tail: bytes = b""
+        self,
+        payload: bytes,
+        pace: Pace,
+        *,
+        due_ms: int | None,
+        message_id: str,
+        tail: bytes = b"",
+        attempt: Attempt | None = None,
     ) -> int:
         """Store a message that is due at the next turn of a throttled key. One atomic script.
 
@@ -192,9 +206,10 @@ class DelayedQueue:
             message_id: see `offer`.
             tail: for a message that says when it is due, which nobody knows before. If there is a tail, the message is
                 the payload, its due time in ms in decimal digits, and the tail.
+            attempt: see `offer`.
 
         Returns:
-            When it is due, unix time in ms.
+            When it is due, unix time in ms; 0 if an earlier attempt stored it, and it waits no longer.
         """
         begun = time.monotonic()
         just_registered = self.register()
@@ -207,10 +222,23 @@ class DelayedQueue:
             payload=payload,
             mirrored=self.mirror_list,
             tail=tail,
+            attempt=attempt,
         )
         if alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
             self.register(again=True)  # see `offer`
         return due
+
+    def publish(self, message: bytes, attempt: Attempt) -> bool:
+        """Put a message to the back of the list at once. One atomic script.
+
+        Args:
+            message: opaque bytes.
+            attempt: with the same one, the call may be repeated if its reply was lost.
+
+        Returns:
+            False if an earlier attempt has stored it.
+        """
+        return scripts.publish(self.writer, self.keys, message=message, attempt=attempt)
 
     def offer_fetched(self, message: bytes, payload: bytes, *, consumer: str, due_ms: int, message_id: str) -> bool:
         """Move a message that a consumer has fetched from the list to the delayed queue. One atomic script.

@@ -21,6 +21,7 @@ import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec
+from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.keys import ALL_HOLDS, QueueKeys, holds_of_queue
 from celery_delayq.queue.script import Call, load
 
@@ -207,6 +208,7 @@ def offer_unique(
     mirrored: bool,
     pace: Pace | None = None,
     tail: bytes = b"",
+    attempt: Attempt | None = None,
 ) -> Offered:
     """Store a message that claims a unique key; see `offer_unique.lua`. Several calls if another list has to change.
 
@@ -221,6 +223,7 @@ def offer_unique(
         mirrored: whether to write the delay list too.
         pace: the throttled key that gives it a turn, if it is stored.
         tail: see `offer_throttled`.
+        attempt: if the caller repeats the call when it misses the reply.
     """
     there = None
     while True:
@@ -234,6 +237,7 @@ def offer_unique(
             mirrored=mirrored,
             pace=pace,
             tail=tail,
+            attempt=attempt,
             there=there,
         )
         outcome, *more = load("offer_unique").run(client, *call)
@@ -264,6 +268,7 @@ def offer_unique_call(
     mirrored: bool,
     pace: Pace | None = None,
     tail: bytes = b"",
+    attempt: Attempt | None = None,
     there: QueueKeys | None = None,
 ) -> Call:
     """Return keys and arguments of `offer_unique.lua`, for `run` or for a pipeline; see `offer_unique`.
@@ -278,7 +283,8 @@ def offer_unique_call(
         claim.ttl_ms,
         _CONFLICT[claim.conflict],
     )
-    names: list[str] = [*keys.waiting, keys.holds, keys.queue]
+    record = keys.published("") if attempt is None else attempt.record(keys)
+    names: list[str] = [*keys.waiting, keys.holds, keys.queue, record]
     args: list[bytes | str | int] = [
         "" if due_ms is None else due_ms,
         claimed,
@@ -286,6 +292,7 @@ def offer_unique_call(
         int(mirrored),
         keys.channel,
         task_id,
+        b"" if attempt is None else attempt.token,
     ]
     if pace is not None or there is not None:
         names.append(keys.turns(b"") if pace is None else pace.turns(keys))
@@ -306,6 +313,7 @@ def offer_throttled(
     payload: bytes,
     mirrored: bool,
     tail: bytes = b"",
+    attempt: Attempt | None = None,
 ) -> tuple[int, bool]:
     """Store a message that is due at the next turn of a throttled key; see `offer_throttled.lua`.
 
@@ -318,12 +326,21 @@ def offer_throttled(
         payload: the message.
         mirrored: whether to write the delay list too.
         tail: if there is one, the message is the payload, its due time in ms in decimal digits, and the tail.
+        attempt: if the caller repeats the call when it misses the reply.
 
     Returns:
-        When it is due, unix time in ms, and whether no other entry waits.
+        When it is due, unix time in ms, and whether no other entry waits. Zeros if it was stored before, and waits no
+        longer.
     """
     call = offer_throttled_call(
-        keys, pace=pace, due_ms=due_ms, message_key=message_key, payload=payload, mirrored=mirrored, tail=tail
+        keys,
+        pace=pace,
+        due_ms=due_ms,
+        message_key=message_key,
+        payload=payload,
+        mirrored=mirrored,
+        tail=tail,
+        attempt=attempt,
     )
     due, alone = load("offer_throttled").run(client, *call)
     return int(due), bool(alone)
@@ -338,12 +355,16 @@ def offer_throttled_call(
     payload: bytes,
     mirrored: bool,
     tail: bytes = b"",
+    attempt: Attempt | None = None,
 ) -> Call:
     """Return keys and arguments of `offer_throttled.lua`, for `run` or for a pipeline; see `offer_throttled`."""
-    return (
-        (*keys.waiting, pace.turns(keys)),
-        ("" if due_ms is None else due_ms, pace.interval_us, message_key, payload, int(mirrored), keys.channel, tail),
-    )
+    due = "" if due_ms is None else due_ms
+    names: list[str] = [*keys.waiting, pace.turns(keys)]
+    args: list[bytes | str | int] = [due, pace.interval_us, message_key, payload, int(mirrored), keys.channel, tail]
+    if attempt is not None:
+        names.append(attempt.record(keys))
+        args.append(attempt.token)
+    return names, args
 
 
 def hold(client: redis.Redis, keys: QueueKeys, *, holders: Sequence[Holder], what: What) -> int:

@@ -120,6 +120,10 @@ class QueueKeys:
         """Return the name of the LIST of messages of this queue that a consumer holds, newest first."""
         return f"{companion(IN_FLIGHT, self.queue)}:{consumer}"
 
+    def published(self, publisher: str) -> str:
+        """Return the name of the STRING of what a publisher stored last in this queue."""
+        return f"{companion('delayq:published', self.queue)}:{publisher}"
+
     def turns(self, throttle_key: bytes) -> str:
         """Return the name of the STRING of the turns of a throttled key, given by the 16 bytes that represent it."""
         return f"{self.holds}:{throttle_key.hex()}"

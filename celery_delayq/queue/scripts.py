@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import redis
 
 from celery_delayq.queue import holds
+from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.holds import Holder
 from celery_delayq.queue.keys import QueueKeys, RegistryKeys
 from celery_delayq.queue.script import Call, load
@@ -61,13 +62,16 @@ def offer_call(
     message_key: bytes,
     payload: bytes,
     mirrored: bool,
+    attempt: Attempt | None = None,
 ) -> Call:
     """Return keys and arguments of `offer.lua`, for `run` or for a pipeline."""
     due = "" if due_ms is None else due_ms
-    return (
-        keys.waiting,
-        (due, delay_ms, message_key, payload, int(mirrored), keys.channel),
-    )
+    names: list[str] = [*keys.waiting]
+    args: list[bytes | str | int] = [due, delay_ms, message_key, payload, int(mirrored), keys.channel]
+    if attempt is not None:
+        names.append(attempt.record(keys))
+        args.append(attempt.token)
+    return names, args
 
 
 def offer(client: redis.Redis, keys: QueueKeys, **message: Any) -> tuple[int, bool]:
@@ -77,6 +81,11 @@ def offer(client: redis.Redis, keys: QueueKeys, **message: Any) -> tuple[int, bo
     """
     due_ms, alone = load("offer").run(client, *offer_call(keys, **message))
     return int(due_ms), bool(alone)
+
+
+def publish(client: redis.Redis, keys: QueueKeys, *, message: bytes, attempt: Attempt) -> bool:
+    """Put a message to the back of the broker list; see `publish.lua`. Returns False if it was stored before."""
+    return bool(load("publish").run(client, (keys.queue, attempt.record(keys)), (message, attempt.token)))
 
 
 def offer_fetched(

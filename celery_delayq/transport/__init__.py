@@ -1,6 +1,7 @@
 """The kombu transport: kombu's Redis transport, with delayed queues.
 
     channel     publishes messages, and fetches them through its fetcher
+    publisher   recognizes a publication that is repeated
     eta         reads when a message is due
     ahead       messages that came before they are due, by the lead of the transfer
     eta_tasks   sends tasks that are fetched long before their eta back to Redis
@@ -68,6 +69,7 @@ from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.last_delivery import LastDelivery
 from celery_delayq.transport.nodes import Nodes
 from celery_delayq.transport.poller import Poller
+from celery_delayq.transport.publisher import Publisher
 from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.replicas import NotReplicated
 from celery_delayq.transport.sentinel import SentinelWatch
@@ -112,6 +114,8 @@ class Transport(kombu_redis.Transport):
         self.expires_ms: dict[str, int] = {}
         #: The pool that all channels share, see `DelayedChannel.pool`.
         self.pool: Any = None
+        #: Recognizes what is published again.
+        self.publisher = Publisher.of(client)
         #: The nodes of a cluster; None until a channel needs them, and with a single server.
         self.nodes: Nodes | None = None
         #: Server -> transfer loop; "" is the name of a single server.

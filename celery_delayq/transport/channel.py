@@ -19,6 +19,7 @@ from celery_delayq.fetching.held import Held
 from celery_delayq.fetching.unique_keys import ended
 from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Offered
@@ -84,9 +85,9 @@ class DelayedChannel(kombu_redis.Channel):
     kombu's own code still publishes messages that are not delayed. It also consumes messages without
     acknowledgement, and messages from a fanout exchange. Like any channel, it is for one thread at a time.
 
-    Overrides these hooks of kombu (5.6 and 5.7): `queue_declare`, `_new_queue`, `_put`, `_put_fanout`, `queue_purge`,
-    `queue_delete`, `client`, `subclient`, `_create_client`, `pool`, `basic_consume`, `_basic_cancel`, `basic_get`,
-    `active_queues`, `close`, `_after_fork`.
+    Overrides these hooks of kombu (5.6 and 5.7): `queue_declare`, `_new_queue`, `basic_publish`, `_put`, `_put_fanout`,
+    `queue_purge`, `queue_delete`, `client`, `subclient`, `_create_client`, `pool`, `basic_consume`, `_basic_cancel`,
+    `basic_get`, `active_queues`, `close`, `_after_fork`.
     """
 
     QoS = FetchingQoS
@@ -147,6 +148,12 @@ class DelayedChannel(kombu_redis.Channel):
 
     # -- publishing
 
+    def basic_publish(self, message: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Publish a message, see kombu. A task that is published again because the reply was lost is stored once."""
+        result = super().basic_publish(message, *args, **kwargs)
+        self._transport.publisher.succeeded()
+        return result
+
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         captured = captured_for(message)
         if captured is not None:
@@ -156,19 +163,24 @@ class DelayedChannel(kombu_redis.Channel):
         has_key = claiming is not None or pace is not None
         if has_key:
             check_protocol(message, claiming)
+        if not {"id", "task"} <= message["headers"].keys():  # no task, or one of protocol 1
+            self._put_now(queue, message, **kwargs)
+            return
         if due_ms is not None:
             message["properties"][DUE_PROPERTY] = due_ms
+        tag = _tag_of(message)
         if due_ms is not None or has_key:
-            message["properties"]["delivery_tag"] = _tag_of(message, due_ms)
+            message["properties"]["delivery_tag"] = tag
+        attempt = self._transport.publisher.attempt(tag)
         if has_key:
             # At once, also in a batch: the caller asks what became of it.
             self.expiry.used(queue)
             priority = self._get_message_priority(message, reverse=False)
             broker_list = self.broker_list(queue, priority)
-            put_keyed(self, broker_list, message, claiming=claiming, pace=pace, due_ms=due_ms)
+            put_keyed(self, broker_list, message, claiming=claiming, pace=pace, due_ms=due_ms, attempt=attempt)
             return
         if due_ms is None:
-            self._put_now(queue, message, **kwargs)
+            self._put_now(queue, message, attempt, **kwargs)
             return
         priority = self._get_message_priority(message, reverse=False)
         delayed_queue = self.delayed_queue(self.broker_list(queue, priority))
@@ -177,7 +189,7 @@ class DelayedChannel(kombu_redis.Channel):
         kombu_batch: Any = kwargs.get("_publish_batch")
         if self.batch is None and kombu_batch is None:
             self.expiry.used(queue)
-            delayed_queue.offer(payload, due_ms=due_ms, message_id=message_id)
+            delayed_queue.offer(payload, due_ms=due_ms, message_id=message_id, attempt=attempt)
             return
         delayed_queue.register()
         if self.batch is not None:
@@ -194,14 +206,18 @@ class DelayedChannel(kombu_redis.Channel):
         name, *rest = load("offer").by_text(*call)
         kombu_batch.add(name.lower(), *rest)
 
-    def _put_now(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+    def _put_now(self, queue: str, message: dict[str, Any], attempt: Attempt | None = None, **kwargs: Any) -> None:
         if self.batch is not None and _KOMBU_HAS_NO_BATCH:
             priority = self._get_message_priority(message, reverse=False)
             self.batch.add("lpush", self._q_for_pri(queue, priority), dumps(message))
             return
-        if self.replicas and self.batch is None and kwargs.get("_publish_batch") is None:
-            priority = self._get_message_priority(message, reverse=False)
-            self.writer.execute_command("LPUSH", self.broker_list(queue, priority), dumps(message))
+        is_alone = self.batch is None and kwargs.get("_publish_batch") is None
+        if is_alone and (self.replicas or attempt is not None):
+            broker_list = self.broker_list(queue, self._get_message_priority(message, reverse=False))
+            if attempt is None:
+                self.writer.execute_command("LPUSH", broker_list, dumps(message))
+            else:
+                self.delayed_queue(broker_list).publish(dumps(message).encode(), attempt)
             self.expiry.used(queue)
             return
         super()._put(queue, message, **self._with_batch(kwargs))
@@ -488,12 +504,14 @@ class DelayedChannel(kombu_redis.Channel):
         super()._after_fork()
 
 
-def _tag_of(message: dict[str, Any], due_ms: int | None) -> str:
+def _tag_of(message: dict[str, Any]) -> str:
     """Return a delivery tag that is the same each time the same message is published, unlike kombu's random one.
 
     So a publication that is repeated because its reply was lost offers the very same message, which is stored once.
     """
-    what = f"{message['headers']['id']} {due_ms} {message['body']}"
+    headers = message["headers"]
+    # Not whether it is delayed: it may be due when it is repeated.
+    what = f"{headers['id']} {headers.get('retries')} {headers.get('eta')} {message['body']}"
     return hashlib.blake2b(what.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 

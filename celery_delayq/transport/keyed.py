@@ -9,6 +9,7 @@ from typing import Any
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.messages import DUE_PROPERTY, decode, encode, with_eta
 from celery_delayq.queue import scripts
+from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.connections import is_cluster
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import entry_of
@@ -142,6 +143,7 @@ def put_keyed(
     claiming: Claiming | None,
     pace: Pace | None,
     due_ms: int | None,
+    attempt: Attempt,
 ) -> None:
     """Store a message that claims a unique key, unless another one holds that; or one that takes turns; or both.
 
@@ -152,6 +154,7 @@ def put_keyed(
         claiming: what it claims. Afterwards, this says what became of it.
         pace: its throttled key.
         due_ms: when it is due, unix time in ms; None if it is due now. It may get a later turn.
+        attempt: the same one if it is published again because the reply was lost.
 
     Raises:
         ValueError: a task of this id waits already, with another key or with none.
@@ -163,7 +166,7 @@ def put_keyed(
     refuse_global(queue, headers["task"], unique=None if claiming is None else claiming.claim, throttle=pace)
     if claiming is None:
         if pace is not None:
-            queue.offer_throttled(payload, pace, due_ms=due_ms, message_id=headers["id"], tail=tail)
+            queue.offer_throttled(payload, pace, due_ms=due_ms, message_id=headers["id"], tail=tail, attempt=attempt)
         return
     while True:
         offered = queue.offer_unique(
@@ -174,6 +177,7 @@ def put_keyed(
             turn=_turn_of(headers),
             pace=pace,
             tail=tail,
+            attempt=attempt,
         )
         if offered.outcome != "extend":
             break

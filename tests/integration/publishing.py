@@ -84,9 +84,14 @@ class Broker:
             queue.transfer()
 
     def dump(self) -> dict[str, Any]:
-        """The whole database, with delivery tags, which are random, taken out of messages."""
+        """The whole database, with delivery tags, which are random, taken out of messages.
+
+        Without what publishers remember for some minutes.
+        """
         content: dict[str, Any] = {}
         for key in self.client.scan_iter():
+            if key.startswith(b"delayq:published:"):
+                continue
             if self.client.type(key) == b"list":
                 content[key.decode()] = [anonymous(message) for message in self.client.lrange(key, 0, -1)]
             else:

@@ -13,6 +13,7 @@ from redis.crc import key_slot
 from redis.exceptions import ReadOnlyError
 
 from celery_delayq.queue import codec, holds, scripts
+from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys, RegistryKeys, ScheduleKeys
 from celery_delayq.queue.script import Script, load, script_of
@@ -37,9 +38,15 @@ SEVERAL_QUEUES = {"renew": [QueueKeys.of("{q}"), QueueKeys.of("{q}:3")]}
 #: The queue of those that may concern another list of it.
 IN_A_SLOT = {"offer_unique": QueueKeys.of("{q}")}
 
+ATTEMPT = Attempt("publisher", bytes(16))
+
 #: How to call each wrapper, and a reply that it understands; several of them, if only the last call has all keys.
 CALLS: dict[str, tuple[dict[str, Any], Any]] = {
-    "offer": ({"due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False}, [b"1", 1]),
+    "offer": (
+        {"due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False, "attempt": ATTEMPT},
+        [b"1", 1],
+    ),
+    "publish": ({"message": b"", "attempt": ATTEMPT}, 1),
     "offer_fetched": (
         {"consumer": "me", "message": b"", "due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False},
         [1, 1],
@@ -53,6 +60,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
             "payload": b"",
             "mirrored": False,
             "pace": holds.Pace("key", 1000),
+            "attempt": ATTEMPT,
         },
         ([b"elsewhere", b"{q}:3"], [b"stored", 1]),
     ),
@@ -63,6 +71,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
             "message_key": bytes(16),
             "payload": b"",
             "mirrored": False,
+            "attempt": ATTEMPT,
         },
         [b"1", 1],
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from celery_delayq.queue import codec
+from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Conflict, Hold, Holder, Until, hold, offer_unique, unique_of
 from celery_delayq.queue.keys import without_priority
@@ -41,6 +42,8 @@ class Task:
     #: "waits", "ready" or "gone".
     place: str
     holds: bool = True
+    #: How it was offered.
+    offer: dict[str, Any] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash(self.id)
@@ -90,16 +93,15 @@ class Machine(RuleBasedStateMachine):
     )
     def offer(self, key: str, until: Until, conflict: Conflict, due: int | None, name: str, is_global: bool) -> None:
         task = Task(str(len(self.tasks)), key, is_global, until, due, name, "waits" if due is not None else "ready")
-        queue = self.queues[name]
-        found = offer_unique(
-            self.client,
-            queue.keys,
-            claim=Claim(key, until, 3_600_000, conflict, is_global),
-            task_id=task.id,
-            due_ms=due,
-            payload=task.id.encode(),
-            mirrored=False,
-        )
+        task.offer = {
+            "claim": Claim(key, until, 3_600_000, conflict, is_global),
+            "task_id": task.id,
+            "due_ms": due,
+            "payload": task.id.encode(),
+            "mirrored": False,
+            "attempt": Attempt(task.id, bytes(16)),
+        }
+        found = offer_unique(self.client, self.queues[name].keys, **task.offer)
         other = self.holder(key, task.owner)
         if other is None or conflict == "replace":
             assert found.outcome == "stored"
@@ -115,6 +117,13 @@ class Machine(RuleBasedStateMachine):
             self.reschedule_one(other, due)
         else:
             assert (found.outcome, found.task_id) == ("held", other.id)
+
+    @precondition(lambda self: self.tasks)
+    @rule(data=st.data())
+    def offer_again(self, data: Any) -> None:
+        """Its publisher missed the reply: nothing changes, whatever has become of it."""
+        task = data.draw(st.sampled_from(self.tasks))
+        assert offer_unique(self.client, self.queues[task.broker_list].keys, **task.offer).outcome == "stored"
 
     def reschedule_one(self, task: Task, due: int) -> None:
         queue = self.queues[task.broker_list]

@@ -2,7 +2,8 @@
 offer_unique: store one message that holds a unique key, unless another task holds that key.
 
 Guarantee: all or nothing. Of the tasks that hold a key, at most one waits. A key whose holder is gone is free, also if a
-program removed it that does not know keys.
+program removed it that does not know keys. A caller who missed the reply may repeat the call with the same token: a message
+that was stored takes no other one's place again, whatever has become of it since.
 
 KEYS[1] timeout set   ZSET
 KEYS[2] index         HASH, see offer.lua
@@ -10,11 +11,12 @@ KEYS[3] repeated      ZSET, see offer.lua
 KEYS[4] delay list    LIST
 KEYS[5] holds         HASH, unique key (16 bytes) -> hold, see lib/holds.lua
 KEYS[6] broker list   LIST
-KEYS[7] turns         STRING, the turns of a throttled key, see offer_throttled.lua; left out if none is throttled
-KEYS[8] its timeout set   ZSET, of the list in which the caller thinks that the holder waits; this one and what follows
+KEYS[7] published     STRING, see lib/once.lua
+KEYS[8] turns         STRING, the turns of a throttled key, see offer_throttled.lua; left out if none is throttled
+KEYS[9] its timeout set   ZSET, of the list in which the caller thinks that the holder waits; this one and what follows
                       are left out if that is KEYS[6]
-KEYS[9] its index         HASH
-KEYS[10] its delay list   LIST
+KEYS[10] its index         HASH
+KEYS[11] its delay list   LIST
 ARGV[1] due           unix time in ms, or '' to store it in the broker list at once
 ARGV[2] claim         in one text, because a caller takes some time for each: the unique key (16 bytes); message key (16);
                       turn (1), another one for each retry of a task; how long the task holds the key (1): until it is due
@@ -25,9 +27,10 @@ ARGV[3] payload       any bytes
 ARGV[4] mirrored      '1' to write the delay list too
 ARGV[5] channel       of Redisson
 ARGV[6] task id
-ARGV[7] interval      of the turns (microseconds); left out or '' if no key is throttled
-ARGV[8] tail          see offer_throttled.lua; used only if a key is throttled
-ARGV[9] its list      the name of the list of KEYS[8]; left out with that
+ARGV[7] token         see lib/once.lua; '' if the caller does not repeat the call
+ARGV[8] interval      of the turns (microseconds); left out or '' if no key is throttled
+ARGV[9] tail          see offer_throttled.lua; used only if a key is throttled
+ARGV[10] its list     the name of the list of KEYS[8]; left out with that
 
 Returns one of
     {'stored', alone}           1 if no other entry waits
@@ -39,10 +42,10 @@ Returns one of
 A holder that has left its delayed queue is not replaced: it runs, and the new message holds the key from now on.
 ]]
 local timeout_set, index, repeated, delay_list, holds, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local turns = KEYS[7]
-local its_timeout_set, its_index, its_delay_list = KEYS[8] or timeout_set, KEYS[9] or index, KEYS[10] or delay_list
+local published, turns = KEYS[7], KEYS[8]
+local its_timeout_set, its_index, its_delay_list = KEYS[9] or timeout_set, KEYS[10] or index, KEYS[11] or delay_list
 local due, claimed, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
-local task_id, interval, tail, its_list = ARGV[6], tonumber(ARGV[7] or ''), ARGV[8], ARGV[9] or queue
+local task_id, token, interval, tail, its_list = ARGV[6], ARGV[7], tonumber(ARGV[8] or ''), ARGV[9], ARGV[10] or queue
 
 -- include: find_holder
 -- include: record_hold
@@ -50,6 +53,7 @@ local task_id, interval, tail, its_list = ARGV[6], tonumber(ARGV[7] or ''), ARGV
 -- include: next_turn
 -- include: take_out
 -- include: write_entry
+-- include: once
 
 -- Keys of another type fail here, before anything is changed.
 redis.call('ZCARD', timeout_set)
@@ -85,6 +89,9 @@ for _ = 1, now_us % 4 == 0 and MOST_FORGOTTEN or 0 do
     redis.call('HDEL', holds, other)
 end
 
+if was_stored(published, token) then
+    return {'stored', alone()}
+end
 local holder = find_holder(holds, unique, its_list, its_timeout_set, its_index, now)
 local is_mine = holder and holder.message_key == message_key
 if is_mine and waits_already(timeout_set, index, message_key, payload, interval and tail or '') then
@@ -126,7 +133,9 @@ else
 end
 if not will_wait then
     redis.call('LPUSH', queue, payload)
+    remember_stored(published, token)
     return {'stored', 0}
 end
 write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us, unique)
+remember_stored(published, token)
 return {'stored', alone()}
