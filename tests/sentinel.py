@@ -53,6 +53,16 @@ class Replicated:
         with self.replica.client() as client:
             wait_until(lambda: _is_master(client), "the replica is the master", 30)
 
+    def fail_over_as_planned(self) -> None:
+        """Let Sentinel make the replica the master; return when it says so. The old master goes on for some seconds."""
+        with self.sentinel.client() as sentinel:
+            sentinel.execute_command("SENTINEL FAILOVER", MASTER_NAME)
+            wait_until(
+                lambda: int(sentinel.sentinel_get_master_addr_by_name(MASTER_NAME)[1]) == self.replica.port,
+                "Sentinel names the replica",
+                60,
+            )
+
 
 def set_down_after(sentinel: redis.Redis, milliseconds: int) -> None:
     """Set how long a master may not answer until Sentinel takes it for dead."""

@@ -19,7 +19,7 @@
     refusal     sets aside messages that no consumer can take
     urls        the URL schemes, and how kombu reads them
     connector   connections for the transfer loop
-    sentinel    leaves a master that hangs when Sentinel has named another one
+    sentinel    leaves a master when Sentinel has named another one
     known       the connections of this process to masters that may have to be left
     wrong_server  says so if the server is of another kind than the URL says
 
@@ -72,7 +72,6 @@ from celery_delayq.transport.poller import Poller
 from celery_delayq.transport.publisher import Publisher
 from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.replicas import NotReplicated
-from celery_delayq.transport.sentinel import SentinelWatch
 from celery_delayq.transport.station import Station
 from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, is_sentinel, name_whole, what_to_write
 
@@ -122,7 +121,6 @@ class Transport(kombu_redis.Transport):
         self._loops: dict[str, TransferLoop] = {}
         #: Settings and histories of the loops; None while none may run.
         self._transfer: tuple[TransferSettings | None, dict[str, History]] | None = None
-        self._sentinel_watch: SentinelWatch | None = None
         #: Server -> station; "" is the name of a single server.
         self._stations: dict[str, Station] = {}
         #: Stations that are closed or retired: tasks from there may still run.
@@ -293,7 +291,6 @@ class Transport(kombu_redis.Transport):
         self.stop_transfer()
         self._transfer = settings, {} if histories is None else histories
         self._start_loops(self._servers())
-        self._watch_sentinel()
 
     def _servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:
         """Return how to connect to each server, and which lists it has."""
@@ -361,21 +358,11 @@ class Transport(kombu_redis.Transport):
         held = self.held(message.delivery_tag)
         return None if held is None else self.loop_of(held.name)
 
-    def _watch_sentinel(self) -> None:
-        for channel in list(self.channels or ()):
-            if isinstance(channel, DelayedSentinelChannel):
-                self._sentinel_watch = SentinelWatch(channel.pool.sentinel_manager, channel.master_name)
-                self._sentinel_watch.start()
-                return
-
     def stop_transfer(self) -> None:
         """Stop transferring; does nothing if no loop runs."""
         loops, self._loops, self._transfer = self._loops, {}, None
         for loop in loops.values():
             loop.stop()
-        watch, self._sentinel_watch = self._sentinel_watch, None
-        if watch is not None:
-            watch.stop()
 
     def task_lists(self) -> set[str]:
         """Return the names of all broker lists that this connection consumes for tasks. Safe in any thread."""

@@ -24,6 +24,11 @@ def remember(connection: Any) -> None:
     _connections[key] = weakref.ref(connection, lambda _: _connections.pop(key, None))
 
 
+def any_known() -> bool:
+    """Return whether a known connection still exists, open or not. Safe in any thread."""
+    return bool(_connections)
+
+
 def leave(host: str, port: int) -> int:
     """End all known connections to a server; returns their number. Safe in any thread: their users get an error."""
     ended = 0

@@ -1,12 +1,15 @@
-"""Sentinel: a worker leaves a master that hangs as soon as Redis Sentinel has named another one.
+"""Sentinel: each process leaves a master as soon as Redis Sentinel has named another one.
 
-If a master dies, its connections end. If it hangs, or its machine is cut off, they last. A worker that waits for
-messages would notice that after most of a minute. So it listens to Sentinel's `+switch-master`, and then ends its
-connections to the old master. All loops, and Celery, find the new one as after any lost connection.
+If a master dies, its connections end. If it hangs, or its machine is cut off, they last. After a planned failover, it
+goes on as a master for some seconds, and what it takes is lost. So each process that has a connection to a master,
+workers and publishers alike, listens to Sentinel's `+switch-master`, and then ends its connections to the old master.
+All loops, Celery and kombu find the new one as after any lost connection.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from contextlib import closing
 from logging import getLogger
 from typing import Any
@@ -16,7 +19,7 @@ from kombu.transport.redis import SentinelManagedSSLConnection
 from redis.sentinel import SentinelManagedConnection
 
 from celery_delayq.transfer.thread import LoopThread
-from celery_delayq.transport.known import leave, remember
+from celery_delayq.transport.known import any_known, leave, remember
 
 logger = getLogger(__name__)
 
@@ -25,13 +28,22 @@ _CHANNEL = "+switch-master"
 #: How often Sentinel is asked for the master, in seconds, in case that a message was lost.
 _ASK_S = 1.0
 
+#: A process listens so long after its first connection: a short script need not. What Sentinel said before counts, too.
+_LISTEN_AFTER_S = 1.0
+
+#: How long a process listens that has no connection to a master any more, in seconds.
+_IDLE_S = 10.0
+
 
 class _Known:
-    """Makes a connection known to `leave`; for subclasses of redis-py's connections."""
+    """Makes a connection known to `leave`, and its process listen; for subclasses of redis-py's connections."""
+
+    connection_pool: Any
 
     def connect_to(self, address: Any) -> Any:
         """Connect, see redis-py."""
         remember(self)
+        watch(self.connection_pool.sentinel_manager, self.connection_pool.service_name)
         return super().connect_to(address)  # type: ignore[misc]
 
 
@@ -43,13 +55,27 @@ class KnownSSLConnection(_Known, SentinelManagedSSLConnection):
     """The same with TLS."""
 
 
-class SentinelWatch(LoopThread):
-    """Listens to one Sentinel at a time, in a thread of its own.
+#: The name of a master, and its sentinels -> who listens to them. At most one in each process.
+_watches: dict[Any, SentinelWatch] = {}
+
+
+def watch(manager: Any, master_name: str) -> None:
+    """Make this process listen to sentinels, unless it does. A forked child listens with connections of its own.
 
     Args:
         manager: the `redis.sentinel.Sentinel` of a connection pool; its clients are used.
         master_name: Sentinel's name of the master.
     """
+    places = (one.connection_pool.connection_kwargs for one in manager.sentinels)
+    key = master_name, *sorted((str(place.get("host")), int(place.get("port") or 0)) for place in places)
+    found = _watches.get(key)
+    if found is None or not found.listens:
+        _watches[key] = found = SentinelWatch(manager, master_name)
+        found.start()
+
+
+class SentinelWatch(LoopThread):
+    """Listens to one Sentinel at a time, in a thread of its own, while this process has connections; see `watch`."""
 
     def __init__(self, manager: Any, master_name: str) -> None:
         super().__init__("delayq-sentinel", logger, "Listening to Redis Sentinel", "A failover is noticed later")
@@ -59,10 +85,17 @@ class SentinelWatch(LoopThread):
             for pool in (sentinel.connection_pool for sentinel in manager.sentinels)
         ]
         self._master_name = master_name
+        self._needed_at = time.monotonic()
+
+    @property
+    def listens(self) -> bool:
+        """Whether it listens, or will soon, in this process."""
+        return not self._stopping and self._pid == os.getpid() and self.is_alive()
 
     def run(self) -> None:
-        """Listen until `stop()` is called. Never raises for server or network errors."""
-        while not self._stopping:
+        """Listen until no connection to a master is left. Never raises for server or network errors."""
+        time.sleep(_LISTEN_AFTER_S)
+        while self._is_needed():
             pool = self._pools[0]
             try:
                 with closing(redis.Redis(connection_pool=pool).pubsub()) as self._pubsub:
@@ -74,6 +107,16 @@ class SentinelWatch(LoopThread):
             finally:
                 pool.disconnect()
 
+    def _is_needed(self) -> bool:
+        if any_known():
+            self._needed_at = time.monotonic()
+        elif time.monotonic() > self._needed_at + _IDLE_S:
+            self._stopping = (
+                True  # whoever connects from now on starts another one; whoever connected just before needs this
+            )
+            self._stopping = not any_known()
+        return self.listens
+
     def _listen(self, sentinel: redis.Redis) -> None:
         self._pubsub.subscribe(_CHANNEL)
         # What this sentinel said while nobody listened. Only its own names of servers are compared: another sentinel
@@ -81,7 +124,7 @@ class SentinelWatch(LoopThread):
         known = self._ask(sentinel)
         for replica in sentinel.sentinel_slaves(self._master_name):
             self._leave((replica["ip"], int(replica["port"])), known)
-        while not self._stopping:
+        while self._is_needed():
             message = self._pubsub.get_message(timeout=_ASK_S)
             if message is not None and message["type"] == "message":
                 name, *old = _text(message["data"]).split(" ")[:3]

@@ -143,6 +143,10 @@ def fail_over(scene: Scene, number: int) -> None:
     scene.fail_over()
 
 
+def fail_over_as_planned(scene: Scene, number: int) -> None:
+    scene.fail_over_as_planned()
+
+
 def fail_over_suddenly(scene: Scene, number: int) -> None:
     """Every other time, the replica lacks the last two seconds; otherwise, what was on the way."""
     scene.fail_over_suddenly(lagging=number % 2 == 0)
@@ -258,6 +262,23 @@ FAULTS = {
             "the same, but publishers do not wait: workers say what was lost",
             fail_over_suddenly,
             Setting(has_sentinel=True),
+            seconds=60.0,
+            may_lose=True,
+        ),
+        Fault(
+            "planned-failover",
+            "SENTINEL FAILOVER; publishers wait for replicas",
+            fail_over_as_planned,
+            Setting(has_sentinel=True, replicas=1),
+            every_s=20,
+            seconds=60.0,
+        ),
+        Fault(
+            "planned-failover-0",
+            "the same, but publishers do not wait",
+            fail_over_as_planned,
+            Setting(has_sentinel=True),
+            every_s=20,
             seconds=60.0,
             may_lose=True,
         ),

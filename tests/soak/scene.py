@@ -277,13 +277,29 @@ class Scene:
             with suppress(AssertionError):  # the complaints tell
                 wait_until(lambda: all(it.log.count(_FAILED_OVER) >= self.failovers for it in self.workers), "said", 20)
 
+    def fail_over_as_planned(self) -> None:
+        """Let Sentinel promote the replica while the old master is alive, which goes on as a replica in the end.
+
+        Tasks that are sent to the old master meanwhile are lost. What workers did there is done again.
+        """
+        other = self._replica()
+        begin_s = time.time()
+        with self._sentinel() as sentinel:
+            sentinel.execute_command("SENTINEL FAILOVER", MASTER_NAME)
+            wait_until(lambda: _master_port(sentinel) == other.port, "Sentinel names the new master", 60)
+        with self.client() as old:
+            wait_until(lambda: _is_replica(old), "the old one is a replica", 60)
+        self.broker = other
+        self.failovers += 1
+        self.harms.append(Harm(frozenset(worker.pid for worker in self.workers), begin_s - _BEHIND_S, time.time()))
+
     def _replica(self) -> PrivateRedis:
         """Return the server that is not the master, running and up to date."""
         assert self._replicated is not None
         servers = [self._replicated.master, self._replicated.replica]
         (other,) = [server for server in servers if server is not self.broker]
         with self.client() as client:
-            if self.failovers:
+            if not _answers(other):  # it was killed
                 other.start()
                 with other.client() as replica:
                     replica.replicaof("127.0.0.1", self.broker.port)
@@ -401,6 +417,18 @@ def ended(workers: Iterable[Worker]) -> list[str]:
 
 def _durable_redis() -> PrivateRedis:
     return PrivateRedis("--appendonly", "yes", "--appendfsync", "always")
+
+
+def _answers(server: PrivateRedis) -> bool:
+    with suppress(redis.ConnectionError), server.client() as client:
+        return bool(client.ping())
+    return False
+
+
+def _is_replica(client: redis.Redis) -> bool:
+    with suppress(redis.ConnectionError):  # it closes its connections when it becomes one
+        return bool(client.role()[0] == b"slave")
+    return False
 
 
 def _master_port(sentinel: redis.Redis) -> int:
