@@ -155,7 +155,9 @@ class SendTask:
                 f"task {name} was sent without its unique key {claiming.claim.key!r}: the broker URL has to begin with "
                 "delayq://"
             )
-        was_new = offered.outcome == "stored"
+        # A task that runs again, since its worker was killed, retries again: the retry that waits stands for both.
+        is_own = retrying is not None and offered.task_id == retrying.id
+        was_new = offered.outcome == "stored" or is_own
         if not was_new and retrying is not None:
             held = KeyHeld(claiming.claim.key, offered.task_id)
             self._app.backend.mark_as_failure(

@@ -12,6 +12,7 @@ from typing import Any
 import redis
 from billiard import current_process
 from celery import Celery
+from celery.exceptions import Reject
 
 from celery_delayq.fetching import process
 from tests.ledger import Ledger
@@ -39,6 +40,10 @@ def add_long_tasks(app: Celery, ledger: Ledger) -> Celery:
     def nap(self: Any, seconds: float) -> None:
         ledger.record(self.request.id)
         time.sleep(seconds)
+
+    @app.task(bind=True, name="rejecting", acks_late=True, lazy=False, shared=False)
+    def rejecting(self: Any) -> None:
+        raise Reject("it is not for me")
 
     @app.task(bind=True, name="kill_worker", acks_late=True, lazy=False, shared=False)
     def kill_worker(self: Any) -> None:

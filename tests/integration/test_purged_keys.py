@@ -65,6 +65,29 @@ def test_of_a_ready_task(
     assert second.id != first.id
 
 
+#: How a task that waits is removed.
+REMOVALS: dict[str, Callable[[Celery, DelayedQueue, str], Any]] = {
+    "cancel": lambda app, waiting, task_id: app.delayq.cancel(task_id),
+    "cancel_all": lambda app, waiting, task_id: app.delayq.cancel_all(queue="celery"),
+    "revoke": lambda app, waiting, task_id: app.control.revoke(task_id),
+    "another program": lambda app, waiting, task_id: waiting.client.delete(waiting.keys.timeout_set),
+    "FLUSHDB": lambda app, waiting, task_id: waiting.client.flushdb(),
+    "run now and purge": lambda app, waiting, task_id: (app.delayq.run_now(task_id), app.control.purge()),
+}
+
+
+@pytest.mark.parametrize("for_", ["waiting", "until_start", "until_done"])
+@pytest.mark.parametrize("remove", REMOVALS.values(), ids=REMOVALS)
+def test_of_a_task_that_waits(
+    app: Celery, waiting: DelayedQueue, for_: Any, remove: Callable[[Celery, DelayedQueue, str], Any]
+) -> None:
+    first = send(app, for_, countdown=600)
+    assert send(app, for_, countdown=600).id == first.id
+    remove(app, waiting, first.id)
+    assert waiting.size() == 0
+    assert send(app, for_, countdown=600).was_new
+
+
 def test_many_are_purged(app: Celery, waiting: DelayedQueue) -> None:
     """Among messages without keys; more than one slice."""
     unique = [app.tasks["note"].s(n).set(unique=Unique(key=f"k{n}", for_="until_done")) for n in range(150)]

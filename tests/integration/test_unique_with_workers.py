@@ -13,6 +13,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import Unique
+from tests.brokers import list_for
 from tests.integration.long_tasks import add_long_tasks, long_worker, open_gate
 from tests.ledger import Ledger
 from tests.support import wait_until
@@ -184,6 +185,24 @@ def test_a_retry_whose_key_another_task_holds_is_a_failure(
     assert f"KeyHeld({KEY!r}, {other.id!r})" in repr(result.result)
 
 
+@pytest.mark.parametrize("on_conflict", ["ignore", "extend", "raise", "replace"])
+def test_a_retry_that_waits_already_is_no_conflict(
+    app: Celery, start: Any, ledger: Ledger, broker_client: redis.Redis, on_conflict: Any
+) -> None:
+    """A task that runs again, because its worker was killed, retries again."""
+    result = app.tasks["try_again"].apply_async((1, 600), unique=unique("until_done", on_conflict=on_conflict))
+    name = list_for(broker_client, "celery")
+    (message,) = broker_client.lrange(name, 0, -1)
+    start(pool="prefork", concurrency=1)
+    wait_until(lambda: app.delayq.get(result), "its retry waits")
+    broker_client.lpush(name, message)
+    after = app.tasks["note"].delay()
+    after.get(timeout=20)
+    assert len(ledger.runs()) == 3
+    assert result.state == "RETRY"
+    assert app.delayq.get(result)
+
+
 def test_an_occurrence_is_left_out_while_another_task_has_its_key(app: Celery, start: Any, ledger: Ledger) -> None:
     other = app.tasks["note"].apply_async(countdown=3600, unique=KEY, priority=3)
     entry = {"task": "note", "schedule": 0.3, "args": ["periodic"], "options": {"unique": KEY}}
@@ -193,6 +212,17 @@ def test_an_occurrence_is_left_out_while_another_task_has_its_key(app: Celery, s
     assert [run.note for run in ledger.runs()] == ["five occurrences later"]
     assert app.delayq.cancel(other)
     wait_until(lambda: len([run for run in ledger.runs() if run.note == "periodic"]) >= 3, "it runs")
+
+
+@pytest.mark.parametrize(("task", "options"), [("note", {"expires": 0.05}), ("rejecting", {})])
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_a_task_that_expired_or_was_rejected(
+    app: Celery, start: Any, ledger: Ledger, pool: str, task: str, options: dict[str, Any]
+) -> None:
+    app.tasks[task].apply_async(unique=unique("until_done"), **options)
+    assert not is_free(app, "until_done")
+    start(pool=pool, concurrency=1)
+    wait_until(lambda: is_free(app, "until_done"), "it is gone")
 
 
 def test_a_task_that_fails(app: Celery, start: Any, ledger: Ledger) -> None:
