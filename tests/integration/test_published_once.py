@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, chain
 
 from celery_delayq import DelayedQueue, Throttle, Unique
 from celery_delayq.queue.script import load
 from examples.private_redis import PrivateRedis
+from tests.ledger import Ledger
 from tests.redis_cluster.proxy import Proxy
 from tests.support import wait_until
 from tests.worker_app import publisher
+from tests.workers import Worker
 
 pytestmark = pytest.mark.one_server("a proxy")
 
@@ -165,3 +167,16 @@ def test_a_task_after_other_tasks(app: Celery, proxy: Losing, direct: DelayedQue
     run_all(app, direct)
     send(app, lambda: None, **options)
     assert stored(direct) == 1
+
+
+def test_the_next_task_of_a_chain(app: Celery, proxy: Losing, direct: DelayedQueue, ledger: Ledger) -> None:
+    """Celery publishes it in a worker, and tries again by itself."""
+    note = app.tasks["note"]
+    chain(note.si("first"), note.si("second").set(task_id="the lost one")).apply_async()
+    proxy.loses = b'"id": "the lost one"'
+    with Worker(broker=f"delayq://127.0.0.1:{proxy.port}/0", ledger=ledger.url, pool="solo"):
+        wait_until(lambda: len(ledger.runs()) >= 2, "both have run")
+        last = note.si("last").apply_async()
+        wait_until(lambda: last.id in {run.task_id for run in ledger.runs()}, "what was published later has run")
+    assert proxy.loses is None
+    assert [run.note for run in ledger.runs()] == ["first", "second", "last"]
