@@ -12,16 +12,16 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, time, timedelta, timezone, tzinfo
 from typing import Any
 
 from celery.schedules import BaseSchedule, crontab, schedule, solar
-from celery.utils.time import remaining
 
 from celery_delayq.schedule.wallclock import Fields, next_match
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MS = timedelta(milliseconds=1)
+_DAY, _HOUR, _MINUTE, _SECOND = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
 
 #: Latest possible occurrence, unix time in ms: the year 9000. A delay can still be added to it.
 LATEST_MS = (datetime(9000, 1, 1, tzinfo=timezone.utc) - _EPOCH) // _MS
@@ -68,18 +68,51 @@ def next_after(given: BaseSchedule, last_ms: int, zone: tzinfo | None = None) ->
     if _is_plain(given, schedule):
         if not given.relative:
             return last_ms + interval_ms(given)
-        last = to_datetime(last_ms, zone)
-        found = to_ms(last + remaining(last, given.run_every, last, relative=True))
-        return found if found > last_ms else last_ms + interval_ms(given)
+        rounded_ms = to_ms(_rounded_down(to_datetime(last_ms, zone), given.run_every))
+        return rounded_ms if rounded_ms > last_ms else last_ms + interval_ms(given)
     if _is_plain(given, crontab):
         match = next_match(fields_of(given), to_datetime(last_ms), zone)
         return None if match is None else to_ms(match)
     # Solar events and users' classes: ask them as if it were the time of the last occurrence.
     last = to_datetime(last_ms, zone)
+    found = to_datetime(last_ms) + _wait(given, last, last)
+    then = found.astimezone(zone)
+    if then.utcoffset() != last.utcoffset():
+        # A class that subtracts two local times, as Celery 5.6's solar does, is wrong by the jump of the clock between
+        # them. Ask again at that time, as beat does.
+        found += _wait(given, last, then)
+    return max(to_ms(found), last_ms + 1)
+
+
+def _wait(given: BaseSchedule, last: datetime, now: datetime) -> timedelta:
     frozen = copy.copy(given)
-    frozen.nowfun = lambda: last
-    wait = frozen.remaining_estimate(last)
-    return max(to_ms(last.astimezone(timezone.utc) + wait), last_ms + 1)
+    frozen.nowfun = lambda: now
+    wait: timedelta = frozen.remaining_estimate(last)
+    return wait
+
+
+def _rounded_down(last: datetime, every: timedelta) -> datetime:
+    """Return the time that is an interval after `last`, rounded down to a full day, hour, minute or second.
+
+    Days are those of the calendar. Shorter intervals are elapsed time, and only UTC has that: local time plus an
+    interval is a time on the wall.
+
+    Source: Celery 5.7 `celery.utils.time.remaining`. Celery 5.6 is wrong near a jump of the clock.
+    """
+    if every >= _DAY:
+        day = (last.replace(tzinfo=None) + every).date()
+        return datetime.combine(day, time(), last.tzinfo)
+    unit = next((unit for unit in (_HOUR, _MINUTE) if every >= unit), _SECOND)
+    found = last.astimezone(timezone.utc) + every - unit
+    while True:  # a jump by half an hour may pass a full hour
+        found += unit - _beyond(found.astimezone(last.tzinfo), unit)
+        if not _beyond(found.astimezone(last.tzinfo), unit):
+            return found
+
+
+def _beyond(local: datetime, unit: timedelta) -> timedelta:
+    """Return how long ago the clock showed a full hour, minute or second."""
+    return timedelta(minutes=local.minute, seconds=local.second, microseconds=local.microsecond) % unit
 
 
 def _is_plain(given: BaseSchedule, kind: type) -> bool:
