@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+from celery_delayq.errors import DelayqError
+
+
+def told(error: BaseException) -> str:
+    """Return an error as a text that can be stored, whatever it is: a user's class, or one that quotes anything."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    if isinstance(error, DelayqError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
 
 def visible(value: object, keep: str = "") -> str:
     r"""Return a value as text, with control characters escaped, such as `\x1b`.

@@ -22,8 +22,7 @@ from celery_delayq.queue.keys import counted
 from celery_delayq.queue.registry import registered
 from celery_delayq.queue.script import load
 from celery_delayq.queue.scripts import Measured, measure_call
-from celery_delayq.schedule.periodic_task import PeriodicTask
-from celery_delayq.schedule.records import Record, Seen
+from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
 from celery_delayq.schedule.service import store_of
 from celery_delayq.schedule.store import ScheduleStore
 
@@ -195,26 +194,10 @@ class Reader:
         if self._client.hlen(store.keys.definitions) > MOST_ENTRIES:
             self._note("The metrics leave out periodic tasks", f"there are more than {MOST_ENTRIES:,}")
             return []
-        errors = store.errors()
-        records: dict[str, Record] = {}
-        broken: list[PeriodicTask] = []
-        for name, raw in store.records().items():
-            try:
-                records[name] = Record.parse(raw)
-            except ValueError as exc:
-                broken.append(PeriodicTask(name, "", None, error=errors.get(name) or str(exc)))
-        broken += [PeriodicTask(name, "", None, error=errors[name]) for name in errors.keys() - records.keys()]
-        placed = [(name, record.queue) for name, record in records.items() if record.queue is not None]
-        seen = store.seen(placed, partly=True)
-        states = {name: one for (name, _), one in zip(placed, seen, strict=True) if one.is_known}
         return [
-            *broken,
-            *(self._entry(name, records[name], states[name], errors.get(name)) for name in sorted(states)),
+            entry if entry.queue is None else replace(entry, queue=self._lists.parse(entry.queue).queue)
+            for entry in read_all(store, partly=True)
         ]
-
-    def _entry(self, name: str, record: Record, seen: Seen, error: str | None) -> PeriodicTask:
-        entry = PeriodicTask.of(name, record, seen, error, ())
-        return replace(entry, queue=self._lists.parse(entry.queue or "").queue)
 
     def _keys(self, one: BrokerList) -> Any:
         return self._lists.delayed_queue(one).keys

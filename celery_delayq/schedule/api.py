@@ -15,10 +15,11 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import ResponseError
 
 from celery_delayq.errors import DelayqError, EntryExists, InvalidSchedule, UnknownEntry
+from celery_delayq.escapes import told
 from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.forecast import forecast
-from celery_delayq.schedule.periodic_task import PeriodicTask
+from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
 from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.service import store_of
 from celery_delayq.schedule.store import ScheduleStore
@@ -127,7 +128,8 @@ class Schedule:
 
         def change(record: Record) -> Record:
             before = dict(record.definition or {})
-            data = {**before, **changes, "timing": {**before.get("timing", {}), **timing}}
+            known = before.get("timing")
+            data = {**before, **changes, "timing": {**(known if isinstance(known, dict) else {}), **timing}}
             definition = Definition.of(name, data, self._app)
             return replace(record, fingerprint=definition.fingerprint, definition=_data_of(definition))
 
@@ -175,6 +177,8 @@ class Schedule:
     def run_now(self, name: str) -> AsyncResult:
         """Send the task of an entry now, in addition to its schedule. It does not count as one of its runs.
 
+        A `countdown` of the entry, which delays its runs, does not delay this one.
+
         Returns:
             The result. If it is not sent because another task holds its unique key, this is the result of that task:
             `delayq.was_new(result)` tells.
@@ -186,7 +190,7 @@ class Schedule:
         """
         with self._store() as store:
             definition = self._definition(name, self._record(store, name))
-        options = dict(definition.options)
+        options = {name: value for name, value in definition.options.items() if name not in ("countdown", "eta")}
         options["headers"] = {**(options.get("headers") or {}), "celery_beat_task": True}
         args = [one() if isinstance(one, BeatLazyFunc) else one for one in definition.args]
         kwargs = {key: one() if isinstance(one, BeatLazyFunc) else one for key, one in definition.kwargs.items()}
@@ -229,10 +233,12 @@ class Schedule:
                 return []
             raw = store.seen([(name, record.queue)])[0].raw
             definition = self._definition(name, record)
-        try:
-            return forecast(definition, State.parse(raw), number) if raw else []
-        except ValueError:  # another program wrote it
+        if not raw:
             return []
+        try:
+            return forecast(definition, State.parse(raw), number)
+        except Exception as exc:  # of a user's schedule class, or another program wrote the state
+            raise InvalidSchedule(f"cannot tell when periodic task {name!r} runs: {told(exc)}") from exc
 
     def __contains__(self, name: str) -> bool:
         """Return whether there is an entry of that name."""
@@ -242,23 +248,8 @@ class Schedule:
     def __iter__(self) -> Iterator[PeriodicTask]:
         """Yield all entries, sorted by name, including those with errors."""
         with self._store() as store:
-            errors = store.errors()
-            records = store.records()
-            states = {
-                queue: {name: seen for page in store.states(queue) for name, seen in page.items()}
-                for queue in store.queues()
-            }
-        for name in sorted(records.keys() | errors.keys()):
-            if name not in records:
-                yield PeriodicTask(name, "", None, error=errors[name])
-                continue
-            try:
-                record = Record.parse(records[name])
-            except ValueError as exc:
-                yield PeriodicTask(name, "", None, error=errors.get(name) or str(exc))
-                continue
-            seen = states.get(record.queue or "", {}).get(name, Seen())
-            yield self._task(name, record, seen, errors.get(name))
+            found = read_all(store, known=self._app.tasks)
+        yield from found
 
     # -- helpers
 
@@ -318,10 +309,7 @@ class Schedule:
 
     def _show(self, store: ScheduleStore, name: str, record: Record) -> PeriodicTask:
         seen = store.seen([(name, record.queue)])[0] if record.queue is not None else Seen()
-        return self._task(name, record, seen, store.error(name))
-
-    def _task(self, name: str, record: Record, seen: Seen, error: str | None) -> PeriodicTask:
-        return PeriodicTask.of(name, record, seen, error, known=self._app.tasks)
+        return PeriodicTask.of(name, record, seen, store.error(name), known=self._app.tasks)
 
 
 def _name_of(task: Any) -> Any:

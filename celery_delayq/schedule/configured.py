@@ -9,9 +9,9 @@ from typing import Any
 
 from celery.schedules import crontab
 
-from celery_delayq.errors import ConfigurationError, InvalidSchedule
+from celery_delayq.errors import ConfigurationError
 from celery_delayq.schedule import encoding
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.entry import Definition, why_invalid
 
 #: The name of Celery's default entry.
 CLEANUP = "celery.backend_cleanup"
@@ -77,10 +77,9 @@ def _read(app: Any, given: Mapping[str, Any], routing: str) -> Configured:
             definition = Definition.of(name, _fields(one), app, routing)
             fingerprints[name] = definition.fingerprint
             entries[name] = definition
-        except InvalidSchedule as exc:
-            errors[str(name)] = str(exc.__cause__)
         except Exception as exc:  # a user's schedule class may raise anything
-            errors[str(name)] = f"{type(exc).__name__}: {exc}"
+            shown = str(name).encode("utf-8", "backslashreplace").decode()
+            errors[shown] = why_invalid(exc)
     together = encoding.fingerprint(sorted(fingerprints.items()))
     return Configured(app.main or "", entries, errors, together)
 

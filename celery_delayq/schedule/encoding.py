@@ -97,6 +97,10 @@ def decode(given: Any, app: Any) -> BaseSchedule:
             f"an interval must be more than 0 and at most {LONGEST_S:,} seconds, "
             f"not {found.run_every.total_seconds():g}"
         )
+    if isinstance(found, crontab):
+        for name in ("minute", "hour", "day_of_month", "month_of_year", "day_of_week"):
+            if not getattr(found, name):
+                raise InvalidSchedule(f"the field {name} of a crontab must not be empty: it would never run")
     return _shared(found) if type(found) is crontab else found
 
 

@@ -16,6 +16,7 @@ from celery.schedules import BaseSchedule
 from dateutil.parser import isoparse
 
 from celery_delayq.errors import InvalidSchedule
+from celery_delayq.escapes import told
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.occurrences import (
     LATEST_MS,
@@ -251,6 +252,14 @@ class Definition:
             return None
         return {**self._fields(), "schedule": schedule}
 
+    @property
+    def shown(self) -> str:
+        """Its schedule as text, if that has no form as data; never fails."""
+        try:
+            return repr(self.schedule)
+        except Exception:  # of a user's class
+            return type(self.schedule).__qualname__
+
     def _fields(self) -> dict[str, Any]:
         return {
             "task": self.task,
@@ -270,8 +279,10 @@ class Definition:
         try:
             _check_mapping("an entry", given)
             return cls._of(name, dict(given), app, routing)
-        except InvalidSchedule as exc:
-            raise InvalidSchedule(f"periodic task {name!r}: {exc}") from exc
+        except (
+            Exception
+        ) as exc:  # whatever is given: the schedule may be of a user's class, the record another program's
+            raise InvalidSchedule(f"periodic task {name!r}: {told(exc)}") from exc
 
     @classmethod
     def _of(cls, name: str, given: dict[str, Any], app: Any, routing: str) -> Definition:
@@ -313,6 +324,12 @@ def _check_expires(definition: Definition, expires: Any) -> None:
             f"{what} {delay_ms / 1000:g} s, but its task expires {float(expires):g} s after its time, so runs would be "
             "dropped without a word: give a shorter delay, or a longer expires"
         )
+
+
+def why_invalid(error: Exception) -> str:
+    """Return what is wrong with an entry, by what `Definition.of` raised, without the name of the entry."""
+    cause = error.__cause__ if isinstance(error, InvalidSchedule) else None
+    return told(cause or error)
 
 
 def is_json(value: Any) -> bool:

@@ -26,5 +26,5 @@ def forecast(definition: Definition, state: State, number: int) -> list[datetime
     at_ms = state.at_ms
     while at_ms is not None and len(found) < number:
         found.append(to_datetime(at_ms + definition.delay_ms(at_ms)))
-        at_ms = following(definition.schedule, timing.window, at_ms)
+        at_ms = following(definition.schedule, timing.window, at_ms) if len(found) < number else None
     return found

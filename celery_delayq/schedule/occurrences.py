@@ -130,9 +130,12 @@ def interval_ms(given: schedule) -> int:
 
 
 def usual_interval_ms(given: BaseSchedule) -> int:
-    """Return the approximate interval of a schedule, in ms. Very cheap."""
+    """Return the approximate interval of a schedule, in ms. Very cheap; never fails."""
     if isinstance(given, schedule):
-        return interval_ms(given)
+        try:
+            return interval_ms(given)
+        except Exception:  # a user's class that computes its interval
+            return _HOUR_MS
     if not isinstance(given, crontab):
         return _HOUR_MS
     part = (len(given.minute) / 60 * len(given.hour) / 24 * len(given.day_of_week) / 7) * (

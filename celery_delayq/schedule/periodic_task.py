@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -10,6 +10,7 @@ from typing import Any
 
 from celery_delayq.schedule.occurrences import LONGEST_S, jitter_ms, to_datetime
 from celery_delayq.schedule.records import Record, Seen, State
+from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.times import shown_span
 
 #: What an entry does, in words.
@@ -19,6 +20,9 @@ STATUSES = (
 )
 
 _EMPTY: dict[str, Any] = {"task": "", "args": (), "kwargs": {}, "options": {}, "timing": {}}
+
+#: What another program may have written instead, which the error says.
+_KINDS: dict[str, type | tuple[type, ...]] = {"args": (list, tuple), "kwargs": dict, "options": dict, "timing": dict}
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,7 @@ class PeriodicTask:
         except ValueError as exc:
             error = error or str(exc)
         data = {**_EMPTY, **(record.definition or {})}
-        for part in ("options", "timing"):
-            if not isinstance(data[part], dict):  # another program wrote it; the error says so
-                data[part] = {}
+        data.update({part: _EMPTY[part] for part, kind in _KINDS.items() if not isinstance(data[part], kind)})
         task = str(data["task"])
         return cls(
             name=name,
@@ -128,6 +130,40 @@ class PeriodicTask:
         )
 
 
+def read_all(store: ScheduleStore, known: Container[str] = (), *, partly: bool = False) -> Iterator[PeriodicTask]:
+    """Read all entries, also those that cannot be read or planned, and return them, sorted by name.
+
+    Args:
+        store: where they are.
+        known: names of the app's tasks.
+        partly: whether entries at a node of a cluster that is away are left out, instead of an error.
+
+    Raises:
+        redis.RedisError: the server is away or refuses a command; see `ScheduleStore`.
+    """
+    errors = store.errors()
+    records: dict[str, Record] = {}
+    broken: dict[str, PeriodicTask] = {
+        name: PeriodicTask(name, "", None, error=error) for name, error in errors.items()
+    }
+    for name, raw in store.records().items():
+        try:
+            records[name] = Record.parse(raw)
+        except ValueError as exc:
+            broken.setdefault(name, PeriodicTask(name, "", None, error=str(exc)))
+    placed = [(name, record.queue) for name, record in records.items() if record.queue is not None]
+    seen = dict(zip((name for name, _ in placed), store.seen(placed, partly=partly), strict=True))
+
+    def entries() -> Iterator[PeriodicTask]:
+        for name in sorted(records.keys() | broken.keys()):
+            if name not in records:
+                yield broken[name]
+            elif (state := seen.get(name, Seen())).is_known:
+                yield PeriodicTask.of(name, records[name], state, errors.get(name), known)
+
+    return entries()
+
+
 def _next_run(name: str, data: Mapping[str, Any], state: State | None) -> datetime | None:
     if state is None or state.at_ms is None:
         return None
@@ -139,5 +175,6 @@ def _next_run(name: str, data: Mapping[str, Any], state: State | None) -> dateti
 
 
 def _span(seconds: float) -> str:
-    is_short = not 60 <= seconds <= LONGEST_S or seconds != int(seconds)
-    return f"{seconds:g}s" if is_short else shown_span(timedelta(seconds=seconds))
+    if 60 <= seconds <= LONGEST_S and seconds == int(seconds):
+        return shown_span(timedelta(seconds=seconds))
+    return f"{seconds:g}s" if abs(seconds) <= LONGEST_S else f"{seconds}s"

@@ -18,10 +18,10 @@ from typing import Any
 
 from redis.exceptions import ReadOnlyError, ResponseError
 
-from celery_delayq.errors import DelayqError
+from celery_delayq.errors import InvalidSchedule
 from celery_delayq.schedule.attendance import Attendance
 from celery_delayq.schedule.configured import Configured
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.entry import Definition, why_invalid
 from celery_delayq.schedule.planned_entry import NEVER_SEEN, PlannedEntry
 from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.store import NodeLost, ScheduleStore
@@ -198,7 +198,7 @@ class PlannedEntries:
         return record
 
     def _new_record(self, definition: Definition, since_ms: int) -> Record:
-        data = definition.data() or {"task": definition.task, "text": repr(definition.schedule)}
+        data = definition.data() or {"task": definition.task, "text": definition.shown}
         return Record(definition.fingerprint, since_ms, data, app=self._configured.app)
 
     def _take_in_new(self, found: Collection[str], states: Mapping[str, Mapping[str, Seen]]) -> Iterator[None]:
@@ -234,8 +234,8 @@ class PlannedEntries:
         if record.app is None:
             try:
                 definition = self._parse(name, record.definition or {})
-            except DelayqError as exc:
-                self.note_error(name, str(exc.__cause__ or exc))
+            except InvalidSchedule as exc:
+                self.note_error(name, why_invalid(exc))
                 return None
         else:
             own = self._configured.entries.get(name)

@@ -27,7 +27,7 @@ from typing import Any
 from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError, ReadOnlyError, RedisError, ResponseError
 
-from celery_delayq.errors import DelayqError
+from celery_delayq.escapes import told
 from celery_delayq.queue.connections import LOST
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.attendance import Attendance
@@ -73,6 +73,7 @@ class _Decision:
         move: its next move.
         step: the script call for the move.
         state: its state after the move.
+        missed: how many of its runs the move leaves out.
         state_if_held: its state if the occurrence is left out, because another task holds its unique key.
     """
 
@@ -80,6 +81,7 @@ class _Decision:
     move: Transition
     step: Step
     state: State
+    missed: int
     state_if_held: State | None = None
 
 
@@ -348,9 +350,8 @@ class Planner:
         except (ResponseError, NotReplicated) as exc:
             self._fail(name, planned, exc)
             return None
-        entry = self._entry(planned)
         try:
-            delay_ms = _delay_ms(planned)
+            entry, delay_ms = self._entry(planned), _delay_ms(planned)
             attended_ms = self._attendance.attended_ms(planned.record)
             move = next_transition(
                 entry,
@@ -375,6 +376,9 @@ class Planner:
                 occurrence = self._build(planned.definition, move.send_ms, jitter, entry.policy.max_lateness_s)
             elif planned.record.queue is None:  # a lazy entry: build a message to learn its queue
                 occurrence = self._build(planned.definition, now_ms, 0, 0.0)
+            missed = 0
+            if planned.state is not None and self._on_missed is not None:
+                missed = left_out(entry, planned.state, move, now_ms)
         except OperationalError as exc:
             if isinstance(exc.__cause__, LOST):  # its queue could not be declared
                 self._leave(name, planned)
@@ -402,7 +406,7 @@ class Planner:
             offer = replace(offer, state_if_held=state_if_held.dump())
         must_wait = bool(move.withdraw)
         step = Step(name, queue, planned.seen, state.dump(), withdraw=move.withdraw, must_wait=must_wait, offer=offer)
-        return _Decision(name, move, step, state, state_if_held)
+        return _Decision(name, move, step, state, missed, state_if_held)
 
     def _gather(self, name: str, planned: PlannedEntry) -> bool:
         """Take an entry out of its former queues. Returns False if another planner is doing so too.
@@ -507,10 +511,8 @@ class Planner:
             self._take(self._settle(again, {}))
 
     def _on_planned(self, planned: PlannedEntry, decision: _Decision, done: scripts.Planned) -> None:
-        if planned.state is not None and self._on_missed is not None:
-            missed = left_out(self._entry(planned), planned.state, decision.move, done.now_ms)
-            if missed:
-                self._on_missed(decision.step.queue, decision.name, missed)
+        if decision.missed and self._on_missed is not None:
+            self._on_missed(decision.step.queue, decision.name, decision.missed)
         is_left_out = done.outcome == scripts.LEFT_OUT
         planned.seen = Seen(done.state, done.forgotten)
         planned.state = decision.state_if_held if is_left_out else decision.state
@@ -547,7 +549,7 @@ class Planner:
             self._planned.note_error(name, None)
 
     def _fail(self, name: str, planned: PlannedEntry, error: Exception) -> None:
-        planned.error = f"{type(error).__name__}: {error}" if not isinstance(error, DelayqError) else str(error)
+        planned.error = told(error)
         self._planned.note_error(name, planned.error)
         self._wake(name, planned, self._attendance.now_ms() + min(_RETRY_MS[0] * 2**planned.failures, _RETRY_MS[1]))
         planned.failures = min(planned.failures + 1, 10)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from sys import intern
 from typing import Any
 
+from celery_delayq.escapes import told
 from celery_delayq.schedule.occurrences import LATEST_MS
 from celery_delayq.schedule.scripts import Offer
 
@@ -64,13 +65,14 @@ class Record:
             valid = (
                 _are((found.fingerprint, *found.earlier), str)
                 and all(value is None or isinstance(value, str) for value in (found.app, found.queue))
+                and all(map(_is_utf8, found.queues))  # they are names of keys, and JSON can have others
                 and isinstance(found.earlier, (list, tuple))
                 and isinstance(found.definition, (dict, type(None)))
                 and isinstance(found.paused, bool)
                 and _are_times((found.since_ms,))
             )
         except _UNREADABLE as exc:
-            raise ValueError(f"not a valid record of a periodic task: {exc}") from exc
+            raise ValueError(f"not a valid record of a periodic task: {told(exc)}") from exc
         if not valid:
             raise ValueError("not a valid record of a periodic task: a field has a wrong type or is out of range")
         return found
@@ -123,7 +125,7 @@ class State:
         try:
             found = cls(*json.loads(raw))
         except _UNREADABLE as exc:
-            raise ValueError(f"not a valid state of a periodic task: {exc}") from exc
+            raise ValueError(f"not a valid state of a periodic task: {told(exc)}") from exc
         if not (
             _are((found.fingerprint, found.planner, found.task_id), str)
             and _are_times([value for value in (found.at_ms, found.last_ms) if value is not None])
@@ -141,6 +143,10 @@ _UNREADABLE = (TypeError, ValueError, RecursionError)
 
 def _are(values: Iterable[object], kind: type) -> bool:
     return all(isinstance(value, kind) for value in values)
+
+
+def _is_utf8(text: str) -> bool:
+    return text == text.encode("utf-8", "replace").decode()
 
 
 def _are_times(values: Iterable[object]) -> bool:

@@ -120,8 +120,9 @@ def test_intervals_are_shown_in_words(command: Command) -> None:
     assert "every 2.5s" in well(command("list"))
 
 
-def test_run_now_sends(command: Command, broker_client: redis.Redis) -> None:
-    well(command("add", "often", "note", "3600"))
+@pytest.mark.parametrize("options", ["{}", '{"countdown": 600}', '{"eta": "2100-01-01T00:00:00+00:00"}'])
+def test_run_now_sends_what_may_run_at_once(command: Command, broker_client: redis.Redis, options: str) -> None:
+    well(command("add", "often", "note", "3600", "--options", options))
     well(command("run-now", "often"))
     assert broker_client.llen("celery") == 1
 

@@ -10,9 +10,11 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue, DelayQ
+from celery_delayq.metrics.collector import text_of
 from celery_delayq.metrics.source import Source
 from celery_delayq.schedule.service import planner_loop
 from tests.brokers import list_for
+from tests.foreign import defined
 from tests.integration.publishing import publish
 from tests.metrics.parsing import Metrics, Scrape
 from tests.state import give, lease, now_ms
@@ -138,6 +140,26 @@ def test_periodic_entries_have_their_times_and_errors(
     assert found.get("delayq_periodic_runs_total", entry="report") == 0
     assert found.get("delayq_periodic_error", entry="report") == 0
     assert found.get("delayq_periodic_missed_total", entry="report") == 3
+
+
+def test_entries_that_cannot_be_planned_have_one_sample(
+    app: Celery, waiting: DelayedQueue, broker_client: redis.Redis
+) -> None:
+    """Also if no planner has found out their queue, or if nobody can read them."""
+    broker_client.hset("delayq:schedule", mapping={"unreadable": "{", "unbuildable": defined(args=[1, 2, 3])})
+    loop = planner_loop(app)
+    loop.start()
+    try:
+        found = DelayQ(app).schedule
+        wait_until(lambda: {entry.name for entry in found if entry.error} == {"unreadable", "unbuildable"}, "errors")
+    finally:
+        loop.stop()
+    source = Source(app)
+    samples = [line for line in text_of(source.read()).splitlines() if line.startswith("delayq_periodic_error{")]
+    source.close()
+    assert sorted(samples) == [
+        f'delayq_periodic_error{{entry="{name}",queue_name=""}} 1.0' for name in ("unbuildable", "unreadable")
+    ]
 
 
 def test_a_scrape_takes_a_bounded_number_of_commands(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from celery_delayq.queue.keys import ScheduleKeys
 from celery_delayq.schedule.encoding import decode, encode, written
 from celery_delayq.web.pages.entry import _line_of
+from tests.foreign import FOREIGN, FOREIGN_GOOD
 from tests.web import direct
 from tests.web.direct import User
 
@@ -163,6 +164,18 @@ def test_an_unreadable_entry_is_shown_and_removed(app: Celery, user: User, clien
     question = user.submit(shown, "schedule.remove")
     assert "broken removed." in user.submit(question, "schedule.remove").page.text
     assert list(app.delayq.schedule) == []
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_whatever_another_program_wrote_is_shown_and_removed(user: User, client: redis.Redis, part: int) -> None:
+    records = {**FOREIGN, **FOREIGN_GOOD}
+    client.hset(ScheduleKeys.of().definitions, mapping=records)
+    for name in list(records)[part::3]:
+        assert name in user.get("/periodic").page.text
+        shown = user.get("/entry", {"name": name})
+        assert shown.status == 200, shown.text
+        question = user.submit(shown, "schedule.remove")
+        assert f"{name} removed." in user.submit(question, "schedule.remove").page.text
 
 
 def test_there_is_no_such_entry(user: User) -> None:
