@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from celery.app.task import extract_exec_options
 from celery.schedules import crontab
 
 from celery_delayq.errors import ConfigurationError
@@ -75,6 +76,9 @@ def _read(app: Any, given: Mapping[str, Any], routing: str) -> Configured:
     for name, one in given.items():
         try:
             definition = Definition.of(name, _fields(one), app, routing)
+            own = _own_options(app, definition.task)
+            if own:
+                definition = replace(definition, routing=encoding.fingerprint([routing, own]))
             fingerprints[name] = definition.fingerprint
             entries[name] = definition
         except Exception as exc:  # a user's schedule class may raise anything
@@ -91,9 +95,24 @@ def _fields(entry: Any) -> Any:
     return entry
 
 
+def _own_options(app: Any, name: str) -> dict[str, Any]:
+    """Return the options with which a task sends itself: its queue, its priority, ...; those of the app left out.
+
+    Source: Celery 5.7 `celery.app.task.Task.apply_async`.
+    """
+    if name not in app.tasks:
+        return {}
+    usual = {option: app.conf[setting] for option, setting in app.Task.from_config}
+    own = extract_exec_options(app.tasks[name])
+    return {option: value for option, value in own.items() if value is not None and value != usual.get(option)}
+
+
 def _routing(app: Any) -> str:
-    """Return a fingerprint of the settings that route tasks to queues."""
+    """Return a fingerprint of the settings that say where and how tasks are sent."""
     names = (
+        "task_protocol",
+        "task_serializer",
+        "task_compression",
         "task_routes",
         "task_default_queue",
         "task_default_exchange",

@@ -10,15 +10,17 @@ Other classes, and subclasses of these, have no such form: they exist only in th
 
 from __future__ import annotations
 
+import copyreg
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from datetime import date, datetime, timedelta
-from functools import lru_cache, partial
+from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
 from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule, solar
+from kombu.utils.json import JSONEncoder as MessageEncoder
 
 from celery_delayq.errors import InvalidSchedule
 from celery_delayq.schedule.occurrences import LONGEST_S
@@ -152,7 +154,7 @@ def _decode(given: Any, app: Any) -> BaseSchedule:
 
 
 def fingerprint(value: Any) -> str:
-    """Return a short text that is the same for equal values in every process."""
+    """Return a short text that is the same for equal values in every process, and another one for other values."""
     try:
         text = _encode(value)
     except TypeError:  # some keys are not strings
@@ -160,33 +162,52 @@ def fingerprint(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
+def _sent(value: Any) -> Any:
+    """Return in JSON types what a message has in the place of a value that JSON does not know."""
+    try:
+        return _MESSAGE_JSON.default(value)
+    except Exception:  # another serializer may know it
+        return _plain(value)
+
+
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Return a value in JSON types. Other objects become their class and their simple attributes."""
+    """Return a value in JSON types. Other objects become their class, and what pickle would keep of them.
+
+    It is not pickled: those bytes depend on the order of a set. Nor is it shown, which may have an address.
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, (bytes, date, datetime, timedelta)):
-        return [type(value).__name__, repr(value)]
+    if isinstance(value, bytes):
+        return ["bytes", value.hex()]
     if isinstance(value, Mapping):
-        return {str(key): _plain(one, depth) for key, one in value.items()}
+        return sorted(([_plain(key), _plain(one, depth)] for key, one in value.items()), key=json.dumps)
     if isinstance(value, (list, tuple)):
         return [_plain(one, depth) for one in value]
     if isinstance(value, (set, frozenset)):
-        return sorted(json.dumps(_plain(one, depth), sort_keys=True) for one in value)
-    if isinstance(value, partial):
-        return ["partial", _plain(value.func, depth), _plain(value.args, depth), _plain(value.keywords, depth)]
+        return sorted((_plain(one, depth) for one in value), key=json.dumps)
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
-    # Neither repr nor pickle: repr may contain an address, and pickle depends on the order of a set.
-    attributes = (
-        {}
-        if depth > 2
-        else {
-            name: _plain(one, depth + 1)
-            for name, one in getattr(value, "__dict__", {}).items()
-            if name not in ("_app", "app", "tz", "utc_enabled")
-        }
-    )
-    return [f"{type(value).__module__}.{type(value).__qualname__}", attributes]
+    kept = None if depth > _DEEPEST else _kept(value)
+    return [f"{type(value).__module__}.{type(value).__qualname__}", _plain(kept, depth + 1)]
 
 
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_plain).encode
+def _kept(value: Any) -> Any:
+    """Return what an object consists of; None if it cannot be pickled, so that no message can have it."""
+    if isinstance(value, BaseSchedule):  # it is not sent, and Celery's classes keep less of it than a subclass may have
+        names = ("_app", "app", "tz", "utc_enabled")
+        return {name: one for name, one in vars(value).items() if name not in names}
+    try:
+        reduce = copyreg.dispatch_table.get(type(value))
+        kept = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        return (
+            kept if isinstance(kept, str) else [*kept[:3], *map(list, filter(None, kept[3:5]))]
+        )  # these are iterators
+    except Exception:
+        return None
+
+
+#: How many objects in each other are told apart; it also ends the search in those that refer to each other.
+_DEEPEST = 3
+
+_MESSAGE_JSON = MessageEncoder()
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=_sent).encode

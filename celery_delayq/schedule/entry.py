@@ -24,6 +24,7 @@ from celery_delayq.schedule.occurrences import (
     Window,
     is_asked,
     jitter_ms,
+    reads_clock,
     to_datetime,
     to_ms,
 )
@@ -193,7 +194,7 @@ class Definition:
         kwargs: keyword arguments of the task.
         options: options of `apply_async`.
         timing: settings that modify the schedule.
-        routing: fingerprint of the settings that route it to a queue, if known.
+        routing: fingerprint of the settings, of the app and of the task, that say where and how it is sent, if known.
     """
 
     name: str
@@ -211,7 +212,8 @@ class Definition:
         """A text that is the same for equal definitions in every process."""
         if not self._fingerprint:
             fields = {**self._fields(), "schedule": encoding.encode(self.schedule) or self.schedule}
-            found = encoding.fingerprint({**fields, "routing": self.routing})
+            zone = str(self.schedule.tz) if reads_clock(self.schedule) and self.timing.tz is None else ""
+            found = encoding.fingerprint({**fields, "routing": self.routing, "zone": zone})
             object.__setattr__(self, "_fingerprint", found)
         return self._fingerprint
 

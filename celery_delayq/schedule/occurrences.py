@@ -56,6 +56,11 @@ def is_asked(given: BaseSchedule) -> bool:
     return type(given).is_due not in (crontab.is_due, schedule.is_due, solar.is_due)
 
 
+def reads_clock(given: BaseSchedule) -> bool:
+    """Return whether the times of a schedule depend on its time zone; of a user's class, that is not known."""
+    return not (type(given) is solar or (type(given) is schedule and not given.relative))
+
+
 def next_after(given: BaseSchedule, last_ms: int, zone: tzinfo | None = None) -> int | None:
     """Return the first occurrence later than `last_ms`, or None if there is none.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,9 +14,9 @@ from celery.beat import BeatLazyFunc
 from celery.schedules import BaseSchedule, crontab, schedule
 
 from celery_delayq import InvalidSchedule
-from celery_delayq.schedule.service import planner_loop
 from tests.foreign import FOREIGN, FOREIGN_GOOD
 from tests.integration.commands import delayq
+from tests.integration.planning import planning
 from tests.support import wait_until
 from tests.worker_app import publisher
 
@@ -144,17 +144,6 @@ BAD = {
 }
 
 GOOD = {"good": entry(0.1), "also good": entry(60), "cannot be shown": entry(Unshowable(60))}
-
-
-@contextmanager
-def planning(app: Celery) -> Iterator[None]:
-    """Plan in this process."""
-    loop = planner_loop(app)
-    loop.start()
-    try:
-        yield
-    finally:
-        loop.stop()
 
 
 @pytest.fixture

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from datetime import datetime, timedelta, timezone
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pytest
 from celery import Celery
 from celery.beat import BeatLazyFunc, ScheduleEntry
 from celery.schedules import crontab, schedule
+from kombu import Exchange, Queue
 
 from celery_delayq.errors import ConfigurationError, InvalidSchedule
 from celery_delayq.schedule import encoding
@@ -19,6 +33,10 @@ from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.entry import Definition
 
 APP = Celery("shop", set_as_current=False)
+
+
+def no_op() -> None:
+    """Do nothing."""
 
 
 class Odd(schedule):
@@ -54,6 +72,90 @@ def test_definitions_that_differ_have_other_fingerprints(field: dict[str, Any]) 
     assert define(**field).fingerprint != define().fingerprint
 
 
+@dataclass(slots=True)
+class Slots:
+    value: Any
+
+
+@dataclass
+class Nested:
+    value: Any
+
+
+class Speaking:
+    """Says itself what a message has in its place."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __json__(self) -> Any:
+        return self._value
+
+
+class Color(Enum):
+    RED, GREEN = 1, 2
+
+
+#: Values of which no two are the same.
+DIFFERENT = [
+    *(Decimal("1.5"), Decimal("2.5"), UUID(int=1), UUID(int=2), time(6), time(7), Path("a"), Path("b"), 1.5, "1.5"),
+    *(re.compile("a"), re.compile("b"), re.compile("a", re.IGNORECASE), ZoneInfo("Europe/Berlin"), ZoneInfo("UTC")),
+    *(Slots(1), Slots(2), Slots(Slots(1)), Slots(Nested(Slots(Decimal(1)))), Slots(Nested(Slots(Decimal(2))))),
+    *(
+        Color.RED,
+        Color.GREEN,
+        Fraction(1, 2),
+        Fraction(1, 3),
+        1j,
+        2j,
+        range(2),
+        range(3),
+        b"a",
+        b"\xff",
+        {1},
+        {2},
+        {1, 2},
+    ),
+    *(
+        date(2027, 1, 1),
+        date(2027, 1, 2),
+        datetime(2027, 1, 1, tzinfo=timezone.utc),
+        datetime(2027, 1, 1, 1, tzinfo=timezone.utc),
+    ),
+    *(timedelta(1), timedelta(2), OrderedDict(a=1), {(1, 2): 1}, {(1, 3): 1}, deque([1]), deque([2])),
+    *(
+        Speaking(1.25),
+        Speaking(2.25),
+        partial(int, "1"),
+        partial(int, "2"),
+        Queue("a"),
+        Queue("b"),
+        Queue("a", Exchange("b")),
+    ),
+    *(ip_address("10.0.0.1"), ip_address("10.0.0.2")),
+]
+
+
+@pytest.mark.parametrize("nest", [lambda value: [value], lambda value: {"a": [value]}, lambda value: [{(1, 2): value}]])
+def test_values_that_differ_have_other_fingerprints(nest: Callable[[Any], Any]) -> None:
+    found = {
+        define(args=nest(value) if isinstance(nest(value), list) else [nest(value)]).fingerprint for value in DIFFERENT
+    }
+    assert len(found) == len(DIFFERENT)
+
+
+def test_a_schedule_class_of_the_users_is_known_by_all_that_it_has() -> None:
+    class Offices(schedule):
+        def __init__(self, opens: time) -> None:
+            self.opens = opens
+            super().__init__(60)
+
+    assert define(Offices(time(8))).fingerprint != define(Offices(time(9))).fingerprint
+    assert define(Offices(time(8))).fingerprint == define(Offices(time(8))).fingerprint
+
+
 def test_fingerprints_are_the_same_in_every_process() -> None:
     """Whatever is in a definition: sets, functions, objects, whose text has an address or another order there."""
     code = """
@@ -62,8 +164,9 @@ from celery import Celery
 from celery.beat import BeatLazyFunc
 from celery.schedules import crontab
 from celery_delayq.schedule.entry import Definition
+from tests.unit.test_entry import DIFFERENT, Slots
 app = Celery("shop")
-args = [BeatLazyFunc(datetime.datetime.now), {"a", "b", "c"}, object()]
+args = [BeatLazyFunc(datetime.datetime.now), {"a", "b", "c"}, object(), Slots({"a", "b", "c"}), DIFFERENT]
 entry = {"task": "t", "schedule": crontab(app=app), "args": args}
 print(Definition.of("e", entry, app).fingerprint)
 """
@@ -126,6 +229,44 @@ class TestConfigured:
         assert fingerprint() == fingerprint()
         assert fingerprint() != fingerprint(task_routes={"t": "other"})
         assert fingerprint() != fingerprint(task_default_queue="other")
+
+    @pytest.mark.parametrize(
+        "option",
+        [{"queue": "own"}, {"priority": 3}, {"expires": 9}, {"serializer": "pickle"}, {"time_limit": 5}],
+        ids=str,
+    )
+    @pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")
+    def test_the_options_of_a_task_belong_to_it(self, option: dict[str, Any]) -> None:
+        def fingerprint(**options: Any) -> str:
+            app = Celery("shop", set_as_current=False, broker="memory://", backend="rpc://")
+            app.conf.beat_schedule = {"a": {"task": "t", "schedule": 3}}
+            app.task(name="t", shared=False, **options)(no_op)
+            return configured(app).entries["a"].fingerprint
+
+        assert fingerprint() == fingerprint()
+        assert fingerprint() != fingerprint(**option)
+
+    def test_a_process_that_does_not_have_the_task_agrees_with_others(self) -> None:
+        """Unless the task has options of its own: there it would be sent elsewhere."""
+        app = Celery("shop", set_as_current=False, broker="memory://", backend="rpc://")
+        app.conf.beat_schedule = {"a": {"task": "t", "schedule": 3}}
+        before = configured(app).fingerprint
+        app.task(name="t", shared=False)(no_op)
+        assert configured(app).fingerprint == before
+
+    @pytest.mark.parametrize(
+        ("given", "reads_clock"),
+        [(3, False), (timedelta(days=1), False), (crontab(hour=6), True), (schedule(86_400, relative=True), True)],
+    )
+    def test_the_time_zone_belongs_to_what_reads_a_clock(self, given: Any, reads_clock: bool) -> None:
+        def fingerprint(zone: str, **timing: Any) -> str:
+            app = Celery("shop", set_as_current=False, broker="memory://", backend="rpc://")
+            entry = {"task": "t", "schedule": copy(given), "options": {"delayq": timing}}
+            app.conf.update(timezone=zone, beat_schedule={"a": entry})
+            return configured(app).entries["a"].fingerprint
+
+        assert (fingerprint("UTC") != fingerprint("Europe/Berlin")) == reads_clock
+        assert fingerprint("UTC", tz="Asia/Tokyo") == fingerprint("Europe/Berlin", tz="Asia/Tokyo")
 
     def test_queues_that_a_worker_comes_to_know_do_not(self) -> None:
         """Workers consume from different queues, and routing to a queue that is not declared makes it known."""
