@@ -13,7 +13,7 @@ import click
 from rich.text import Text
 
 from celery_delayq.cli.broker import delayq_channel
-from celery_delayq.cli.command import command, json_option, plural, with_app
+from celery_delayq.cli.command import command, import_tasks, json_option, plural, with_app
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, text
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import Span
@@ -67,6 +67,7 @@ def check(ctx: click.Context, strict: bool, max_overdue: timedelta | None, as_js
 
 def _all(app: Any) -> list[Finding]:
     findings = [*_uncalled(app), *check_options(app)]
+    import_tasks(app)
     try:
         with delayq_channel(app, patience_s=_PATIENCE_S) as (connection, channel):
             options = app.conf.broker_transport_options

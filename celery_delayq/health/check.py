@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from celery_delayq.health.overdue import check_overdue
 from celery_delayq.health.permissions import check_permissions, needs, with_same_command
 from celery_delayq.health.persistence import check_persistence
 from celery_delayq.health.planning import check_planning, configured_here
+from celery_delayq.health.queues import check_queues
 from celery_delayq.health.replication import check_replication
 from celery_delayq.health.room import check_room
 from celery_delayq.health.servers import Check, Server, examine, is_away, servers_of
@@ -31,6 +32,7 @@ from celery_delayq.queue.keys import RegistryKeys
 from celery_delayq.queue.registry import Registry
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.service import store_of
+from celery_delayq.schedule.store import ScheduleStore
 
 #: How many nodes are checked at once.
 _MOST_AT_ONCE = 16
@@ -65,9 +67,10 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
         "connections": check_room,
         "permissions": partial(check_permissions, needed=needed, queues=broker.queues_examined),
         "clock": check_clock,
-        "planner": partial(_planning, keys=store_of(channel).keys, entries=entries),
+        "planner": partial(_planning, store=store_of(channel), entries=entries, known=app.tasks),
         "transfer": broker.of_waiting(check_transfer),
         "overdue": broker.of_waiting(check_overdue),
+        "queues": broker.of_waiting(check_queues),
     }
     return merged(with_same_command([*broker.examine_all(of_server), *found]))
 
@@ -160,6 +163,11 @@ class _Broker:
         return check_server
 
 
-def _planning(server: Server, *, keys: Any, entries: Configured | None) -> Iterable[Finding]:
+def _planning(
+    server: Server, *, store: ScheduleStore, entries: Configured | None, known: Collection[str]
+) -> Iterable[Finding]:
     """Check the planner at the server with the periodic tasks."""
-    return check_planning(server, keys=keys, entries=entries) if server.serves(keys.definitions) else ()
+    if not server.serves(store.keys.definitions):
+        return ()
+    store.client = server.client
+    return check_planning(server, store=store, entries=entries, known=known)

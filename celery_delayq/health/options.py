@@ -65,9 +65,12 @@ def _unknown(app: Any) -> Iterator[str]:
 
 
 def described(app: Any) -> str:
-    """Return in words which options differ from the defaults, as far as they are ours. They hold no secrets."""
+    """Return in words which options differ from the defaults. Of kombu's only the names: they may hold secrets."""
     options = changed(app.conf.broker_transport_options, TRANSPORT_OPTIONS)
     settings = changed(given_settings(app.conf), APP_SETTINGS)
     found = [f"{name} {value!r}" for name, value in options.items()]
     found += [f"{PREFIX}{name} {value!r}" for name, value in settings.items()]
+    found += sorted(
+        app.conf.broker_transport_options.keys() & {*KOMBU_OPTIONS, *_OF_CONNECTIONS} - {*TRANSPORT_OPTIONS}
+    )
     return f"Options that differ from the defaults: {', '.join(found)}" if found else "All options have their defaults"

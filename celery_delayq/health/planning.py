@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import Any
 
 from celery_delayq.beat import is_ours
 from celery_delayq.health.finding import Finding, Level
 from celery_delayq.health.servers import Server
-from celery_delayq.queue.keys import ScheduleKeys
 from celery_delayq.schedule.configured import Configured, configured
+from celery_delayq.schedule.records import Record
+from celery_delayq.schedule.store import ScheduleStore
 
 _CHECK = "planner"
 
@@ -23,15 +25,18 @@ def configured_here(app: Any) -> Configured | None:
     return configured(app) if is_ours(app) else None
 
 
-def check_planning(server: Server, *, keys: ScheduleKeys, entries: Configured | None) -> Iterator[Finding]:
-    """Yield whether a planner is there. The server is the one with the periodic tasks.
+def check_planning(
+    server: Server, *, store: ScheduleStore, entries: Configured | None, known: Collection[str]
+) -> Iterator[Finding]:
+    """Yield whether a planner is there, and which entries go nowhere. The server is the one with the periodic tasks.
 
     Args:
         server: the server.
-        keys: the keys of the schedule.
+        store: the schedule, as this server has it.
         entries: what `configured_here` returns.
+        known: names of the app's tasks. If all of them are Celery's, no task is missed: there is no app.
     """
-    client = server.client
+    client, keys = server.client, store.keys
     # The empty name counts the changes. Entries of the configuration are recorded when they are planned first.
     recorded = int(client.hlen(keys.definitions)) - int(client.hexists(keys.definitions, ""))
     count = max(recorded, 0 if entries is None else len(entries.entries))
@@ -61,3 +66,24 @@ def check_planning(server: Server, *, keys: ScheduleKeys, entries: Configured | 
             f"{failed} of {tasks} could not be planned.",
             "`celery -A ... delayq schedule list` shows the errors.",
         )
+    for name, task in _unknown_tasks(store, entries, known):
+        yield Finding(
+            _CHECK,
+            Level.WARNING,
+            f"The periodic task {name!r} sends {task!r}, a task that this app does not have.",
+            "Correct its name, import its module, or remove the entry.",
+        )
+
+
+def _unknown_tasks(
+    store: ScheduleStore, entries: Configured | None, known: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield name and task of the entries, of this configuration or added at run time, whose task is not known."""
+    found = {name: definition.task for name, definition in entries.entries.items()} if entries is not None else {}
+    for name, raw in store.records().items():
+        with suppress(ValueError):  # it is one of those that could not be planned
+            record = Record.parse(raw)
+            if record.app is None:
+                found[name] = str((record.definition or {}).get("task"))
+    has_own = not all(name.startswith("celery.") for name in known)
+    yield from sorted((name, task) for name, task in found.items() if has_own and task not in known)

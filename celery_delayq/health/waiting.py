@@ -1,7 +1,8 @@
-"""What waits at a server, and who transfers it: read once, in two round trips, for several checks."""
+"""What waits at a server, who transfers and who consumes it: read once, in three round trips, for several checks."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,15 +25,23 @@ class Waiting:
         loops: how many transfer loops hear of new queues at this server; None if that cannot be told.
         untransferred: queues in which messages wait, and to whose lists nobody is subscribed.
         has_messages: whether any message waits.
+        ready: queue -> number of messages that are ready, if there are any.
+        consumed: queues with ready messages that somebody consumes, or may consume.
+        dead: queue -> number of dead letters, if there are any.
         overdue: queue -> number of overdue messages, and age of the oldest, in seconds.
         refused: queue -> why it could not be read.
+        uncounted: queue -> why its ready messages or its dead letters could not be counted.
     """
 
     loops: int | None = None
     untransferred: set[str] = field(default_factory=set)
     has_messages: bool = False
+    ready: Counter[str] = field(default_factory=Counter)
+    consumed: set[str] = field(default_factory=set)
+    dead: Counter[str] = field(default_factory=Counter)
     overdue: dict[str, tuple[int, float]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    uncounted: dict[str, str] = field(default_factory=dict)
 
 
 def read_waiting(server: Server, lists: Sequence[BrokerList], keyprefix: str, db: int) -> Waiting:
@@ -55,7 +64,12 @@ def read_waiting(server: Server, lists: Sequence[BrokerList], keyprefix: str, db
     waiting.loops = None if isinstance(loops, Exception) else int(loops[0][1])
     late: list[tuple[BrokerList, QueueKeys, int]] = []
     for found, keys in here:
-        head, subscribed = next(replies), next(replies)
+        head, subscribed, ready, dead = (next(replies) for _ in range(4))
+        for counter, count in ((waiting.ready, ready), (waiting.dead, dead)):
+            if isinstance(count, Exception):
+                waiting.uncounted[found.queue] = _why(count, keys)
+            elif count:
+                counter[found.queue] += count
         if isinstance(head, Exception):
             waiting.refused[found.queue] = _why(head, keys)
             continue
@@ -68,17 +82,20 @@ def read_waiting(server: Server, lists: Sequence[BrokerList], keyprefix: str, db
         if due_ms is not None and due_ms <= now_ms:
             late.append((found, keys, due_ms))
     _count(server, late, now_ms, waiting)
+    _find_consumers(server, [(found, keys) for found, keys in here if waiting.ready[found.queue]], now_ms, waiting)
     return waiting
 
 
 def _ask_who(server: Server, here: Sequence[tuple[BrokerList, QueueKeys]], keyprefix: str) -> list[Any]:
-    """Return the server's time in ms, the subscribers of the registry, and two replies for each list."""
+    """Return the server's time in ms, the subscribers of the registry, and four replies for each list."""
     with server.client.pipeline(transaction=False) as pipe:
         pipe.time()
         pipe.pubsub_numsub(RegistryKeys.of(keyprefix).names)
         for _, keys in here:
             pipe.zrange(keys.timeout_set, 0, 0, withscores=True)
             pipe.pubsub_numsub(keys.transferrer_channel)
+            pipe.llen(keys.queue)
+            pipe.llen(keys.dead)
         replies = pipe.execute(raise_on_error=False)
     if isinstance(replies[0], Exception):
         raise replies[0]
@@ -99,6 +116,16 @@ def _count(server: Server, late: Sequence[tuple[BrokerList, QueueKeys, int]], no
         # Somebody may have transferred them meanwhile.
         if count:
             waiting.overdue[found.queue] = number + count, max(age_s, (now_ms - due_ms) / 1000)
+
+
+def _find_consumers(
+    server: Server, ready: Sequence[tuple[BrokerList, QueueKeys]], now_ms: int, waiting: Waiting
+) -> None:
+    with server.client.pipeline(transaction=False) as pipe:
+        for _, keys in ready:
+            pipe.zcount(keys.consumers, f"({now_ms}", "+inf")
+        counts = pipe.execute(raise_on_error=False)
+    waiting.consumed |= {found.queue for (found, _), count in zip(ready, counts, strict=True) if count}
 
 
 def _why(refusal: Exception, keys: QueueKeys) -> str:

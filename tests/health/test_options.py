@@ -63,4 +63,11 @@ def test_what_differs_from_the_defaults_is_named() -> None:
     app = Celery("shop", set_as_current=False)
     app.conf.broker_transport_options = {"lease": 60.0, "delivery_limit": 20, "client_name": "secret"}
     app.conf.delayq_schedule_missed = "all"
-    assert described(app) == "Options that differ from the defaults: lease 60.0, delayq_schedule_missed 'all'"
+    assert described(app) == (
+        "Options that differ from the defaults: lease 60.0, delayq_schedule_missed 'all', client_name"
+    )
+
+
+def test_options_of_kombu_are_named_without_their_values() -> None:
+    (finding,) = check(broker_transport_options={"socket_timeout": 5, "retry_on_timeout": True})
+    assert finding.message == "Options that differ from the defaults: retry_on_timeout, socket_timeout."
