@@ -20,6 +20,8 @@ _warned = False
 def warn_of_naive(eta: object, app: Any) -> None:
     """Warn, once in this process, of a naive eta, if the local time or the app's `timezone` is not UTC then.
 
+    Where the warning is an error, it is raised each time.
+
     It may well be meant in UTC, as with `datetime.utcnow()`. But `datetime.now()` is the likelier mistake, and it waits
     for hours, or not at all. It is a warning of Python, not a line in a log: it is about a line of code, which it
     shows, also where nobody has set up logging, and tests can make it an error.
@@ -38,7 +40,6 @@ def warn_of_naive(eta: object, app: Any) -> None:
         offset, whose = eta.replace(tzinfo=app.timezone).utcoffset(), f"{app.timezone}, the app's timezone"
     if not offset:
         return
-    _warned = True
     side = "later" if offset > timedelta(0) else "earlier"
     warnings.warn(
         f"the eta {eta.isoformat()} has no time zone, so Celery takes it as UTC: {shown_span(abs(offset))} {side} than "
@@ -46,6 +47,7 @@ def warn_of_naive(eta: object, app: Any) -> None:
         NaiveEtaWarning,
         stacklevel=_level_of_caller(),
     )
+    _warned = True
 
 
 def _local_offset(eta: datetime) -> timedelta | None:

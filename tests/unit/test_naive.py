@@ -73,6 +73,12 @@ def test_it_is_said_where_local_time_is_another(zone: str, timezone: str, text: 
     assert "datetime.now(timezone.utc)" in line
 
 
+def test_as_an_error_it_is_raised_each_time() -> None:
+    attempt = f"try: {NAIVE}\nexcept NaiveEtaWarning: print('NaiveEta', file=sys.stderr)"
+    lines = ["import warnings", "from celery_delayq import NaiveEtaWarning", "warnings.simplefilter('error')"]
+    assert len(warned("Asia/Tokyo", "", *lines, attempt, attempt, attempt)) == 3
+
+
 def test_the_line_is_the_callers(redis_server: PrivateRedis) -> None:
     calls = [
         NAIVE,
