@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import unquote_to_bytes, urlencode, urlsplit
 
 import pytest
 import redis
@@ -239,6 +239,17 @@ def test_what_a_request_has_is_shown_safely(app_of_one: tuple[Celery, User, redi
                 check_safe(answer)
     check_safe(user.get(f"/{text}"))
     check_safe(user.get("/", Cookie=f"delayq_language={text}", Accept_Language=text, Host=text, If_None_Match=text))
+
+
+@pytest.mark.parametrize("text", ["%ff", "%ed%a0%80"])
+def test_names_that_are_not_utf8_are_refused(app_of_one: tuple[Celery, User, redis.Redis], text: str) -> None:
+    _, user, _ = app_of_one
+    for page in PAGES:
+        for query in (f"queue={text}&letter=x&id=x&name={text}", f"queue=celery&letter={text}&id={text}"):
+            assert user.get(page.path, query).status in (200, 400, 404)
+            for action in page.actions:
+                fields = {name: unquote_to_bytes(text) for name in ("name", "task", "when", "queue", "letter", "id")}
+                assert user.post(page.path, {**fields, "action": action}, query).status in (200, 400, 404)
 
 
 def test_every_answer_has_the_headers(user: User) -> None:
