@@ -23,6 +23,11 @@ from typing import Any
 
 import redis
 
+_PREFIX, _SOCKET = "delayq-redis-", "redis.sock"
+
+#: The longest path of a Unix socket, in bytes, that all systems take (macOS: 104 with its end, Linux: 108).
+_LONGEST_SOCKET = 103
+
 _START_DEADLINE_S = 20.0
 _STOP_DEADLINE_S = 5.0
 _ATTEMPTS = 5
@@ -182,7 +187,7 @@ class PrivateRedis:
     @property
     def socket_path(self) -> Path:
         """The Unix socket, open whenever the server runs."""
-        return self.dir / "redis.sock"
+        return self.dir / _SOCKET
 
     @property
     def url(self) -> str:
@@ -202,7 +207,7 @@ class PrivateRedis:
         if self._process:
             raise RuntimeError(f"the server is running already, as process {self.pid}")
         if self._dir is None:
-            self._dir = Path(tempfile.mkdtemp(prefix="delayq-redis-"))
+            self._dir = _temporary_folder()
             self._owner_pid = os.getpid()
             atexit.register(self.close)
         for attempt in range(1, _ATTEMPTS + 1):
@@ -289,6 +294,15 @@ class PrivateRedis:
         assert self._process
         self._process.wait()
         self._process = None
+
+
+def _temporary_folder() -> Path:
+    """Return a new folder whose path is short enough for that of a Unix socket in it."""
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    if len(os.fsencode(folder / _SOCKET)) <= _LONGEST_SOCKET:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
 
 
 def _free_port() -> int:

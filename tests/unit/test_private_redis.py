@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -152,6 +153,16 @@ class TestPrivateRedis:
         ):
             assert redis_server.url == f"redis://127.0.0.1:{redis_server.port}/0"
             assert by_url.info("server")["run_id"] == by_socket.info("server")["run_id"]
+
+    def test_a_temporary_folder_with_a_long_name_is_no_obstacle(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / ("x" * 100)
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with PrivateRedis() as server, redis.Redis(unix_socket_path=str(server.socket_path)) as client:
+            assert client.ping()
+        assert not list(folder.iterdir())
 
     def test_client_takes_the_options_of_redis_py(self, redis_server: PrivateRedis) -> None:
         with redis_server.client(decode_responses=True) as client:
