@@ -33,6 +33,7 @@ from celery_delayq.schedule.api import Schedule
 from celery_delayq.settings import add_defaults
 from celery_delayq.times import Time, to_ms
 from celery_delayq.transport import is_in_memory, register, require_transport
+from celery_delayq.transport.wrong_server import refusing_wrong_server
 from celery_delayq.unique import was_new
 from celery_delayq.worker.bootsteps import Plan, Transfer
 
@@ -538,7 +539,9 @@ class DelayQ:
         with self.app.connection_or_acquire() as connection:
             require_transport(self.app, connection)
             connection.ensure_connection(max_retries=1)
-            yield connection.default_channel
+            channel = connection.default_channel
+            with refusing_wrong_server(channel.plain_client):
+                yield channel
 
 
 def _id_of(task_id: object) -> str:

@@ -14,6 +14,7 @@ from redis.exceptions import ResponseError
 from celery_delayq.remote_control.revocation import revoke_ids, revoke_stamped
 from celery_delayq.transport import Transport
 from celery_delayq.transport.replicas import NotReplicated
+from celery_delayq.transport.wrong_server import refusing_wrong_server
 
 #: Commands that revoke tasks by id.
 BY_ID = ("revoke", "terminate")
@@ -59,7 +60,9 @@ class DelayqControl(Control):
                 return
             try:
                 conn.ensure_connection(max_retries=1)
-                revoke_waiting(self.app, conn.default_channel, command, arguments)
+                channel = conn.default_channel
+                with refusing_wrong_server(channel.plain_client):
+                    revoke_waiting(self.app, channel, command, arguments)
             except NotReplicated:
                 raise
             except (OperationalError, *conn.connection_errors, ResponseError) as exc:

@@ -5,10 +5,12 @@ A server is asked what it is only after it has refused a command.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import redis
+from kombu.exceptions import OperationalError
 
 from celery_delayq.cluster.redirection import NODE, refuse_cluster
 from celery_delayq.errors import ConfigurationError
@@ -27,6 +29,8 @@ def refuse_wrong_server(exc: Exception, client: redis.Redis) -> None:
     """
     if is_cluster(client):
         return
+    while isinstance(exc, OperationalError) and isinstance(exc.__cause__, Exception):  # what the caller was doing
+        exc = exc.__cause__
     refuse_cluster(exc)
     if "unknown command" not in str(exc):
         return
@@ -38,6 +42,16 @@ def refuse_wrong_server(exc: Exception, client: redis.Redis) -> None:
         refuse_mode(info)
     except ConfigurationError as advice:
         raise advice from exc
+
+
+@contextmanager
+def refusing_wrong_server(client: redis.Redis) -> Iterator[None]:
+    """Do that for all errors of the block; see `refuse_wrong_server`."""
+    try:
+        yield
+    except (redis.RedisError, OperationalError) as exc:
+        refuse_wrong_server(exc, client)
+        raise
 
 
 def refuse_mode(info: Mapping[str, Any]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import redis
@@ -16,6 +17,7 @@ from examples.private_cluster import cluster_servers
 from examples.private_redis import PrivateRedis
 from tests.cli.running import failed, run
 from tests.ledger import Ledger
+from tests.redis_cluster.servers import Cluster
 from tests.sentinel import sentinel_command
 from tests.workers import Worker
 
@@ -108,6 +110,31 @@ class TestLoneNode:
         done = run(app_of(f"delayq://127.0.0.1:{lone_node.port}/0"), "check", "--json")
         assert done.code == 1
         assert f"T{CLUSTER[1:]}." in [line["message"] for line in done.lines() if line["level"] == "error"]
+
+
+class TestNodeWithSlots:
+    """A node may have the slots of some keys and not of others, so the error comes with any command."""
+
+    CALLS: ClassVar[dict[str, Callable[[Celery], object]]] = {
+        "get": lambda app: DelayQ(app).get("id"),
+        "cancel": lambda app: DelayQ(app).cancel("id"),
+        "reschedule": lambda app: DelayQ(app).reschedule("id", countdown=5),
+        "scheduled": lambda app: DelayQ(app).scheduled(),
+        "counts": lambda app: DelayQ(app).counts(),
+        "consumers": lambda app: DelayQ(app).consumers(),
+        "cancel_all": lambda app: DelayQ(app).cancel_all(everything=True),
+        "waiting": lambda app: DelayQ(app).waiting("key"),
+        "schedule": lambda app: list(DelayQ(app).schedule),
+        "revoke": lambda app: app.control.revoke("id"),
+        "send": lambda app: app.send_task("note", countdown=60, retry=False),
+    }
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_calls(self, whole_cluster: Cluster, call: str) -> None:
+        for node in whole_cluster.nodes:
+            with pytest.raises(ConfigurationError) as caught:
+                self.CALLS[call](app_of(f"delayq://127.0.0.1:{node.port}/0"))
+            assert str(caught.value) == CLUSTER
 
 
 class TestOtherErrors:
