@@ -33,6 +33,9 @@ DUE_PROPERTY = "delayq_due"
 
 _JSON = "application/json"
 
+#: Content types whose decoding runs nothing.
+_HARMLESS = {_JSON, "application/x-yaml", "application/x-msgpack"}
+
 
 def decode(raw: bytes, *, objects: bool = False) -> dict[str, Any] | None:
     """Return a message with a dict of properties, or None if the bytes are not such a message.
@@ -225,20 +228,28 @@ def _body(message: Mapping[str, Any]) -> Any:
     return base64.b64decode(body or b"") if message["properties"].get("body_encoding") == "base64" else body
 
 
-def request_of(app: Any, message: dict[str, Any]) -> Context:
+def request_of(app: Any, message: dict[str, Any], *, unpickles: bool) -> Context:
     """Return the request of a task, with arguments, callbacks, chain and chord.
 
-    If the body cannot be decoded, for example because `accept_content` does not allow it, it is left out, and a
-    warning is logged.
+    If the body is not decoded, for example because `accept_content` does not allow it, it is left out. A warning is
+    logged if somebody waits for it.
+
+    Args:
+        app: the Celery app.
+        message: the message.
+        unpickles: whether the body may run code here as it is decoded, if `accept_content` allows that: in a worker,
+            where it would run anyway.
     """
+    accepted = set(prepare_accept_content(app.conf.accept_content) or ())
     try:
-        args, kwargs, embed = body_of(message, prepare_accept_content(app.conf.accept_content))
+        args, kwargs, embed = body_of(message, accepted if unpickles else accepted & _HARMLESS)
         body = {"args": args, "kwargs": kwargs, **embed}
     except Exception:
-        logger.warning(
-            "Cannot decode the body of task %s: its chord and chain will not be told about its outcome",
-            message["headers"]["id"],
-        )
+        if unpickles or message["headers"].get("group"):  # each member of a chord is one of a group
+            logger.warning(
+                "Cannot decode the body of task %s: its chord and chain will not be told about its outcome",
+                message["headers"]["id"],
+            )
         body = {}
     # The same names as in `celery.worker.request.Request`. The rpc result backend answers to `reply_to`.
     properties = {name: message["properties"].get(name) for name in ("delivery_info", "reply_to", "correlation_id")}

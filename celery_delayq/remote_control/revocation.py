@@ -63,7 +63,7 @@ def revoke_ids(app: Any, channel: Any, task_ids: Iterable[str], *, eventer: Any 
 def revoke_stamped(app: Any, channel: Any, stamps: Stamps, *, eventer: Any = None) -> int:
     """Revoke waiting tasks that have one of these stamps. Everything else is as for `revoke_ids`.
 
-    Reads all waiting tasks, page by page. Only the bodies of removed tasks are decoded.
+    Reads all waiting tasks, page by page. Only the bodies of removed tasks are decoded; pickled ones never are.
 
     `stamps` maps each header to one value or several. One matching value is enough, as for a worker.
     """
@@ -159,7 +159,7 @@ class _Announcer:
         """Announce all tasks that were not announced yet."""
         if not self._messages:
             return
-        requests = [request_of(self._app, message) for message in self._messages.values()]
+        requests = [request_of(self._app, message, unpickles=False) for message in self._messages.values()]
         self._messages.clear()
         self.count += len(requests)
         revoked = [(self._app.tasks.get(request.task), request) for request in requests]

@@ -33,7 +33,7 @@ def fail_task(app: Any, name: str, raw: bytes) -> None:
         f"killed its workers. Its message is in the dead list of {name!r}"
     )
     try:
-        request = request_of(app, message)
+        request = request_of(app, message, unpickles=True)
         app.backend.mark_as_failure(task_id, error, request=request, store_result=not headers.get("ignore_result"))
     except Exception as exc:
         logger.error("Cannot store the failure of task %s[%s]: %s: %s", task, task_id, type(exc).__name__, exc)

@@ -180,15 +180,31 @@ class Bomb:
         return pytest.exit, ("unpickled",)
 
 
-def test_a_body_that_is_not_accepted_is_not_decoded(
-    app: Celery, waiting: DelayedQueue, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("accepted", [["json"], ["json", "pickle"]], ids=str)
+@pytest.mark.parametrize("by", ["id", "stamp"])
+def test_no_body_is_unpickled(
+    broker_url: str,
+    ledger_url: str,
+    waiting: DelayedQueue,
+    caplog: pytest.LogCaptureFixture,
+    accepted: list[str],
+    by: str,
 ) -> None:
-    result = app.tasks["note"].apply_async((Bomb(),), countdown=MONTHS, serializer="pickle")
-    assert pickle.dumps(Bomb())
-    result.revoke()
-    assert waiting.size() == 0
-    assert result.state == "REVOKED"
-    assert f"Cannot decode the body of task {result.id}" in caplog.text
+    """Also if workers accept it: this process may be another one, such as that of the web page."""
+    with publisher(broker_url, ledger_url, accept_content=accepted) as app:
+        note = app.tasks["note"].s(Bomb()).set(countdown=MONTHS, serializer="pickle")
+        alone, member = note.apply_async(stamped_headers=["day"], day="monday"), note.clone().apply_async(group_id="g")
+        assert pickle.dumps(Bomb())
+        if by == "id":
+            alone.revoke()
+        else:
+            app.control.revoke_by_stamped_headers({"day": ["monday"]})
+        assert alone.state == "REVOKED"
+        assert not caplog.messages
+        member.revoke()
+        assert member.state == "REVOKED"
+        assert waiting.size() == 0
+    assert f"Cannot decode the body of task {member.id}: its chord" in caplog.text
 
 
 @pytest.mark.parametrize(
