@@ -22,8 +22,7 @@ from celery_delayq.errors import DelayqError
 class NotReplicated(DelayqError, OperationalError):
     """A write was executed, but too few replicas have it. If the master dies now, nobody knows whether it survives.
 
-    Celery's retry of a publication sends the message again. A delayed message that still waits is not stored twice. A
-    message without a delay may run twice.
+    Celery's retry of a publication sends the message again, which stores it once, see `Publisher`.
     """
 
 
