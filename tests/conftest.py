@@ -33,7 +33,7 @@ hypothesis.settings.load_profile("tests")
 _THOROUGH = (
     *("benchmarks", "interop", "soak", "web/pages", "consumer/test_flaps.py", "planner/test_interleavings.py"),
     *(f"faults/test_{name}.py" for name in ("demoted_master", "nights", "nothing_lost", "planners", "poison")),
-    "faults/test_server_faults.py",
+    *("faults/test_server_faults.py", "faults/test_refusals.py", "redis_cluster/test_refusals.py"),
     *(
         f"redis_cluster/test_{name}.py"
         for name in (

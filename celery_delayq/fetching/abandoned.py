@@ -10,7 +10,7 @@ from redis import exceptions
 
 from celery_delayq.fetching.connection import Identity
 from celery_delayq.fetching.native import logger_for
-from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.connections import CONNECTION_ERRORS, passing_refusal
 
 logger = logger_for(__name__)
 
@@ -36,7 +36,7 @@ class AbandonedConnections:
         """Return whether one of them may still move a message to the consumer. Closes those whose identity is known.
 
         Raises:
-            redis.ConnectionError: the server is away.
+            redis.RedisError: the server is away, or refuses for now.
         """
         if time.monotonic() >= self._until:
             return False
@@ -50,6 +50,8 @@ class AbandonedConnections:
         except CONNECTION_ERRORS:
             raise
         except exceptions.ResponseError as exc:
+            if passing_refusal(exc):
+                raise
             logger.info("Redis does not allow this user to close its own connections: %s. Allow CLIENT KILL", exc)
             self._connections.add(None)
             return True

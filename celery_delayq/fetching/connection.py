@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 from redis import exceptions
 
 from celery_delayq.queue import scripts
+from celery_delayq.queue.connections import passing_refusal
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.script import Call, load, unwrapped
 
@@ -27,11 +28,17 @@ class Identity(NamedTuple):
 
 
 def identify(connection: Any) -> Identity | None:
-    """Ask the server for the identity of an idle connection; None if the server refuses to tell."""
+    """Ask the server for the identity of an idle connection; None if the server never tells this user.
+
+    Raises:
+        redis.ResponseError: it refuses for now.
+    """
     connection.send_command("CLIENT", "INFO")
     try:
         reply = connection.read_response()
-    except exceptions.ResponseError:
+    except exceptions.ResponseError as exc:
+        if passing_refusal(exc):
+            raise
         return None
     text = reply.decode() if isinstance(reply, bytes) else str(reply)
     fields = dict(field.partition("=")[::2] for field in text.split())

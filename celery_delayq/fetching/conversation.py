@@ -85,6 +85,8 @@ class Conversation:
         connection = self.connection
         try:
             connection.send_fetch(keys, consumer=consumer, limit=min(limit, MAX_FETCH))
+        except exceptions.ResponseError:  # to a PING of redis-py, which it sends first on a connection that was idle
+            raise
         except BaseException as exc:
             self.has_lost_reply = True
             self.give_up(exc)

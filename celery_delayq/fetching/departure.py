@@ -15,7 +15,7 @@ from redis.client import NEVER_DECODE
 from celery_delayq.fetching.held import Held
 from celery_delayq.fetching.native import logger_for
 from celery_delayq.queue import scripts
-from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere
+from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
 from celery_delayq.queue.holds import What, acknowledge
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import MAX_PUT_BACK
@@ -59,8 +59,10 @@ class Departures:
 
     def owe(self, departures: Mapping[str, Departure], exc: BaseException) -> None:
         """Remember departures that the server may not know about, because its reply is missing or an error."""
-        if departures:
-            self.owed.update(departures)
+        if not departures:
+            return
+        self.owed.update(departures)
+        if not refusals.note(exc, logger):
             logger.warning(
                 "Redis did not confirm that %d messages were acknowledged or put back, trying again: %s",
                 len(departures),

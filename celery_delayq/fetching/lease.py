@@ -12,7 +12,7 @@ import redis
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.native import logger_for
 from celery_delayq.queue import scripts
-from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere
+from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import Renewed
 
@@ -155,7 +155,7 @@ class Leases:
         # A server that is away says so in many ways.
         why = {name: "away" if isinstance(exc, CONNECTION_ERRORS) else str(exc) for name, exc in refused.items()}
         for name, exc in refused.items():
-            if self._refused.get(name) != why[name]:
+            if self._refused.get(name) != why[name] and not refusals.note(exc, logger):
                 logger.error(
                     "Cannot renew the lease on %r: %s. Others may take its messages", name, str(exc).rstrip(".")
                 )
@@ -176,13 +176,20 @@ class Leases:
     def check(self, client: redis.Redis) -> None:
         """Make sure that the leases are valid; asks the server only if they should have ended.
 
+        They count as valid if the server refuses for now to renew them: others could not take the messages either.
+
         Raises:
             LeaseLost: others have given the consumer up.
         """
         if self.is_lost:
             self.lose()
         if self._lists and time.monotonic() > self.until:
-            self.renew(client)
+            try:
+                self.renew(client)
+            except redis.ResponseError as exc:
+                if isinstance(exc, CONNECTION_ERRORS) or not refusals.note(exc, logger):
+                    raise
+                # What nobody may write, nobody has taken over.
 
     def end(self, client: redis.Redis, keep: Collection[str] = ()) -> bool:
         """End all leases, except those on lists in `keep` and on lists with messages in flight.

@@ -13,7 +13,7 @@ from celery_delayq.fetching.held import DEAD_LETTERS, RECOVERED, Redelivery
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.native import logger_for, start_beside
 from celery_delayq.queue import keys, scripts
-from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere
+from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
 from celery_delayq.queue.dead_letters import reason_of
 from celery_delayq.queue.scripts import MAX_PUT_BACK
 
@@ -96,7 +96,7 @@ class Recovery:
             except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
                 if isinstance(exc, CONNECTION_ERRORS) and not elsewhere:
                     raise
-                if self._refused.get(name) != str(exc):
+                if self._refused.get(name) != str(exc) and not refusals.note(exc, logger):
                     logger.error(
                         "Cannot put back messages of %r from consumer %s, which is gone: %s", name, consumer, exc
                     )

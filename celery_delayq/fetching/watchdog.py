@@ -53,7 +53,7 @@ from celery_delayq.fetching.process import is_consumer, is_running
 from celery_delayq.fetching.recovery import Claim, Recovery
 from celery_delayq.queue import keys
 from celery_delayq.queue.clock import ServerClock
-from celery_delayq.queue.connections import CONNECTION_ERRORS, Outage, is_elsewhere
+from celery_delayq.queue.connections import CONNECTION_ERRORS, Outage, is_elsewhere, passing_refusal, refusals
 from celery_delayq.queue.scripts import Renewed
 
 logger = logger_for(__name__)
@@ -297,6 +297,7 @@ class Watchdog:
         consumer.unique_keys.renew(self._client)
         self._renew_at = now + consumer.leases.seconds / _RENEWALS_A_LEASE
         if seen:
+            refusals.end(self._client, logger)
             step_s = self._clock.observe(seen[-1][1].now_ms * 1000, sent, now)
             if step_s > _STEP_S:
                 lease_s = consumer.leases.seconds
@@ -346,6 +347,8 @@ class Watchdog:
         try:
             channels = self._client.execute_command("PUBSUB CHANNELS", prefix + "*", **{NEVER_DECODE: True})
         except exceptions.ResponseError as exc:
+            if passing_refusal(exc):
+                raise
             logger.info(
                 "Cannot see which consumers are alive, so their messages come back only when their leases end: %s. "
                 "Allow PUBSUB CHANNELS",

@@ -22,7 +22,7 @@ from redis import exceptions
 
 from celery_delayq.fetching.native import logger_for
 from celery_delayq.metrics.counters import Counters
-from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, NOT_SERVING, hurried, is_cluster
+from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, hurried, is_cluster, refusals
 from celery_delayq.queue.keys import QueueKeys, counted
 from celery_delayq.queue.script import load
 from celery_delayq.queue.scripts import TOTALS_S, count_call
@@ -132,6 +132,7 @@ class Flusher:
                 self._note(f"Cannot add to the metrics of {name!r}", reply)
             else:
                 self._counters.settle(name, numbers)
+                refusals.end(client, logger, has_added=True)
         self._record(client, sorted(set(map(self._first_list, pending))), now_s)
 
     def _record(self, client: redis.Redis, names: list[str], now_s: int) -> None:
@@ -153,11 +154,12 @@ class Flusher:
 
     def _note(self, what: str, exc: Any) -> None:
         """Log an error once; those of a server that will be back soon are not worth it."""
-        if isinstance(exc, (*LOST, *NOT_SERVING)):
+        if isinstance(exc, LOST) or refusals.note(exc, logger):
             logger.debug("%s: %s", what, exc)
-        elif str(exc) not in self._logged:
-            self._logged.add(str(exc))
-            reason = str(exc).rstrip(".")
+            return
+        reason = str(exc).rpartition(" of pipeline caused error: ")[2].rstrip(".")  # the command has a time in it
+        if reason not in self._logged:
+            self._logged.add(reason)
             logger.warning("%s: %s. It is tried again every ten seconds; all else goes on", what, reason)
 
 

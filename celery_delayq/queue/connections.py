@@ -1,9 +1,15 @@
-"""Lost connections: the errors that mean one; and Outage, which logs an outage and waits between attempts."""
+"""What a server cannot do now: the errors that say so; and Outage, which logs an outage and waits between attempts.
+
+A connection may be lost. Or the server refuses for now what it would do at another time, for example because
+its memory is full (`passing_refusal`). Either passes by itself.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import re
 import socket
 import time
 import uuid
@@ -23,6 +29,98 @@ LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 
 #: Errors after which a loop reconnects.
 CONNECTION_ERRORS = (*LOST, *NOT_SERVING)
+
+#: The words with which a server refuses something for now, and the errors of redis-py that lack the word.
+_FOR_NOW = re.compile(
+    r"(?:^|: |: -)((?:NOREPLICAS|MISCONF|OOM|BUSY|LOADING|READONLY|MASTERDOWN|CLUSTERDOWN|TRYAGAIN) .*)", re.DOTALL
+)
+_WITHOUT_WORD = (
+    (exceptions.OutOfMemoryError, "OOM"),
+    (exceptions.BusyLoadingError, "LOADING"),
+    (exceptions.ReadOnlyError, "READONLY"),
+    (exceptions.MasterDownError, "MASTERDOWN"),
+    (exceptions.ClusterDownError, "CLUSTERDOWN"),
+    (exceptions.TryAgainError, "TRYAGAIN"),
+)
+#: What Redis adds to the error of a command in a script; and redis-py to one in a pipeline.
+_IN_SCRIPT, _IN_PIPELINE = " script: ", " of pipeline caused error: "
+
+#: A refusal that was not met for so long is said again, in seconds: whoever meets one tries again sooner. After the end
+#: of one, for how long answers to what was sent before it are read.
+_FORGOTTEN_S, _LATE_S = 60.0, 5.0
+
+
+def passing_refusal(exc: object) -> str:
+    """Return what a server says that refuses for now what it would do at another time; empty for all other errors.
+
+    The first word tells why: NOREPLICAS (too few replicas to write), MISCONF (it cannot save), OOM (its memory is
+    full), BUSY (a script takes long), LOADING, READONLY (it is a replica), MASTERDOWN (a replica without its master),
+    CLUSTERDOWN, TRYAGAIN (a slot moves). Redis 6.2 says it in other words if a script meets it.
+    """
+    if not isinstance(exc, (exceptions.ResponseError, exceptions.BusyLoadingError)):
+        return ""
+    text = str(exc)
+    if text.startswith("Command # "):
+        text = text.rpartition(_IN_PIPELINE)[2]
+    text = text.partition(_IN_SCRIPT)[0].rstrip(".")
+    found = _FOR_NOW.search(text)
+    if found:
+        return found[1]
+    return next((f"{word} {text}" for kind, word in _WITHOUT_WORD if isinstance(exc, kind)), "")
+
+
+class Refusals:
+    """Says in one line what a server refuses for now, and in another that this is over. Safe in all threads."""
+
+    def __init__(self) -> None:
+        #: Node of a cluster ("" for a single server), first word of a refusal -> when it was met last, or was over
+        #: (monotonic).
+        self._met_at: dict[tuple[str, str], float] = {}
+        #: Those that are not over.
+        self._lasting: set[tuple[str, str]] = set()
+
+    def note(self, exc: object, logger: Logger | LoggerAdapter[Logger]) -> bool:
+        """Return whether an error is such a refusal. Says it, unless this process has said it already."""
+        text = passing_refusal(exc)
+        if not text:
+            return False
+        node = getattr(exc, "node", "")
+        which, now = (node, text.partition(" ")[0]), time.monotonic()
+        since_s = now - self._met_at.get(which, -math.inf)
+        if which not in self._lasting and since_s <= _LATE_S:
+            return True
+        is_new = which not in self._lasting or since_s > _FORGOTTEN_S
+        self._met_at[which] = now
+        self._lasting.add(which)
+        if is_new:
+            logger.warning(
+                "Redis%s refuses something for now: %s. Nothing is lost: this process keeps what it has, does what "
+                "Redis still allows, and tries the rest again until Redis accepts it",
+                f" node {node}" if node else "",
+                text,
+            )
+        return True
+
+    def end(self, client: redis.Redis, logger: Logger | LoggerAdapter[Logger], *, has_added: bool = False) -> None:
+        """Say what a server no longer refuses, because it has accepted a write. Costs nothing if it refused nothing.
+
+        Args:
+            client: of the server; of a cluster, one whose home is the node.
+            logger: of the caller.
+            has_added: whether the write was one that needs memory.
+        """
+        if not self._lasting:
+            return
+        home = client.router.home if is_cluster(client) else None  # type: ignore[attr-defined]
+        for node, word in list(self._lasting):
+            if node == str(home or "") and (has_added or word != "OOM"):
+                self._lasting.discard((node, word))
+                self._met_at[node, word] = time.monotonic()
+                logger.info("Redis%s has stopped refusing (%s)", f" node {node}" if node else "", word)
+
+
+#: Those of this process.
+refusals = Refusals()
 
 
 def is_full(exc: BaseException) -> bool:
@@ -104,8 +202,8 @@ class Outage:
 
     def begins(self, exc: Exception) -> None:
         """Note that the loop was interrupted, or still is. Then wait before the next attempt."""
-        if not self._lasts:
-            expected = isinstance(exc, (*CONNECTION_ERRORS, exceptions.TryAgainError))
+        if not refusals.note(exc, self._logger) and not self._lasts:
+            expected = isinstance(exc, CONNECTION_ERRORS)
             refused = isinstance(exc, exceptions.NoPermissionError)
             self._logger.log(
                 WARNING if expected else ERROR,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
+from logging import getLogger
 from typing import Any
 
 from celery.app.control import Control
 from kombu.exceptions import OperationalError
+from kombu.pidbox import Node
 from kombu.utils.imports import symbol_by_name
 from redis.exceptions import ResponseError
 
+from celery_delayq.queue.connections import refusals
 from celery_delayq.remote_control.revocation import revoke_ids, revoke_stamped
 from celery_delayq.transport import Transport
 from celery_delayq.transport.replicas import NotReplicated
@@ -21,12 +24,32 @@ BY_ID = ("revoke", "terminate")
 BY_STAMPS = "revoke_by_stamped_headers"
 
 
+logger = getLogger(__name__)
+
+
+class _Node(Node):
+    """A worker that answers remote control, see kombu. An answer that Redis refuses for now is left out."""
+
+    def reply(self, *args: Any, **kwargs: Any) -> None:
+        """Answer, see kombu. Celery would log a traceback, and connect its remote control again."""
+        try:
+            super().reply(*args, **kwargs)
+        except (ResponseError, OperationalError) as exc:
+            if not refusals.note(exc.__cause__ or exc, logger):
+                raise
+
+
 class DelayqControl(Control):
     """Celery's remote control, which also revokes tasks that wait in delayed queues.
 
     Hook of Celery (5.6 and 5.7): `Control.broadcast`. All callers use it: `revoke` and `terminate`, also of results
     and groups, `celery control revoke`, and Flower.
     """
+
+    def __init__(self, app: Any = None) -> None:
+        super().__init__(app)
+        if self.mailbox.node_cls is Node:
+            self.mailbox.node_cls = _Node
 
     def broadcast(
         self,

@@ -10,7 +10,7 @@ import redis
 from redis import exceptions
 
 from celery_delayq.queue import keys
-from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.connections import CONNECTION_ERRORS, refusals
 from celery_delayq.queue.registry import Registry, Retired
 from celery_delayq.queue.shared_registry import FRESH_S
 
@@ -105,6 +105,6 @@ class KnownQueues:
         is_own = self._shared is None and self._serves(self.channel)
         if isinstance(exc, CONNECTION_ERRORS) and is_own:
             raise exc
-        if str(exc) != self._error:
+        if str(exc) != self._error and not refusals.note(exc, logger):
             logger.error("Cannot %s %r: %s", what, self.channel, exc)
         self._error = str(exc)

@@ -43,7 +43,7 @@ from redis import exceptions
 
 from celery_delayq.queue import scripts
 from celery_delayq.queue.clock import ServerClock
-from celery_delayq.queue.connections import CONNECTION_ERRORS, new_id
+from celery_delayq.queue.connections import CONNECTION_ERRORS, new_id, passing_refusal
 from celery_delayq.queue.delayed_queue import BATCH_SIZE, DelayedQueue
 from celery_delayq.queue.registry import Registry
 from celery_delayq.queue.scripts import Transferred
@@ -424,6 +424,8 @@ class TransferLoop(LoopThread):
             watched.retry_at = time.monotonic() + _MOVING_S
             return
         except exceptions.ResponseError as exc:
+            if passing_refusal(exc):  # of all queues
+                raise
             # A queue that the server refuses (wrong type, no permission, no memory) must not stop the others.
             if str(exc) != watched.error:
                 logger.error("Cannot transfer delayed messages of %r: %s", queue.name, exc)

@@ -55,7 +55,7 @@ from redis import exceptions
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.held import Held
-from celery_delayq.queue.connections import NOT_SERVING, is_full
+from celery_delayq.queue.connections import NOT_SERVING, is_full, passing_refusal
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.schemes import register
@@ -63,6 +63,7 @@ from celery_delayq.settings import check_master_name, check_transport_options, c
 from celery_delayq.transfer.history import History
 from celery_delayq.transfer.loop import TransferLoop, TransferSettings
 from celery_delayq.transport.ahead import Ahead
+from celery_delayq.transport.bindings import Bindings
 from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
 from celery_delayq.transport.cluster import ClusterChannel
 from celery_delayq.transport.connector import Connector
@@ -166,6 +167,8 @@ class Transport(kombu_redis.Transport):
             self.Channel = DelayedSentinelChannel
             self.default_port = kombu_redis.SentinelTransport.default_port
             check_master_name(client.transport_options, "broker_transport_options", "the broker URL is one")
+        #: Of queues to exchanges.
+        self.bindings = Bindings(self.Channel.is_for_later)
         super().__init__(client, **kwargs)
         self.cycle = Poller()
         self.last_delivery = LastDelivery(
@@ -385,18 +388,22 @@ class Transport(kombu_redis.Transport):
     # -- kombu's hooks
 
     def establish_connection(self) -> Any:
-        """Connect, see kombu; refuse a replica, unless `may_be_replica` is set on the kombu connection.
+        """Connect, see kombu; refuse a server without writes, unless `may_be_replica` is set on the kombu connection.
 
-        The replica must be refused here: only if the connection fails does kombu wait longer each time and try the next
-        URL. Otherwise a worker would connect to a demoted master several times a second, and a publisher would give up
-        at once.
+        A replica, for example, must be refused here: only if the connection fails does kombu wait longer each time and
+        try the next URL. Otherwise a worker would connect to a demoted master several times a second, and a publisher
+        would give up at once.
 
         Raises:
             redis.ReadOnlyError: the server is a replica.
-            redis.ConnectionError: the server is away, or has no connection left.
+            redis.ConnectionError: the server is away, has no connection left, or refuses writes for now.
         """
         try:
             return self._establish_connection()
+        except exceptions.ResponseError as exc:
+            if isinstance(exc, NOT_SERVING) or not passing_refusal(exc):
+                raise
+            raise exceptions.ConnectionError(passing_refusal(exc)) from None
         except exceptions.ConnectionError as exc:
             if not is_full(exc):
                 raise

@@ -1,81 +1,87 @@
-"""Bindings: which queues are bound to which exchange, while the node that keeps that is away."""
+"""Bindings: which queues are bound to which exchange, also while their server refuses to write them, or is away."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
-
-import redis
-from redis import exceptions
-
-from celery_delayq.cluster.redirection import REDIRECTIONS
-from celery_delayq.queue.connections import CONNECTION_ERRORS
-
-#: Errors after which what needs their node, or its memory, is done later: it is away, full, or gives the slot away.
-LATER = (*CONNECTION_ERRORS, *REDIRECTIONS, redis.OutOfMemoryError)
 
 #: When what was refused is tried again, in seconds. While the slot moves, each attempt takes half a second.
 AGAIN_S = 10.0
 
 
-@contextmanager
-def old_refusals_understood() -> Iterator[None]:
-    """If a script of kombu's needs memory, raise `OutOfMemoryError` as of Redis 7, and not the error of Redis 6.2."""
-    try:
-        yield
-    except exceptions.ResponseError as exc:
-        if "-OOM " not in str(exc):
-            raise
-        raise redis.OutOfMemoryError(str(exc)) from exc
-
-
 class Bindings:
-    """Those of one connection. For one thread at a time, as a kombu connection is."""
+    """Those of one connection. For one thread at a time, as a kombu connection is.
 
-    def __init__(self) -> None:
+    Args:
+        is_for_later: returns whether a binding that has met this error is written later, see
+            `DelayedChannel.is_for_later`.
+    """
+
+    def __init__(self, is_for_later: Callable[[BaseException], bool]) -> None:
+        self._is_for_later = is_for_later
         #: Exchange -> its bindings as they were last read.
         self._tables: dict[str, Any] = {}
-        #: Exchange -> what writes a binding that could not be written.
-        self._postponed: dict[str, list[Callable[[], None]]] = {}
+        #: Exchange -> queue -> what binds it, given any channel of the connection.
+        self._postponed: dict[str, dict[str, list[Callable[[Any], None]]]] = {}
 
-    def postpone(self, exchange: str, bind: Callable[[], None]) -> None:
-        """Bind a queue later.
+    def bind(self, channel: Any, exchange: str, queue: str, bind: Callable[[Any], None]) -> None:
+        """Bind a queue; later if the server refuses that for now.
 
         kombu would not bind it again: it takes what it has tried for done. A message to the exchange would be lost.
+
+        Args:
+            channel: the one that declares the queue. It may be closed when the queue is bound.
+            exchange: its name.
+            queue: its name.
+            bind: binds it, on the channel that it is given.
         """
-        self._postponed.setdefault(exchange, []).append(bind)
+        try:
+            bind(channel)
+        except Exception as exc:
+            if not self._is_for_later(exc):
+                raise
+            self._postponed.setdefault(exchange, {}).setdefault(queue, []).append(bind)
+
+    def forget(self, queue: str) -> None:
+        """Do not bind a queue any more: it was deleted."""
+        for queues in self._postponed.values():
+            queues.pop(queue, None)
 
     def knows(self, exchange: str) -> bool:
         """Return whether the bindings of an exchange were read before, and none waits to be written."""
         return exchange in self._tables and exchange not in self._postponed
 
-    def of(self, exchange: str, read: Callable[[str], Any]) -> Any:
+    def of(self, channel: Any, exchange: str, read: Callable[[str], Any]) -> Any:
         """Return the bindings of an exchange; the last known ones if they cannot be read.
 
         Raises:
-            redis.RedisError: one of `LATER`: they are not known, or some of them were not written yet.
+            redis.RedisError: they are not known, or some of them were not written yet.
         """
-        self._bind(exchange)
+        self._bind(channel, exchange)
         try:
             self._tables[exchange] = read(exchange)
-        except LATER:
-            if exchange not in self._tables:
+        except Exception as exc:
+            if exchange not in self._tables or not self._is_for_later(exc):
                 raise
         return self._tables[exchange]
 
-    def bind_postponed(self) -> Exception | None:
+    def bind_postponed(self, channel: Any) -> Exception | None:
         """Bind what was postponed; returns why that has to wait on, None if it is done."""
         try:
             for exchange in list(self._postponed):
-                self._bind(exchange)
-        except LATER as exc:
+                self._bind(channel, exchange)
+        except Exception as exc:
+            if not self._is_for_later(exc):
+                raise
             return exc
         return None
 
-    def _bind(self, exchange: str) -> None:
-        postponed = self._postponed.get(exchange, [])
-        while postponed:
-            postponed[0]()
-            postponed.pop(0)
+    def _bind(self, channel: Any, exchange: str) -> None:
+        queues = self._postponed.get(exchange, {})
+        while queues:
+            queue, waiting = next(iter(queues.items()))
+            while waiting:
+                waiting[0](channel)
+                waiting.pop(0)
+            queues.pop(queue, None)
         self._postponed.pop(exchange, None)

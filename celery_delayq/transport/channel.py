@@ -6,27 +6,32 @@ A message with an eta in the future goes to a delayed queue. Tasks are fetched s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from logging import getLogger
 from typing import Any
 
 import kombu
 import redis
 from kombu.transport import redis as kombu_redis
+from kombu.transport.virtual.base import queue_declare_ok_t
 from kombu.utils.json import dumps
+from kombu.utils.uuid import uuid
 
 from celery_delayq.fetching.held import Held
 from celery_delayq.fetching.unique_keys import ended
 from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.attempt import Attempt
-from celery_delayq.queue.connections import NOT_SERVING
+from celery_delayq.queue.connections import passing_refusal, refusals
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Offered
 from celery_delayq.queue.keys import RegistryKeys
 from celery_delayq.queue.script import load
 from celery_delayq.settings import SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS, sentinel_options
 from celery_delayq.transport.batch import Batch
+from celery_delayq.transport.bindings import AGAIN_S
 from celery_delayq.transport.capture import Captured, Caught, captured_for
 from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.eta import due_ms_of, eta_ms_of
@@ -85,9 +90,10 @@ class DelayedChannel(kombu_redis.Channel):
     kombu's own code still publishes messages that are not delayed. It also consumes messages without
     acknowledgement, and messages from a fanout exchange. Like any channel, it is for one thread at a time.
 
-    Overrides these hooks of kombu (5.6 and 5.7): `queue_declare`, `_new_queue`, `basic_publish`, `_put`, `_put_fanout`,
-    `queue_purge`, `queue_delete`, `client`, `subclient`, `_create_client`, `pool`, `basic_consume`, `_basic_cancel`,
-    `basic_get`, `active_queues`, `close`, `_after_fork`.
+    Overrides these hooks of kombu (5.6 and 5.7): `queue_declare`, `queue_delete`, `after_reply_message_received`,
+    `_new_queue`, `_queue_bind`, `get_table`, `maybe_refresh_binding_expiry`, `basic_publish`, `_put`, `_put_fanout`,
+    `queue_purge`, `client`, `subclient`, `_create_client`, `_connparams`, `pool`, `basic_consume`, `_basic_cancel`,
+    `basic_get`, `active_queues`, `_receive`, `close`, `_after_fork`.
     """
 
     QoS = FetchingQoS
@@ -117,6 +123,8 @@ class DelayedChannel(kombu_redis.Channel):
         #: Collects published messages instead of sending them, see `collecting`; None if nobody collects.
         self.batch: Batch | None = None
         self.expiry = Expiry(self)
+        #: When to keep the bindings of queues that expire again (monotonic), after that has failed.
+        self._refresh_at = 0.0
         super().__init__(connection, **kwargs)
         # kombu has sent a PING on a connection for consuming. Most channels never need that again. If kombu 5.6 heard
         # of its end, it would no longer poll.
@@ -134,17 +142,99 @@ class DelayedChannel(kombu_redis.Channel):
         super()._new_queue(queue, auto_delete=auto_delete, **kwargs)
         self.expiry.declared(queue)
 
-    def queue_declare(self, *args: Any, **kwargs: Any) -> Any:
-        """Declare a queue, see kombu.
+    # -- kombu's own keys: what the server refuses for now is done later, or is not needed
+
+    @staticmethod
+    def is_for_later(exc: BaseException) -> bool:
+        """Return whether what has met an error is done later: the server refuses it for now."""
+        return bool(passing_refusal(exc))
+
+    def hurrying(self) -> AbstractContextManager[object]:
+        """Do not wait for a server that hangs, while the block lasts, if there are others."""
+        return nullcontext()
+
+    @contextmanager
+    def _if_possible(self) -> Iterator[None]:
+        """Do what is not needed; leave it if the server refuses it for now."""
+        try:
+            with self.hurrying():
+                yield
+        except Exception as exc:
+            if not self.is_for_later(exc):
+                raise
+            refusals.note(exc, logger)
+
+    def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
+        """Declare a queue, see kombu. If the server refuses for now to count its messages, there are 0.
+
+        So a worker starts all the same. Within MULTI, a server that is out of memory refuses any command.
 
         Raises:
             ConfigurationError: the URL is one of a single server, and this is another, see `refuse_wrong_server`.
         """
+        queue = queue or f"amq.gen-{uuid()}"
         try:
-            return super().queue_declare(*args, **kwargs)
-        except redis.ResponseError as exc:
-            refuse_wrong_server(exc, self.plain_client)
-            raise
+            with self.hurrying():
+                return super().queue_declare(queue, passive=passive, **kwargs)
+        except Exception as exc:
+            if isinstance(exc, redis.ResponseError):
+                refuse_wrong_server(exc, self.plain_client)
+            if passive or not self.is_for_later(exc):
+                raise
+            refusals.note(exc, logger)
+            return queue_declare_ok_t(queue, 0, 0)
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> Any:
+        """Delete `queue`, see kombu. The tasks of its ready messages give up their unique keys."""
+        self._transport.bindings.forget(queue)
+        is_closing = kwargs.pop("client", None) is not None  # kombu closes the channel. That client is of one node only
+        with self._if_possible() if is_closing else nullcontext():
+            if not if_empty and queue not in self._fanout_queues and any(self.state.queue_bindings(queue)):
+                self._purge_ready(queue)  # kombu deletes only what it has bound, and an empty one with `if_empty`
+            return super().queue_delete(queue, if_unused, if_empty, **kwargs)
+
+    def after_reply_message_received(self, queue: str) -> None:
+        """Delete the queue of a reply, see kombu."""
+        with self._if_possible():
+            super().after_reply_message_received(queue)
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        """Bind a queue, see kombu; later if the server refuses that for now."""
+        expires_ms = getattr(self, "_expires", {}).get(queue)
+
+        def bind(channel: DelayedChannel) -> None:
+            if expires_ms is not None:
+                channel._expires.setdefault(queue, expires_ms)
+            with channel.hurrying():
+                kombu_redis.Channel._queue_bind(channel, exchange, routing_key, pattern, queue)
+
+        self._transport.bindings.bind(self, exchange, queue, bind)
+
+    def bind_postponed(self) -> None:
+        """Bind the queues that could not be bound yet."""
+        self._transport.bindings.bind_postponed(self)
+
+    def get_table(self, exchange: str) -> list[tuple[str, ...]]:
+        """Return the bindings of an exchange, see kombu; the last known ones while they cannot be read.
+
+        Raises:
+            redis.RedisError: see `Bindings.of`.
+        """
+        bindings = self._transport.bindings
+        with self.hurrying() if bindings.knows(exchange) else nullcontext():
+            return list(bindings.of(self, exchange, super().get_table))
+
+    def maybe_refresh_binding_expiry(self) -> None:
+        """Keep the bindings of queues that expire, see kombu 5.7; again later if the server refuses that for now.
+
+        kombu would try again every second, and on a cluster the worker would do little else while their slot moves.
+        """
+        if time.monotonic() < self._refresh_at:
+            return
+        self._refresh_at = time.monotonic() + AGAIN_S
+        with self._if_possible():
+            super().maybe_refresh_binding_expiry()
+            self._refresh_at = 0.0
 
     # -- publishing
 
@@ -291,14 +381,14 @@ class DelayedChannel(kombu_redis.Channel):
         """Make sure that the server accepts writes.
 
         Raises:
-            redis.ReadOnlyError, redis.exceptions.MasterDownError: the server cannot serve now.
+            redis.ResponseError: it refuses them for now, see `passing_refusal`.
             ConfigurationError: it is a node of a cluster, or a Redis Sentinel.
         """
         try:
             self.plain_client.srem(RegistryKeys.of(self.global_keyprefix).names, "")  # "" is never in it
         except redis.ResponseError as exc:  # no permission, for example
             refuse_wrong_server(exc, self.plain_client)
-            if isinstance(exc, NOT_SERVING):
+            if passing_refusal(exc):
                 raise
             logger.debug("Cannot check whether Redis accepts writes: %s", exc)
 
@@ -410,12 +500,6 @@ class DelayedChannel(kombu_redis.Channel):
             )
         return purged
 
-    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> Any:
-        """Delete `queue`, see kombu. The tasks of its ready messages give up their unique keys."""
-        if not if_empty and queue not in self._fanout_queues and any(self.state.queue_bindings(queue)):
-            self._purge_ready(queue)  # kombu deletes only what it has bound, and an empty one with `if_empty`
-        return super().queue_delete(queue, if_unused, if_empty, **kwargs)
-
     def _purge_ready(self, queue: str) -> int:
         return sum(purge(self.delayed_queue(name)) for name in self.broker_lists(queue))
 
@@ -428,6 +512,14 @@ class DelayedChannel(kombu_redis.Channel):
 
     def wait_for_replies(self) -> None:
         """Wait for messages of queues that are consumed without acknowledgement: kombu itself does so."""
+
+    def _receive(self) -> Any:
+        try:
+            return super()._receive()
+        except redis.ResponseError as exc:  # to a PING on the subscription
+            if not refusals.note(exc, logger):
+                raise
+            return None
 
     def close_idle(self) -> None:
         """Close the connection for BRPOP if kombu no longer reads with it: a worker does so only while it starts."""

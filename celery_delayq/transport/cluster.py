@@ -5,17 +5,14 @@ kombu's Pub/Sub, and commands without a key, go to a home node: any master, as l
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from logging import getLogger
 from typing import Any
 
 import redis
 from kombu.transport import redis as kombu_redis
-from kombu.transport.virtual.base import queue_declare_ok_t
-from kombu.utils.uuid import uuid
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
@@ -23,9 +20,10 @@ from redis.retry import Retry
 from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.names import check_name, is_tagged, priority_list, queue_of
 from celery_delayq.cluster.pipeline import RoutedPipeline
+from celery_delayq.cluster.redirection import REDIRECTIONS
 from celery_delayq.cluster.topology import PATIENCE_S, Address, Topology, pool_at
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.transport.bindings import AGAIN_S, LATER, old_refusals_understood
+from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.known import NodeConnection, NodeSSLConnection
 from celery_delayq.transport.node_fetchers import NodeFetchers
@@ -47,7 +45,6 @@ class ClusterChannel(DelayedChannel):
     """A channel whose queues are on the nodes of a Redis Cluster, by their hash slots.
 
     Overrides these hooks of kombu (5.6 and 5.7) besides those of `DelayedChannel`: `_q_for_pri`, `_get_pool`,
-    `queue_declare`, `queue_delete`, `_queue_bind`, `get_table`, `maybe_refresh_binding_expiry`, `_receive`,
     `supports_batch_publish`, and the prefixes of kombu's own keys, which have to share a slot.
     """
 
@@ -68,8 +65,6 @@ class ClusterChannel(DelayedChannel):
         self._followed = 0
         #: Whether kombu's commands do not wait for a node that hangs.
         self._is_hurrying = False
-        #: When to keep the bindings of queues that expire again (monotonic), after that has failed.
-        self._refresh_at = 0.0
         super().__init__(connection, **kwargs)
         #: Reads the queues that are consumed without acknowledgement.
         self.replies = Replies(self)
@@ -123,7 +118,6 @@ class ClusterChannel(DelayedChannel):
                 "use the transport option global_keyprefix"
             )
         # Nothing is sent twice: a lost reply may be that of a command that was executed.
-        params.pop("retry_on_timeout", None)
         params["retry"] = Retry(NoBackoff(), 0)
         return params
 
@@ -169,7 +163,7 @@ class ClusterChannel(DelayedChannel):
         return Routed(self.topology, is_hurried=is_hurried)
 
     @contextmanager
-    def _hurrying(self) -> Iterator[None]:
+    def hurrying(self) -> Iterator[None]:
         """Do not wait for a node that hangs, while the block lasts: for what can be done later, or elsewhere."""
         before, self._is_hurrying = self._is_hurrying, True
         try:
@@ -190,71 +184,16 @@ class ClusterChannel(DelayedChannel):
 
     # -- kombu's own keys
 
-    def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
-        """Declare a queue, see kombu. If its node is away or out of memory, or its slot moves, it counts 0 messages.
+    @staticmethod
+    def is_for_later(exc: BaseException) -> bool:
+        """Return whether what has met an error is done later: its node refuses it, is away, or gives the slot away."""
+        return isinstance(exc, (*CONNECTION_ERRORS, *REDIRECTIONS)) or DelayedChannel.is_for_later(exc)
 
-        So a worker starts all the same: the queues of the other nodes are served.
-        """
-        queue = queue or f"amq.gen-{uuid()}"
-        try:
-            with self._hurrying():
-                return super().queue_declare(queue, passive=passive, **kwargs)
-        except LATER:  # within MULTI, a node that is out of memory refuses any command
-            if passive:
-                raise
-            return queue_declare_ok_t(queue, 0, 0)
-
-    def queue_delete(self, queue: str, *args: Any, **kwargs: Any) -> Any:
-        """Delete a queue, see kombu."""
-        if kwargs.pop("client", None) is None:
-            return super().queue_delete(queue, *args, **kwargs)
-        # kombu closes the channel, and gives a client of the home node. Closing goes on if the queue's node is away.
-        with suppress(*LATER):
-            super().queue_delete(queue, *args, **kwargs)
-        return None
-
-    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
-        """Bind a queue, see kombu; later if the node of the bindings is away or out of memory, or their slot moves."""
-        hook = super()._queue_bind
-
-        def bind() -> None:
-            with self._hurrying(), old_refusals_understood():
-                hook(exchange, routing_key, pattern, queue)
-
-        try:
-            bind()
-        except LATER:
-            self._transport.nodes.bindings.postpone(exchange, bind)
-
-    def get_table(self, exchange: str) -> list[tuple[str, ...]]:
-        """Return the bindings of an exchange, see kombu; the last known ones while their node is away.
-
-        Raises:
-            redis.RedisError: see `Bindings.of`.
-        """
-        bindings = self._transport.nodes.bindings
-        read = super().get_table
-        if not bindings.knows(exchange):
-            return list(bindings.of(exchange, read))
-        with self._hurrying():
-            return list(bindings.of(exchange, read))
-
-    def maybe_refresh_binding_expiry(self) -> None:
-        """Keep the bindings of queues that expire, see kombu 5.7; again later if their node is away, full and so on.
-
-        kombu would try again every second, and the worker would do little else while their slot is half moved.
-        """
-        if time.monotonic() < self._refresh_at:
-            return
-        try:
-            with self._hurrying(), old_refusals_understood():
-                super().maybe_refresh_binding_expiry()
-        except LATER as exc:
-            logger.debug("Cannot keep the bindings of queues that expire: %s", exc)
-            self._refresh_at = time.monotonic() + AGAIN_S
+    def bind_postponed(self) -> None:
+        """Do nothing: see `NodeFetchers`."""
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
-        with self._hurrying():  # any node does
+        with self.hurrying():  # any node does
             super()._put_fanout(exchange, message, routing_key, **kwargs)
 
     # -- consuming

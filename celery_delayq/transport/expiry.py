@@ -17,7 +17,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from celery_delayq.queue.connections import NOT_SERVING
+from celery_delayq.queue.connections import NOT_SERVING, refusals
 
 logger = getLogger(__name__)
 
@@ -71,7 +71,8 @@ class Expiry:
         except NOT_SERVING:
             raise
         except ResponseError as exc:
-            logger.warning("Cannot extend the TTL of queues, so they may expire while they are consumed: %s", exc)
+            if not refusals.note(exc, logger):
+                logger.warning("Cannot extend the TTL of queues, so they may expire while they are consumed: %s", exc)
 
     def _lists(self, queues: list[str]) -> dict[str, int]:
         known = self._channel.connection.expires_ms

@@ -21,7 +21,7 @@ from redis import exceptions
 
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.queue.connections import NOT_SERVING
+from celery_delayq.queue.connections import NOT_SERVING, passing_refusal, refusals
 from celery_delayq.transport.credit import Credit
 from celery_delayq.transport.delivery import Delivery
 from celery_delayq.transport.slots import Slot
@@ -239,7 +239,7 @@ class Fetcher:
         rare = [name for queue, name in idle if self._is_rare(queue, name)]
         for queue, name in idle:
             if name not in rare:
-                self._arm(station.consumer, queue, name)
+                self._ask(name, self._arm, station.consumer, queue, name)
         if rare and not station.rare_lists.wait(station.consumer, rare):
             self._channel.connection.cycle.wake()  # there is a message by now, or each takes a connection
             return False
@@ -331,12 +331,14 @@ class Fetcher:
         if slot.queue not in self._queues():
             self._dismiss(slot, message)
         elif message is not None:
+            assert self._station is not None
+            refusals.end(self._station.consumer.client, logger, has_added=True)
             self._cycle.rotate(slot.queue)
             self._delivery.add(slot.queue, slot.name, [message])
             if self.credit() <= 1:
                 self._disarm(self._slots.values())
         elif slot.name not in self._refused and self.credit():
-            slot.arm()
+            self._ask(slot.name, slot.arm)
 
     def _read(self, slot: Slot) -> bytes | None:
         try:
@@ -351,9 +353,10 @@ class Fetcher:
 
     def _on_refused(self, name: str, exc: Exception) -> None:
         known = self._refused.get(name)
-        if known is None or known[1] != str(exc):
+        if not refusals.note(exc, logger) and (known is None or known[1] != str(exc)):
             logger.error("Cannot fetch messages of %r, trying again every second: %s", name, exc)
         self._refused[name] = (time.monotonic() + _REFUSED_S, str(exc))
+        self._channel.connection.cycle.wake_in(_REFUSED_S)
 
     def _on_connection_lost(self) -> None:
         """Abandon the connections: a reply may be lost, and a message in flight with it. The consumer is not reused."""
@@ -374,6 +377,8 @@ class Fetcher:
         except NOT_SERVING:
             raise
         except exceptions.ResponseError as exc:
+            if passing_refusal(exc):
+                return  # what comes goes back, or is held beyond the limit
             logger.info("Redis does not allow this user to unblock its own connections: %s. Allow CLIENT UNBLOCK", exc)
             self._can_unblock = False
             return

@@ -11,7 +11,7 @@ from typing import Any
 import redis
 from redis import exceptions
 
-from celery_delayq.queue.connections import is_full
+from celery_delayq.queue.connections import is_full, passing_refusal
 from celery_delayq.transfer.thread import interrupt
 
 #: The connections of this process, by `id`. A plain dict: safe in all threads.
@@ -53,7 +53,8 @@ class _Known:
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         """Read a reply, see redis-py, which does not know what a node says that has no connection left.
 
-        It would take that for the refusal of a command of its own, and go on with a connection that is closed.
+        It would take that for the refusal of a command of its own, and go on with a connection that is closed. Other
+        refusals that pass by themselves learn which `node` says so, see `Refusals`.
 
         Raises:
             redis.ConnectionError: the node has no connection left, as of a single server.
@@ -63,6 +64,8 @@ class _Known:
         except exceptions.ResponseError as exc:
             if is_full(exc):
                 raise exceptions.ConnectionError(str(exc)) from exc
+            if passing_refusal(exc):
+                exc.node = f"{self.host}:{self.port}"  # type: ignore[attr-defined]
             raise
 
 

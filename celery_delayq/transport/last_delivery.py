@@ -27,7 +27,7 @@ from redis import exceptions
 from celery_delayq.errors import InvalidEta
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.messages import DUE_PROPERTY
-from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING
+from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, refusals
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.eta import due_ms_of
 
@@ -122,9 +122,10 @@ def isolate(consumer: Consumer, tag: str) -> bool:
     except NOT_SERVING:
         raise
     except exceptions.ResponseError as exc:
-        logger.warning(
-            "Cannot mark a message of %r for its last delivery, so this delivery does not count: %s", held.name, exc
-        )
+        if not refusals.note(exc, logger):
+            logger.warning(
+                "Cannot mark a message of %r for its last delivery, so this delivery does not count: %s", held.name, exc
+            )
         return True
 
 

@@ -97,7 +97,7 @@ class NodeFetchers:
         """Write the bindings that could not be written yet, or see to it that this is tried again."""
         channel, transport = self._channel, self._channel.connection
         self._bind_at = math.inf
-        error = transport.nodes.bindings.bind_postponed()
+        error = transport.bindings.bind_postponed(channel)
         if isinstance(error, LOST):
             where = f"{channel.global_keyprefix}{channel.keyprefix_queue}"
             transport.nodes.lose(channel.topology.address_of(where))

@@ -11,7 +11,6 @@ from redis import exceptions
 from celery_delayq.cluster.client import Routed, own_connections
 from celery_delayq.cluster.topology import Address, Topology
 from celery_delayq.queue.shared_registry import SharedRegistry
-from celery_delayq.transport.bindings import Bindings
 from celery_delayq.transport.watch import NodesWatch
 
 
@@ -25,7 +24,6 @@ class Nodes:
 
     def __init__(self, topology: Topology, on_change: Callable[[], None]) -> None:
         self.topology = topology
-        self.bindings = Bindings()
         self._on_change = on_change
         #: Server -> a slot that it has, or had while it was a master.
         self._slots: dict[str, int | None] = {}

@@ -16,7 +16,7 @@ from kombu.transport import redis as kombu_redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from celery_delayq.queue.connections import CONNECTION_ERRORS, is_full
+from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, is_full, refusals
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.listener import Listener
 from celery_delayq.transport.rare_lists import RareLists
@@ -30,6 +30,9 @@ _TIDY_S = 1.0
 
 #: Pause until a channel of a cluster whose node is lost subscribes at another one, in seconds.
 _RESUBSCRIBE_S = 0.1
+
+#: Pause until a worker that Redis refuses something for now tries again, in seconds.
+_REFUSED_S = 1.0
 
 #: Pause until a worker for which Redis has no connection left looks for messages again, in seconds.
 _FULL_S = 1.0
@@ -178,6 +181,8 @@ class Poller(kombu_redis.MultiChannelPoller):
         if is_time_to_tidy:
             self._tidy_at = time.monotonic() + _TIDY_S
         for channel in list(self._channels):
+            if is_time_to_tidy:
+                channel.bind_postponed()
             channel.wait_for_replies()
             channel.expiry.keep()
             if is_time_to_tidy:
@@ -196,7 +201,10 @@ class Poller(kombu_redis.MultiChannelPoller):
                 else:
                     self._is_full = False
             except ResponseError as exc:  # not about a list, which the fetcher handles, but a lease, for example
-                raise RedisConnectionError(str(exc)) from exc
+                if isinstance(exc, NOT_SERVING) or not refusals.note(exc, logger):
+                    raise RedisConnectionError(str(exc)) from exc
+                self.wake_in(_REFUSED_S)
+                continue
             except RedisConnectionError as exc:
                 if not is_full(exc):
                     raise

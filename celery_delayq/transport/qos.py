@@ -9,7 +9,7 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
 from redis.exceptions import ResponseError
 
-from celery_delayq.queue.connections import NOT_SERVING
+from celery_delayq.queue.connections import NOT_SERVING, refusals
 
 logger = getLogger(__name__)
 
@@ -57,7 +57,7 @@ class FetchingQoS(virtual.QoS):
         except NOT_SERVING:
             raise
         except ResponseError as exc:
-            if str(exc) != self._refused:
+            if not refusals.note(exc, logger) and str(exc) != self._refused:
                 self._refused = str(exc)
                 logger.warning("Cannot restore messages that workers with kombu's own transport left behind: %s", exc)
 

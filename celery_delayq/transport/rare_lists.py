@@ -11,7 +11,7 @@ from typing import Any
 from redis import exceptions
 
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.queue.connections import NOT_SERVING
+from celery_delayq.queue.connections import NOT_SERVING, refusals
 from celery_delayq.transport.listener import Listener
 
 logger = getLogger(__name__)
@@ -65,7 +65,8 @@ class RareLists:
                 raise exceptions.ConnectionError("the connection that listens for messages was lost") from exc
             if self._is_elsewhere(exc):
                 raise
-            self._on_refused(exc)
+            if not refusals.note(exc, logger):
+                self._on_refused(exc)
             return False
         if are_empty and not self._will_check:
             self._will_check = True

@@ -7,6 +7,7 @@ connection.
 from __future__ import annotations
 
 import time
+from logging import getLogger
 from typing import Any
 
 from kombu.utils.encoding import bytes_to_str
@@ -15,7 +16,9 @@ from redis import exceptions
 
 from celery_delayq.cluster.redirection import is_redirection, understood
 from celery_delayq.fetching.connection import connection_of
-from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.connections import CONNECTION_ERRORS, refusals
+
+logger = getLogger(__name__)
 
 #: How long the server waits at most for a message, in seconds.
 _BLOCK_S = 10
@@ -132,9 +135,12 @@ class Replies:
             message = reading.read()
         except exceptions.ResponseError as exc:
             self._drop(reading.queue)
-            if not is_redirection(understood(exc)):
+            if is_redirection(understood(exc)):
+                self._pause(reading.queue, _MOVING_S)
+            elif refusals.note(exc, logger):
+                self._pause(reading.queue, _LOST_S)
+            else:
                 raise
-            self._pause(reading.queue, _MOVING_S)
             return False
         except CONNECTION_ERRORS as exc:
             self._lose(reading.queue, exc)

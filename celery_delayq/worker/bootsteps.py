@@ -35,7 +35,7 @@ from celery_delayq.worker.handover import Handover, is_busy, is_stopping, tasks_
 from celery_delayq.worker.invalid_task import defect_of, late_defect_of
 from celery_delayq.worker.lateness import note_clock, trace_lateness
 from celery_delayq.worker.received import is_received, tell_eta
-from celery_delayq.worker.reconnect import reconnect_soon
+from celery_delayq.worker.reconnect import reconnect_soon, reconnect_when_refused
 from celery_delayq.worker.rights import name_missing_rights
 
 logger = get_logger(__name__)
@@ -112,6 +112,7 @@ class Transfer(bootsteps.StartStopStep):
         tell_eta(consumer.app)
         trace_lateness()
         reconnect_soon(consumer)
+        reconnect_when_refused(consumer)
         name_missing_rights(consumer)
         super().__init__(consumer, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Reconnect soon: a worker is back within a second after its server is, however long that was away."""
+"""Reconnect soon: a worker is back within a second after its server is, however long that was away, or refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import redis
+from celery.utils.log import get_logger
+
+from celery_delayq.queue.connections import NOT_SERVING, passing_refusal, refusals
 from celery_delayq.transport import Transport
+
+logger = get_logger(__name__)
 
 #: Shortest and longest pause between two attempts, in seconds. Each worker has its own, so that not all come at once.
 _PAUSE_S = (0.2, 0.4)
@@ -36,6 +42,31 @@ def reconnect_soon(consumer: Any) -> None:
             del connection.ensure_connection  # the method of the class is back
 
     consumer.ensure_connected = ensure_soon
+
+
+def reconnect_when_refused(consumer: Any) -> None:
+    """Make a worker's consumer connect again if the server refuses for now what it needs to start.
+
+    Celery takes such an error for one that it cannot recover from, and ends the worker. What this package needs does
+    not end here: it is tried again on the same connection.
+
+    Wraps `Consumer.blueprint.start` of one worker (Celery 5.6 and 5.7).
+    """
+    start = consumer.blueprint.start
+
+    def start_or_reconnect(parent: Any) -> None:
+        try:
+            start(parent)
+        except Exception as exc:
+            cause: BaseException | None = exc
+            while cause is not None and not passing_refusal(cause):
+                cause = cause.__cause__
+            if cause is None or isinstance(exc, NOT_SERVING):
+                raise
+            refusals.note(cause, logger)
+            raise redis.ConnectionError(passing_refusal(cause)) from None  # Celery logs the whole chain
+
+    consumer.blueprint.start = start_or_reconnect
 
 
 class _Soon:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import redis
 
+from celery_delayq.metrics import flusher as of_flusher
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
-from celery_delayq.queue.connections import servers_of
+from celery_delayq.queue.connections import Refusals, servers_of
 from celery_delayq.queue.keys import QueueKeys, counted
 from celery_delayq.queue.script import Script
 from tests.state import out_of_memory
+from tests.support import wait_until
 
 pytestmark = pytest.mark.on_cluster
 
@@ -130,7 +132,7 @@ def no_time(client: redis.Redis) -> Iterator[None]:
     _everybody(client, commands=["+time"])
 
 
-@pytest.mark.parametrize("refusing", [wrong_type, out_of_memory, no_key, no_time])
+@pytest.mark.parametrize("refusing", [wrong_type, no_key, no_time])
 def test_what_the_server_refuses_is_added_later_and_logged_once(
     refusing: object, client: redis.Redis, counters: Counters, flusher: Flusher, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,6 +144,38 @@ def test_what_the_server_refuses_is_added_later_and_logged_once(
     assert len([record for record in caplog.records if "Cannot add to the metrics" in record.message]) == 1
     flusher.flush(client)
     assert (total(client), total(client, "other")) == (3, 1)
+
+
+def test_a_full_server_is_said_once_and_its_metrics_are_added_later(
+    client: redis.Redis,
+    counters: Counters,
+    flusher: Flusher,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not each time, as the time in the command that records the list changes."""
+    monkeypatch.setattr(of_flusher, "refusals", Refusals())
+    with out_of_memory(client), caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            flusher.flush(client)
+            counters.add("another", "x")
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["Redis refuses something for now"]
+    flusher.flush(client)
+    assert (total(client), total(client, "another")) == (3, 3)
+
+
+def test_a_record_that_is_refused_is_said_once(
+    client: redis.Redis, counters: Counters, flusher: Flusher, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.set("delayq:metrics", "of another type")
+    with caplog.at_level(logging.WARNING):
+        flusher.flush(client)
+        second = client.time()[0]
+        wait_until(lambda: client.time()[0] > second, "the command has another time in it")
+        counters.add("q", "x")
+        flusher.flush(client)
+    assert len(caplog.records) == 1
+    client.delete("delayq:metrics")
 
 
 def test_numbers_without_an_answer_are_not_added_twice(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -10,7 +11,6 @@ from celery import Celery
 
 from celery_delayq.transport import node_fetchers
 from celery_delayq.transport.node_fetchers import NodeFetchers
-from celery_delayq.transport.nodes import Nodes
 from tests.ledger import Ledger
 from tests.redis_cluster import servers
 from tests.redis_cluster.servers import Cluster
@@ -56,7 +56,7 @@ class TestRefusedBindings:
     def test_are_written_later(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         errors: list[Exception] = [redis.OutOfMemoryError("maxmemory")] * 3
 
-        def bind() -> None:
+        def bind(channel: Any) -> None:
             if errors:
                 raise errors.pop()
             written.append(1)
@@ -64,9 +64,9 @@ class TestRefusedBindings:
         written: list[int] = []
         monkeypatch.setattr(node_fetchers, "AGAIN_S", 0)
         with app.connection() as connection, connection.channel() as channel:
-            nodes: Nodes = channel.connection.nodes
-            monkeypatch.setattr(nodes, "lose", pytest.fail)  # the node answers
-            nodes.bindings.postpone("news", bind)
+            transport = channel.connection
+            monkeypatch.setattr(transport.nodes, "lose", pytest.fail)  # the node answers
+            transport.bindings.bind(channel, "news", "q", bind)
             fetchers = NodeFetchers(channel)
             for _ in range(5):
                 fetchers.fill()
@@ -75,13 +75,13 @@ class TestRefusedBindings:
     def test_count_as_those_of_their_own_node(
         self, cluster: Cluster, app: Celery, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def bind() -> None:
+        def bind(channel: Any) -> None:
             raise redis.ConnectionError("away")
 
         lost: list[object] = []
         with app.connection() as connection, connection.channel() as channel:
-            nodes: Nodes = channel.connection.nodes
-            monkeypatch.setattr(nodes, "lose", lost.append)
-            nodes.bindings.postpone("news", bind)
+            transport = channel.connection
+            monkeypatch.setattr(transport.nodes, "lose", lost.append)
+            transport.bindings.bind(channel, "news", "q", bind)
             NodeFetchers(channel).fill()
         assert [str(address) for address in lost] == [cluster.owner("shop").address]

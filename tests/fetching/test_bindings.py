@@ -1,0 +1,71 @@
+"""A queue that the server refuses to bind for now is bound before a message is sent to its exchange."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Queue
+
+from examples.private_redis import PrivateRedis
+from tests.refusing import refusing
+from tests.support import wait_until
+
+pytestmark = pytest.mark.one_server(
+    "on a cluster, the node of the bindings may be away: redis_cluster/test_failover.py"
+)
+
+BINDINGS = "_kombu.binding.news"
+
+
+@pytest.fixture
+def client(durable_server: PrivateRedis) -> redis.Redis:
+    return durable_server.client()
+
+
+@pytest.fixture
+def connection(durable_server: PrivateRedis) -> Connection:
+    return Connection(f"delayq://127.0.0.1:{durable_server.port}/0")
+
+
+def queue(name: str = "sports", **options: object) -> Queue:
+    return Queue(name, Exchange("news", "direct"), routing_key="chess", **options)
+
+
+def test_a_message_finds_its_queue_also_if_the_channel_that_declared_it_is_closed(
+    client: redis.Redis, connection: Connection
+) -> None:
+    with client, connection:
+        with refusing(client, "OOM"):
+            with connection.channel() as channel:
+                queue()(channel).declare()
+            with pytest.raises(redis.OutOfMemoryError):
+                connection.Producer().publish("body", exchange="news", routing_key="chess")
+        assert not client.exists(BINDINGS)
+        connection.Producer().publish("body", exchange="news", routing_key="chess")
+        assert client.llen("sports") == 1
+
+
+def test_who_consumes_has_it_bound_soon_afterwards(client: redis.Redis, connection: Connection) -> None:
+    with client, connection:
+        with refusing(client, "OOM"):
+            consumer = connection.Consumer(queue(), callbacks=[lambda body, message: message.ack()])
+            consumer.consume()
+
+        def is_bound() -> bool:
+            with suppress(TimeoutError):  # there is no message
+                connection.drain_events(timeout=0.1)
+            return bool(client.exists(BINDINGS))
+
+        wait_until(is_bound, "it is bound")
+
+
+def test_a_queue_that_is_deleted_before_is_not_bound(client: redis.Redis, connection: Connection) -> None:
+    with client, connection:
+        with refusing(client, "OOM"):
+            bound = queue(auto_delete=True)(connection.default_channel)
+            bound.declare()
+            connection.default_channel.after_reply_message_received("sports")
+        connection.Producer().publish("body", exchange="news", routing_key="chess")
+        assert not client.exists(BINDINGS)
