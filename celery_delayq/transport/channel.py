@@ -392,6 +392,12 @@ class DelayedChannel(kombu_redis.Channel):
                 raise
             logger.debug("Cannot check whether Redis accepts writes: %s", exc)
 
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        params: dict[str, Any] = super()._connparams(asynchronous=asynchronous)
+        # redis-py would connect again by itself, and send a command twice. What waits for messages would never know.
+        params.pop("retry_on_timeout", None)
+        return params
+
     @property
     def pool(self) -> Any:
         """The pool for commands, see kombu. All channels of a connection share it: they belong to one thread."""

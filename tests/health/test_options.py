@@ -53,6 +53,12 @@ def test_an_option_that_nothing_reads_is_a_warning(name: str, advice: str) -> No
     assert finding.advice == advice
 
 
+def test_that_retry_on_timeout_has_no_effect_is_noted() -> None:
+    note, rest = check(broker_transport_options={"retry_on_timeout": True})
+    assert (note.level, rest.level) == (Level.NOTE, Level.OK)
+    assert "retry_on_timeout has no effect" in note.message
+
+
 def test_options_of_kombu_are_known() -> None:
     options = {"visibility_timeout": 60, "max_retries": 3, "master_name": "shop", "socket_keepalive": True}
     (finding,) = check(broker_transport_options=options)

@@ -70,6 +70,26 @@ def taken_up(ledger: Ledger, ids: Sequence[str]) -> list[str]:
     return [run.task_id for run in ledger.runs() if run.task_id in ids]
 
 
+@pytest.mark.one_server("nodes tell their own addresses, past a proxy")
+def test_retry_on_timeout_keeps_no_worker_from_noticing_a_reset(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger
+) -> None:
+    """It makes redis-py connect again by itself, and then the main thread would wait for ever."""
+    port = broker_client.get_connection_kwargs()["port"]
+    proxy = Proxy(port)
+    url = broker_url.replace(str(port), str(proxy.port))
+    try:
+        with long_worker(broker=url, ledger=ledger, gossip=True, transport={"retry_on_timeout": True}) as worker:
+            worker.wait_for_log("Lease renewal of consumer")
+            proxy.cut()
+            worker.wait_for_log("Connected to", times=2)
+            (sent,) = send(app, 1, late=True)
+            open_gate(ledger)
+            wait_until(lambda: ledger.has([sent]), "it runs")
+    finally:
+        proxy.close()
+
+
 @pytest.mark.parametrize("late", EARLY_AND_LATE)
 @pytest.mark.parametrize("pool", _HELD)
 def test_every_task_runs_once_although_the_connection_was_lost_meanwhile(
