@@ -39,7 +39,7 @@ def workers(ctx: click.Context, as_json: bool) -> None:
     elif found.consumers:
         out = console()
         out.print(_table(found, out.width))
-    elif not found.lost:
+    if not (found.consumers or found.lost):
         say(_NOBODY, err=True)
     check_complete(found.lost)
 

@@ -1,7 +1,8 @@
-"""A worker that Redis refuses something ends with one error that says which rights are missing."""
+"""A worker that Redis refuses something ends with one error that says which right, or which command, is missing."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import redis
@@ -15,9 +16,12 @@ from celery_delayq.transport import Transport
 
 logger = get_logger(__name__)
 
+#: What Redis says of a command that it does not have; 6.2 has other quotation marks.
+_UNKNOWN = re.compile(r"unknown command [`'](\w+)")
+
 
 def name_missing_rights(consumer: Any) -> None:
-    """Make a worker's consumer say which rights are missing, if it ends because of one.
+    """Make a worker's consumer say which rights or commands are missing, if it ends because of one.
 
     Redis names no key, and Celery would log a hundred lines. Other errors stay as they are.
 
@@ -31,6 +35,14 @@ def name_missing_rights(consumer: Any) -> None:
             start()
         except Exception as exc:
             refusal = _refusal(exc)
+            unknown = _UNKNOWN.search(str(refusal))
+            if unknown:
+                logger.critical(
+                    "Redis does not know the command %s, which this worker needs. If its configuration has renamed or "
+                    "removed the command (rename-command), let an administrator take that line out, and restart Redis",
+                    unknown[1].upper(),
+                )
+                raise SystemExit(EX_FAILURE) from exc
             missing = [] if refusal is None else _missing(consumer.app)
             if not missing:
                 raise

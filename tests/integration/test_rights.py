@@ -45,6 +45,7 @@ def refused(server: PrivateRedis, ledger: Ledger, *without: str) -> str:
         (["-publish"], "+publish"),
         (["-sadd"], "+sadd"),
         (["-multi"], "+@transaction"),
+        (["-script"], "+script|load"),
         (["resetchannels"], "&*"),
         (["resetkeys", "~celery*", "~delayq:*", "~redisson_delay_queue*"], "~_kombu.binding*"),
     ],
@@ -58,6 +59,19 @@ def test_the_error_names_the_missing_rights(
     assert rule in command.split()
     assert log.count("CRITICAL") == 1
     assert "Traceback" not in log
+
+
+def test_a_command_that_the_server_does_not_have_is_named(ledger: Ledger) -> None:
+    with PrivateRedis("--rename-command", "SCRIPT", "") as server:
+        worker = Worker(gossip=True, broker=server.url.replace("redis:", "delayq:"), ledger=ledger.url)
+        try:
+            worker.start()
+            assert worker.wait() == 1
+            assert worker.log.count("CRITICAL") == 1
+            assert "Redis does not know the command SCRIPT, which this worker needs." in worker.log
+            assert "Traceback" not in worker.log
+        finally:
+            worker.__exit__()
 
 
 def test_a_loop_that_is_refused_something_says_so_without_a_traceback(server: PrivateRedis, ledger: Ledger) -> None:
