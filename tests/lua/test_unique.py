@@ -394,6 +394,17 @@ class TestStartedAndDone:
         assert after.ends_ms > before.ends_ms
         assert replace(after, ends_ms=0) == replace(before, ends_ms=0)
 
+    def test_one_that_goes_on_at_a_server_without_memory_keeps_it_for_longer(self, queue: DelayedQueue) -> None:
+        one = self.one(queue, "done")
+        before = record(queue)
+        assert before is not None
+        wait_until(lambda: now_ms(queue.client) > before.ends_ms - 60_000, "the clock goes on")
+        with out_of_memory(queue.client):
+            assert hold(queue.client, queue.keys, holders=[one], what="renew") == 0
+        after = record(queue)
+        assert after is not None
+        assert after.ends_ms > before.ends_ms
+
     def test_one_that_is_reserved_has_not_started(self, queue: DelayedQueue) -> None:
         one = self.one(queue, "start")
         assert hold(queue.client, queue.keys, holders=[one], what="renew") == 0

@@ -16,6 +16,8 @@ local holds, what = KEYS[1], ARGV[1]
 
 local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)
+-- If the server is out of memory, a script may add only after a removing command, even one that removes nothing.
+redis.call('HDEL', holds, '')
 local given_up = 0
 for at = 2, #ARGV, 2 do
     given_up = given_up + go_on(holds, ARGV[at], ARGV[at + 1], what, now)
