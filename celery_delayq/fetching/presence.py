@@ -5,7 +5,8 @@ than a living consumer needs to reconnect. Second, it has renewed no lease in th
 as soon as it is connected again.
 
 If this process can check the other process, that decides instead. A process that has ended never comes back. A process
-that runs keeps its lease, even if its connections are lost.
+that runs keeps its lease, even if its connections are lost. It keeps its messages even if its lease has ended: a task may
+hold the GIL for so long that nothing can be renewed. Only a suspended process loses them then.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from celery_delayq.fetching import process
 
 #: How long a consumer whose process has ended must be absent before it is given up, in seconds. Until then, the server
 #: may not have noticed that its other connections are closed, and may still give it messages.
 _CLOSING_S = 1.0
+
+#: How long to wait for an answer about a consumer whose lease has ended, and how long it counts, in seconds.
+ANSWER_S, _COUNTS_S = 1.0, 30.0
 
 #: The leases of a consumer: broker list -> score, as stored.
 Leases = Mapping[str, bytes]
@@ -65,14 +69,24 @@ class Presence:
     Args:
         patience_s: how long a consumer must be absent and silent, in seconds, if nobody can check its process.
         is_running: see `process.is_running`; tests pass their own.
+        is_at_work: see `process.is_at_work`.
     """
 
-    def __init__(self, patience_s: float, is_running: Callable[[str], bool | None] = process.is_running) -> None:
+    def __init__(
+        self,
+        patience_s: float,
+        is_running: Callable[[str], bool | None] = process.is_running,
+        is_at_work: Callable[[str], bool | None] = process.is_at_work,
+    ) -> None:
         self._patience_s = patience_s
         self._is_running = is_running
+        self._is_at_work = is_at_work
         #: Ids of the consumers that are, or should be, alive.
         self.known: set[str] = set()
         self._absences: dict[str, _Absence] = {}
+        #: Consumer -> when somebody last asked for it because its lease has ended, and said that it is at work.
+        self._asked: dict[str, float] = {}
+        self._at_work: dict[str, float] = {}
 
     def look(self, alive: set[str], leases: Mapping[str, Leases], now: float) -> Look:
         """Record which consumers are present, and find out which are gone.
@@ -99,9 +113,28 @@ class Presence:
                 in_doubt.add(other)
         return Look(gone, in_doubt)
 
-    def vouch(self, other: str) -> None:
-        """Record that the process of a consumer runs, because another watchdog said so."""
+    def judge(self, other: str, now: float) -> Literal["take", "keep", "ask", "wait"]:
+        """Decide about the messages of a consumer whose lease has ended: whether it keeps them, or others take them.
+
+        If nobody here knows, a watchdog in the same place as its process is to be asked, and its answer waited for.
+        """
+        at_work = self._is_at_work(other)
+        if at_work is not None:
+            return "keep" if at_work else "take"
+        if now - self._at_work.get(other, -math.inf) < _COUNTS_S:
+            return "keep"
+        asked = self._asked.get(other, -math.inf)
+        if now - asked >= _COUNTS_S:
+            self._asked = {it: at for it, at in self._asked.items() if now - at < _COUNTS_S}
+            self._asked[other] = now
+            return "ask"
+        return "take" if now - asked >= ANSWER_S else "wait"
+
+    def vouch(self, other: str, now: float, *, is_at_work: bool = True) -> None:
+        """Record that the process of a consumer runs, because another watchdog said so; it may be suspended."""
         self._absences.pop(other, None)
+        if is_at_work:
+            self._at_work[other] = now
 
     @property
     def look_at(self) -> float:

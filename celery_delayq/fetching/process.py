@@ -63,19 +63,31 @@ def is_running(id: str) -> bool | None:
     It can know if both run in the same place: one boot of one machine, and one namespace of process ids. A suspended
     process runs; a zombie does not.
     """
+    state = _state(id)
+    return None if state is None else bool(state)
+
+
+def is_at_work(id: str) -> bool | None:
+    """Return whether the process that made a consumer runs and is not suspended; None if this process cannot know."""
+    state = _state(id)
+    return None if state is None else state not in ("", "T", "t")
+
+
+def _state(id: str) -> str | None:
+    """Return the state of the process that made a consumer, as Linux writes it; empty if it has ended."""
     found = _ID.fullmatch(id)
     if found is None or found["place"] != _place():
         return None
     try:
         os.kill(int(found["pid"]), 0)
     except ProcessLookupError:
-        return False
+        return ""
     except OSError:  # it belongs to another user
         pass
     stat = _stat(found["pid"])
     if stat is None:  # it belongs to another user, and /proc shows only one's own processes
         return None
-    return stat.start == found["start"] and stat.state not in "ZX"
+    return stat.state if stat.start == found["start"] and stat.state not in "ZX" else ""
 
 
 def _place() -> str:

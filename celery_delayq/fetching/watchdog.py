@@ -6,7 +6,7 @@ losing its lease.
 How it notices that another consumer is gone
     Each watchdog subscribes to a channel named after its consumer. The watchdogs take turns to look which channels are
     missing; `presence` decides what follows from that. If nobody can see that a consumer is gone (it is suspended, or
-    the server does not allow the look), the end of its lease decides.
+    the server does not allow the look), the end of its lease decides, unless somebody sees that its process is at work.
 
 What watchdogs tell each other
     A new watchdog says hello on a channel that all of them hear. A watchdog that misses a consumer, and cannot check
@@ -48,8 +48,8 @@ from redis.client import NEVER_DECODE
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.native import has_greenlets, logger_for, opened, start_native_thread
-from celery_delayq.fetching.presence import Presence
-from celery_delayq.fetching.process import is_consumer, is_running
+from celery_delayq.fetching.presence import ANSWER_S, Presence
+from celery_delayq.fetching.process import is_at_work, is_consumer, is_running
 from celery_delayq.fetching.recovery import Claim, Recovery
 from celery_delayq.queue import keys
 from celery_delayq.queue.clock import ServerClock
@@ -92,7 +92,7 @@ _LONGEST_PAUSE_S, _LONGEST_WAIT_S, _GREENLET_WAIT_S = 1.0, 1.0, 0.2
 _STOP_S = 2.0
 
 #: Words that watchdogs say about a consumer, followed by its id. An id without a word is a hello.
-_MISSING, _RUNNING = "missing", "running"
+_MISSING, _RUNNING, _SUSPENDED = "missing", "running", "suspended"
 
 
 class Watchdog:
@@ -273,12 +273,12 @@ class Watchdog:
         data = message["data"]
         said = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
         word, _, other = said.partition(" ")
-        if word == _RUNNING:
-            self._presence.vouch(other)
+        if word in (_RUNNING, _SUSPENDED):
+            self._presence.vouch(other, time.monotonic(), is_at_work=word == _RUNNING)
         elif word == _MISSING:
             running = is_running(other)
             if running:
-                self._say(f"{_RUNNING} {other}")
+                self._say(f"{_RUNNING if is_at_work(other) else _SUSPENDED} {other}")
             elif running is False:
                 self._presence.known.add(other)
                 self._look_at = time.monotonic()
@@ -312,8 +312,18 @@ class Watchdog:
             self._presence.known |= renewed.silent.keys()
             if now >= max(self._believes_leases_at, self._believes_list_at.get(name, 0.0)):
                 for other, score in renewed.ended.items():
-                    self._recovery.add(name, other, Claim(score))
+                    self._judge(name, other, score, now)
         self._visit_given_up(seen)
+
+    def _judge(self, name: str, other: str, score: bytes, now: float) -> None:
+        """Take the messages of a consumer whose lease on a list has ended, unless its process is at work."""
+        verdict = self._presence.judge(other, now)
+        if verdict == "take":
+            self._recovery.add(name, other, Claim(score))
+        elif verdict != "keep":
+            self._renew_at = min(self._renew_at, now + ANSWER_S)
+            if verdict == "ask":
+                self._say(f"{_MISSING} {other}")
 
     def _doubt_lists(self, renewed: set[str], now: float) -> None:
         """Do not believe ended leases on lists that were not renewed: others could not renew theirs either."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -14,7 +15,9 @@ from billiard import current_process
 from celery import Celery
 from celery.exceptions import Reject
 
+from celery_delayq.cluster.client import Routed
 from celery_delayq.fetching import process
+from tests.brokers import list_for
 from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.worker_app import make_app
@@ -35,6 +38,22 @@ def add_long_tasks(app: Celery, ledger: Ledger) -> Celery:
 
     app.task(bind=True, name="gated", lazy=False, shared=False)(gated)
     app.task(bind=True, name="gated_late", acks_late=True, lazy=False, shared=False)(gated)
+
+    def gated_after_another(self: Any) -> None:
+        """End at once if it is the first task of all, else run until `open_gate`."""
+        ledger.record(self.request.id)
+        if len(ledger.runs()) > 1:
+            wait_until(lambda: ledger.client.exists(_GATE), "the gate is open", 60)
+
+    app.task(bind=True, name="gated_after", lazy=False, shared=False)(gated_after_another)
+    app.task(bind=True, name="gated_after_late", acks_late=True, lazy=False, shared=False)(gated_after_another)
+
+    @app.task(bind=True, name="hold_gil", acks_late=True, lazy=False, shared=False)
+    def hold_gil(self: Any, seconds: int) -> None:
+        """Let no other thread of the process run from `open_gate` on, as a regular expression may."""
+        ledger.record(self.request.id, os.getpid())
+        wait_until(lambda: ledger.client.exists(_GATE), "the gate is open", 60)
+        ctypes.PyDLL(None).sleep(seconds)
 
     @app.task(bind=True, name="nap", acks_late=True, lazy=False, shared=False)
     def nap(self: Any, seconds: float) -> None:
@@ -70,10 +89,10 @@ def open_gate(ledger: Ledger) -> None:
 def long_worker(*options: str, broker: str, ledger: Ledger, place: str = "here", **kwargs: Any) -> Worker:
     """A worker with this app. The options of the transport may be given as `transport`.
 
-    If its place is "elsewhere", nobody can ask for its process.
+    If its place is "elsewhere", nobody can ask for its process; any file that there is makes a place of its own.
     """
-    if place == "elsewhere":
-        kwargs["env"] = {"ELSEWHERE": "1"}
+    if place != "here":
+        kwargs["env"] = {"PLACE": place}
     conf = dict(kwargs.pop("conf", {}))
     if "transport" in kwargs:
         conf["broker_transport_options"] = kwargs.pop("transport")
@@ -90,8 +109,27 @@ def task_ids(client: redis.Redis, name: str = "celery") -> list[str]:
     return [json.loads(message)["headers"]["id"] for message in reversed(client.lrange(name, 0, -1))]
 
 
-if "ELSEWHERE" in os.environ:  # nobody can ask for its process
-    process._BOOT = Path("/nowhere/at/all")
+def message_of(app: Celery, client: redis.Redis, task: str) -> tuple[str, bytes]:
+    """Make a task that nobody has; return its id and its message."""
+    sent = app.send_task(task, queue="aside")
+    message = client.rpop(list_for(client, "aside"))
+    assert isinstance(message, bytes)
+    return str(sent.id), message
+
+
+def node_of(client: redis.Redis, name: str) -> redis.Redis:
+    """Return a client of the server that has a list."""
+    return client.node_of(name).client if isinstance(client, Routed) else client
+
+
+def waits(client: redis.Redis, name: str) -> int:
+    """How many connections of workers wait for messages on the server that has a list."""
+    count: int = node_of(client, name).info("clients")["blocked_clients"]
+    return count
+
+
+if "PLACE" in os.environ:
+    process._BOOT = Path(os.environ["PLACE"])
 
 if "LEDGER" in os.environ:
     app = add_long_tasks(

@@ -92,7 +92,35 @@ class TestKnown:
     def test_to_others_who_vouch_for_it_is_asked_for_again(self, presence: Presence) -> None:
         for at in range(0, 60, 5):
             assert look(presence, at, absent={"one": OLD}) == Look({}, {"one"})
-            presence.vouch("one")
-        presence.vouch("nobody")
+            presence.vouch("one", at)
+        presence.vouch("nobody", 59)
         assert look(presence, 60, absent={"one": OLD}) == Look({}, {"one"})
         assert look(presence, 66, absent={"one": OLD}).gone == {"one": Gone(OLD, False)}
+
+
+class TestWhoseLeaseHasEnded:
+    @pytest.mark.parametrize(("at_work", "verdict"), [(True, "keep"), (False, "take")])
+    def test_keeps_its_messages_if_it_is_seen_at_work(self, at_work: bool, verdict: str) -> None:
+        presence = Presence(PATIENCE_S, lambda id: True, lambda id: at_work)
+        assert [presence.judge("one", now) for now in range(100)] == [verdict] * 100
+
+    @pytest.fixture
+    def presence(self) -> Presence:
+        """It is in another place."""
+        return Presence(PATIENCE_S, lambda id: None, lambda id: None)
+
+    def test_loses_them_if_nobody_answers_for_it(self, presence: Presence) -> None:
+        assert [presence.judge("one", now) for now in (0, 0.5, 0.9, 1, 20)] == ["ask", "wait", "wait", "take", "take"]
+        assert presence.judge("two", 20) == "ask"
+
+    def test_keeps_them_as_long_as_somebody_does(self, presence: Presence) -> None:
+        for at in range(0, 300, 31):
+            assert presence.judge("one", at) == "ask"
+            presence.vouch("one", at + 0.5)
+            assert {presence.judge("one", at + later) for later in (0.5, 1, 29)} == {"keep"}
+        assert [presence.judge("one", now) for now in (310, 311)] == ["ask", "take"]
+
+    def test_loses_them_if_it_is_suspended(self, presence: Presence) -> None:
+        assert presence.judge("one", 0) == "ask"
+        presence.vouch("one", 0.5, is_at_work=False)
+        assert presence.judge("one", 1) == "take"

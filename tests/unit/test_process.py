@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from celery_delayq.fetching import process
-from celery_delayq.fetching.process import consumer_id, is_running, process_of
+from celery_delayq.fetching.process import consumer_id, is_at_work, is_running, process_of
 from celery_delayq.queue.connections import new_id
 from tests.support import wait_until
 
@@ -67,6 +67,9 @@ def test_a_suspended_process_runs(other: Other) -> None:
     other.process.send_signal(signal.SIGSTOP)
     wait_until(lambda: other.state() == "T", "it is suspended")
     assert is_running(other.id) is True
+    assert is_at_work(other.id) is False
+    other.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: is_at_work(other.id), "it goes on")
 
 
 def test_a_process_that_has_its_number_is_another_one(other: Other) -> None:
@@ -106,6 +109,7 @@ print(status, is_running(parents), is_running(childs), f":{child}:" in childs)
 )
 def test_of_others_it_knows_nothing(id: str) -> None:
     assert is_running(id) is None
+    assert is_at_work(id) is None
 
 
 @pytest.mark.parametrize("missing", ["_BOOT", "_NAMESPACES"])
