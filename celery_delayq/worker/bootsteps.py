@@ -108,6 +108,7 @@ class Transfer(bootsteps.StartStopStep):
             cancels_late=consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss,
             on_hand_over=None if self._counting is None else self._counting.recorder.on_hand_over,
         )
+        self._handover.acknowledge_at_end(consumer)
         signals.task_received.connect(run_when_due, dispatch_uid="celery_delayq.run_when_due")
         tell_eta(consumer.app)
         trace_lateness()

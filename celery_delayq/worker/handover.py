@@ -14,12 +14,16 @@ Undocumented parts of Celery (5.6 and 5.7) that this module uses
         acknowledge them, and a stopping worker would wait 30 s for children that wait for it.
     `AsynPool._cache`: number -> job, for all jobs whose results are awaited. What `flush` forgot goes in again.
     `LaxBoundedSemaphore._waiting` (of kombu): the tasks that wait for a free process.
+    `Consumer.call_soon_ack` (5.7), `call_soon` (5.6): how a request acknowledges its message, in the next turn of the
+        event loop. A turn may run several tasks of a solo pool.
     `request.on_accepted.__self__`: a bound method; it leads from the callback to the request, and to its message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from logging import getLogger
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -68,6 +72,9 @@ class Handover:
         #: The processes of a prefork pool that is started and runs on the event loop, and their jobs' messages.
         self._processes: Any = None
         self._jobs: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        #: What to do at the end of the task that runs in this thread; None if none does.
+        self._at_end: list[Callable[[], object]] | None = None
+        self._soon: Callable[..., Any] = lambda call: call()
         self._apply_async = pool.apply_async
         pool.apply_async = self._hand_over
         if isinstance(pool, PreforkPool):
@@ -97,13 +104,45 @@ class Handover:
             if on_begin is not None:
                 options["accept_callback"] = _Noted(options["accept_callback"], on_begin)
         try:
-            job = self._apply_async(target, *args, **options)
+            with self._running():
+                job = self._apply_async(target, *args, **options)
         except Exception:
             self._raised = message
             raise
         if message is not None and job is not None and self._processes is not None:
             self._jobs[job] = message
         return job
+
+    def acknowledge_at_end(self, consumer: Any) -> None:
+        """Let a task in the main thread be acknowledged when it ends: before the next one begins, which may be killed.
+
+        Args:
+            consumer: the worker's `Consumer`, before it has created the handler of its tasks.
+        """
+        if not isinstance(self._pool, SoloPool):
+            return
+        name = "call_soon_ack" if hasattr(consumer, "call_soon_ack") else "call_soon"
+        self._soon = getattr(consumer, name)
+
+        def call(function: Any, *args: Any, **options: Any) -> Any:
+            if self._at_end is None:
+                return self._soon(function, *args, **options)
+            self._at_end.append(partial(function, *args, **options))
+            return None
+
+        setattr(consumer, name, call)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self._at_end = []
+        try:
+            yield
+            while self._at_end:
+                self._at_end.pop(0)()
+        finally:
+            calls, self._at_end = self._at_end, None
+            for call in calls:  # the task has ended the worker, for example, which may put its message back
+                self._soon(call)
 
     def forget(self, delivery_tag: str) -> bool:
         """Forget a task whose message no worker can take; Celery may have reserved it before that showed.

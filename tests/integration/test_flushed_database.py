@@ -8,28 +8,17 @@ from celery import Celery
 
 from celery_delayq.cluster.client import Routed
 from tests.brokers import list_for
-from tests.integration.long_tasks import in_flight, long_worker, open_gate
+from tests.integration.long_tasks import in_flight, long_worker, message_of, node_of, open_gate, waits
 from tests.ledger import Ledger
 from tests.support import lasting_keys, wait_until
 
 pytestmark = pytest.mark.on_cluster
-
-#: A queue that nobody consumes.
-ASIDE = "{celery}aside"
 
 
 @pytest.fixture(autouse=True)
 def clean(broker_client: redis.Redis) -> None:
     """An empty broker."""
     broker_client.flushall()
-
-
-def message_of(app: Celery, client: redis.Redis, task: str) -> tuple[str, bytes]:
-    """Make a task that nobody has; return its id and its message."""
-    sent = app.send_task(task, queue="aside")
-    message = client.rpop(list_for(client, "aside"))
-    assert isinstance(message, bytes)
-    return str(sent.id), message
 
 
 def flush_and_send(client: redis.Redis, *messages: bytes) -> None:
@@ -44,16 +33,6 @@ def flush_and_send(client: redis.Redis, *messages: bytes) -> None:
             pipe.execute()
 
 
-def node_of(client: redis.Redis, name: str) -> redis.Redis:
-    """Return a client of the server that has a list."""
-    return client.node_of(name).client if isinstance(client, Routed) else client
-
-
-def waits(client: redis.Redis) -> bool:
-    """Whether a worker waits for messages on the server."""
-    return node_of(client, list_for(client, "celery")).info("clients")["blocked_clients"] > 0
-
-
 @pytest.mark.parametrize("pool", ["solo", "prefork", "threads"])
 def test_every_task_that_is_sent_afterwards_runs_once(
     app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, pool: str
@@ -62,7 +41,7 @@ def test_every_task_that_is_sent_afterwards_runs_once(
     with long_worker(broker=broker_url, ledger=ledger, pool=pool) as worker:
         for _ in range(3):
             made = [message_of(app, broker_client, "note") for _ in range(3)]
-            wait_until(lambda: waits(broker_client), "it waits for messages")
+            wait_until(lambda: waits(broker_client, list_for(broker_client, "celery")), "it waits for messages")
             flush_and_send(broker_client, *(message for _, message in made))
             ids += [task_id for task_id, _ in made]
             wait_until(lambda ids=ids: ledger.has(ids), "they have run")
@@ -78,7 +57,7 @@ def test_what_a_worker_got_before_it_was_killed_runs_again(
     """The server knew that worker no longer, and the next one never saw it."""
     with long_worker(broker=broker_url, ledger=ledger) as worker:
         task_id, message = message_of(app, broker_client, "gated_late")
-        wait_until(lambda: waits(broker_client), "it waits for messages")
+        wait_until(lambda: waits(broker_client, list_for(broker_client, "celery")), "it waits for messages")
         flush_and_send(broker_client, message)
         wait_until(lambda: ledger.has([task_id]), "it runs")
         assert not broker_client.exists(f"delayq:consumers:{{{list_for(broker_client, 'celery').strip('{}')}}}")
