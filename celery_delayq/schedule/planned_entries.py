@@ -19,6 +19,7 @@ from typing import Any
 from redis.exceptions import ReadOnlyError, ResponseError
 
 from celery_delayq.errors import InvalidSchedule
+from celery_delayq.queue.connections import refusals
 from celery_delayq.schedule.attendance import Attendance
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.entry import Definition, why_invalid
@@ -164,7 +165,7 @@ class PlannedEntries:
                     changes.append((name, raw, changed))
         for (name, _, record), reply in zip(changes, self._store.write_records(changes), strict=True):
             if isinstance(reply, ResponseError):
-                self.note_error(name, str(reply))
+                self.note_error(name, str(reply), reply)
                 continue
             records.pop(name, None)
             if not reply:
@@ -478,10 +479,16 @@ class PlannedEntries:
 
     # -- errors
 
-    def note_error(self, name: str, error: str | None) -> None:
-        """Store an error for `delayq.schedule`. Each process logs it once, also if it is stored already."""
+    def note_error(self, name: str, error: str | None, cause: object = None) -> None:
+        """Store an error for `delayq.schedule`. Each process logs it once, also if it is stored already.
+
+        Args:
+            name: of the entry.
+            error: what to show; None if all is well again.
+            cause: the exception, if the server refuses something for now: that is said once for all entries.
+        """
         logged = {} if self._logged is None else self._logged
-        if error is not None and logged.get(name) != error:
+        if error is not None and logged.get(name) != error and not refusals.note(cause, logger):
             logger.error("Cannot plan periodic task %r: %s", name, error)
             logged[name] = error
         if self._errors.get(name) == error:

@@ -550,7 +550,7 @@ class Planner:
 
     def _fail(self, name: str, planned: PlannedEntry, error: Exception) -> None:
         planned.error = told(error)
-        self._planned.note_error(name, planned.error)
+        self._planned.note_error(name, planned.error, error)
         self._wake(name, planned, self._attendance.now_ms() + min(_RETRY_MS[0] * 2**planned.failures, _RETRY_MS[1]))
         planned.failures = min(planned.failures + 1, 10)
 

@@ -135,6 +135,22 @@ def test_a_worker_that_reconnects_goes_on(
         assert not worker.has_ended
 
 
+def test_periodic_tasks_go_on_and_it_is_said_once_for_all(broker_url: str, client: redis.Redis, ledger: Ledger) -> None:
+    entries = {name: {"task": "note", "schedule": 1.0, "args": [name]} for name in ("a", "b", "c")}
+    conf = {"beat_scheduler": "delayq", "beat_schedule": entries}
+
+    def ran() -> set[str]:
+        return {run.note for run in ledger.runs()}
+
+    with long_worker(broker=broker_url, ledger=ledger, conf=conf) as worker:
+        wait_until(lambda: ran() == entries.keys(), "all run")
+        with refusing(client, "NOREPLICAS", 2):
+            worker.wait_for_log("Redis refuses something for now: NOREPLICAS ")
+        ledger.clear()
+        wait_until(lambda: ran() == entries.keys(), "all run again")
+        assert len(complaints(worker)) == 1, worker.log
+
+
 def test_an_answer_to_remote_control_that_is_refused_is_left_out(
     broker_url: str, client: redis.Redis, app: Celery, ledger: Ledger
 ) -> None:
