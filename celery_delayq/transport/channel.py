@@ -124,7 +124,7 @@ class DelayedChannel(kombu_redis.Channel):
         self.batch: Batch | None = None
         self.expiry = Expiry(self)
         #: When to keep the bindings of queues that expire again (monotonic), after that has failed.
-        self._refresh_at = 0.0
+        self._refresh_at, self._refresh_error = 0.0, ""
         super().__init__(connection, **kwargs)
         # kombu has sent a PING on a connection for consuming. Most channels never need that again. If kombu 5.6 heard
         # of its end, it would no longer poll.
@@ -232,9 +232,14 @@ class DelayedChannel(kombu_redis.Channel):
         if time.monotonic() < self._refresh_at:
             return
         self._refresh_at = time.monotonic() + AGAIN_S
-        with self._if_possible():
-            super().maybe_refresh_binding_expiry()
-            self._refresh_at = 0.0
+        try:
+            with self._if_possible():
+                super().maybe_refresh_binding_expiry()
+                self._refresh_at, self._refresh_error = 0.0, ""
+        except redis.ResponseError as exc:  # the user may not call SCRIPT, for example: Celery would log a traceback
+            if str(exc) != self._refresh_error:
+                logger.warning("Cannot keep the bindings of queues that expire, trying again every 10 s: %s", exc)
+            self._refresh_error = str(exc)
 
     # -- publishing
 

@@ -45,7 +45,6 @@ def refused(server: PrivateRedis, ledger: Ledger, *without: str) -> str:
         (["-publish"], "+publish"),
         (["-sadd"], "+sadd"),
         (["-multi"], "+@transaction"),
-        (["-script"], "+script|load"),
         (["resetchannels"], "&*"),
         (["resetkeys", "~celery*", "~delayq:*", "~redisson_delay_queue*"], "~_kombu.binding*"),
     ],
