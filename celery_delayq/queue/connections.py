@@ -57,7 +57,8 @@ def passing_refusal(exc: object) -> str:
     full), BUSY (a script takes long), LOADING, READONLY (it is a replica), MASTERDOWN (a replica without its master),
     CLUSTERDOWN, TRYAGAIN (a slot moves). Redis 6.2 says it in other words if a script meets it.
     """
-    if not isinstance(exc, (exceptions.ResponseError, exceptions.BusyLoadingError)):
+    # A server that refuses as somebody connects counts as away, see `Transport.establish_connection`.
+    if not isinstance(exc, (exceptions.ResponseError, exceptions.ConnectionError)):
         return ""
     text = str(exc)
     if text.startswith("Command # "):
