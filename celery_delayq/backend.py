@@ -114,7 +114,8 @@ class ClusterBackend(RedisBackend):
 
     def _create_client(self, **params: Any) -> redis.Redis:
         # Celery repeats what failed; redis-py must not do it, too.
-        return Routed(Topology(self._seeds, partial(pool_at, {**params, "retry": Retry(NoBackoff(), 0)})))
+        params["retry"] = Retry(NoBackoff(), 0)
+        return Routed(Topology(self._seeds, partial(pool_at, params)))
 
 
 #: Celery pauses for a second each time. By default, a node is taken for dead after 15 s, and elections take some more.

@@ -13,10 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import redis
 from celery.backends.redis import RedisBackend, SentinelBackend
+from redis.sentinel import SentinelManagedConnection
 
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.settings import check_master_name, sentinel_options
+from celery_delayq.transport.known import known
 
 _KNOWN = (
     "use delayq://, delayq+socket://, delayq+sentinel:// or delayq+cluster://; delayqs://, delayqs+sentinel:// or "
@@ -73,7 +76,7 @@ def backend(app: Any, url: str | None = None, **options: Any) -> RedisBackend:
             failover except Sentinel. Or it is the URL of Sentinels, and nothing names the master.
     """
     if url is None:
-        return RedisBackend(app=app, **options)
+        return _known(RedisBackend(app=app, **options))
     if ";delayqs+" in url:  # if one of several hosts asks for TLS, no other is told anything in the clear
         return backend_over_tls(app, url, **options)
     scheme, _, rest = url.partition("://")
@@ -84,7 +87,7 @@ def backend(app: Any, url: str | None = None, **options: Any) -> RedisBackend:
     _refuse_several(url)
     if scheme not in ("delayq", "socket"):
         raise ConfigurationError(f"unknown scheme delayq+{scheme}:// in result_backend: {_KNOWN}")
-    return RedisBackend(app=app, url=f"redis://{rest}" if scheme == "delayq" else url, **options)
+    return _known(RedisBackend(app=app, url=f"redis://{rest}" if scheme == "delayq" else url, **options))
 
 
 def backend_over_tls(app: Any, url: str | None = None, **options: Any) -> RedisBackend:
@@ -101,7 +104,7 @@ def backend_over_tls(app: Any, url: str | None = None, **options: Any) -> RedisB
     _refuse_several(rest)
     if scheme != "delayqs":
         raise ConfigurationError(f"unknown scheme delayqs+{scheme}:// in result_backend: {_KNOWN}")
-    return RedisBackend(app=app, url=_verified(app, f"rediss://{rest}"), **options)
+    return _known(RedisBackend(app=app, url=_verified(app, f"rediss://{rest}"), **options))
 
 
 def _verified(app: Any, url: str) -> str:
@@ -115,13 +118,21 @@ def _verified(app: Any, url: str) -> str:
 def _sentinel_backend(kind: type[SentinelResults], app: Any, url: str, options: dict[str, Any]) -> RedisBackend:
     setting = "result_backend_transport_options"
     check_master_name(app.conf[setting], setting, "result_backend is a URL")
-    return kind(app=app, url=re.sub(r"delayqs?\+sentinel://", "sentinel://", url), **options)
+    url = re.sub(r"delayqs?\+sentinel://", "sentinel://", url)
+    return _known(kind(app=app, url=url, **options), SentinelManagedConnection)
 
 
 def _cluster_backend(app: Any, url: str, options: dict[str, Any]) -> RedisBackend:
     from celery_delayq.backend import ClusterBackend  # not on a single server
 
-    return ClusterBackend(app=app, url=url, **options)
+    return _known(ClusterBackend(app=app, url=url, **options))
+
+
+def _known(backend: RedisBackend, by_default: type = redis.Connection) -> RedisBackend:
+    """Return a backend whose connections a forked child closes, see `transport.known`."""
+    params = backend.connparams
+    params["connection_class"] = known(params.get("connection_class", by_default))
+    return backend
 
 
 def _refuse_several(url: str) -> None:

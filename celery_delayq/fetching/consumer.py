@@ -549,12 +549,6 @@ class Consumer:
             if tag not in kept:
                 self._let_go(tag)
 
-    def after_fork(self) -> None:
-        """Close what a forked child inherited, but send nothing: copies would keep the parent's connections alive."""
-        self._conversation.close()
-        self._held.clear()
-        self.leases.forget()
-
     def disconnect(self) -> None:
         """Close all connections; a later acknowledgement opens a new one."""
         self._conversation.close()

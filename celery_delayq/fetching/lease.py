@@ -70,10 +70,6 @@ class Leases:
         """Name -> keys of each list with a lease; a view."""
         return MappingProxyType(self._lists)
 
-    def forget(self) -> None:
-        """Have no leases any more, but send nothing: for a forked child."""
-        self._lists.clear()
-
     def keys_of(self, name: str) -> QueueKeys:
         """Return the keys of a list, whether or not there is a lease on it."""
         return self._lists.get(name) or QueueKeys.of(name, self._db, in_cluster=self._in_cluster)

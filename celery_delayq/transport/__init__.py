@@ -20,7 +20,7 @@
     urls        the URL schemes, and how kombu reads them
     connector   connections for the transfer loop
     sentinel    leaves a master when Sentinel has named another one
-    known       the connections of this process to masters that may have to be left
+    known       the connections of this process: a master may have to be left, and a forked child closes its copies
     wrong_server  says so if the server is of another kind than the URL says
 
 and for Redis Cluster:
@@ -269,14 +269,9 @@ class Transport(kombu_redis.Transport):
                 station.close(keep)
 
     def after_fork(self) -> None:
-        """Close what a forked child inherited, but send nothing."""
-        for station in (*self._stations.values(), *self._former):
-            station.after_fork()
+        """Forget what belongs to the parent of a forked child, see `known`."""
         self._stations, self._former = {}, []
-        nodes, self.nodes = self.nodes, None
-        if nodes is not None:
-            nodes.after_fork()
-        self.disconnect_pool()
+        self.nodes = self.pool = None
 
     # -- the transfer loops of this connection
 

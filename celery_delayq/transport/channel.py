@@ -46,6 +46,7 @@ from celery_delayq.transport.keyed import (
     put_keyed,
     refuse_global,
 )
+from celery_delayq.transport.known import known
 from celery_delayq.transport.last_delivery import on_begin
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
@@ -97,6 +98,9 @@ class DelayedChannel(kombu_redis.Channel):
     """
 
     QoS = FetchingQoS
+
+    connection_class = known(kombu_redis.Channel.connection_class)
+    connection_class_ssl = known(kombu_redis.Channel.connection_class_ssl)
 
     client = _Once(kombu_redis.Channel.client)
     subclient = _Once(kombu_redis.Channel.subclient)
@@ -401,6 +405,7 @@ class DelayedChannel(kombu_redis.Channel):
         params: dict[str, Any] = super()._connparams(asynchronous=asynchronous)
         # redis-py would connect again by itself, and send a command twice. What waits for messages would never know.
         params.pop("retry_on_timeout", None)
+        params["connection_class"] = known(params["connection_class"])  # kombu has a class of its own for sockets
         return params
 
     @property
@@ -521,16 +526,20 @@ class DelayedChannel(kombu_redis.Channel):
         station: Station = self._transport.station("", Connector(self._transport.client), self.plain_client)
         return station
 
-    def wait_for_replies(self) -> None:
-        """Wait for messages of queues that are consumed without acknowledgement: kombu itself does so."""
-
     def _receive(self) -> Any:
+        """Read what the subscription has received, see kombu, which would wait for a silent one for ever."""
+        connection = self.subclient.connection
+        if connection is None or connection._sock is None or not connection.can_read(timeout=0):
+            return None
         try:
             return super()._receive()
         except redis.ResponseError as exc:  # to a PING on the subscription
             if not refusals.note(exc, logger):
                 raise
             return None
+
+    def wait_for_replies(self) -> None:
+        """Wait for messages of queues that are consumed without acknowledgement: kombu itself does so."""
 
     def close_idle(self) -> None:
         """Close the connection for BRPOP if kombu no longer reads with it: a worker does so only while it starts."""
@@ -602,7 +611,7 @@ class DelayedChannel(kombu_redis.Channel):
         super().close()
 
     def _after_fork(self) -> None:
-        self.fetcher.after_fork()
+        self.fetcher = self._make_fetcher()
         self._transport.after_fork()
         super()._after_fork()
 

@@ -25,7 +25,6 @@ from celery_delayq.cluster.topology import PATIENCE_S, Address, Topology, pool_a
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.transport.channel import DelayedChannel
-from celery_delayq.transport.known import NodeConnection, NodeSSLConnection
 from celery_delayq.transport.node_fetchers import NodeFetchers
 from celery_delayq.transport.nodes import Nodes
 from celery_delayq.transport.qos import FetchingQoS
@@ -53,9 +52,6 @@ class ClusterChannel(DelayedChannel):
     keyprefix_queue = "{_kombu.binding}.%s"
     keyprefix_binding_deadlines = "{_kombu.binding}_deadlines"
     keyprefix_binding_permanent = "{_kombu.binding}_permanent.%s"
-
-    connection_class = NodeConnection
-    connection_class_ssl = NodeSSLConnection
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         self._routed: Routed | None = None
@@ -257,7 +253,7 @@ class ClusterChannel(DelayedChannel):
         super().close()
 
     def _after_fork(self) -> None:
-        self.replies.after_fork()
+        self.replies = Replies(self)
         super()._after_fork()
 
 

@@ -467,14 +467,6 @@ class Fetcher:
             self._on_connection_lost()
         self.disconnect()
 
-    def after_fork(self) -> None:
-        """Close what the child inherited, but send nothing."""
-        for slot in self._slots.values():
-            slot.disconnect()
-        self._slots.clear()
-        self._delivery.clear()
-        self._station = None
-
     def disconnect(self) -> None:
         """Close all connections."""
         self._settled_until = 0.0

@@ -1,54 +1,98 @@
-"""Connections that are known by their server, so that all of them can be ended when it is no longer a master.
+"""Connections that are known, so that all of them can be ended or closed.
 
-If a master dies, its connections end. If it hangs, or its machine is cut off, they last, and their users would wait.
+If a master dies, its connections end. If it hangs, or its machine is cut off, they last, and their users would wait:
+`leave` ends those to a server that is no longer a master.
+
+A forked child inherits a copy of each connection. While it has that copy, the server and the event loop of the parent
+see the connection as open, although the parent has closed it. So a child closes its copies at once. It tells neither
+the server nor the event loop, which it shares with its parent.
 """
 
 from __future__ import annotations
 
+import os
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-import redis
 from redis import exceptions
 
 from celery_delayq.queue.connections import is_full, passing_refusal
 from celery_delayq.transfer.thread import interrupt
 
-#: The connections of this process, by `id`. A plain dict: safe in all threads.
-_connections: dict[int, weakref.ref[Any]] = {}
+#: What this process has to know, by `id`. A plain dict: safe in all threads.
+_known: dict[int, weakref.ref[Any]] = {}
 
 
-def remember(connection: Any) -> None:
-    """Make a connection known to `leave`."""
-    key = id(connection)
-    _connections[key] = weakref.ref(connection, lambda _: _connections.pop(key, None))
+def remember(it: Any) -> None:
+    """Make a connection known, or anything else with a method `close_copy`, for a forked child."""
+    key = id(it)
+    _known[key] = weakref.ref(it, lambda _: _known.pop(key, None))
 
 
-def any_known() -> bool:
-    """Return whether a known connection still exists, open or not. Safe in any thread."""
-    return bool(_connections)
+def _all_known() -> list[Any]:
+    return [it for it in (reference() for reference in list(_known.values())) if it is not None]
+
+
+def _connections() -> list[Known]:
+    return [it for it in _all_known() if isinstance(it, Known)]
+
+
+def is_any(kind: type) -> bool:
+    """Return whether a known connection of a kind still exists, open or not. Safe in any thread."""
+    return any(isinstance(it, kind) for it in _all_known())
 
 
 def leave(host: str, port: int) -> int:
     """End all known connections to a server; returns their number. Safe in any thread: their users get an error."""
     ended = 0
-    for reference in list(_connections.values()):
-        connection = reference()
-        if connection is None or (connection.host, int(connection.port or 0)) != (host, port):
-            continue
-        sock = getattr(connection, "_sock", None)
-        interrupt(sock)
-        ended += sock is not None
+    for connection in _connections():
+        if connection.is_to(host, port):
+            sock = connection._sock
+            interrupt(sock)
+            ended += sock is not None
     return ended
 
 
-class _Known:
-    """Makes a connection known; for subclasses of redis-py's connections."""
+def is_polled(fd: int, stop_polling: Callable[[int], object]) -> None:
+    """Have a connection stop polling its descriptor before it closes it."""
+    for connection in _connections():
+        sock = connection._sock
+        if sock is not None and sock.fileno() == fd:
+            connection.stop_polling = stop_polling
 
-    def connect(self) -> Any:
-        """Connect, see redis-py."""
+
+class Known:
+    """Makes a connection known; for subclasses of redis-py's connections, see `known`."""
+
+    #: Called with the descriptor before it is closed; None if nobody polls it. Later, an event loop could not forget
+    #: it, and would report it for as long as another process has a copy.
+    stop_polling: Callable[[int], object] | None = None
+
+    _sock: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         remember(self)
-        return super().connect()  # type: ignore[misc]
+
+    def is_to(self, host: str, port: int) -> bool:
+        """Return whether it is a connection to a server."""
+        return (getattr(self, "host", None), int(getattr(self, "port", 0) or 0)) == (host, port)
+
+    def disconnect(self, *args: Any, **kwargs: Any) -> None:
+        """Close the connection, see redis-py."""
+        stop_polling, self.stop_polling = self.stop_polling, None
+        if stop_polling is not None and self._sock is not None:
+            stop_polling(self._sock.fileno())
+        super().disconnect(*args, **kwargs)  # type: ignore[misc]
+
+    def close_copy(self) -> None:
+        """Close what a forked child has inherited, and nothing else."""
+        sock, self._sock = self._sock, None
+        self.stop_polling = None
+        if sock is not None:
+            sock.close()
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         """Read a reply, see redis-py, which does not know what a node says that has no connection left.
@@ -69,9 +113,17 @@ class _Known:
             raise
 
 
-class NodeConnection(_Known, redis.Connection):
-    """A connection to a node of a cluster."""
+def known(kind: type) -> Any:
+    """Return a class of connections that are known, for one of redis-py's."""
+    return kind if issubclass(kind, Known) else type(kind.__name__, (Known, kind), {})
 
 
-class NodeSSLConnection(_Known, redis.SSLConnection):
-    """The same with TLS."""
+def _after_fork() -> None:
+    """Close the child's copies. No other thread runs in a child yet."""
+    for it in _all_known():
+        with suppress(Exception):
+            it.close_copy()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

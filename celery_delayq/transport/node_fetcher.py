@@ -190,11 +190,6 @@ class NodeFetcher(Fetcher):
         self._stop_waiting()
         super().disconnect()
 
-    def after_fork(self) -> None:
-        """Close what the child inherited, see `Fetcher`."""
-        self._late = None
-        super().after_fork()
-
     # -- its queues
 
     def _queues(self) -> list[str]:

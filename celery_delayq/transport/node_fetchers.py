@@ -309,10 +309,3 @@ class NodeFetchers:
         """Stop waiting for messages, and put undelivered ones back. Never raises."""
         for fetcher in self._all:
             fetcher.close()
-
-    def after_fork(self) -> None:
-        """Close what the child inherited, but send nothing."""
-        for fetcher in self._all:
-            fetcher.after_fork()
-        self._fetchers.clear()
-        self._turns.clear()

@@ -95,8 +95,3 @@ class Nodes:
         if watch is not None:
             watch.stop()
         self.topology.close()
-
-    def after_fork(self) -> None:
-        """Close what the child inherited, but send nothing."""
-        self._watch = None
-        self.topology.close()

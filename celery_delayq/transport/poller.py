@@ -18,6 +18,7 @@ from redis.exceptions import ResponseError
 
 from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, is_full, refusals
 from celery_delayq.transport.fetcher import Fetcher
+from celery_delayq.transport.known import is_polled, remember
 from celery_delayq.transport.listener import Listener
 from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.slots import Slot
@@ -53,7 +54,14 @@ class Waker:
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         os.set_blocking(self._write_fd, False)
-        weakref.finalize(self, _close, self._read_fd, self._write_fd, os.getpid()).atexit = False
+        self._closes = weakref.finalize(self, _close, self._read_fd, self._write_fd)
+        self._closes.atexit = False
+        remember(self)
+
+    def close_copy(self) -> None:
+        """Close what a forked child has inherited; its numbers may become those of other files."""
+        self._closes()
+        self._read_fd = self._write_fd = -1
 
     def fileno(self) -> int:
         """Return the file descriptor to poll."""
@@ -70,10 +78,9 @@ class Waker:
             os.read(self._read_fd, 4096)
 
 
-def _close(read_fd: int, write_fd: int, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child may use their numbers for other files
-        os.close(read_fd)
-        os.close(write_fd)
+def _close(read_fd: int, write_fd: int) -> None:
+    os.close(read_fd)
+    os.close(write_fd)
 
 
 class Poller(kombu_redis.MultiChannelPoller):
@@ -82,7 +89,7 @@ class Poller(kombu_redis.MultiChannelPoller):
     kombu's own code serves fanout queues and queues that are consumed without acknowledgement.
 
     Overrides of `MultiChannelPoller` (kombu 5.6 and 5.7): `on_poll_start`, `on_readable`, `handle_event`, `get`,
-    `fds`, `close`, `maybe_restore_messages`, `_register_LISTEN`.
+    `fds`, `close`, `maybe_restore_messages`, `_register`, `_register_LISTEN`.
     """
 
     def __init__(self) -> None:
@@ -106,6 +113,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         fd = slot.fileno()
         self._slots[fd] = (slot, owner)
         self.poller.register(fd, self.eventflags)
+        is_polled(fd, self.stop_polling)
 
     def remove_slot(self, slot: Slot | Listener) -> None:
         """Stop polling a slot. Call this before it disconnects: later, its descriptor may belong to another file."""
@@ -264,6 +272,11 @@ class Poller(kombu_redis.MultiChannelPoller):
         """
         channel._in_listen = None  # it may have subscribed to some of them
         self._register_LISTEN(channel)
+
+    def _register(self, channel: Any, client: Any, type: str) -> None:
+        """Poll a connection of kombu's, see kombu."""
+        super()._register(channel, client, type)
+        client.connection.stop_polling = self.stop_polling
 
     def _register_LISTEN(self, channel: Any) -> None:
         """Subscribe a channel, see kombu; on a cluster, at the next turn if its node is lost."""

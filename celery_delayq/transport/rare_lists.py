@@ -118,9 +118,3 @@ class RareLists:
         if listener is not None:
             self._cycle.remove_slot(listener)
             listener.disconnect()
-
-    def after_fork(self) -> None:
-        """Close what the child inherited, but send nothing."""
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.disconnect()

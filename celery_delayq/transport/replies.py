@@ -155,12 +155,6 @@ class Replies:
         for queue in list(self._readings):
             self._drop(queue)
 
-    def after_fork(self) -> None:
-        """Close what the child inherited, but send nothing."""
-        for reading in self._readings.values():
-            reading.disconnect()
-        self._readings.clear()
-
     def _drop(self, queue: str) -> None:
         reading = self._readings.pop(queue)
         if self._channel.connection is not None:

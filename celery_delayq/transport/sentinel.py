@@ -19,7 +19,7 @@ from kombu.transport.redis import SentinelManagedSSLConnection
 from redis.sentinel import SentinelManagedConnection
 
 from celery_delayq.transfer.thread import LoopThread
-from celery_delayq.transport.known import any_known, leave, remember
+from celery_delayq.transport.known import Known, is_any, leave
 
 logger = getLogger(__name__)
 
@@ -35,23 +35,22 @@ _LISTEN_AFTER_S = 1.0
 _IDLE_S = 10.0
 
 
-class _Known:
-    """Makes a connection known to `leave`, and its process listen; for subclasses of redis-py's connections."""
+class Managed(Known):
+    """Makes a connection known, and its process listen; for subclasses of redis-py's connections."""
 
     connection_pool: Any
 
     def connect_to(self, address: Any) -> Any:
         """Connect, see redis-py."""
-        remember(self)
         watch(self.connection_pool.sentinel_manager, self.connection_pool.service_name)
         return super().connect_to(address)  # type: ignore[misc]
 
 
-class KnownConnection(_Known, SentinelManagedConnection):
+class KnownConnection(Managed, SentinelManagedConnection):
     """A connection to a master that Sentinel has named."""
 
 
-class KnownSSLConnection(_Known, SentinelManagedSSLConnection):
+class KnownSSLConnection(Managed, SentinelManagedSSLConnection):
     """The same with TLS."""
 
 
@@ -108,13 +107,13 @@ class SentinelWatch(LoopThread):
                 pool.disconnect()
 
     def _is_needed(self) -> bool:
-        if any_known():
+        if is_any(Managed):
             self._needed_at = time.monotonic()
         elif time.monotonic() > self._needed_at + _IDLE_S:
             self._stopping = (
                 True  # whoever connects from now on starts another one; whoever connected just before needs this
             )
-            self._stopping = not any_known()
+            self._stopping = not is_any(Managed)
         return self.listens
 
     def _listen(self, sentinel: redis.Redis) -> None:

@@ -83,8 +83,3 @@ class Station:
         self.consumer.retire()
         self._watchdog.finish_at_exit()
         self.consumer.disconnect()
-
-    def after_fork(self) -> None:
-        """Close what the child inherited, but send nothing."""
-        self.rare_lists.after_fork()
-        self.consumer.after_fork()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from celery_delayq.transport.known import NodeConnection
+from celery_delayq.transport.known import known
 from tests.ledger import Ledger
 from tests.redis_cluster.servers import Cluster, ClusterNode
 from tests.support import wait_until
@@ -91,7 +91,7 @@ def test_the_queues_of_other_nodes_go_on_while_one_is_full(cluster: Cluster, led
 def test_a_node_that_is_full_is_not_taken_for_one_that_refuses_a_command(cluster: Cluster) -> None:
     """redis-py knows what a single server says, and reads over what a node says while it connects."""
     node = cluster.nodes[0]
-    connection = NodeConnection(host="127.0.0.1", port=node.port)
+    connection = known(redis.Connection)(host="127.0.0.1", port=node.port)
     with limited(node, 1), pytest.raises(redis.ConnectionError, match="max number of clients"):
         connection.connect()
     connection.disconnect()
