@@ -46,9 +46,12 @@ _THOROUGH = (
     "integration/template",
     *(
         f"integration/test_{name}.py"
-        for name in ("example_orders", "lost_connection", "migration", "prefetch", "release", "replaced_children")
+        for name in ("example_orders", "lost_connection", "many_resets", "migration", "prefetch", "release")
     ),
-    *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks", "unique_races")),
+    *(
+        f"integration/test_{name}.py"
+        for name in ("replaced_children", "side_by_side", "stock_eta_tasks", "unique_races")
+    ),
 )
 
 
@@ -56,8 +59,8 @@ _THOROUGH = (
 #: too.
 _VERSIONS = (
     *("consumer/test_flaps.py", "faults/test_nothing_lost.py", "faults/test_poison.py", "integration/template"),
-    *(f"integration/test_{name}.py" for name in ("lost_connection", "release", "replaced_children", "side_by_side")),
-    "integration/test_stock_eta_tasks.py",
+    *(f"integration/test_{name}.py" for name in ("lost_connection", "many_resets", "release", "replaced_children")),
+    *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks")),
     *("redis_cluster/test_failover.py", "redis_cluster/test_tls.py"),
 )
 

@@ -404,12 +404,12 @@ class Topology:
 
     # -- the end
 
-    def close(self) -> None:
-        """Close all connections. Whoever goes on opens new ones."""
+    def close(self, *, in_use: bool = True) -> None:
+        """Close all connections, see `Node.close`. Whoever goes on opens new ones."""
         with self._lock:
             nodes = [*self._masters, *self._others.values()]
         for node in nodes:
-            node.close()
+            node.close(in_use=in_use)
 
 
 def _ranges(found: Iterable[Any], asked: Address) -> Iterable[tuple[int, int, Address, str]]:

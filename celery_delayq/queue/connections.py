@@ -158,6 +158,14 @@ def hurried(client: redis.Redis) -> redis.Redis:
     return cast("redis.Redis", client.hurried()) if is_cluster(client) else client  # type: ignore[attr-defined]
 
 
+def close_idle(client: redis.Redis) -> None:
+    """Close the connections of a client that nobody uses now; later commands open new ones."""
+    if is_cluster(client):
+        client.topology.close(in_use=False)  # type: ignore[attr-defined]
+    else:
+        client.connection_pool.disconnect(inuse_connections=False)
+
+
 def is_cluster(client: redis.Redis) -> bool:
     """Return whether a client is one of a cluster, whose keys are at several servers."""
     return hasattr(client, "at")

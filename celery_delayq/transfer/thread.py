@@ -6,6 +6,7 @@ import _socket
 import os
 import socket
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from logging import Logger
@@ -26,7 +27,8 @@ class LoopThread(ABC):
 
     def __init__(self, name: str, logger: Logger, what: str, meanwhile: str) -> None:
         self._name = name
-        self._outage = Outage(logger, what, meanwhile, lambda: self._stopping)
+        stops = weakref.WeakMethod(self.is_stopping)  # this must not wait for the garbage collector: it has descriptors
+        self._outage = Outage(logger, what, meanwhile, lambda: (is_stopping := stops()) is None or is_stopping())
         #: The subscription, a `redis.client.PubSub`; None before the first connection.
         self._pubsub: Any = None
         self._stopping = False
@@ -48,6 +50,10 @@ class LoopThread(ABC):
         interrupt(socket_of(self._pubsub))
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
+
+    def is_stopping(self) -> bool:
+        """Return whether the loop ends, or has ended."""
+        return self._stopping
 
     def is_alive(self) -> bool:
         """Return whether the loop's thread runs."""

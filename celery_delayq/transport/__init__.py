@@ -73,6 +73,7 @@ from celery_delayq.transport.poller import Poller
 from celery_delayq.transport.publisher import Publisher
 from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.replicas import NotReplicated
+from celery_delayq.transport.sentinel import close_sentinels
 from celery_delayq.transport.station import Station
 from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, is_sentinel, name_whole, what_to_write
 
@@ -122,6 +123,8 @@ class Transport(kombu_redis.Transport):
         self._loops: dict[str, TransferLoop] = {}
         #: Settings and histories of the loops; None while none may run.
         self._transfer: tuple[TransferSettings | None, dict[str, History]] | None = None
+        #: Makes the event loop call nothing of this connection any more.
+        self._leave_loop: Callable[[], object] = bool
         #: Server -> station; "" is the name of a single server.
         self._stations: dict[str, Station] = {}
         #: Stations that are closed or retired: tasks from there may still run.
@@ -426,11 +429,13 @@ class Transport(kombu_redis.Transport):
             loop.call_soon = partial(_call_soon, loop, self.cycle)
         before = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
+        polls = set(loop.on_tick) - before
         if kombu.VERSION < (5, 7) and self.Channel is ClusterChannel:
             # kombu 5.6 removes its function when a subscription is lost. On a cluster, the other nodes go on.
-            for poll in set(loop.on_tick) - before:
-                loop.on_tick.remove(poll)
-                loop.on_tick.add(partial(poll))
+            loop.on_tick.difference_update(polls)
+            polls = set(map(partial, polls))
+            loop.on_tick.update(polls)
+        self._leave_loop = partial(loop.on_tick.difference_update, polls)  # kombu 5.7 leaves them there
         # Only when the event loop runs: a worker registers before it consumes, and before its bootsteps start.
         loop.call_soon(self._ensure_transfer)
 
@@ -442,17 +447,20 @@ class Transport(kombu_redis.Transport):
     def close_connection(self, connection: Any) -> None:
         """Close all channels, and end the transfer loop and the leases."""
         self.stop_transfer()
+        self._leave_loop()
         try:
             super().close_connection(connection)  # it raises where the server is away
         finally:
             self._close_stations()
             self.disconnect_pool()
+            self.cycle.poller = None  # its descriptor must not wait for the garbage collector
 
     def disconnect_pool(self) -> None:
         """Close the connections that all channels share."""
         pool, self.pool = self.pool, None
         if pool is not None:
             pool.disconnect()
+            close_sentinels(pool)
         nodes, self.nodes = self.nodes, None
         if nodes is not None:
             nodes.close()

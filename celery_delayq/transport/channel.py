@@ -19,12 +19,13 @@ from kombu.transport.virtual.base import queue_declare_ok_t
 from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid
 
+from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.held import Held
 from celery_delayq.fetching.unique_keys import ended
 from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.attempt import Attempt
-from celery_delayq.queue.connections import passing_refusal, refusals
+from celery_delayq.queue.connections import close_idle, passing_refusal, refusals
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Offered
 from celery_delayq.queue.keys import RegistryKeys
@@ -50,7 +51,7 @@ from celery_delayq.transport.known import known
 from celery_delayq.transport.last_delivery import on_begin
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
-from celery_delayq.transport.sentinel import KnownConnection, KnownSSLConnection
+from celery_delayq.transport.sentinel import KnownConnection, KnownSSLConnection, close_sentinels
 from celery_delayq.transport.station import Station
 from celery_delayq.transport.wrong_server import refuse_wrong_server
 
@@ -557,6 +558,7 @@ class DelayedChannel(kombu_redis.Channel):
         holder = self._transport.holder(delivery_tag)
         if holder is not None:
             holder.ack(delivery_tag)
+            self._rest(holder)
         if self.connection is not None:
             self.connection.cycle.on_credit()
 
@@ -590,6 +592,12 @@ class DelayedChannel(kombu_redis.Channel):
         holder = self._transport.holder(delivery_tag)
         if holder is not None:
             holder.requeue(delivery_tag)
+            self._rest(holder)
+
+    def _rest(self, holder: Consumer) -> None:
+        """Leave no connection open that was opened after the channel was closed: nobody would close it."""
+        if self.connection is None:
+            close_idle(holder.client)
 
     def put_back(self, delivery_tags: Sequence[str]) -> None:
         """Put fetched messages back to the front of their lists, except those whose tasks run."""
@@ -634,6 +642,17 @@ class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):
 
     connection_class = KnownConnection
     connection_class_ssl = KnownSSLConnection
+
+    def _get_pool(self, asynchronous: bool = False) -> Any:
+        pool = super()._get_pool(asynchronous)
+        for sentinel in pool.sentinel_manager.sentinels:
+            sentinel.connection_pool.connection_class = known(sentinel.connection_pool.connection_class)
+        return pool
+
+    def _disconnect_pools(self) -> None:
+        pool = self._async_pool
+        super()._disconnect_pools()
+        close_sentinels(pool)
 
     #: The user's `sentinel_kwargs`.
     _sentinel_kwargs: Mapping[str, Any] | None = None

@@ -13,6 +13,7 @@ from typing import Any
 
 import kombu
 from kombu.transport import redis as kombu_redis
+from kombu.utils.eventio import poll
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
@@ -94,10 +95,11 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     def __init__(self) -> None:
         super().__init__()
+        self._poller: Any = None
         self._slots: dict[int, tuple[Any, Any]] = {}
         self._waker: Waker | None = None
-        #: Stops polling a file descriptor; an event loop replaces this.
-        self.unregister: Callable[[int], Any] = lambda fd: self.poller.unregister(fd)
+        #: Stops polling a file descriptor; None without an event loop.
+        self.unregister: Callable[[int], Any] | None = None
         #: Calls a function after a delay in seconds; an event loop sets this. Without one, no wait exceeds a second.
         self.call_later: Callable[[float, Callable[[], None]], Any] = lambda delay_s, callback: None
         #: When it wakes next by itself (monotonic).
@@ -105,6 +107,17 @@ class Poller(kombu_redis.MultiChannelPoller):
         self._tidy_at = 0.0
         #: Whether the server had no connection left at the last fetch.
         self._is_full = False
+
+    @property
+    def poller(self) -> Any:
+        """What polls, see kombu; it has a descriptor, so there is none until it is needed."""
+        if self._poller is None:
+            self._poller = poll()
+        return self._poller
+
+    @poller.setter
+    def poller(self, poller: Any) -> None:
+        self._poller = poller
 
     # -- slots
 
@@ -125,7 +138,7 @@ class Poller(kombu_redis.MultiChannelPoller):
     def stop_polling(self, fd: int) -> None:
         """Stop polling a file descriptor."""
         with suppress(KeyError, ValueError, OSError):
-            self.unregister(fd)
+            (self.unregister or self.poller.unregister)(fd)
 
     def _fetchers(self) -> list[Fetcher]:
         fetchers = [

@@ -54,6 +54,16 @@ class KnownSSLConnection(Managed, SentinelManagedSSLConnection):
     """The same with TLS."""
 
 
+def close_sentinels(pool: Any) -> None:
+    """Close the connections to the sentinels by which a pool has found its master, unless it is of another kind.
+
+    kombu does so since 5.7, and only with redis-py 8.1 or later.
+    """
+    manager = getattr(pool, "sentinel_manager", None)
+    for sentinel in () if manager is None else manager.sentinels:
+        sentinel.connection_pool.disconnect()
+
+
 #: The name of a master, and its sentinels -> who listens to them. At most one in each process.
 _watches: dict[Any, SentinelWatch] = {}
 

@@ -223,7 +223,10 @@ OVERRIDDEN: dict[tuple[type, type], dict[str, str]] = {
         "_receive": "(self)",
         "_after_fork": "(self)",
     },
-    (DelayedSentinelChannel, kombu_redis.SentinelChannel): {},
+    (DelayedSentinelChannel, kombu_redis.SentinelChannel): {
+        "_get_pool": "(self, asynchronous=False)",
+        "_disconnect_pools": "(self)",
+    },
     (Poller, kombu_redis.MultiChannelPoller): {
         "__init__": "(self)",
         "fds": "property",

@@ -44,7 +44,7 @@ def replaced(app: Celery, url: str, ledger: Ledger, how: str) -> Iterator[Worker
         "autoscale": ("--autoscale=4,1",),
         "time limit": ("--time-limit=1",),
     }
-    conf = {"result_backend": url}
+    conf = {"result_backend": url, "beat_schedule": {"yearly": {"task": "note", "schedule": 365 * 24 * 3600}}}
     with long_worker(
         *options.get(how, ()), broker=url, ledger=ledger, pool="prefork", concurrency=2, conf=conf
     ) as worker:

@@ -1,0 +1,90 @@
+"""What is closed leaves no descriptor and no thread behind, although the garbage collector has not run."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_delayq import DelayQ
+from tests.processes import descriptors, threads
+from tests.sentinel import replicated
+from tests.support import wait_until
+
+pytestmark = pytest.mark.on_cluster
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def made(url: str, conf: dict[str, Any]) -> Celery:
+    """An app without a pool: each publication opens a connection, and closes it."""
+    app = Celery("tests", broker=url, set_as_current=False)
+    app.conf.update(broker_pool_limit=0, **conf)
+    DelayQ(app)
+    return app
+
+
+def publish(app: Celery) -> None:
+    app.send_task("note")
+    app.send_task("note", countdown=3600)
+
+
+def consume(app: Celery) -> None:
+    with app.connection_for_read() as connection, connection.SimpleQueue("left_open") as queue:
+        queue.put("hello")
+        queue.get(timeout=30).ack()
+
+
+def leaves_nothing(use: Callable[[Celery], None], url: str, conf: dict[str, Any]) -> None:
+    app = made(url, conf)
+    use(app)  # what the first use opens for good
+    before = settled()
+    for _ in range(10):
+        use(app)
+    wait_until(lambda: held() == before, f"it holds {before} again")
+
+
+def held() -> tuple[int, int]:
+    return len(descriptors(os.getpid())), threads(os.getpid())
+
+
+def settled() -> tuple[int, int]:
+    """What this process holds when the threads of the last connection have ended."""
+    seen = [held()]
+
+    def is_settled() -> bool:
+        seen.append(held())
+        return len(seen) > 100 and len(set(seen[-100:])) == 1
+
+    wait_until(is_settled, "all threads have ended")
+    return seen[-1]
+
+
+@pytest.mark.parametrize("use", [publish, consume])
+def test_a_closed_connection_leaves_nothing_open(broker_url: str, use: Callable[[Celery], None]) -> None:
+    leaves_nothing(use, broker_url, {})
+
+
+@pytest.mark.one_server("a Sentinel")
+@pytest.mark.parametrize("use", [publish, consume])
+def test_a_closed_connection_by_way_of_sentinel_leaves_nothing_open(
+    tmp_path: Path, use: Callable[[Celery], None]
+) -> None:
+    with replicated(tmp_path) as servers, servers.sentinel.client() as sentinel:
+        use(made(servers.url, servers.conf))
+        # From now on this process listens for ten seconds more, at least, and that takes what it takes.
+        wait_until(lambda: any(int(one["sub"]) for one in sentinel.client_list()), "it listens to the sentinel")
+        leaves_nothing(use, servers.url, servers.conf)
