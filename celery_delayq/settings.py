@@ -320,8 +320,9 @@ def check_urls(app: Any) -> None:
     Raises:
         ConfigurationError: the app has such a URL. The message says what to write instead.
     """
-    transport = app.conf.broker_transport
-    if not (isinstance(transport, str) and transport.startswith("celery_delayq.")):
+    transport = app.conf.broker_transport  # a path, or the class
+    path = transport if isinstance(transport, str) else getattr(transport, "__module__", "")
+    if not path.startswith("celery_delayq."):
         return
     given = app.conf.broker_read_url or app.conf.broker_url or ""
     urls = given.split(";") if isinstance(given, str) else list(given)
@@ -339,7 +340,8 @@ def check_urls(app: Any) -> None:
         if len(urls) > 1 and not scheme.startswith("delayq"):
             raise ConfigurationError(
                 f"kombu forgets broker_transport when it fails over to another {scheme}:// URL: "
-                "write delayq:// (or delayqs://) in each of them"
+                + ("write delayq+sentinel://" if scheme == "sentinel" else "write delayq:// (or delayqs://)")
+                + " in each of them"
             )
 
 

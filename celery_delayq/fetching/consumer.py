@@ -464,7 +464,7 @@ class Consumer:
             if held is not None:
                 back[tag] = Departure(held, "front", self.redelivery.put_back(held.message))
         back = dict(sorted(back.items(), key=lambda item: item[1].held.name))
-        if self._is_retired:
+        if self._is_retired or self._departures.is_unanswered:
             self.owed.update(back)
         else:  # also while an answer is late: whoever closes a channel may wait for the server
             self._departures.leave(self.client, back)
@@ -513,6 +513,8 @@ class Consumer:
         self.is_closed = True
         self.names.clear()
         self.keep_only(keep)
+        if self._departures.is_unanswered:
+            return False
         try:
             return self.finish()
         except Exception as exc:

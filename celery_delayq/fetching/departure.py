@@ -56,12 +56,15 @@ class Departures:
         self._expires_ms = expires_ms
         #: Tag -> departure.
         self.owed: dict[str, Departure] = {}
+        #: Whether the server has not answered the last ones in time. Whoever asks it now would wait as long.
+        self.is_unanswered = False
 
     def owe(self, departures: Mapping[str, Departure], exc: BaseException) -> None:
         """Remember departures that the server may not know about, because its reply is missing or an error."""
         if not departures:
             return
         self.owed.update(departures)
+        self.is_unanswered = isinstance(exc, exceptions.TimeoutError)
         if not refusals.note(exc, logger):
             logger.warning(
                 "Redis did not confirm that %d messages were acknowledged or put back, trying again: %s",
@@ -74,12 +77,17 @@ class Departures:
 
         Never raises; departures that fail are owed.
         """
-        left = 0
+        left, rest = 0, dict(departures)
         for name, of_one_list in _by_list(departures.items()):
             try:
                 left += self._depart(client, name, of_one_list)
+            except exceptions.TimeoutError as exc:
+                self.owe(rest, exc)
+                return left
             except Exception as exc:
                 self.owe(of_one_list, exc)
+            for tag in of_one_list:
+                del rest[tag]
         return left
 
     def settle(self, client: redis.Redis) -> list[str]:
@@ -108,6 +116,7 @@ class Departures:
             for tag in of_one_list:
                 self.owed.pop(tag, None)
                 settled.append(tag)
+        self.is_unanswered = False
         return settled
 
     def put_back_unknown(

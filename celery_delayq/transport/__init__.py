@@ -41,6 +41,7 @@ delivers the first message.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -81,6 +82,9 @@ __all__ = ["ClusterTransport", "Connector", "SentinelTransport", "Transport", "r
 
 logger = getLogger(__name__)
 
+#: How long to wait for the loops of a connection that is closed, in seconds.
+_LOOP_ENDS_S = 1.0
+
 #: Options that kombu's Redis transport reads, in its channels and elsewhere.
 KOMBU_OPTIONS = (
     *kombu_redis.SentinelChannel.from_transport_options,
@@ -103,6 +107,9 @@ class Transport(kombu_redis.Transport):
 
     Channel = DelayedChannel
 
+    #: What the hosts of the URL are, unless the URL says so: "sentinel", "cluster", or one server.
+    hosts = ""
+
     #: kombu would take a replica's reply for an error of the message, and Celery's worker would end.
     connection_errors = (*kombu_redis.Transport.connection_errors, *NOT_SERVING)
 
@@ -119,6 +126,8 @@ class Transport(kombu_redis.Transport):
         self.publisher = Publisher.of(client)
         #: The nodes of a cluster; None until a channel needs them, and with a single server.
         self.nodes: Nodes | None = None
+        #: Whether `close_connection` closes all channels.
+        self.is_closing = False
         #: Server -> transfer loop; "" is the name of a single server.
         self._loops: dict[str, TransferLoop] = {}
         #: Settings and histories of the loops; None while none may run.
@@ -359,11 +368,11 @@ class Transport(kombu_redis.Transport):
         held = self.held(message.delivery_tag)
         return None if held is None else self.loop_of(held.name)
 
-    def stop_transfer(self) -> None:
-        """Stop transferring; does nothing if no loop runs."""
+    def stop_transfer(self, timeout_s: float = 5.0) -> None:
+        """Stop transferring, and wait at most so many seconds for each loop; does nothing if no loop runs."""
         loops, self._loops, self._transfer = self._loops, {}, None
         for loop in loops.values():
-            loop.stop()
+            loop.stop(timeout_s)
 
     def task_lists(self) -> set[str]:
         """Return the names of all broker lists that this connection consumes for tasks. Safe in any thread."""
@@ -445,8 +454,12 @@ class Transport(kombu_redis.Transport):
         return super().drain_events(connection, timeout=timeout)
 
     def close_connection(self, connection: Any) -> None:
-        """Close all channels, and end the transfer loop and the leases."""
-        self.stop_transfer()
+        """Close all channels, and end the transfer loop and the leases.
+
+        If the server does not answer, this takes one `socket_timeout`, as it does with kombu's own transport.
+        """
+        self.is_closing, loops, until = True, self.loops, time.monotonic() + _LOOP_ENDS_S
+        self.stop_transfer(timeout_s=0)
         self._leave_loop()
         try:
             super().close_connection(connection)  # it raises where the server is away
@@ -454,6 +467,9 @@ class Transport(kombu_redis.Transport):
             self._close_stations()
             self.disconnect_pool()
             self.cycle.poller = None  # its descriptor must not wait for the garbage collector
+            self.is_closing = False
+            for loop in loops:
+                loop.stop(timeout_s=max(0.0, until - time.monotonic()))
 
     def disconnect_pool(self) -> None:
         """Close the connections that all channels share."""
@@ -480,9 +496,13 @@ def _call_soon(loop: Any, cycle: Poller, callback: Any, *args: Any) -> Any:
 class SentinelTransport(Transport):
     """`delayq+sentinel://`, also with TLS: the transport's name for kombu after it switched to another URL."""
 
+    hosts = "sentinel"
+
 
 class ClusterTransport(Transport):
     """`delayq+cluster://`, also with TLS: the transport's name for kombu after it switched to another URL."""
+
+    hosts = "cluster"
 
 
 def is_in_memory(app: Any) -> bool:

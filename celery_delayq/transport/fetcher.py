@@ -457,8 +457,14 @@ class Fetcher:
 
     def close(self) -> None:
         """Stop waiting for messages, and put undelivered ones back. Never raises."""
+        transport = self._channel.connection
         try:
-            self.make_way()
+            if self._consumer is None or not self._consumer.is_closed:
+                self.make_way()
+        except exceptions.TimeoutError:
+            if transport.is_closing:  # so that whoever closes waits once for a server that does not answer
+                self._on_connection_lost()
+                transport.retire_station(self.server)
         except (LeaseLost, OSError, exceptions.RedisError):
             pass
         except Exception:  # Celery swallows errors here, and the messages would wait until the worker ends

@@ -21,18 +21,24 @@ from kombu.utils.url import parse_url
 
 def is_sentinel(connection: Any) -> bool:
     """Return whether a kombu connection finds its server through Sentinel."""
-    return connection.transport_cls.endswith("+sentinel") or (connection.hostname or "").startswith("sentinel://")
+    return _has(connection, "sentinel")
 
 
 def is_cluster(connection: Any) -> bool:
     """Return whether the server of a kombu connection is a Redis Cluster."""
-    return connection.transport_cls.endswith("+cluster") or (connection.hostname or "").startswith("cluster://")
+    return _has(connection, "cluster")
+
+
+def _has(connection: Any, hosts: str) -> bool:
+    # The transport may be named by a scheme or a path, or be the class itself.
+    transport = connection.get_transport_cls()
+    return getattr(transport, "hosts", None) == hosts or (connection.hostname or "").startswith(f"{hosts}://")
 
 
 def asks_for_tls(connection: Any) -> bool:
     """Return whether the URL of a kombu connection asks for TLS; of several hosts, whether the URL of one does."""
     urls = connection.alt if is_sentinel(connection) or is_cluster(connection) else ()
-    return any(url.startswith("delayqs") for url in (connection.transport_cls, *urls))
+    return any(str(url).startswith("delayqs") for url in (connection.transport_cls, *urls))
 
 
 def ensure_tls(connection: Any) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,9 +15,10 @@ from kombu.message import Message
 
 from celery_delayq.fetching.connection import FetchConnection
 from celery_delayq.transport.station import Station
+from examples.private_redis import PrivateRedis
 from tests.fetching.reading import Reader, bodies_on, publish, queue, reader, redelivered
 from tests.integration.long_tasks import in_flight
-from tests.integration.publishing import Broker
+from tests.integration.publishing import Broker, broker
 from tests.support import lasting_keys, wait_until
 
 pytestmark = pytest.mark.on_cluster
@@ -132,6 +136,29 @@ def test_a_consumer_cancels_itself_in_its_callback(ours: Broker, prefetch: int) 
         assert received == [0]
         assert bodies_on(ours.client) == list(range(1, 10))
         wait_until(lambda: in_flight(ours.client) == 0, "the acknowledgement has arrived")
+
+
+@pytest.mark.one_server("it suspends the server")
+@pytest.mark.parametrize("prefetch", [1, 2], ids=["waits for nothing", "waits for more"])
+def test_closing_waits_once_for_a_server_that_does_not_answer(prefetch: int) -> None:
+    """As kombu's own transport does. What was not acknowledged goes back when the server answers."""
+    with PrivateRedis() as server, broker(server, "delayq", 0, socket_timeout=3) as ours:
+        publish(ours, "q", 1)
+        publish(ours, "p", 2)
+        with ours.connection.clone() as connection:
+            for name in ("q", "p"):
+                Reader(connection.channel(), name, ack=False, prefetch=prefetch).drain(1)
+            with suppress(socket.timeout):
+                connection.drain_events(timeout=0.3)
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                began = time.monotonic()
+                connection.close()
+                took_s = time.monotonic() - began
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+        assert took_s < 2 * 3
+        wait_until(lambda: (bodies_on(ours.client, "q"), bodies_on(ours.client, "p")) == ([1], [2]), "they are back")
 
 
 def test_one_of_two_queues_is_cancelled_and_consumed_again(ours: Broker) -> None:

@@ -15,6 +15,7 @@ from kombu import Connection
 
 from celery_delayq import ConfigurationError, DelayedQueue, DelayQ, __version__
 from celery_delayq.settings import settings_of
+from celery_delayq.transport import SentinelTransport
 from celery_delayq.worker.bootsteps import Plan, Transfer
 from examples.private_redis import PrivateRedis, name_and_version
 from tests.brokers import ClusterServer, Server
@@ -163,9 +164,10 @@ def test_urls_that_would_lead_past_our_transport_are_refused(ledger: Ledger, bro
 @no_server
 def test_urls_that_would_lead_past_our_transport_are_refused_in_a_list_too() -> None:
     app = Celery("urls", set_as_current=False)
-    app.conf.update(broker_url=["redis://a", "redis://b"], broker_transport=OURS)
-    with pytest.raises(ConfigurationError, match="when it fails over"):
-        settings_of(app)
+    for transport, scheme, instead in ((OURS, "redis", "delayq"), (SentinelTransport, "sentinel", "delayq\\+sentinel")):
+        app.conf.update(broker_url=[f"{scheme}://a", f"{scheme}://b"], broker_transport=transport)
+        with pytest.raises(ConfigurationError, match=f"when it fails over .* write {instead}://"):
+            settings_of(app)
 
 
 @contextmanager
