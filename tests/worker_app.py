@@ -65,6 +65,18 @@ def publisher(broker: str, ledger: str, **conf: Any) -> Iterator[Celery]:
         app.close()
 
 
+@contextmanager
+def protocol_1(app: Celery) -> Iterator[None]:
+    """The app sends messages of Celery's protocol 1, which has everything in the body."""
+    app.conf.task_protocol = 1
+    app.amqp.__dict__.pop("create_task_message", None)
+    try:
+        yield
+    finally:
+        app.conf.task_protocol = 2
+        app.amqp.__dict__.pop("create_task_message", None)
+
+
 def add_tasks(app: Celery, ledger: Ledger) -> None:
     """Give the app its tasks, which write in the ledger that they ran."""
 

@@ -14,10 +14,11 @@ of messages is in its manual, "Message Protocol".
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from celery_delayq.messages import payload_of
+from celery_delayq.messages import headers_of, payload_of
 
 #: A check, and a description of a right value.
 _Check = tuple[Callable[[Any], bool], str]
@@ -29,6 +30,9 @@ _LONGEST_S = 1e9
 #: Deepest nesting in the headers and properties of a message. A prefork worker pickles them for its processes, and
 #: pickle gives up at a depth of 900 or less with Python 3.11.
 _DEEPEST = 100
+
+#: How much deeper a worker nests what it pickles.
+_DEEPER_IN_WORKER = 50
 
 
 def _is_text(value: Any) -> bool:
@@ -124,15 +128,37 @@ def late_defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | N
 
     Call this for every message. Messages of protocol 2, which Celery sends, are not decoded for it.
     """
-    fields = message.get("headers")
-    if not isinstance(fields, dict) or "task" not in fields:
-        try:
-            fields = payload_of(message, accept)
-        except Exception:  # Celery reports it
-            return None
-        if not isinstance(fields, dict):
-            return None
-    return _too_deep(fields, message["properties"]) or _wrong(fields, _LATE)
+    headers = headers_of(message)
+    if defect := _too_deep(headers, message["properties"]):
+        return defect
+    if "task" in headers:
+        return _wrong(headers, _LATE)
+    try:
+        payload = payload_of(message, accept)
+    except Exception:  # Celery reports it
+        return None
+    if not isinstance(payload, dict):
+        return None
+    return _wrong(payload, _LATE) or _not_picklable(payload)
+
+
+def _not_picklable(payload: dict[str, Any]) -> str | None:
+    """Say so if a body of protocol 1 is nested too deep: a prefork worker decodes it, and pickles it for a process.
+
+    A chain nests its tasks, three levels for each, so there is no limit but that of pickle.
+    """
+    if not _is_deeper(payload, _DEEPEST):
+        return None
+    nested: Any = payload
+    for _ in range(_DEEPER_IN_WORKER):
+        nested = [nested]
+    try:
+        pickle.dumps(nested)
+    except RecursionError:
+        return "its body is nested too deep for the processes of a worker"
+    except Exception:  # Celery reports it
+        return None
+    return None
 
 
 def _too_deep(*fields: Mapping[str, Any]) -> str | None:

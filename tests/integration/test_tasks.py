@@ -15,6 +15,7 @@ from celery import Celery, chain, chord, group
 
 from tests.ledger import ALL_WELL, Ledger
 from tests.support import lasting_keys, wait_until
+from tests.worker_app import protocol_1
 from tests.workers import Worker
 
 pytestmark = pytest.mark.on_cluster(always=True)
@@ -192,16 +193,19 @@ def test_message_protocol_1_is_held_by_the_worker_as_without_us(
     broker_client: redis.Redis,
 ) -> None:
     due = time.time() + SOON_S
-    app.conf.task_protocol = 1
-    app.amqp.__dict__.pop("create_task_message", None)
-    try:
+    with protocol_1(app):
         result = tasks["note"].apply_async(countdown=SOON_S)
         assert broker_client.keys("redisson_delay_queue_timeout:*") == []
-    finally:
-        app.conf.task_protocol = 2
-        app.amqp.__dict__.pop("create_task_message", None)
     result.get(timeout=TIMEOUT_S)
     ran_once_after(ledger, result.id, due)
+
+
+@pytest.mark.parametrize("length", [40, 60])
+def test_a_long_chain_of_message_protocol_1_runs(app: Celery, tasks: Any, length: int) -> None:
+    """Its messages nest all tasks that are to come."""
+    with protocol_1(app):
+        result = chain(tasks["add"].s(1, 0), *[tasks["add"].s(1)] * (length - 1)).apply_async()
+    assert result.get(timeout=TIMEOUT_S) == length
 
 
 def test_events_tell_of_a_delayed_task_what_they_tell_of_any(app: Celery, tasks: Any, ledger: Ledger) -> None:

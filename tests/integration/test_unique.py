@@ -13,6 +13,7 @@ from celery.exceptions import TaskRevokedError
 from celery_delayq import ConfigurationError, DelayedQueue, KeyHeld, NotAllSent, Throttle, Unique
 from celery_delayq.messages import decode, json_body
 from tests.support import wait_until
+from tests.worker_app import protocol_1
 
 pytestmark = pytest.mark.on_cluster(always=True)
 
@@ -294,12 +295,7 @@ def test_keys_die_with_their_tasks(remind: Any, waiting: DelayedQueue, broker_cl
 def test_message_protocol_1_has_no_place_for_it(
     remind: Any, waiting: DelayedQueue, app: Celery, option: dict[str, Any]
 ) -> None:
-    app.conf.task_protocol = 1
-    app.amqp.__dict__.pop("create_task_message", None)
-    try:
-        with pytest.raises(ConfigurationError, match=f"the option {next(iter(option))} .*needs task_protocol = 2"):
-            remind.apply_async(("a",), countdown=600, **option)
-    finally:
-        app.conf.task_protocol = 2
-        app.amqp.__dict__.pop("create_task_message", None)
+    says_so = pytest.raises(ConfigurationError, match=f"the option {next(iter(option))} .*needs task_protocol = 2")
+    with protocol_1(app), says_so:
+        remind.apply_async(("a",), countdown=600, **option)
     assert waiting.size() == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import sys
 from datetime import datetime, timezone
 from typing import Any
 
@@ -13,6 +15,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_delayq.worker.invalid_task import defect_of, late_defect_of
 from tests.integration import hostile
+from tests.worker_app import protocol_1
 
 ACCEPT = {"application/json", "application/x-python-serialize"}
 
@@ -68,16 +71,29 @@ def test_nor_has_what_its_canvas_sends(app: Celery) -> None:
 
 
 def test_nor_has_one_of_protocol_1(app: Celery) -> None:
-    app.conf.task_protocol = 1
-    app.amqp.__dict__.pop("create_task_message", None)
-    try:
+    with protocol_1(app):
         sent = message(app, time_limit=5)
-    finally:
-        app.conf.task_protocol = 2
-        app.amqp.__dict__.pop("create_task_message", None)
     assert "task" not in sent["headers"]
     assert defect_of(sent, ACCEPT) is None
     assert late_defect_of(sent, ACCEPT) is None
+
+
+#: JSON of this depth is decoded, and not pickled.
+TOO_DEEP = 700 if sys.version_info < (3, 12) else 1000 if sys.version_info < (3, 13) else 6000
+
+
+@pytest.mark.parametrize(("depth", "is_right"), [(101, True), (300, True), (TOO_DEEP, False)])
+def test_the_body_of_protocol_1_is_as_deep_as_a_worker_can_pickle(depth: int, is_right: bool) -> None:
+    args = "[" * depth + "]" * depth
+    body = base64.b64encode(f'{{"task": "note", "id": "the-id", "args": {args}, "kwargs": {{}}}}'.encode()).decode()
+    sent = {
+        "body": body,
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": {},
+        "properties": {"body_encoding": "base64"},
+    }
+    assert (late_defect_of(sent, ACCEPT) is None) == is_right
 
 
 @pytest.mark.parametrize(("path", "value"), hostile.DEADLY.values(), ids=hostile.DEADLY)
