@@ -216,6 +216,17 @@ def test_it_may_be_forbidden(history: History, redis_server: PrivateRedis, caplo
     assert caplog.records == []
 
 
+class TimedHistory(History):
+    """Says when the last read that has ended began."""
+
+    began_at = 0.0
+
+    def read(self, client: redis.Redis, *, is_new: bool = False) -> None:
+        began_at = time.monotonic()
+        super().read(client, is_new=is_new)
+        self.began_at = began_at
+
+
 class TestLoop:
     def test_it_reads_each_second_if_there_are_replicas(self, pair: Pair) -> None:
         """Otherwise nobody would know what the old master had."""
@@ -226,8 +237,13 @@ class TestLoop:
     def test_and_less_often_while_little_is_written(self, pair: Pair) -> None:
         history = History(logging.getLogger("history"))
         read(history, pair.master)
-        read(history, pair.master)
-        assert history.next_at > time.monotonic() + QUIET_S - 0.5
+
+        def is_quiet() -> bool:  # a few bytes, such as the PING of a master, are many for the moment between two reads
+            began_at = time.monotonic()
+            read(history, pair.master)
+            return history.next_at >= began_at + QUIET_S
+
+        wait_until(is_quiet, "it is quiet")
         with pair.master.client() as client:
             client.set("much", "x" * 1_000_000)
         read(history, pair.master)
@@ -242,8 +258,9 @@ class TestLoop:
         loop.start()
         try:
             wait_until(lambda: history.next_at > time.monotonic() + REPLICATED_S + 1, "it is quiet")
+            later = history.next_at
             offer(pair.master)
-            wait_until(lambda: history.next_at <= time.monotonic() + REPLICATED_S, "it reads soon")
+            wait_until(lambda: history.next_at != later, "it reads soon")  # and perhaps plans the next read already
         finally:
             loop.stop()
 
@@ -254,15 +271,15 @@ class TestLoop:
 
     def test_a_loop_says_what_was_lost_although_it_was_idle(self, pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
         port = {"port": pair.master.port}
-        history = History(logging.getLogger("history"))
+        history = TimedHistory(logging.getLogger("history"))
         loop = TransferLoop(lambda: redis.Redis(port=port["port"]), history=history)
         loop.start()
         try:
             wait_for_replica(pair)
             pair.suspend()
             offer(pair.master)
-            asked = history.next_at
-            wait_until(lambda: history.next_at > asked + REPLICATED_S, "the loop has asked again")
+            offered_at = time.monotonic()
+            wait_until(lambda: history.began_at > offered_at, "the loop has asked again")
             pair.fail_over()
             port["port"] = pair.replica.port
             wait_until(lambda: "bytes of replication are lost" in caplog.text, "the loop says it", 20)
