@@ -128,6 +128,8 @@ class Consumer:
         #: How many of the messages that it held were deleted in Redis.
         self._deleted = 0
         self._abandoned = AbandonedConnections()
+        #: The connections that wait for messages on the server.
+        self.waits: list[Identity | None] = []
         self._conversation = Conversation(
             self.client, patience_s, self._abandoned, self._on_acknowledged, self._owe_acks
         )
@@ -530,6 +532,13 @@ class Consumer:
             self._conversation.give_up(exceptions.ConnectionError("its connection was given up"))
         self.is_closed = self._is_retired = True
         self.names.clear()
+
+    def end(self) -> None:
+        """Stop consuming, because nobody can use it any more; the watchdog puts everything back. Sends nothing."""
+        if not self.is_closed:
+            self.abandon(self.waits)
+            self.retire()
+        self.keep_only()
 
     @property
     def is_done(self) -> bool:

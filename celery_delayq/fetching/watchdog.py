@@ -140,6 +140,7 @@ class Watchdog:
 
         A greenlet would starve, and lose the lease, while a task computes for long.
         """
+        atexit.register(self._finish_now)
         start_native_thread(self.run)
 
     def stop(self) -> None:
@@ -157,18 +158,13 @@ class Watchdog:
         """Whether the server has no connection left for it. Safe in any thread."""
         return self._outage.is_full
 
-    def finish_at_exit(self) -> None:
-        """Continue until the closed consumer is done. When the process ends, do the rest at once."""
-        atexit.register(self._finish_now)
-        if self._has_ended:
-            atexit.unregister(self._finish_now)
-
     def _finish_now(self) -> None:
+        """Put everything back as the process ends: nobody has closed the consumer, or it is not done."""
         if os.getpid() != self._pid:  # a forked child ends; the consumer belongs to its parent
             return
         self.stop()
         consumer = self.consumer
-        consumer.keep_only()
+        consumer.end()
         try:
             with consumer.connect() as client:
                 consumer.finish(client)

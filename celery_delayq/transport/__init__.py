@@ -42,6 +42,7 @@ delivers the first message.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -136,8 +137,14 @@ class Transport(kombu_redis.Transport):
         self._leave_loop: Callable[[], object] = bool
         #: Server -> station; "" is the name of a single server.
         self._stations: dict[str, Station] = {}
+        #: What ends with this transport, if it is collected and nobody has closed it.
+        self._to_end: weakref.WeakSet[Consumer | TransferLoop] = weakref.WeakSet()
+        weakref.finalize(self, _end, self._to_end).atexit = False
         #: Stations that are closed or retired: tasks from there may still run.
         self._former: list[Station] = []
+        #: Whether to fetch more than one message at a time if there is no prefetch limit: an event loop, or a worker,
+        #: takes one after the other. A program without them may end, or do something else, after each.
+        self.fetches_ahead = False
         #: Returns the delivery tags of running tasks, which continue although the connection is closed.
         self.running_tags: Callable[[], set[str]] = set
         #: Returns how many delivered tasks wait for a process of the pool because all processes are busy.
@@ -208,6 +215,7 @@ class Transport(kombu_redis.Transport):
         """
         if server not in self._stations:
             self._stations[server] = Station(self, connect, client, rare_lists or RareLists(self.cycle), patience_s)
+            self._to_end.add(self._stations[server].consumer)
         return self._stations[server]
 
     @property
@@ -316,7 +324,7 @@ class Transport(kombu_redis.Transport):
             connect, serves = servers[server]
             self._loops[server] = loop = TransferLoop(
                 connect,
-                lambda: self.task_lists() | self.more_lists,
+                partial(_lists_of, weakref.ref(self)),  # its thread must not keep the transport
                 keyprefix=keyprefix,
                 settings=settings,
                 on_pass=self.on_pass,
@@ -327,6 +335,7 @@ class Transport(kombu_redis.Transport):
                 slot_of=self.Channel.slot_of,
                 chores=self.chores,
             )
+            self._to_end.add(loop)
             loop.start()
 
     def _history_of(self, server: str, histories: dict[str, History]) -> History:
@@ -434,6 +443,7 @@ class Transport(kombu_redis.Transport):
         """Deliver messages from an event loop, see kombu."""
         self.cycle.unregister = loop.remove
         self.cycle.call_later = loop.call_later
+        self.fetches_ahead = True
         if kombu.VERSION < (5, 7):
             loop.call_soon = partial(_call_soon, loop, self.cycle)
         before = set(loop.on_tick)
@@ -480,6 +490,18 @@ class Transport(kombu_redis.Transport):
         nodes, self.nodes = self.nodes, None
         if nodes is not None:
             nodes.close()
+
+
+def _lists_of(owner: weakref.ref[Transport]) -> set[str]:
+    """Return the lists that a transport consumes or transfers to."""
+    transport = owner()
+    return set() if transport is None else transport.task_lists() | transport.more_lists
+
+
+def _end(them: weakref.WeakSet[Consumer | TransferLoop]) -> None:
+    """End what threads look after, without waiting for them."""
+    for it in them:
+        it.end() if isinstance(it, Consumer) else it.stop(timeout_s=0)
 
 
 def _call_soon(loop: Any, cycle: Poller, callback: Any, *args: Any) -> Any:

@@ -5,6 +5,7 @@ kombu's Pub/Sub, and commands without a key, go to a home node: any master, as l
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,6 +30,7 @@ from celery_delayq.transport.node_fetchers import NodeFetchers
 from celery_delayq.transport.nodes import Nodes
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replies import Replies
+from celery_delayq.transport.station import call_of
 
 logger = getLogger(__name__)
 
@@ -98,7 +100,7 @@ class ClusterChannel(DelayedChannel):
         transport = self._transport
         if transport.nodes is None:
             seen = Topology(self._seeds(), partial(pool_at, self._connparams()))
-            transport.nodes = Nodes(seen, transport.on_nodes_changed)
+            transport.nodes = Nodes(seen, partial(call_of, weakref.ref(transport), "on_nodes_changed"))
         topology: Topology = transport.nodes.topology
         return topology
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_delayq.transfer.lead import LONGEST_LEAD_S
 
-#: Messages fetched at once if there is no prefetch limit.
+#: Messages that a worker fetches at once if there is no prefetch limit; others fetch what they ask for.
 _UNLIMITED = 20
 
 #: How long to fetch nothing for a busy pool, in seconds.
@@ -40,7 +40,9 @@ class Credit:
         if "can_consume" in vars(qos):  # Celery's worker_disable_prefetch: one by one
             return int(min(1, room))
         limit = qos.can_consume_max_estimate()
-        return int(min(_UNLIMITED if limit is None else max(limit, 1), room))
+        if limit is None:
+            limit = _UNLIMITED if connection.fetches_ahead else 1
+        return int(min(max(limit, 1), room))
 
     def can_wait(self, credit: int) -> bool:
         """Return whether the fetch can wait: the pool is busy, and has more tasks waiting than a fetch could add.

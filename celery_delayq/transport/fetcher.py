@@ -307,6 +307,7 @@ class Fetcher:
         if slot is None:
             in_flight = consumer.lists[name].in_flight(consumer.id)
             slot = self._slots[name] = Slot(consumer.client.connection_pool, queue, name, in_flight)
+            consumer.waits.append(slot.identity)
             self._channel.connection.cycle.add_slot(slot, self)
         slot.arm()
 
@@ -361,7 +362,7 @@ class Fetcher:
     def _on_connection_lost(self) -> None:
         """Abandon the connections: a reply may be lost, and a message in flight with it. The consumer is not reused."""
         if self._consumer is not None:
-            self._consumer.abandon([slot.identity for slot in self._slots.values()])
+            self._consumer.abandon(slot.identity for slot in self._slots.values())
 
     # -- not waiting any more
 
@@ -483,6 +484,8 @@ class Fetcher:
     def _drop(self, slot: Slot) -> None:
         self._settled_until = 0.0
         del self._slots[slot.name]
+        if self._consumer is not None:
+            self._consumer.waits.remove(slot.identity)
         if self._channel.connection is not None:
             self._channel.connection.cycle.remove_slot(slot)
         slot.disconnect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -63,6 +64,7 @@ class Nodes:
         """
         if self._watch is None:
             self._watch = NodesWatch(self.topology, self._on_change)
+            weakref.finalize(self, self._watch.stop, 0).atexit = False  # if nobody closes the connection
             self._watch.start()
         elif hurried:
             self._watch.hurry()

@@ -20,6 +20,11 @@ class FetchingQoS(virtual.QoS):
     Overrides of `kombu.transport.virtual.QoS` (5.6 and 5.7): `ack`, `reject`, `restore_unacked`, `restore_visible`.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # It would keep the connection for as long as the process lives. The watchdog puts the messages back.
+        self._on_collect.cancel()
+
     #: The server's last error when messages were restored.
     _refused = ""
 

@@ -5,6 +5,7 @@ That is a consumer, its watchdog, and one connection that hears of messages in r
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from functools import partial
@@ -17,6 +18,12 @@ from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.rare_lists import RareLists
+
+
+def call_of(owner: Callable[[], Any], name: str, *args: Any) -> None:
+    """Call a method of something that a thread must not keep; do nothing if it is collected."""
+    if (it := owner()) is not None:
+        getattr(it, name)(*args)
 
 
 class Station:
@@ -46,15 +53,15 @@ class Station:
                 redelivery.put_back,
                 partial(redelivery.recover, delivery_limit=transport.options["delivery_limit"]),
                 redelivery.holder_of,
-                lambda name, message: transport.on_dead_letter(name, message),
-                lambda name, what, number: transport.on_count(name, what, number),
+                partial(call_of, weakref.ref(transport), "on_dead_letter"),
+                partial(call_of, weakref.ref(transport), "on_count"),
             ),
             expires_ms=transport.expires_ms,
             patience_s=patience_s,
             slot_of=transport.Channel.slot_of,
         )
         self.rare_lists = rare_lists
-        self._watchdog = Watchdog(self.consumer, on_lost=transport.cycle.wake)
+        self._watchdog = Watchdog(self.consumer, on_lost=partial(call_of, weakref.ref(transport.cycle), "wake"))
         self._watchdog.start()
 
     @property
@@ -70,8 +77,6 @@ class Station:
         self.rare_lists.disconnect()
         if self.consumer.close(keep=keep):
             self._watchdog.stop()
-        else:
-            self._watchdog.finish_at_exit()
         self.consumer.disconnect()
 
     def retire(self) -> None:
@@ -81,5 +86,4 @@ class Station:
         """
         self.rare_lists.disconnect()
         self.consumer.retire()
-        self._watchdog.finish_at_exit()
         self.consumer.disconnect()

@@ -143,6 +143,7 @@ class Transfer(bootsteps.StartStopStep):
             self._server_checked = True
         transport.running_tags = self._handover.delivery_tags
         transport.is_busy = is_busy
+        transport.fetches_ahead = True
         transport.most_ahead = lambda: consumer.initial_prefetch_count or 0
         transport.tasks_waiting = partial(tasks_waiting, consumer.controller)
         if transport.options["delay_eta_tasks"]:

@@ -474,7 +474,6 @@ consumer.join("q")
 watchdog = Watchdog(consumer)
 watchdog.start()
 consumer.close(keep=[consumer.hold("q", message)])
-watchdog.finish_at_exit()
 if not os.fork():
     sys.exit()
 os.wait()
