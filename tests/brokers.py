@@ -6,7 +6,7 @@ A test module with `pytest.mark.on_cluster` runs with either, see `tests.conftes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, TypeAlias
 
 import redis
@@ -17,6 +17,8 @@ from celery_delayq.cluster.names import priority_list
 from celery_delayq.cluster.topology import Address, Topology
 from examples.private_redis import PrivateRedis
 from tests.redis_cluster.servers import Cluster, ClusterNode
+from tests.soak.proxy import Proxy
+from tests.support import wait_until
 
 #: What a node answers to a command that it should not have got: `INFO errorstats` counts them.
 _ASTRAY = ("CROSSSLOT", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
@@ -128,6 +130,34 @@ def url_of(server: Server, db: int = 0) -> str:
     if isinstance(server, PrivateRedis):
         return f"delayq://127.0.0.1:{server.port}/{db}"
     return server.cluster.url()
+
+
+@contextmanager
+def proxied(server: Server) -> Iterator[tuple[str, list[Proxy]]]:
+    """The URL of a broker whose clients get there through proxies, one for each server, and these."""
+    if isinstance(server, PrivateRedis):
+        with closing(Proxy(server.port)) as proxy:
+            yield url_of(server).replace(str(server.port), str(proxy.port)), [proxy]
+        return
+    with ExitStack() as stack:
+        nodes = server.cluster.nodes
+        proxies = [stack.enter_context(closing(Proxy(node.port))) for node in nodes]
+        stack.callback(_announce, nodes, [0] * len(nodes))
+        _announce(nodes, [proxy.port for proxy in proxies])
+        yield ";".join(f"delayq+cluster://127.0.0.1:{proxy.port}" for proxy in proxies), proxies
+
+
+def _announce(nodes: list[ClusterNode], ports: list[int]) -> None:
+    """Let the nodes of a cluster tell clients these ports, or their own ones if they are 0; return when all do."""
+    for node, port in zip(nodes, ports, strict=True):
+        node.client.config_set("cluster-announce-port", port)
+    wanted = {port or node.port for node, port in zip(nodes, ports, strict=True)}
+    wait_until(lambda: all(_told(node) == wanted for node in nodes), "all nodes tell these ports")
+
+
+def _told(node: ClusterNode) -> set[int]:
+    """Return the ports that a node tells, its own and those of others."""
+    return {int(address.rpartition("@")[0].rpartition(":")[2]) for _, address, *_ in node.rows()}
 
 
 def list_for(client: redis.Redis, queue: str, priority: int = 0) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from redis import exceptions
 
 from celery_delayq.queue import scripts
-from celery_delayq.queue.connections import passing_refusal
+from celery_delayq.queue.connections import passing_refusal, should_speak, was_silent
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.script import Call, load, unwrapped
 
@@ -72,7 +72,7 @@ class FetchConnection:
         self._connection = connection_of(pool)
         self._connection.connect()
         self.identity = identify(self._connection)
-        #: Tags of the acknowledgements whose replies have not been read yet.
+        #: Tags of the acknowledgements whose replies have not been read yet; an empty one is that of a PING.
         self.unanswered: deque[str] = deque()
         self._fetch: Call = (), ()
         #: The connection that the server tells when keys change that this one has read.
@@ -92,8 +92,32 @@ class FetchConnection:
         except (exceptions.RedisError, OSError):
             return True
 
+    def speak(self) -> None:
+        """Send a PING if the connection is idle; `next_answer` gives the reply. Call it only if no reply is awaited."""
+        self._open_again()
+        if should_speak(self._connection):
+            self._send("PING")
+            self.unanswered.append("")
+
+    @property
+    def waits_for_pong(self) -> bool:
+        """Whether a reply to `speak` is awaited, and nothing else."""
+        return len(self.unanswered) == 1 and not self.unanswered[0]
+
+    def _open_again(self) -> None:
+        """Connect again if the connection was silent for long, and no reply is awaited: it may be lost unnoticed."""
+        is_answered = not self.unanswered or self.waits_for_pong
+        if not is_answered or self.fileno() < 0 or not was_silent(self._connection):
+            return
+        self.unanswered.clear()
+        self._connection.disconnect()
+        self._told = None
+        self._connection.connect()
+        self.identity = identify(self._connection)
+
     def ack(self, in_flight: str, message: bytes, tag: str) -> None:
         """Remove a message from an in-flight list; `next_answer` gives the result."""
+        self._open_again()
         self._send("LREM", in_flight, -1, message)
         self.unanswered.append(tag)
 
@@ -111,6 +135,7 @@ class FetchConnection:
 
     def send_fetch(self, keys: QueueKeys, *, consumer: str, limit: int) -> None:
         """Ask for messages, see `scripts.fetch`. Read all answers first, then `read_fetched`."""
+        self._open_again()
         self._fetch = scripts.fetch_call(keys, consumer=consumer, limit=limit)
         self._send(*_FETCH.by_digest(*self._fetch))
 
@@ -135,14 +160,15 @@ class FetchConnection:
 
         Read all answers first, then `read_whether_empty`.
         """
+        self._open_again()
         commands: list[tuple[Any, ...]] = []
         if self._told != told:
             # OPTIN: only of what is read after CACHING. Not NOLOOP: with that, Redis may forget a key and not tell.
             commands.append(("CLIENT", "TRACKING", "ON", "REDIRECT", told.client_id, "OPTIN"))
         for names in groups:
             commands += [("CLIENT", "CACHING", "YES"), ("EXISTS", *names)]
-        for number, command in enumerate(commands):
-            self._send(*command, is_first=not number)
+        for command in commands:
+            self._send(*command)
         self._asked = told, len(commands)
 
     def read_whether_empty(self) -> bool:
@@ -169,8 +195,9 @@ class FetchConnection:
 
     def send_unblock(self, client_ids: Sequence[str]) -> None:
         """Ask the server to end the waits of other connections. Read all answers first, then `read_unblocked`."""
-        for number, client_id in enumerate(client_ids):
-            self._send("CLIENT", "UNBLOCK", client_id, is_first=not number)
+        self._open_again()
+        for client_id in client_ids:
+            self._send("CLIENT", "UNBLOCK", client_id)
 
     def read_unblocked(self, count: int) -> list[bool]:
         """Return for each connection whether it waited.
@@ -193,11 +220,11 @@ class FetchConnection:
         if getattr(self._connection, "_sock", None) is None or self._connection.can_read(timeout=0):
             raise exceptions.ConnectionError("the connection on which messages are fetched was lost")
 
-    def _send(self, *command: Any, is_first: bool = True) -> None:
+    def _send(self, *command: Any) -> None:
         if getattr(self._connection, "_sock", None) is None:  # redis-py would reconnect, and replies would be lost
             raise exceptions.ConnectionError("the connection on which messages are fetched was lost")
-        # redis-py's health check would mistake an unread reply for the reply to its PING.
-        self._connection.send_command(*command, check_health=is_first and not self.unanswered)
+        # redis-py's health check would mistake an unread reply for the reply to its PING, and wait for that.
+        self._connection.send_command(*command, check_health=False)
 
     def _read(self) -> Any:
         if self.fileno() < 0:

@@ -159,14 +159,17 @@ class Conversation:
         return self.connection is not None and tag in tuple(self.connection.unanswered)
 
     def read_answers(self) -> None:
-        """Read the answers to all acknowledgements, and notice that the connection is lost. Never raises."""
+        """Read the answers to all acknowledgements, notice that the connection is lost, and keep it. Never raises."""
         if not self.is_of_this_thread or self.is_late:
             return
         connection = self.connection
         assert connection is not None
+        if connection.waits_for_pong and not connection.has_reply(0):
+            return
         try:
             self._take_acknowledgements(connection, self._read_only_answers)
             connection.check()
+            connection.speak()
         except NotYet:
             pass
         except Exception as exc:
@@ -195,6 +198,8 @@ class Conversation:
         while connection.unanswered:
             self._wait(connection, again)
             tag, answer = connection.next_answer()
+            if not tag:
+                continue
             if isinstance(answer, bool):
                 self._on_acknowledged(tag, answer)
             else:

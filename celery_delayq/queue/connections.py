@@ -6,6 +6,7 @@ its memory is full (`passing_refusal`). Either passes by itself.
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import random
@@ -15,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable
 from logging import ERROR, WARNING, Logger, LoggerAdapter
-from typing import cast
+from typing import Any, cast
 
 import redis
 from redis import exceptions
@@ -133,6 +134,26 @@ def is_full(exc: BaseException) -> bool:
 _FULL = ("max number of clients reached", "max number of clients + cluster connections reached")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+
+#: How long after its turn to speak a connection counts as silent, in seconds; its owner looks at least that often.
+LATE_S = 5.0
+
+
+#: The clock of `next_health_check`: redis-py 5 takes that of the system.
+_health_clock: Callable[[], float] = time.monotonic if inspect.ismodule(vars(redis.connection)["time"]) else time.time
+
+
+def should_speak(connection: Any) -> bool:
+    """Return whether nothing was read from a connection for its `health_check_interval`.
+
+    A proxy, a firewall or NAT between here and the server forgets connections that are idle, some without a word.
+    """
+    return bool(connection.health_check_interval) and _health_clock() > connection.next_health_check
+
+
+def was_silent(connection: Any) -> bool:
+    """Return whether nothing was read for so much longer that the connection may be forgotten: open it again."""
+    return should_speak(connection) and _health_clock() > connection.next_health_check + LATE_S
 
 
 def at_server_of(client: redis.Redis, key: str) -> redis.Redis:

@@ -30,7 +30,7 @@ from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Offered
 from celery_delayq.queue.keys import RegistryKeys
 from celery_delayq.queue.script import load
-from celery_delayq.settings import SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS, sentinel_options
+from celery_delayq.settings import HEALTH_CHECK_S, SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS, sentinel_options
 from celery_delayq.transport.batch import Batch
 from celery_delayq.transport.bindings import AGAIN_S
 from celery_delayq.transport.capture import Captured, Caught, captured_for
@@ -115,6 +115,9 @@ class DelayedChannel(kombu_redis.Channel):
 
     #: Longest wait for a reply, in seconds. kombu has no limit: a publisher would hang for as long as the server does.
     socket_timeout: float | None = SOCKET_TIMEOUT_S
+
+    #: How often an idle connection speaks, in seconds.
+    health_check_interval: float = HEALTH_CHECK_S
 
     from_transport_options = (*kombu_redis.Channel.from_transport_options, *_OPTIONS)
 
@@ -541,6 +544,12 @@ class DelayedChannel(kombu_redis.Channel):
 
     def wait_for_replies(self) -> None:
         """Wait for messages of queues that are consumed without acknowledgement: kombu itself does so."""
+
+    def keep_subscription(self) -> None:
+        """Let the subscription speak if it is idle. kombu does so with an event loop only, and too rarely."""
+        client = vars(self).get("subclient")
+        if client is not None and client.connection is not None and not client.health_check_response_counter:
+            client.check_health()
 
     def close_idle(self) -> None:
         """Close the connection for BRPOP if kombu no longer reads with it: a worker does so only while it starts."""

@@ -224,6 +224,13 @@ class ClusterChannel(DelayedChannel):
             self.leave_home()
             return None
 
+    def keep_subscription(self) -> None:
+        """Let the subscription speak, see `DelayedChannel`; subscribe at another node if it is lost."""
+        try:
+            super().keep_subscription()
+        except self.connection_errors:
+            self.leave_home()
+
     def _follow_home(self) -> None:
         """Leave a node that is no longer a master: redis-py would connect again to it, and it may hang."""
         version = self.topology.version

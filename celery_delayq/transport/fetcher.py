@@ -109,7 +109,12 @@ class Fetcher:
                 self._consumer.part(name)
 
     def tidy(self) -> None:
-        """End the leases on lists that are no longer fetched from, once none of their messages is held."""
+        """End the leases on lists that are no longer fetched from, once none of their messages is held.
+
+        It also keeps the connection that listens, see `RareLists.keep`.
+        """
+        if self._station is not None:
+            self._station.rare_lists.keep()
         consumer = self._consumer
         if consumer is not None and consumer.lists.keys() != consumer.names:
             consumer.end_leases()
@@ -304,6 +309,9 @@ class Fetcher:
         if self.is_sparing:
             return
         slot = self._slots.get(name)
+        if slot is not None and slot.is_forgotten:
+            self._drop(slot)
+            slot = None
         if slot is None:
             in_flight = consumer.lists[name].in_flight(consumer.id)
             slot = self._slots[name] = Slot(consumer.client.connection_pool, queue, name, in_flight)
@@ -322,6 +330,10 @@ class Fetcher:
             redis.ConnectionError: the connection is lost.
         """
         self._settled_until = 0.0
+        if not slot.is_armed:  # nothing was lost with its connection
+            if slot.is_forgotten:
+                self._drop(slot)
+            return
         try:
             if not slot.has_reply():
                 return
@@ -339,7 +351,8 @@ class Fetcher:
             if self.credit() <= 1:
                 self._disarm(self._slots.values())
         elif slot.name not in self._refused and self.credit():
-            self._ask(slot.name, slot.arm)
+            assert self._consumer is not None
+            self._ask(slot.name, self._arm, self._consumer, slot.queue, slot.name)
 
     def _read(self, slot: Slot) -> bytes | None:
         try:

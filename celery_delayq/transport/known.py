@@ -18,7 +18,7 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.queue.connections import is_full, passing_refusal
+from celery_delayq.queue.connections import is_full, passing_refusal, was_silent
 from celery_delayq.transfer.thread import interrupt
 
 #: What this process has to know, by `id`. A plain dict: safe in all threads.
@@ -72,13 +72,26 @@ class Known:
 
     _sock: Any = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, health_check_interval: float = 0, **kwargs: Any) -> None:
+        # By its name: kombu 5.6 leaves it out if neither a class nor one of its bases takes it, and looks no further.
+        super().__init__(*args, health_check_interval=health_check_interval, **kwargs)  # type: ignore[call-arg]
         remember(self)
 
     def is_to(self, host: str, port: int) -> bool:
         """Return whether it is a connection to a server."""
         return (getattr(self, "host", None), int(getattr(self, "port", 0) or 0)) == (host, port)
+
+    def connect(self) -> Any:
+        """Connect, see redis-py, whose pools call this whenever they hand out a connection.
+
+        One that was silent for so long that it may be lost is opened again. A proxy or NAT may have forgotten it
+        without a word, and whoever used it would wait for `socket_timeout`.
+        """
+        connection: Any = self
+        # One that was lost with a word, or has something to read, is left to its user.
+        if self._sock is not None and was_silent(self) and not connection.can_read(timeout=0):
+            self.disconnect()
+        return super().connect()  # type: ignore[misc]
 
     def disconnect(self, *args: Any, **kwargs: Any) -> None:
         """Close the connection, see redis-py."""

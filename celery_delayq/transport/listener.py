@@ -18,6 +18,7 @@ from redis import exceptions
 
 from celery_delayq.fetching.connection import Identity, connection_of, identify
 from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.queue.connections import should_speak, was_silent
 
 _CHANNEL = "__redis__:invalidate"
 
@@ -103,8 +104,12 @@ class Listener:
         if self.fileno() < 0:
             raise exceptions.ConnectionError("the connection that listens for messages of rarely used lists was lost")
         while self._connection.can_read(timeout=0):
-            reply: Any = self._connection.read_response(disable_decoding=True)
-            keys = reply[2]
+            try:
+                kind, *_, keys = self._connection.read_response(disable_decoding=True)
+            except exceptions.ResponseError:  # of a PING, which Redis refuses with MISCONF and BUSY: an answer as well
+                continue
+            if kind == b"pong":
+                continue
             if keys is None:  # FLUSHALL, or FLUSHDB of any database
                 self._awaited.clear()
                 continue
@@ -114,6 +119,17 @@ class Listener:
                     continue  # it was already told, and is not read yet
                 self._awaited.discard(name)
                 self._times.setdefault(name, deque(maxlen=_BUSY_TIMES)).append(time.monotonic())
+
+    def speak(self) -> None:
+        """Send a PING if the connection is idle. Call it about once a second.
+
+        Raises:
+            redis.ConnectionError: the connection is lost, or may be, since there is no reply.
+        """
+        if was_silent(self._connection):
+            raise exceptions.ConnectionError("the connection that listens for messages of rarely used lists was silent")
+        if should_speak(self._connection):
+            self._connection.send_command("PING", check_health=False)
 
     def disconnect(self) -> None:
         """Close the connection."""

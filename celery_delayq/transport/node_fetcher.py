@@ -6,7 +6,6 @@ If the answer of its node is late, it takes it when it comes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +65,7 @@ class NodeFetcher(Fetcher):
             partial(own_connections, topology, self.address, hurries_elsewhere=True),
             # Without patience: while one list waits for its slot, the others are read. Nor for a node that hangs.
             Routed(topology, home=self.address, deadline_s=0, is_hurried=True),
-            NodeRareLists(transport.cycle, partial(self._siblings.lose, self)),
+            NodeRareLists(transport.cycle),
             _PATIENCE_S,
         )
         return station
@@ -235,23 +234,7 @@ class NodeFetcher(Fetcher):
 
 
 class NodeRareLists(RareLists):
-    """The lists of one node that are rarely used.
-
-    Args:
-        cycle: see `RareLists`.
-        on_lost: called with the error when the connection is lost.
-    """
-
-    def __init__(self, cycle: Any, on_lost: Callable[[Exception], None]) -> None:
-        super().__init__(cycle)
-        self._on_lost = on_lost
-
-    def on_readable(self, listener: Any) -> None:
-        """Hear which lists are no longer empty, see `RareLists`; never raises for a lost connection."""
-        try:
-            super().on_readable(listener)
-        except CONNECTION_ERRORS as exc:
-            self._on_lost(exc)
+    """The lists of one node that are rarely used, see `RareLists`."""
 
     def _is_elsewhere(self, exc: exceptions.ResponseError) -> bool:
         return isinstance(understood(exc), REDIRECTIONS)

@@ -209,6 +209,7 @@ class Poller(kombu_redis.MultiChannelPoller):
             if is_time_to_tidy:
                 channel.fetcher.tidy()
                 channel.close_idle()
+                channel.keep_subscription()
         for fetcher in self._fetchers():
             if self._waker is None:
                 self._waker = Waker()

@@ -5,13 +5,14 @@ Most priorities of most queues are never used. A list that is used often is not 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from logging import getLogger
 from typing import Any
 
 from redis import exceptions
 
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.queue.connections import NOT_SERVING, refusals
+from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, refusals
 from celery_delayq.transport.listener import Listener
 
 logger = getLogger(__name__)
@@ -60,9 +61,9 @@ class RareLists:
         except NOT_SERVING:
             raise
         except exceptions.ResponseError as exc:
-            if "redirect to does not exist" in str(exc):
+            if "redirect to does not exist" in str(exc):  # the connection that listens was lost
                 self.disconnect()
-                raise exceptions.ConnectionError("the connection that listens for messages was lost") from exc
+                return False
             if self._is_elsewhere(exc):
                 raise
             if not refusals.note(exc, logger):
@@ -86,17 +87,27 @@ class RareLists:
         return [names]
 
     def on_readable(self, listener: Listener) -> None:
-        """Hear which lists are no longer empty. The next fetch takes the messages.
+        """Hear which lists are no longer empty. The next fetch takes the messages."""
+        self._with(listener.read)
+        self._cycle.on_told()
 
-        Raises:
-            redis.ConnectionError: the connection is lost.
+    def keep(self) -> None:
+        """Keep the connection: an idle one speaks. Call it about once a second."""
+        if self._listener is not None and not self._with(self._listener.speak):
+            self._cycle.on_told()
+
+    def _with(self, action: Callable[[], None]) -> bool:
+        """Do something with the connection; returns False if it is lost. Nothing is lost with it.
+
+        The next fetch looks at all lists, and the next wait opens another connection.
         """
         try:
-            listener.read()
-        except Exception:
+            action()
+        except CONNECTION_ERRORS as exc:
+            logger.debug("Lost a connection, and open another one: %s", exc)
             self.disconnect()
-            raise
-        self._cycle.on_told()
+            return False
+        return True
 
     def _check(self) -> None:
         """Make sure from time to time that the server still tells."""

@@ -18,6 +18,7 @@ import redis
 from kombu.transport.redis import SentinelManagedSSLConnection
 from redis.sentinel import SentinelManagedConnection
 
+from celery_delayq.settings import HEALTH_CHECK_S
 from celery_delayq.transfer.thread import LoopThread
 from celery_delayq.transport.known import Known, is_any, leave
 
@@ -90,7 +91,9 @@ class SentinelWatch(LoopThread):
         super().__init__("delayq-sentinel", logger, "Listening to Redis Sentinel", "A failover is noticed later")
         # With connections of its own: kombu closes those of the manager with its channel.
         self._pools = [
-            redis.ConnectionPool(pool.connection_class, **pool.connection_kwargs)
+            redis.ConnectionPool(
+                pool.connection_class, **{"health_check_interval": HEALTH_CHECK_S, **pool.connection_kwargs}
+            )
             for pool in (sentinel.connection_pool for sentinel in manager.sentinels)
         ]
         self._master_name = master_name

@@ -11,7 +11,7 @@ from redis import exceptions
 
 from celery_delayq.fetching.abandoned import BLOCK_S
 from celery_delayq.fetching.connection import connection_of, identify
-from celery_delayq.queue.connections import NOT_SERVING
+from celery_delayq.queue.connections import LATE_S, LOST, NOT_SERVING
 
 #: A reply is overdue this long after the command should have stopped blocking, in seconds: the connection is half open.
 _OVERDUE_S = 25.0
@@ -42,6 +42,8 @@ class Slot:
         self.connection = connection_of(pool)
         self.connection.connect()
         self.identity = identify(self.connection)
+        #: How long the server waits at most, in seconds: a connection that waits longer is silent for too long.
+        self._block_s = min(BLOCK_S, self.connection.health_check_interval or BLOCK_S)
 
     def fileno(self) -> int:
         """Return the file descriptor that the event loop polls; -1 once the connection is lost."""
@@ -56,7 +58,9 @@ class Slot:
     def arm(self) -> None:
         """Start waiting."""
         self._check()
-        self.connection.send_command("BLMOVE", self.name, self._in_flight, "RIGHT", "LEFT", BLOCK_S)
+        self.connection.send_command(
+            "BLMOVE", self.name, self._in_flight, "RIGHT", "LEFT", self._block_s, check_health=False
+        )
         self.is_armed = True
         self._armed_at = time.monotonic()
 
@@ -107,7 +111,17 @@ class Slot:
 
     def is_overdue(self) -> bool:
         """Return whether the server should have answered long ago."""
-        return self.is_armed and time.monotonic() - self._armed_at > BLOCK_S + _OVERDUE_S
+        return self.is_armed and time.monotonic() - self._armed_at > self._block_s + _OVERDUE_S
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether it waits for nothing, and its connection is lost, or may be, since it was silent for long."""
+        if self.is_armed:
+            return False
+        try:
+            return self.has_reply() or time.monotonic() - self._armed_at > self._block_s + LATE_S
+        except LOST:
+            return True
 
     def disconnect(self) -> None:
         """Close the connection."""

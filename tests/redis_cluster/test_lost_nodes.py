@@ -14,9 +14,9 @@ from celery_delayq.cluster import topology as topology_module
 from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.topology import Address, Topology
 from tests.redis_cluster import servers
-from tests.redis_cluster.proxy import Proxy
 from tests.redis_cluster.routing import addresses_of, calls, pool_for
 from tests.redis_cluster.servers import Cluster, slot_of
+from tests.soak.proxy import Proxy
 from tests.support import wait_until
 
 
@@ -45,14 +45,14 @@ class TestLostConnections:
     ) -> None:
         through.set(keys[0], 0)
         cluster.reset_counts()
-        proxies[0].drops = True
+        proxies[0].drop_replies()
         with pytest.raises(redis.ConnectionError):
             through.incr(keys[0])
         with pytest.raises(redis.ConnectionError):  # there is not even a connection
             through.incr(keys[0])
         assert through.incr(keys[1]) == 1
         assert through.ping()
-        proxies[0].drops = False
+        proxies[0].drop_replies(False)
         assert through.get(keys[0]) == b"1"
         assert calls(cluster, "incrby") == [1, 1, 0]
 
@@ -61,15 +61,15 @@ class TestLostConnections:
         through.set(keys[0], 0)
         with through.pipeline(transaction=transaction) as pipe:
             pipe.incr(keys[0]).incr(keys[0])
-            proxies[0].drops = True
+            proxies[0].drop_replies()
             with pytest.raises(redis.ConnectionError):
                 pipe.execute()
-        proxies[0].drops = False
+        proxies[0].drop_replies(False)
         assert through.get(keys[0]) == b"2"
 
     def test_other_nodes_of_a_pipeline_answer(self, through: Routed, proxies: list[Proxy], keys: list[str]) -> None:
         through.mget(*keys)
-        proxies[0].drops = True
+        proxies[0].drop_replies()
         with through.pipeline(transaction=False) as pipe:
             pipe.incr(keys[0]).incr(keys[1]).incr(keys[0]).incr(keys[2]).execute_command("WAIT", 0, 100)
             lost, one, also_lost, two, waited = pipe.execute(raise_on_error=False)
@@ -82,21 +82,21 @@ class TestLostConnections:
             pipe.watch(keys[0])
             pipe.multi()
             pipe.incr(keys[0])
-            proxies[0].drops = True
+            proxies[0].drop_replies()
             with pytest.raises(redis.ConnectionError):  # not a WatchError, after which callers begin again
                 pipe.execute()
-        proxies[0].drops = False
+        proxies[0].drop_replies(False)
         assert through.get(keys[0]) == b"1"
 
     def test_a_lost_connection_cannot_watch(self, through: Routed, proxies: list[Proxy], keys: list[str]) -> None:
         for node in through.masters():  # redis-py 5 then gives the connection back itself
             node.client.connection_pool.connection_kwargs["retry_on_error"] = []
         through.set(keys[0], 0)
-        proxies[0].drops = True
+        proxies[0].drop_replies()
         with through.pipeline() as pipe:
             with pytest.raises(redis.ConnectionError):
                 pipe.watch(keys[0])
-            proxies[0].drops = False
+            proxies[0].drop_replies(False)
             pipe.watch(keys[0])
             pipe.multi()
             assert pipe.incr(keys[0]).execute() == [1]
@@ -113,7 +113,7 @@ class TestLostConnections:
     ) -> None:
         monkeypatch.setattr(topology_module, "REFRESH_PAUSE_S", 0)
         cluster.move(slot_of(keys[0]), cluster.nodes[1])
-        proxies[0].close()
+        proxies[0].refuse()
         if kind == "single":
             assert through.incr(keys[0]) == 1
             return
@@ -124,7 +124,7 @@ class TestLostConnections:
         self, through: Routed, proxies: list[Proxy], keys: list[str]
     ) -> None:
         through.ping()
-        proxies[0].close()
+        proxies[0].refuse()
         with pytest.raises(redis.ConnectionError, match="refused"):
             through.incr(keys[0])
         with through.pipeline(transaction=False) as pipe:
@@ -141,7 +141,7 @@ class TestLostConnections:
 
     def test_a_refused_home_is_replaced_before_anything_is_sent(self, through: Routed, proxies: list[Proxy]) -> None:
         by_port = {proxy.port: proxy for proxy in proxies}
-        by_port[through.connection_pool.connection_kwargs["port"]].close()
+        by_port[through.connection_pool.connection_kwargs["port"]].refuse()
         assert through.ping()
 
     def test_a_full_pool_says_nothing_about_the_node(self, cluster: Cluster) -> None:

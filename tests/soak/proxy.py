@@ -1,14 +1,22 @@
-"""A TCP proxy between a worker and its Redis: a network that can be slow, cut, or silent."""
+"""A TCP proxy between clients and their Redis: a network that can be slow, cut, silent, or forget idle connections."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
+import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Literal
 
 _CHUNK = 65536
+
+#: How often it looks for idle connections, in seconds.
+_LOOK_S = 0.1
+
+#: How a connection is dropped: ended in order (FIN), ended at once (RST), or forgotten without a word, as NAT does.
+Drop = Literal["fin", "rst", "silently"]
 
 
 class Proxy:
@@ -20,7 +28,12 @@ class Proxy:
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
         self._delay_s = 0.0
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._drops_replies = False
+        self._idle_s: float | None = None
+        self._drop: Drop = "fin"
+        #: How many idle connections it has dropped.
+        self.dropped = 0
+        self._links: set[_Link] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -32,18 +45,31 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self.accept()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all connections are dropped."""
+        return all(link.is_forgotten for link in tuple(self._links))
+
     def delay(self, seconds: float) -> None:
         """Deliver everything so much later, in each direction; 0 for at once."""
         self._delay_s = seconds
 
     def cut(self) -> None:
         """Close all connections, on both sides; new ones are welcome."""
-        self._do(self._abort)
+        self._run(self._abort())
+
+    def drop_replies(self, drops: bool = True) -> None:
+        """End a connection instead of passing on a reply; False: pass it on, as at first."""
+        self._drops_replies = drops
+
+    def drop_idle(self, after_s: float | None, how: Drop = "fin") -> None:
+        """Drop connections on which nothing passed for so long, in seconds; None for never, as at first."""
+        self._drop, self._idle_s = how, after_s
 
     def refuse(self) -> None:
         """Close all connections, and refuse new ones until `accept`."""
         self._run(self._stop_listening())
-        self._do(self._abort)
+        self._run(self._abort())
 
     def accept(self) -> None:
         """Accept connections, as it does at first."""
@@ -65,9 +91,11 @@ class Proxy:
         self._loop.close()
         self._place.close()
 
-    def _abort(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
+    async def _abort(self) -> None:
+        for link in self._links:
+            for writer in link.writers:
+                writer.transport.abort()
+        await asyncio.sleep(0)  # let the transports close
 
     def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
@@ -89,24 +117,53 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
-        self._writers |= {writer, far_writer}
+        link = _Link(writer, far_writer)
+        self._links.add(link)
+        watch = asyncio.create_task(self._watch(link))
         try:
-            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+            await asyncio.gather(
+                self._pump(link, reader, far_writer), self._pump(link, far_reader, writer, is_reply=True)
+            )
         finally:
-            self._writers -= {writer, far_writer}
+            watch.cancel()
+            for one in link.writers:
+                one.close()
+            self._links.discard(link)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_reply: bool = False
+    ) -> None:
         try:
             while chunk := await reader.read(_CHUNK):
+                if is_reply and self._drops_replies:
+                    break
                 if self._delay_s:
                     await asyncio.sleep(self._delay_s)
                 await self._flows.wait()
-                writer.write(chunk)
-                await writer.drain()
+                if not link.is_forgotten:
+                    link.passed_at = time.monotonic()
+                    writer.write(chunk)
+                    await writer.drain()
         except OSError:
             pass  # the other direction ends too, since both sides are closed
-        finally:
-            writer.close()
+        if link.is_forgotten:
+            await asyncio.Event().wait()  # nobody tells the other side
+        writer.close()
+
+    async def _watch(self, link: _Link) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._idle_s is not None and time.monotonic() - link.passed_at > self._idle_s:
+                break
+        self.dropped += 1
+        if self._drop == "silently":
+            link.is_forgotten = True
+            return
+        for writer in link.writers:
+            if self._drop == "rst":
+                sock = writer.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
 
     async def _shut_down(self) -> None:
         await self._stop_listening()
@@ -114,8 +171,16 @@ class Proxy:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        self._abort()
-        await asyncio.sleep(0)  # let the transports close
+        await self._abort()
+
+
+class _Link:
+    """A client's connection, and the one to the server."""
+
+    def __init__(self, *writers: asyncio.StreamWriter) -> None:
+        self.writers = frozenset(writers)
+        self.passed_at = time.monotonic()
+        self.is_forgotten = False
 
 
 def _reserved_port() -> socket.socket:
