@@ -13,13 +13,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 from celery import Celery
 from celery.worker.request import Request
 from redis.credentials import UsernamePasswordCredentialProvider
 
-from celery_delayq import DelayQ
+from celery_delayq import DelayQ, Unique
+from celery_delayq.unique import For
 from tests.ledger import Ledger
 
 #: The user whom `Credentials` names.
@@ -143,10 +144,14 @@ def add_tasks(app: Celery, ledger: Ledger) -> None:
             ledger.accept(self.id, pid)
             super().on_accepted(pid, time_accepted)
 
-    @task(name="occurrence")
     def occurrence(self: Any, name: str) -> None:
         """Write down which entry of the schedule it is of, and when it is due."""
         ledger.record(self.request.id, [name, self.request.eta])
+
+    task(name="occurrence")(occurrence)
+    task(name="occurrence, expires", expires=6)(occurrence)
+    for for_ in get_args(For):
+        task(name=f"occurrence, {for_}", unique=Unique(for_=for_))(occurrence)
 
     @task(name="deadly", acks_late=True, ignore_result=True)
     def deadly(self: Any) -> None:

@@ -82,6 +82,7 @@ def _figures(result: Result) -> dict[str, Any]:
         "refused": len(verdict.refused),
         "lost": len(verdict.lost),
         "cut off": len(verdict.cut_off),
+        "flushed": len(verdict.flushed),
         "twice": len(verdict.twice),
         "without need": len(verdict.unexplained),
         "early": len(verdict.early),

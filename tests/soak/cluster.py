@@ -15,8 +15,10 @@ from typing import Any
 from celery_delayq.queue.keys import QueueKeys
 from tests.clocks import clock_from, has_faketime
 from tests.redis_cluster.servers import Cluster, ClusterNode, cluster, slot_of
+from tests.soak.looks import busy, ended, is_lasting, leases
 from tests.soak.publisher import Publisher
-from tests.soak.scene import Scene, Setting, ended, is_lasting, leases
+from tests.soak.scene import Scene
+from tests.soak.setting import Setting
 from tests.soak.verdict import Harm
 from tests.support import lasting_keys, wait_until
 from tests.workers import Worker
@@ -62,7 +64,6 @@ class ClusterScene(Scene):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.luck = random.Random()
-        self._begun_s = time.time()
         self._turns: list[str] = []
         self._masters: set[ClusterNode] = set()
         self._checked_s = time.time()
@@ -84,10 +85,6 @@ class ClusterScene(Scene):
             self._turns = [name for name in STRIKES if name != "wrong clock" or has_faketime()]
             self.luck.shuffle(self._turns)
         return self._turns.pop()
-
-    def say(self, what: str) -> None:
-        """Take down what is done now."""
-        self.history.append(f"after {time.time() - self._begun_s:6.1f} s: {what}")
 
     @contextmanager
     def losing(self, victim: ClusterNode) -> Iterator[None]:
@@ -142,7 +139,12 @@ class ClusterScene(Scene):
 
     def complaints(self) -> list[str]:
         """Return what is wrong besides tasks: workers that ended by themselves, and dead letters."""
-        return [*ended(self.workers), *(f"a dead letter: {letter!r}" for letter in self.dead())]
+        return [
+            *ended(self.workers),
+            *busy(self.workers),
+            *self.failed,
+            *(f"a dead letter: {letter!r}" for letter in self.dead()),
+        ]
 
     def leftovers(self) -> set[str]:
         """Return the names of all keys on masters that should not be there once everything has stopped."""
@@ -258,10 +260,19 @@ def _hang_long(scene: ClusterScene) -> None:
 
 def _cut(scene: ClusterScene) -> None:
     """Everybody loses all connections to a node, and may connect again at once."""
-    node = scene.luck.choice(scene.cluster.masters())
+    _cut_from(scene, scene.luck.choice(scene.cluster.masters()))
+
+
+def _cut_from(scene: ClusterScene, node: ClusterNode) -> None:
     scene.say(f"CLIENT KILL of all connections to {node}")
     node.client.client_kill_filter(_type="normal", skipme=True)
     node.client.client_kill_filter(_type="pubsub", skipme=True)
+
+
+def cut_after_new_children(scene: ClusterScene, number: int) -> None:
+    """Each master in turn, as soon as each worker has another child."""
+    scene.replace_children()
+    _cut_from(scene, scene.cluster.masters()[number % 3])
 
 
 def _wrong_clock(scene: ClusterScene) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
-from tests.soak.cluster import ClusterScene, strike_cluster
+from tests.soak.cluster import ClusterScene, cut_after_new_children, strike_cluster
 from tests.soak.messages import send_hostile, send_poison
-from tests.soak.publisher import CLIENT_NAME
-from tests.soak.scene import Scene, Setting
+from tests.soak.proxy import Drop
+from tests.soak.refusals import MAY_RELOAD, busy, full, loading, no_replicas, read_only, refusing, unsaved
+from tests.soak.scene import Scene
+from tests.soak.setting import Setting
 from tests.state import out_of_memory
 
 #: A lease that is short enough to see its end.
@@ -24,6 +26,9 @@ _FLAPS_S = (3.0, 1.0, 5.0, 2.0, 10.0, 20.0)
 
 #: What a server refuses, in turns: acknowledgements, scripts, waiting for messages.
 _COMMANDS = ("lrem", "evalsha", "blmove")
+
+#: A proxy drops what was idle for longer than any connection of a worker may be, in seconds.
+_IDLE_S = 25.0
 
 #: Far shorter than half a lease, and long enough to see who is gone.
 _SHORT_LIFE_S = 5.0
@@ -70,16 +75,21 @@ def suspend_worker(scene: Scene, number: int) -> None:
 
 
 def kill_clients(wanted: Callable[[dict[str, Any]], bool]) -> Callable[[Scene, int], None]:
-    """Close those connections of workers that a predicate picks by their line in CLIENT LIST."""
+    return lambda scene, number: scene.cut(wanted)
 
-    def strike(scene: Scene, number: int) -> None:
-        with scene.client() as client:
-            own_id = client.client_id()
-            for line in client.client_list():
-                if line["name"] != CLIENT_NAME and int(line["id"]) != own_id and wanted(line):
-                    client.client_kill_filter(_id=line["id"])
 
-    return strike
+def reset_after_new_children(scene: Scene, number: int) -> None:
+    scene.replace_children()
+    scene.cut()
+
+
+def flush(scene: Scene, number: int) -> None:
+    scene.flush()
+
+
+def drop_idle(how: Drop) -> Callable[[Scene, int], None]:
+    """From the first strike on, a proxy drops idle connections."""
+    return lambda scene, number: scene.proxy.drop_idle(_IDLE_S, how)
 
 
 def waits(line: dict[str, Any]) -> bool:
@@ -211,6 +221,14 @@ def kill_all(scene: Scene, number: int) -> None:
 
 _SHORT = Setting(lease_s=SHORT_LEASE_S)
 _PROXY = Setting(has_proxy=True)
+_NEW_CHILDREN = Setting(options=("--max-tasks-per-child=30",))
+
+#: Without a backlog: there, an occurrence may wait until the next one finds its key held, or until it expires.
+_PERIODIC = Setting(has_periodic=True, rate=10)
+
+#: A connection that the proxy drops without a word would show as a task that begins late.
+_IDLE = Setting(has_proxy=True, rate=2)
+_IDLE_LATE_S = 5.0
 
 FAULTS = {
     fault.name: fault
@@ -316,6 +334,65 @@ FAULTS = {
             send_poison,
             Setting(rate=60, delivery_limit=3),
         ),
+        Fault("flushdb", "FLUSHDB", flush, every_s=3.0),
+        Fault(
+            "children",
+            "all connections of workers are reset, each time after children of their pools were replaced",
+            reset_after_new_children,
+            _NEW_CHILDREN,
+            every_s=1.5,
+        ),
+        *(
+            Fault(
+                f"idle-{how}",
+                f"a worker's proxy drops connections that are idle for {_IDLE_S:g} s: {how}",
+                drop_idle(how),
+                _IDLE,
+                every_s=30.0,
+                seconds=90.0,
+                latest_s=_IDLE_LATE_S,
+            )
+            for how in get_args(Drop)
+        ),
+        *(
+            Fault(
+                f"refused-{name}",
+                f"{(refusal.__doc__ or '').rstrip('.')}, for 1 to 60 s, while workers run, start and reconnect",
+                refusing(refusal),
+                Setting(has_proxy=True, server=MAY_RELOAD if refusal is loading else ()),
+                every_s=6.0,
+                seconds=300.0,
+            )
+            for name, refusal in (
+                ("noreplicas", no_replicas),
+                ("oom", full),
+                ("misconf", unsaved),
+                ("busy", busy),
+                ("readonly", read_only),
+                ("loading", loading),
+            )
+        ),
+        Fault(
+            "periodic-killed",
+            "a worker is killed while periodic tasks run with each option",
+            kill_worker,
+            _PERIODIC,
+            every_s=6.0,
+        ),
+        Fault(
+            "periodic-reset",
+            "all connections of workers are reset while periodic tasks run with each option",
+            kill_clients(lambda line: True),
+            _PERIODIC,
+        ),
+        Fault(
+            "cluster-children",
+            "all connections to a node of a Redis Cluster are reset after children of the pools were replaced",
+            cut_after_new_children,
+            replace(_NEW_CHILDREN, rate=60),
+            scene=ClusterScene,
+            every_s=3.0,
+        ),
         Fault(
             "cluster",
             "nodes of a Redis Cluster and workers are killed, suspended and cut off; slots move, replicas take over",
@@ -328,5 +405,7 @@ FAULTS = {
     )
 }
 
-#: Those that stock Celery can be compared with: it knows no Redis Cluster.
-STOCK_FAULTS = {name: fault for name, fault in FAULTS.items() if fault.scene is Scene}
+#: Those that stock Celery can be compared with: it knows no Redis Cluster, nor our periodic tasks.
+STOCK_FAULTS = {
+    name: fault for name, fault in FAULTS.items() if fault.scene is Scene and not fault.setting.has_periodic
+}

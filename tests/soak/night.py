@@ -23,7 +23,7 @@ from tests.brokers import ClusterServer, Server, url_of
 from tests.clocks import clock_from, server_with
 from tests.ledger import Ledger
 from tests.redis_cluster.servers import cluster
-from tests.soak.scene import ended
+from tests.soak.looks import ended
 from tests.soak.soak import Result
 from tests.soak.verdict import Verdict
 from tests.state import now_ms

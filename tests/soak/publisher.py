@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import threading
 import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from celery import Celery
 from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_delayq import NotReplicated
+from celery_delayq import NotReplicated, Unique
+from celery_delayq.unique import For
 
 #: Published at once, so that workers find a backlog; in seconds of the rate.
 _BURST_S = 0.1
@@ -26,6 +28,10 @@ _BURST_S = 0.1
 _LONG_EVERY, _LONG_S = 60, 0.5
 
 _LONGEST_COUNTDOWN_S = 2.0
+
+#: Every so many tasks, one has a priority, and two have a unique key. Both are delayed for a second, and published so
+#: soon after one another that the first one still waits, in seconds.
+_OPTIONS_EVERY, _PAIR_S = 20, 0.5
 
 #: Tasks that are due at a full second are published so long before, and up to a second more.
 _PUNCTUAL_AHEAD_S = 2.0
@@ -47,6 +53,7 @@ class Booking:
         acks_late: whether it is acknowledged after it ran.
         outcome: what became of the submission.
         error: why it is not sure.
+        sent_s: when it was published, unix time.
     """
 
     task_id: str
@@ -54,6 +61,7 @@ class Booking:
     acks_late: bool
     outcome: Outcome
     error: str = ""
+    sent_s: float = math.inf
 
 
 class Publisher:
@@ -67,15 +75,23 @@ class Publisher:
         rate: tasks a second, of all queues together.
         queues: their names.
         punctual_every: every so many tasks, one is due at a full second, like periodic tasks; 0 for none.
+        has_options: whether some have a priority, and some a unique key, of each kind.
     """
 
     def __init__(
-        self, app: Celery, rate: float, queues: Sequence[str] = ("celery",), *, punctual_every: int = 0
+        self,
+        app: Celery,
+        rate: float,
+        queues: Sequence[str] = ("celery",),
+        *,
+        punctual_every: int = 0,
+        has_options: bool = False,
     ) -> None:
         self.bookings: list[Booking] = []
         self._app = app
         self._rate = rate / len(queues)
         self._punctual_every = punctual_every
+        self._has_options = has_options
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(queue, random.Random(seed)), daemon=True)
@@ -108,7 +124,12 @@ class Publisher:
                 at_s = start + (number // (self._rate * _BURST_S)) * _BURST_S
                 if self._stop.wait(max(0.0, at_s - time.monotonic())):
                     return
-                self.bookings.append(self._publish(number, luck, producer=producer, queue=queue))
+                options = (
+                    {"priority": luck.choice((3, 6, 9))} if self._has_options and number % _OPTIONS_EVERY == 0 else {}
+                )
+                self.bookings.append(self._publish(number, luck, producer=producer, queue=queue, **options))
+                if self._has_options and number % _OPTIONS_EVERY == 1:
+                    self._publish_pair(number // _OPTIONS_EVERY, producer=producer, queue=queue)
 
     def _publish(self, number: int, luck: random.Random, **options: Any) -> Booking:
         """Publish one: half of them acknowledged late, half of those and half of the others with a countdown."""
@@ -118,6 +139,20 @@ class Publisher:
         seconds = _LONG_S if number % _LONG_EVERY == 0 else luck.uniform(0.002, 0.008)
         return self._submit(seconds, acks_late=number % 2 == 0, countdown=countdown, **options)
 
+    def _publish_pair(self, number: int, **options: Any) -> None:
+        """Publish two with the same key, of which one runs if both are delayed; with "replace", the second."""
+        kinds = [(for_, on_conflict) for for_ in get_args(For) for on_conflict in ("ignore", "replace", "extend")]
+        for_, on_conflict = kinds[number % len(kinds)]
+        unique = Unique(key=str(uuid.uuid4()), for_=for_, on_conflict=on_conflict)
+        pair = [self._submit(0.005, acks_late=True, countdown=1.0, unique=unique, **options) for _ in range(2)]
+        goes = pair[0] if on_conflict == "replace" else pair[1]
+        # If one was not stored for sure, or Redis was away for a second, the other one may run.
+        settled = all(it.outcome == "sure" for it in pair) and pair[1].sent_s - pair[0].sent_s < _PAIR_S
+        doubtful = (goes,) if settled else pair
+        self.bookings += [
+            replace(it, outcome="in doubt") if it in doubtful and it.outcome == "sure" else it for it in pair
+        ]
+
     def submit_long(self, seconds: float) -> str:
         """Publish one more that takes so long, and is acknowledged late; returns its id. Safe in any thread."""
         booking = self._submit(seconds, acks_late=True)
@@ -126,7 +161,8 @@ class Publisher:
 
     def _submit(self, seconds: float, *, acks_late: bool, countdown: float = 0.0, **options: Any) -> Booking:
         task_id = str(uuid.uuid4())
-        due_s = time.time() + countdown
+        sent_s = time.time()
+        due_s = sent_s + countdown
         outcome: Outcome = "sure"
         error = ""
         try:
@@ -136,7 +172,7 @@ class Publisher:
         except Exception as exc:
             outcome = "refused" if _is_refusal(exc) else "in doubt"
             error = f"{type(exc).__name__}: {exc}"
-        return Booking(task_id, due_s, acks_late, outcome, error)
+        return Booking(task_id, due_s, acks_late, outcome, error, sent_s)
 
 
 def _is_refusal(exc: BaseException | None) -> bool:

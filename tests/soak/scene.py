@@ -7,9 +7,8 @@ import re
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,25 @@ from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.sentinel import DOWN_AFTER_MS, MASTER_NAME, Replicated, replicated, set_down_after
 from tests.soak.logs import strange_tracebacks
+from tests.soak.looks import (
+    answers,
+    busy,
+    ended,
+    is_known,
+    is_lasting,
+    is_replica,
+    is_replicated,
+    leases,
+    master_port,
+)
+from tests.soak.periodic import add_entries, judge_periodic, periodic_conf, remove_entries
 from tests.soak.proxy import Proxy
 from tests.soak.publisher import CLIENT_NAME, Publisher
+from tests.soak.setting import Setting
 from tests.soak.verdict import Harm, Verdict, judge
 from tests.support import lasting_keys, wait_until
 from tests.worker_app import publisher as publishing_app
 from tests.workers import Worker
-
-#: What stays in a broker for good: the registry of delayed queues, and kombu's bindings, which have another name in a
-#: cluster.
-_DOCUMENTED = ("delayq:queues", "delayq:retired:", "_kombu.", "{_kombu.")
-
-_CONSUMERS, _DEAD = "delayq:consumers:", "delayq:dead:"
-
-#: Tasks a second.
-RATE = 150.0
 
 #: Stock's visibility timeout, in seconds: longer than any task is held, and small enough to see its end.
 _STOCK_TIMEOUT_S = 8
@@ -52,31 +55,6 @@ _BYTES_LOST = re.compile(r"At least \d+ bytes of replication are lost")
 _GIVEN_S = 0.5
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What a scene is like.
-
-    Attributes:
-        pool: of the workers.
-        lease_s: of the consumers.
-        is_stock: stock Celery on kombu's own transport.
-        has_proxy: the first worker reaches Redis through a proxy.
-        has_sentinel: the broker has a replica and Redis Sentinel.
-        replicas: how many replicas must have what a publisher takes for done.
-        rate: tasks a second.
-        delivery_limit: of the consumers.
-    """
-
-    pool: str = "prefork"
-    lease_s: float = 30.0
-    is_stock: bool = False
-    has_proxy: bool = False
-    has_sentinel: bool = False
-    replicas: int = 0
-    rate: float = RATE
-    delivery_limit: int = 20
-
-
 class Scene:
     """All of it, running for as long as the `with` block lasts.
 
@@ -90,6 +68,7 @@ class Scene:
         failovers: how many times the replica was promoted.
         losses: how many of these times it lacked something for sure.
         history: what was done when, a line each.
+        failed: what did not happen, see `noting`.
         queues: what workers consume.
     """
 
@@ -104,6 +83,9 @@ class Scene:
         self.failovers = 0
         self.losses = 0
         self.history: list[str] = []
+        self.failed: list[str] = []
+        self._begun_s = time.time()
+        self._flushed_s = 0.0
         self._replicated: Replicated | None = None
         self._stack = ExitStack()
 
@@ -120,6 +102,8 @@ class Scene:
             for worker in self.workers:
                 worker.wait_until_ready()
             self.app = stack.enter_context(publishing_app(url, self.ledger.url, **self._conf(client_name=CLIENT_NAME)))
+            if self.setting.has_periodic:
+                add_entries(self.app)
             self.publisher = stack.enter_context(self._publisher())
             self._stack = stack.pop_all()
         return self
@@ -127,14 +111,16 @@ class Scene:
     def _start_broker(self, stack: ExitStack) -> list[str]:
         """Start the servers; return the broker URLs of the publisher and of each worker."""
         self._replicated = stack.enter_context(self._servers()) if self.setting.has_sentinel else None
-        self.broker = self._replicated.master if self._replicated else stack.enter_context(_durable_redis())
+        self.broker = (
+            self._replicated.master if self._replicated else stack.enter_context(_durable_redis(*self.setting.server))
+        )
         self.proxy = Proxy(self.broker.port)
         stack.callback(self.proxy.close)
         url = self._url(self.broker.port)
         return [url, self._url(self.proxy.port) if self.setting.has_proxy else url, url]
 
     def _publisher(self) -> Publisher:
-        return Publisher(self.app, self.setting.rate)
+        return Publisher(self.app, self.setting.rate, has_options=not self.setting.is_stock)
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
@@ -159,13 +145,16 @@ class Scene:
             options["lease"] = self.setting.lease_s
             options["delivery_limit"] = self.setting.delivery_limit
             options["replicas"] = self.setting.replicas
+            options.update(self.setting.transport)
         if self._replicated is not None:
             options["master_name"] = MASTER_NAME
-        return {"delayqs": int(not self.setting.is_stock), "broker_transport_options": options}
+        planning = periodic_conf() if self.setting.has_periodic else {}
+        return {"delayqs": int(not self.setting.is_stock), "broker_transport_options": options, **planning}
 
     def _worker(self, url: str) -> Worker:
         return Worker(
             *("-Q", ",".join(self.queues)),
+            *self.setting.options,
             pool=self.setting.pool,
             broker=url,
             ledger=self.ledger.url,
@@ -179,6 +168,38 @@ class Scene:
         """A client of the broker."""
         with self.broker.client() as client:
             yield client
+
+    def say(self, what: str) -> None:
+        """Take down what is done now."""
+        self.history.append(f"after {time.time() - self._begun_s:6.1f} s: {what}")
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Go on if what is waited for does not happen, and complain in the end."""
+        try:
+            yield
+        except AssertionError as exc:
+            self.failed.append(str(exc)[:3000])
+
+    def cut(self, wanted: Callable[[dict[str, Any]], bool] = lambda line: True) -> None:
+        """Close the connections of workers that a predicate picks by their line in CLIENT LIST, by default all."""
+        with self.client() as client:
+            own_id = client.client_id()
+            for line in client.client_list():
+                if line["name"] != CLIENT_NAME and int(line["id"]) != own_id and wanted(line):
+                    client.client_kill_filter(_id=line["id"])
+
+    def flush(self) -> None:
+        """Delete everything in the database of the workers. What was published before may be lost."""
+        with self.client() as client:
+            client.flushdb()
+        self._flushed_s = time.time()
+
+    def replace_children(self) -> None:
+        """Wait until each worker has another child; its option `--max-tasks-per-child` sees to that."""
+        before = {worker.pid: worker.session() for worker in self.workers}
+        with self.noting():
+            wait_until(lambda: all(it.session() - before[it.pid] for it in self.workers), "tasks replace children", 60)
 
     def kill(self, workers: Sequence[Worker], *, with_broker: bool = False) -> None:
         """Kill all processes of some workers."""
@@ -255,7 +276,7 @@ class Scene:
         assert self._replicated is not None
         other = self._replica()
         with self.client() as client, self._patient_sentinel():
-            wait_until(lambda: _is_replicated(client), "the replica has everything")
+            wait_until(lambda: is_replicated(client), "the replica has everything")
         self._promote(other)
 
     def fail_over_suddenly(self, *, lagging: bool) -> None:
@@ -286,9 +307,9 @@ class Scene:
         begin_s = time.time()
         with self._sentinel() as sentinel:
             sentinel.execute_command("SENTINEL FAILOVER", MASTER_NAME)
-            wait_until(lambda: _master_port(sentinel) == other.port, "Sentinel names the new master", 60)
+            wait_until(lambda: master_port(sentinel) == other.port, "Sentinel names the new master", 60)
         with self.client() as old:
-            wait_until(lambda: _is_replica(old), "the old one is a replica", 60)
+            wait_until(lambda: is_replica(old), "the old one is a replica", 60)
         self.broker = other
         self.failovers += 1
         self.harms.append(Harm(frozenset(worker.pid for worker in self.workers), begin_s - _BEHIND_S, time.time()))
@@ -299,12 +320,12 @@ class Scene:
         servers = [self._replicated.master, self._replicated.replica]
         (other,) = [server for server in servers if server is not self.broker]
         with self.client() as client:
-            if not _answers(other):  # it was killed
+            if not answers(other):  # it was killed
                 other.start()
                 with other.client() as replica:
                     replica.replicaof("127.0.0.1", self.broker.port)
             wait_until(lambda: client.role()[2], "the other one follows", 30)
-            wait_until(lambda: _is_known(self._sentinel, other.port), "Sentinel knows that", 30)
+            wait_until(lambda: is_known(self._sentinel, other.port), "Sentinel knows that", 30)
         return other
 
     @contextmanager
@@ -328,7 +349,7 @@ class Scene:
             os.kill(other.pid, signal.SIGCONT)
         # Not before: an old master that is back while Sentinel still names it takes what is lost later.
         with self._sentinel() as sentinel:
-            wait_until(lambda: _master_port(sentinel) == other.port, "Sentinel names the new master", 60)
+            wait_until(lambda: master_port(sentinel) == other.port, "Sentinel names the new master", 60)
         self.broker = other
         self.failovers += 1
 
@@ -336,7 +357,7 @@ class Scene:
 
     def verdict(self) -> Verdict:
         """Return what became of the tasks so far."""
-        return judge(self.publisher.bookings, self.ledger.executions(), self.harms)
+        return judge(self.publisher.bookings, self.ledger.executions(), self.harms, self._flushed_s)
 
     def traces(self, task_ids: Collection[str]) -> list[str]:
         """Return a line for each of these tasks: what is known of it, and where its message is."""
@@ -360,6 +381,8 @@ class Scene:
     def drain(self, timeout_s: float, *, may_lose: bool = False) -> None:
         """Publish nothing more, and wait until all tasks have run, and the broker holds no message."""
         self.publisher.stop()
+        if self.setting.has_periodic:
+            remove_entries(self.app)
         with suppress(AssertionError):  # the verdict tells
             wait_until(lambda: self._is_drained(may_lose), "all have run", timeout_s)
 
@@ -374,11 +397,13 @@ class Scene:
                 client.scan_iter("delayq:inflight:*", count=1000)
             ):
                 return False
-            return self.setting.is_stock or len(leases(client, f"{_CONSUMERS}{{celery}}")) == len(self.workers)
+            return self.setting.is_stock or len(leases(client, QueueKeys.of("celery").consumers)) == len(self.workers)
 
     def complaints(self) -> list[str]:
         """Return what is wrong besides tasks: workers that ended by themselves or were silent, and dead letters."""
-        found = ended(self.workers)
+        found = [*ended(self.workers), *busy(self.workers), *self.failed]
+        if self.setting.has_periodic:
+            found += judge_periodic(self.ledger)
         if not self.setting.is_stock:
             for worker in self.workers:
                 seen, lossy = worker.log.count(_FAILED_OVER), len(_BYTES_LOST.findall(worker.log))
@@ -410,53 +435,5 @@ class Scene:
             return {key for key in lasting_keys(client) if not is_lasting(client, key)}
 
 
-def ended(workers: Iterable[Worker]) -> list[str]:
-    """Return a complaint for each worker that has ended by itself."""
-    return [f"a worker has ended by itself:\n{worker.log[-3000:]}" for worker in workers if worker.has_ended]
-
-
-def _durable_redis() -> PrivateRedis:
-    return PrivateRedis("--appendonly", "yes", "--appendfsync", "always")
-
-
-def _answers(server: PrivateRedis) -> bool:
-    with suppress(redis.ConnectionError), server.client() as client:
-        return bool(client.ping())
-    return False
-
-
-def _is_replica(client: redis.Redis) -> bool:
-    with suppress(redis.ConnectionError):  # it closes its connections when it becomes one
-        return bool(client.role()[0] == b"slave")
-    return False
-
-
-def _master_port(sentinel: redis.Redis) -> int:
-    address: Any = sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", MASTER_NAME)
-    return int(address[1])
-
-
-def leases(client: redis.Redis, key: str) -> Any:
-    """Return the consumers that were not given up."""
-    return client.zrangebyscore(key, 0, "+inf")
-
-
-def is_lasting(client: redis.Redis, key: str) -> bool:
-    """Return whether a key may be there once everything has stopped."""
-    return key.startswith((*_DOCUMENTED, _DEAD)) or (key.startswith(_CONSUMERS) and not leases(client, key))
-
-
-def _is_known(open_sentinel: Callable[[], AbstractContextManager[redis.Redis]], port: int) -> bool:
-    """Return whether Sentinel takes a server for a replica that could be promoted."""
-    with open_sentinel() as sentinel:
-        return any(
-            one["port"] == port and one["flags"] == "slave" and one["master-link-status"] == "ok"
-            for one in sentinel.sentinel_slaves(MASTER_NAME)
-        )
-
-
-def _is_replicated(client: redis.Redis) -> bool:
-    """Return whether the replica has everything. Nothing more is written for ten seconds."""
-    client.client_pause(10_000, all=False)
-    found = client.info("replication")
-    return "slave0" in found and bool(found["slave0"]["offset"] >= found["master_repl_offset"])
+def _durable_redis(*options: str) -> PrivateRedis:
+    return PrivateRedis("--appendonly", "yes", "--appendfsync", "always", *options)

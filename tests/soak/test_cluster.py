@@ -9,7 +9,7 @@ from tests.soak import cluster
 from tests.soak.cluster import STRIKES, ClusterScene
 from tests.soak.faults import FAULTS, STOCK_FAULTS
 from tests.soak.publisher import Publisher
-from tests.soak.scene import Setting
+from tests.soak.setting import Setting
 from tests.support import wait_until
 from tests.worker_app import publisher
 
@@ -27,8 +27,9 @@ def test_without_faketime_all_clocks_are_right(monkeypatch: pytest.MonkeyPatch) 
     assert {scene.next_turn() for _ in STRIKES} == STRIKES.keys() - {"wrong clock"}
 
 
-def test_stock_celery_has_no_cluster() -> None:
-    assert FAULTS.keys() - STOCK_FAULTS.keys() == {"cluster"}
+def test_stock_celery_has_no_cluster_and_none_of_our_periodic_tasks() -> None:
+    ours = {"cluster", "cluster-children", "periodic-killed", "periodic-reset"}
+    assert FAULTS.keys() - STOCK_FAULTS.keys() == ours
 
 
 def test_each_queue_is_published_to_and_some_tasks_are_due_at_full_seconds() -> None:

@@ -40,6 +40,15 @@ def test_a_task_that_was_interrupted_is_lost_unless_it_was_acknowledged_early() 
     assert verdict_on(INTERRUPTED, acks_late=False) == Verdict(sure={"t"}, cut_off={"t"})
 
 
+@pytest.mark.parametrize(
+    ("flushed_s", "verdict"),
+    [(8.2, Verdict(sure={"t"}, flushed={"t"})), (7.9, Verdict(sure={"t"}, lost={"t"}))],
+    ids=["before", "after"],
+)
+def test_a_task_that_was_published_before_a_flush_may_be_lost(flushed_s: float, verdict: Verdict) -> None:
+    assert judge([Booking("t", 9.0, True, "sure", sent_s=8.0)], [], [], flushed_s) == verdict
+
+
 def test_a_task_that_ends_in_nothing_for_no_reason_is_lost() -> None:
     assert verdict_on(Execution("t", SURVIVOR, 9.9, None), acks_late=False).lost == {"t"}
 

@@ -49,6 +49,7 @@ class Verdict:
         cut_off: did not either, but that is what acknowledging early means: their worker was killed.
         twice: ran more than once.
         unexplained: of these, those that did not run in a killed or suspended worker then.
+        flushed: did not either: the database was flushed after they were published.
         early: began before they were due.
         late_s: how much later than due each began, in the execution that came to its end.
     """
@@ -58,6 +59,7 @@ class Verdict:
     refused: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
     cut_off: set[str] = field(default_factory=set)
+    flushed: set[str] = field(default_factory=set)
     twice: set[str] = field(default_factory=set)
     unexplained: set[str] = field(default_factory=set)
     early: set[str] = field(default_factory=set)
@@ -74,8 +76,10 @@ class Verdict:
         return max(self.late_s, default=0.0)
 
 
-def judge(bookings: Iterable[Booking], executions: Iterable[Execution], harms: Sequence[Harm]) -> Verdict:
-    """Return what became of the tasks that were booked."""
+def judge(
+    bookings: Iterable[Booking], executions: Iterable[Execution], harms: Sequence[Harm], flushed_s: float = 0.0
+) -> Verdict:
+    """Return what became of the tasks that were booked; the database was flushed last at `flushed_s`, unix time."""
     by_task: dict[str, list[Execution]] = defaultdict(list)
     for execution in executions:
         by_task[execution.task_id].append(execution)
@@ -84,7 +88,7 @@ def judge(bookings: Iterable[Booking], executions: Iterable[Execution], harms: S
         task_id = booking.task_id
         if booking.outcome == "sure":
             verdict.sure.add(task_id)
-            _judge_one(verdict, booking, by_task[task_id], harms)
+            _judge_one(verdict, booking, by_task[task_id], harms, flushed_s)
         elif booking.outcome == "in doubt":
             verdict.in_doubt.add(task_id)
         else:
@@ -94,12 +98,16 @@ def judge(bookings: Iterable[Booking], executions: Iterable[Execution], harms: S
     return verdict
 
 
-def _judge_one(verdict: Verdict, booking: Booking, executions: list[Execution], harms: Sequence[Harm]) -> None:
+def _judge_one(
+    verdict: Verdict, booking: Booking, executions: list[Execution], harms: Sequence[Harm], flushed_s: float
+) -> None:
     task_id = booking.task_id
     struck = [execution for execution in executions if any(harm.struck(execution) for harm in harms)]
     finished = [execution.started_s for execution in executions if execution.ended_s is not None]
     if finished:
         verdict.late_s.append(min(finished) - booking.due_s)
+    elif booking.sent_s < flushed_s:
+        verdict.flushed.add(task_id)
     elif struck and not booking.acks_late:
         verdict.cut_off.add(task_id)
     else:
