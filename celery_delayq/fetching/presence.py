@@ -5,8 +5,8 @@ than a living consumer needs to reconnect. Second, it has renewed no lease in th
 as soon as it is connected again.
 
 If this process can check the other process, that decides instead. A process that has ended never comes back. A process
-that runs keeps its lease, even if its connections are lost. It keeps its messages even if its lease has ended: a task
-may hold the GIL for so long that nothing can be renewed. Only a suspended process loses them then.
+that runs keeps its lease, even if its connections are lost. It keeps its messages even if its lease has ended, as long
+as it has its channel: a task may hold the GIL for so long that nothing can be renewed. A suspended process loses them.
 """
 
 from __future__ import annotations

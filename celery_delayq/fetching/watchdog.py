@@ -314,12 +314,24 @@ class Watchdog:
     def _judge(self, name: str, other: str, score: bytes, now: float) -> None:
         """Take the messages of a consumer whose lease on a list has ended, unless its process is at work."""
         verdict = self._presence.judge(other, now)
-        if verdict == "take":
+        if verdict == "take" or (verdict == "keep" and not self._is_subscribed(other)):
             self._recovery.add(name, other, Claim(score))
         elif verdict != "keep":
             self._renew_at = min(self._renew_at, now + ANSWER_S)
             if verdict == "ask":
                 self._say(f"{_MISSING} {other}")
+
+    def _is_subscribed(self, other: str) -> bool:
+        """Return whether a consumer has its channel. One that is done has none, although its process goes on.
+
+        A failover may bring back what it had acknowledged.
+        """
+        channel = keys.alive_channel(other, self.consumer.db)
+        try:
+            ((_, count),) = self._client.pubsub_numsub(channel)
+        except exceptions.ResponseError:
+            return False
+        return int(count) > 0
 
     def _doubt_lists(self, renewed: set[str], now: float) -> None:
         """Do not believe ended leases on lists that were not renewed: others could not renew theirs either."""
