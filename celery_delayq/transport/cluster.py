@@ -26,6 +26,7 @@ from celery_delayq.cluster.topology import PATIENCE_S, Address, Topology, pool_a
 from celery_delayq.errors import ConfigurationError
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.transport.channel import DelayedChannel
+from celery_delayq.transport.known import NodeConnection, NodeSSLConnection
 from celery_delayq.transport.node_fetchers import NodeFetchers
 from celery_delayq.transport.nodes import Nodes
 from celery_delayq.transport.qos import FetchingQoS
@@ -50,6 +51,9 @@ class ClusterChannel(DelayedChannel):
     """
 
     QoS = ClusterQoS
+
+    connection_class = NodeConnection
+    connection_class_ssl = NodeSSLConnection
 
     keyprefix_queue = "{_kombu.binding}.%s"
     keyprefix_binding_deadlines = "{_kombu.binding}_deadlines"

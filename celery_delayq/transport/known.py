@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import redis
 from redis import exceptions
 
 from celery_delayq.queue.connections import is_full, passing_refusal, was_silent
@@ -70,6 +71,9 @@ class Known:
     #: it, and would report it for as long as another process has a copy.
     stop_polling: Callable[[int], object] | None = None
 
+    #: Whether it is to a node of a cluster, which then says so with what it refuses.
+    is_node = False
+
     _sock: Any = None
 
     def __init__(self, *args: Any, health_check_interval: float = 0, **kwargs: Any) -> None:
@@ -111,7 +115,7 @@ class Known:
         """Read a reply, see redis-py, which does not know what a node says that has no connection left.
 
         It would take that for the refusal of a command of its own, and go on with a connection that is closed. Other
-        refusals that pass by themselves learn which `node` says so, see `Refusals`.
+        refusals of a node that pass by themselves learn which `node` says so, see `Refusals`.
 
         Raises:
             redis.ConnectionError: the node has no connection left, as of a single server.
@@ -121,9 +125,21 @@ class Known:
         except exceptions.ResponseError as exc:
             if is_full(exc):
                 raise exceptions.ConnectionError(str(exc)) from exc
-            if passing_refusal(exc):
+            if self.is_node and passing_refusal(exc):
                 exc.node = f"{self.host}:{self.port}"  # type: ignore[attr-defined]
             raise
+
+
+class NodeConnection(Known, redis.Connection):
+    """A connection to a node of a cluster."""
+
+    is_node = True
+
+
+class NodeSSLConnection(Known, redis.SSLConnection):
+    """The same with TLS."""
+
+    is_node = True
 
 
 def known(kind: type) -> Any:
