@@ -10,6 +10,7 @@ from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
+from celery_delayq.errors import ConfigurationError
 from celery_delayq.health.check import check_rights
 from celery_delayq.health.finding import Finding, Level, sentence
 from celery_delayq.transport import Transport
@@ -33,6 +34,8 @@ def name_missing_rights(consumer: Any) -> None:
     def start_and_explain() -> None:
         try:
             start()
+        except ConfigurationError:  # it says what to write, where the server is of another kind than the URL says
+            raise
         except Exception as exc:
             refusal = _refusal(exc)
             unknown = _UNKNOWN.search(str(refusal))
