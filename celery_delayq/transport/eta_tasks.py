@@ -15,7 +15,7 @@ from redis import exceptions
 from celery_delayq.errors import InvalidEta
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.messages import DUE_PROPERTY, headers_of, with_due
-from celery_delayq.queue.connections import NOT_SERVING, refusals
+from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.transport.eta import eta_ms_of, seconds_until
 
 logger = getLogger(__name__)
@@ -75,7 +75,7 @@ class EtaTasks:
         except NOT_SERVING:
             raise
         except exceptions.ResponseError as exc:
-            if not refusals.note(exc, logger) and self._refused.get(name) != str(exc):
+            if self._refused.get(name) != str(exc):
                 self._refused[name] = str(exc)
                 logger.warning(
                     "Cannot delay tasks of %r in Redis, so they are held in memory until their eta: %s", name, exc
