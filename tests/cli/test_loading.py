@@ -35,6 +35,7 @@ def test_the_entry_point_loads_neither_commands_nor_what_they_need() -> None:
         "celery_delayq.cli",
         "celery_delayq.cli.group",
         "celery_delayq.cli.plain",
+        "celery_delayq.errors",
         "celery_delayq.escapes",
     ]
 

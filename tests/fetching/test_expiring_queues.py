@@ -57,7 +57,7 @@ def test_what_goes_back_to_an_empty_list_expires_with_it(ours: Broker, how: str)
     ours.publish("body", to=EXPIRING)
     ours.publish("more", to=EXPIRING)
     with ours.connection.clone() as connection:
-        it = Reader(connection.default_channel, EXPIRING, ack=False)
+        it = Reader(connection.default_channel, EXPIRING, ack=False, prefetch=2)
         connection.drain_events(timeout=5)
         assert not ours.client.exists("q"), "both are in flight"
         if how == "requeue":

@@ -75,5 +75,5 @@ def test_what_differs_from_the_defaults_is_named() -> None:
 
 
 def test_options_of_kombu_are_named_without_their_values() -> None:
-    (finding,) = check(broker_transport_options={"socket_timeout": 5, "retry_on_timeout": True})
-    assert finding.message == "Options that differ from the defaults: retry_on_timeout, socket_timeout."
+    (finding,) = check(broker_transport_options={"socket_timeout": 5, "socket_keepalive": True})
+    assert finding.message == "Options that differ from the defaults: socket_keepalive, socket_timeout."

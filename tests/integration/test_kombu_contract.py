@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import kombu
 import pytest
 from kombu import Connection, Consumer, Exchange, Queue
 from kombu.message import Message
@@ -222,6 +223,10 @@ OVERRIDDEN: dict[tuple[type, type], dict[str, str]] = {
         "_connparams": "(self, asynchronous=False)",
         "_receive": "(self)",
         "_after_fork": "(self)",
+        "_queue_bind": "(self, exchange, routing_key, pattern, queue)",
+        "get_table": "(self, exchange)",
+        "after_reply_message_received": "(self, queue)",
+        **({"maybe_refresh_binding_expiry": "(self)"} if kombu.VERSION >= (5, 7) else {}),
     },
     (DelayedSentinelChannel, kombu_redis.SentinelChannel): {
         "_get_pool": "(self, asynchronous=False)",
@@ -240,6 +245,7 @@ OVERRIDDEN: dict[tuple[type, type], dict[str, str]] = {
         "close": "(self)",
     },
     (FetchingQoS, virtual.QoS): {
+        "__init__": "(self, channel, prefetch_count=0)",
         "ack": "(self, delivery_tag)",
         "reject": "(self, delivery_tag, requeue=False)",
         "restore_unacked": "(self)",
