@@ -21,6 +21,7 @@ from examples.private_redis import PrivateRedis
 from tests.integration.certificates import Certificates
 from tests.integration.test_results import keeps_a_result, results
 from tests.ledger import ALL_WELL, Ledger
+from tests.refusing import refusing
 from tests.sentinel import MASTER_NAME, replicated
 from tests.support import wait_until
 from tests.worker_app import PASSWORD, USER, publisher
@@ -86,6 +87,18 @@ def test_a_unix_socket(server: PrivateRedis, ledger: Ledger, db: int) -> None:
     url = f"delayq+socket://{server.socket_path}?virtual_host={db}"
     with server.client(db=db) as client:
         runs_delayed_tasks(url, ledger, client)
+
+
+def test_what_is_refused_for_now_over_a_unix_socket_is_said_as_redis_says_it(
+    server: PrivateRedis, admin: redis.Redis, ledger: Ledger
+) -> None:
+    with (
+        publisher(f"delayq+socket://{server.socket_path}", ledger.url) as app,
+        app.connection_for_write() as connection,
+        refusing(admin, "NOREPLICAS"),
+        pytest.raises(redis.ConnectionError, match="^NOREPLICAS "),
+    ):
+        connection.connect()
 
 
 @pytest.mark.parametrize("keyprefix", ["shop:", "{shop}"])
