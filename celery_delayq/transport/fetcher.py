@@ -111,13 +111,18 @@ class Fetcher:
     def tidy(self) -> None:
         """End the leases on lists that are no longer fetched from, once none of their messages is held.
 
-        It also keeps the connection that listens, see `RareLists.keep`.
+        It also keeps the connection that listens, see `RareLists.keep`. Call it about once a second.
         """
         if self._station is not None:
             self._station.rare_lists.keep()
         consumer = self._consumer
-        if consumer is not None and consumer.lists.keys() != consumer.names:
+        if consumer is None or consumer.lists.keys() == consumer.names:
+            return
+        try:
             consumer.end_leases()
+        except exceptions.ResponseError as exc:
+            if isinstance(exc, NOT_SERVING) or not refusals.note(exc, logger):
+                raise
 
     def _lists(self, queues: list[str]) -> Iterator[tuple[str, str]]:
         """Yield queues with their lists, in the order in which kombu reads them."""

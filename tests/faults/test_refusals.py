@@ -9,6 +9,7 @@ import pytest
 import redis
 from celery import Celery
 
+from celery_delayq.queue.keys import QueueKeys
 from examples.private_redis import PrivateRedis
 from tests.integration.long_tasks import in_flight, long_worker, open_gate
 from tests.ledger import Ledger
@@ -133,6 +134,19 @@ def test_a_worker_that_reconnects_goes_on(
         wait_until(lambda: in_flight(client) == 0, "all are acknowledged")
         assert sorted(run.task_id for run in ledger.runs()) == sorted(ids)
         assert not worker.has_ended
+
+
+def test_a_queue_that_is_no_longer_consumed_is_left_afterwards(
+    broker_url: str, client: redis.Redis, app: Celery, ledger: Ledger
+) -> None:
+    with worker_at(broker_url, ledger) as worker:
+        app.control.add_consumer("other", reply=True)
+        wait_until(lambda: client.exists(QueueKeys.of("other").consumers), "it consumes")
+        with refusing(client, "NOREPLICAS", 2):
+            app.control.cancel_consumer("other")
+            worker.wait_for_log("Redis refuses something for now: NOREPLICAS ")
+        wait_until(lambda: not client.exists(QueueKeys.of("other").consumers), "it has left")
+        assert len(complaints(worker)) == 1, worker.log
 
 
 def test_periodic_tasks_go_on_and_it_is_said_once_for_all(broker_url: str, client: redis.Redis, ledger: Ledger) -> None:
