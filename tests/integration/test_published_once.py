@@ -12,7 +12,7 @@ from celery_delayq import DelayedQueue, Throttle, Unique
 from celery_delayq.queue.script import load
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
-from tests.redis_cluster.proxy import Proxy
+from tests.soak.proxy import Proxy
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
@@ -41,28 +41,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class Losing(Proxy):
-    """A proxy that can lose the reply to the next command with certain bytes, and ends its connection."""
-
-    loses: bytes | None = None
-
-    def _pass_on(self, sock: Any, *, is_reply: bool) -> None:
-        if is_reply or self.loses is None:
-            super()._pass_on(sock, is_reply=is_reply)
-            return
-        data = sock.recv(65536)
-        if data:
-            self._peers[sock].sendall(data)
-        if not data or self.loses in data:
-            self.loses = None
-            if data:
-                self._peers[sock].recv(65536)  # the reply: the server has done it
-            self._end(sock)
-
-
 @pytest.fixture
-def proxy(redis_server: PrivateRedis) -> Iterator[Losing]:
-    proxy = Losing(redis_server.port)
+def proxy(redis_server: PrivateRedis) -> Iterator[Proxy]:
+    proxy = Proxy(redis_server.port)
     yield proxy
     proxy.close()
 
@@ -79,7 +60,7 @@ def direct(redis_server: PrivateRedis) -> Iterator[DelayedQueue]:
 
 
 @pytest.fixture
-def app(proxy: Losing, direct: DelayedQueue, ledger_url: str) -> Iterator[Celery]:
+def app(proxy: Proxy, direct: DelayedQueue, ledger_url: str) -> Iterator[Celery]:
     with publisher(f"delayq://127.0.0.1:{proxy.port}/0", ledger_url) as app:
         yield app
 
@@ -107,7 +88,7 @@ def send(app: Celery, between: Callable[[], object], **options: Any) -> Any:
     )
 
 
-def lose(app: Celery, proxy: Losing) -> None:
+def lose(app: Celery, proxy: Proxy) -> None:
     """Connect, and lose the reply to what comes next."""
     with app.connection_or_acquire() as connection:
         connection.default_channel.check_writable()
@@ -116,7 +97,7 @@ def lose(app: Celery, proxy: Losing) -> None:
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_task_that_waits_or_is_ready(
-    app: Celery, proxy: Losing, direct: DelayedQueue, options: dict[str, Any]
+    app: Celery, proxy: Proxy, direct: DelayedQueue, options: dict[str, Any]
 ) -> None:
     lose(app, proxy)
     seen: list[int] = []
@@ -127,7 +108,7 @@ def test_a_task_that_waits_or_is_ready(
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_a_task_that_has_run(app: Celery, proxy: Losing, direct: DelayedQueue, options: dict[str, Any]) -> None:
+def test_a_task_that_has_run(app: Celery, proxy: Proxy, direct: DelayedQueue, options: dict[str, Any]) -> None:
     lose(app, proxy)
     ran: list[int] = []
     result = send(app, lambda: ran.append(run_all(app, direct)), **options)
@@ -139,7 +120,7 @@ def test_a_task_that_has_run(app: Celery, proxy: Losing, direct: DelayedQueue, o
 @pytest.mark.parametrize("for_", ["waiting", "until_start", "until_done"])
 @pytest.mark.parametrize("has_run", [True, False], ids=["it has run", "it was replaced"])
 def test_a_newer_task_keeps_the_place_that_it_took(
-    app: Celery, proxy: Losing, direct: DelayedQueue, for_: Any, has_run: bool
+    app: Celery, proxy: Proxy, direct: DelayedQueue, for_: Any, has_run: bool
 ) -> None:
     """What has run, or was replaced, takes nobody's place when it is sent again."""
     unique = Unique(key=KEY, for_=for_, on_conflict="replace")
@@ -158,7 +139,7 @@ def test_a_newer_task_keeps_the_place_that_it_took(
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_a_task_after_other_tasks(app: Celery, proxy: Losing, direct: DelayedQueue, options: dict[str, Any]) -> None:
+def test_a_task_after_other_tasks(app: Celery, proxy: Proxy, direct: DelayedQueue, options: dict[str, Any]) -> None:
     """The same message may be sent again on purpose."""
     for _ in range(20):
         app.tasks["note"].delay()
@@ -169,7 +150,7 @@ def test_a_task_after_other_tasks(app: Celery, proxy: Losing, direct: DelayedQue
     assert stored(direct) == 1
 
 
-def test_the_next_task_of_a_chain(app: Celery, proxy: Losing, direct: DelayedQueue, ledger: Ledger) -> None:
+def test_the_next_task_of_a_chain(app: Celery, proxy: Proxy, direct: DelayedQueue, ledger: Ledger) -> None:
     """Celery publishes it in a worker, and tries again by itself."""
     note = app.tasks["note"]
     chain(note.si("first"), note.si("second").set(task_id="the lost one")).apply_async()

@@ -29,6 +29,8 @@ class Proxy:
         self._target_port = target_port
         self._delay_s = 0.0
         self._drops_replies = False
+        #: It ends a connection instead of passing on the reply to the next command with these bytes.
+        self.loses: bytes | None = None
         self._idle_s: float | None = None
         self._drop: Drop = "fin"
         #: How many idle connections it has dropped.
@@ -135,8 +137,10 @@ class Proxy:
     ) -> None:
         try:
             while chunk := await reader.read(_CHUNK):
-                if is_reply and self._drops_replies:
+                if is_reply and (self._drops_replies or link.loses_reply):
                     break
+                if not is_reply and self.loses is not None and self.loses in chunk:
+                    self.loses, link.loses_reply = None, True
                 if self._delay_s:
                     await asyncio.sleep(self._delay_s)
                 await self._flows.wait()
@@ -181,6 +185,7 @@ class _Link:
         self.writers = frozenset(writers)
         self.passed_at = time.monotonic()
         self.is_forgotten = False
+        self.loses_reply = False
 
 
 def _reserved_port() -> socket.socket:
