@@ -9,9 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import weakref
 from typing import Any
 
 from celery_delayq.queue.attempt import Attempt
+
+#: Those whose connections are collected, for the next ones. With `broker_pool_limit=0`, each publication has a
+#: connection of its own, and Redis would keep a record of each for ten minutes.
+_free: list[Publisher] = []
 
 
 class Publisher:
@@ -25,9 +30,15 @@ class Publisher:
     @classmethod
     def of(cls, connection: Any) -> Publisher:
         """Return the publisher of a kombu connection, the same one each time."""
-        found = vars(connection).get("delayq_publisher")
-        if not isinstance(found, cls):
-            found = connection.delayq_publisher = cls()
+        found: Publisher | None = vars(connection).get("delayq_publisher")
+        if found is None:
+            try:
+                found = _free.pop()
+                found.succeeded()  # what another connection publishes is another publication
+            except IndexError:
+                found = cls()
+            connection.delayq_publisher = found
+            weakref.finalize(connection, _free.append, found).atexit = False
         return found
 
     def attempt(self, message_tag: str) -> Attempt:
@@ -36,9 +47,10 @@ class Publisher:
         Args:
             message_tag: the same one for the same message.
         """
+        what = f"{self._done} {message_tag}"
         # A forked child may have a copy of this, and publish the same message.
-        what = f"{os.getpid()} {self._done} {message_tag}"
-        return Attempt(self._name, hashlib.blake2b(what.encode(), digest_size=16).digest())
+        name = f"{self._name}{os.getpid():x}"
+        return Attempt(name, hashlib.blake2b(what.encode(), digest_size=16).digest())
 
     def succeeded(self) -> None:
         """Record that the caller was told of a success: the same message is another publication from now on."""

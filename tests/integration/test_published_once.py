@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -161,3 +162,12 @@ def test_the_next_task_of_a_chain(app: Celery, proxy: Proxy, direct: DelayedQueu
         wait_until(lambda: last.id in {run.task_id for run in ledger.runs()}, "what was published later has run")
     assert proxy.loses is None
     assert [run.note for run in ledger.runs()] == ["first", "second", "last"]
+
+
+def test_connections_that_are_gone_leave_no_records(app: Celery, direct: DelayedQueue) -> None:
+    """Without a pool, each publication has a connection, and there would be a record of each."""
+    app.conf.broker_pool_limit = 0
+    for _ in range(10):
+        gc.collect()
+        app.tasks["note"].delay()
+    assert len(direct.client.keys("delayq:published:*")) < 5
