@@ -21,8 +21,7 @@ Undocumented parts of Celery (5.6 and 5.7) that this module uses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from logging import getLogger
 from typing import Any
@@ -72,9 +71,6 @@ class Handover:
         #: The processes of a prefork pool that is started and runs on the event loop, and their jobs' messages.
         self._processes: Any = None
         self._jobs: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-        #: What to do at the end of the task that runs in this thread; None if none does.
-        self._at_end: list[Callable[[], object]] | None = None
-        self._soon: Callable[..., Any] = lambda call: call()
         self._apply_async = pool.apply_async
         pool.apply_async = self._hand_over
         if isinstance(pool, PreforkPool):
@@ -104,8 +100,7 @@ class Handover:
             if on_begin is not None:
                 options["accept_callback"] = _Noted(options["accept_callback"], on_begin)
         try:
-            with self._running():
-                job = self._apply_async(target, *args, **options)
+            job = self._apply_async(target, *args, **options)
         except Exception:
             self._raised = message
             raise
@@ -122,27 +117,32 @@ class Handover:
         if not isinstance(self._pool, SoloPool):
             return
         name = "call_soon_ack" if hasattr(consumer, "call_soon_ack") else "call_soon"
-        self._soon = getattr(consumer, name)
+        soon, run = getattr(consumer, name), self._apply_async
+        #: What to do at the end of the task that runs; None if none does.
+        at_end: list[Callable[[], object]] | None = None
 
         def call(function: Any, *args: Any, **options: Any) -> Any:
-            if self._at_end is None:
-                return self._soon(function, *args, **options)
-            self._at_end.append(partial(function, *args, **options))
+            if at_end is None:
+                return soon(function, *args, **options)
+            at_end.append(partial(function, *args, **options))
             return None
 
-        setattr(consumer, name, call)
+        def run_to_the_end(*args: Any, **options: Any) -> Any:
+            nonlocal at_end
+            calls: list[Callable[[], object]] = []
+            at_end = calls
+            try:
+                result = run(*args, **options)
+                while calls:
+                    calls.pop(0)()
+                return result
+            finally:
+                at_end = None
+                for it in calls:  # the task has ended the worker, for example, which may put its message back
+                    soon(it)
 
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        self._at_end = []
-        try:
-            yield
-            while self._at_end:
-                self._at_end.pop(0)()
-        finally:
-            calls, self._at_end = self._at_end, None
-            for call in calls:  # the task has ended the worker, for example, which may put its message back
-                self._soon(call)
+        setattr(consumer, name, call)
+        self._apply_async = run_to_the_end
 
     def forget(self, delivery_tag: str) -> bool:
         """Forget a task whose message no worker can take; Celery may have reserved it before that showed.
