@@ -114,6 +114,14 @@ class TestOnce:
         store(queue, "b", attempt(1, "another publisher"))
         assert stored(queue) == (1 if store is unique else 2)
 
+    def test_a_repetition_is_a_write_for_which_wait_waits(self, queue: DelayedQueue, store: Callable[..., Any]) -> None:
+        """The replicas that have all that its connection has written may not have the message."""
+        store(queue, "a", attempt(1))
+        key = attempt(1).record(queue.keys)
+        queue.client.pexpire(key, 5000)
+        store(queue, "a", attempt(1))
+        assert queue.client.pttl(key) > 5000
+
     def test_its_record_expires(self, queue: DelayedQueue, store: Callable[..., Any]) -> None:
         store(queue, "a", attempt(1))
         key = attempt(1).record(queue.keys)

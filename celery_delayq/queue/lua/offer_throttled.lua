@@ -37,8 +37,9 @@ local wanted, interval, message_key, payload, mirrored, channel, tail =
 redis.call('ZCARD', timeout_set)
 redis.call('ZCARD', repeated)
 redis.call('LLEN', delay_list)
+local is_known = was_stored(published, token)
 local due = waits_already(timeout_set, index, message_key, payload, tail)
-if not due and was_stored(published, token) then
+if not due and is_known then
     return {0, 0}
 end
 if not due then

@@ -7,6 +7,8 @@ local function was_stored(published, token)
     local known = token and token ~= '' and redis.call('GET', published) or ''
     for at = 1, #known, TOKEN_SIZE do
         if string.sub(known, at, at + TOKEN_SIZE - 1) == token then
+            -- A write, or WAIT would not wait: another connection may have written the message.
+            redis.call('PEXPIRE', published, KEPT_MS)
             return true
         end
     end
