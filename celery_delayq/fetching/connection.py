@@ -111,7 +111,7 @@ class FetchConnection:
             return
         self.unanswered.clear()
         self._connection.disconnect()
-        self._told = None
+        self._told = self.identity = None  # also if the server refuses to tell the new one
         self._connection.connect()
         self.identity = identify(self._connection)
 

@@ -85,7 +85,7 @@ class Conversation:
         connection = self.connection
         try:
             connection.send_fetch(keys, consumer=consumer, limit=min(limit, MAX_FETCH))
-        except exceptions.ResponseError:  # to a PING of redis-py, which it sends first on a connection that was idle
+        except exceptions.ResponseError:  # it was idle, and is opened again, which the server refuses for now
             raise
         except BaseException as exc:
             self.has_lost_reply = True
@@ -156,7 +156,8 @@ class Conversation:
 
     def is_unanswered(self, tag: str) -> bool:
         """Return whether the answer to an acknowledgement is missing. Safe in any thread."""
-        return self.connection is not None and tag in tuple(self.connection.unanswered)
+        connection = self.connection
+        return connection is not None and tag in tuple(connection.unanswered)
 
     def read_answers(self) -> None:
         """Read the answers to all acknowledgements, notice that the connection is lost, and keep it. Never raises."""
