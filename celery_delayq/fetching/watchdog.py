@@ -149,6 +149,7 @@ class Watchdog:
         With greenlets, it waits for the thread: a system thread that uses greenlets must not outlive the interpreter.
         """
         self._stopping = True
+        atexit.unregister(self._finish_now)
         until = time.monotonic() + _STOP_S
         while has_greenlets() and not self._has_ended and time.monotonic() < until:
             time.sleep(0.01)

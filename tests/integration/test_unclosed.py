@@ -98,6 +98,24 @@ def test_a_program_takes_no_more_than_it_asks_for(broker_url: str, broker_client
         assert in_flight(broker_client) == 1
 
 
+@pytest.mark.one_server("connections are counted")
+def test_a_program_that_has_closed_its_connection_opens_none_as_it_ends(
+    broker_url: str, broker_client: redis.Redis
+) -> None:
+    port = broker_client.connection_pool.connection_kwargs["port"]
+    code = f"""
+queue = connection.SimpleQueue("q")
+try:
+    queue.get(timeout=0.5)
+except queue.Empty:
+    connection.close()
+import redis
+print(redis.Redis(port={port}).info("stats")["total_connections_received"])
+"""
+    before = int(run(broker_url, code))
+    assert broker_client.info("stats")["total_connections_received"] == before
+
+
 def test_a_dropped_connection_takes_nothing_and_its_threads_end(broker_url: str, broker_client: redis.Redis) -> None:
     def waits_in_vain() -> None:
         queue = Connection(broker_url).SimpleQueue("q")
