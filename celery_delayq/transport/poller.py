@@ -138,7 +138,10 @@ class Poller(kombu_redis.MultiChannelPoller):
     def stop_polling(self, fd: int) -> None:
         """Stop polling a file descriptor."""
         with suppress(KeyError, ValueError, OSError):
-            (self.unregister or self.poller.unregister)(fd)
+            if self.unregister is not None:
+                self.unregister(fd)
+            elif self._poller is not None:
+                self._poller.unregister(fd)
 
     def _fetchers(self) -> list[Fetcher]:
         fetchers = [

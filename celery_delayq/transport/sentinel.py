@@ -123,9 +123,8 @@ class SentinelWatch(LoopThread):
         if is_any(Managed):
             self._needed_at = time.monotonic()
         elif time.monotonic() > self._needed_at + _IDLE_S:
-            self._stopping = (
-                True  # whoever connects from now on starts another one; whoever connected just before needs this
-            )
+            # Whoever connects from now on starts another one. Whoever has connected just before needs this one.
+            self._stopping = True
             self._stopping = not is_any(Managed)
         return self.listens
 

@@ -96,7 +96,7 @@ def test_what_is_refused_for_now_over_a_unix_socket_is_said_as_redis_says_it(
         publisher(f"delayq+socket://{server.socket_path}", ledger.url) as app,
         app.connection_for_write() as connection,
         refusing(admin, "NOREPLICAS"),
-        pytest.raises(redis.ConnectionError, match="^NOREPLICAS "),
+        pytest.raises(redis.ConnectionError, match=r"^NOREPLICAS "),
     ):
         connection.connect()
 
