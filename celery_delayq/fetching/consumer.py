@@ -375,7 +375,7 @@ class Consumer:
     @property
     def _is_deferring(self) -> bool:
         """Whether the watchdog tells the server what has become of messages."""
-        return self._is_retired or self._conversation.is_late
+        return self._is_retired or self.is_unanswered or self._conversation.is_late
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -466,7 +466,7 @@ class Consumer:
             if held is not None:
                 back[tag] = Departure(held, "front", self.redelivery.put_back(held.message))
         back = dict(sorted(back.items(), key=lambda item: item[1].held.name))
-        if self._is_retired or self._departures.is_unanswered:
+        if self._is_retired or self.is_unanswered:
             self.owed.update(back)
         else:  # also while an answer is late: whoever closes a channel may wait for the server
             self._departures.leave(self.client, back)
@@ -515,13 +515,23 @@ class Consumer:
         self.is_closed = True
         self.names.clear()
         self.keep_only(keep)
-        if self._departures.is_unanswered:
+        if self.is_unanswered:
             return False
         try:
             return self.finish()
         except Exception as exc:
             logger.debug("Consumer %s cannot finish closing yet: %s", self.id, exc)
             return False
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the server has not answered in time: whoever asked it now would wait as long."""
+        return self._departures.is_unanswered
+
+    def give_up(self, exc: exceptions.TimeoutError) -> None:
+        """Record that the server has not answered in time, as a channel is closed. The watchdog does what is left."""
+        self._departures.is_unanswered = self._conversation.has_lost_reply = True
+        self._conversation.give_up(exc)
 
     def retire(self) -> None:
         """Stop consuming without a command to the server, which may hang or be gone. It keeps all messages it holds.

@@ -116,7 +116,8 @@ class Departures:
             for tag in of_one_list:
                 self.owed.pop(tag, None)
                 settled.append(tag)
-        self.is_unanswered = False
+        if settled:
+            self.is_unanswered = False
         return settled
 
     def put_back_unknown(

@@ -127,8 +127,6 @@ class Transport(kombu_redis.Transport):
         self.publisher = Publisher.of(client)
         #: The nodes of a cluster; None until a channel needs them, and with a single server.
         self.nodes: Nodes | None = None
-        #: Whether `close_connection` closes all channels.
-        self.is_closing = False
         #: Server -> transfer loop; "" is the name of a single server.
         self._loops: dict[str, TransferLoop] = {}
         #: Settings and histories of the loops; None while none may run.
@@ -468,7 +466,7 @@ class Transport(kombu_redis.Transport):
 
         If the server does not answer, this takes one `socket_timeout`, as it does with kombu's own transport.
         """
-        self.is_closing, loops, until = True, self.loops, time.monotonic() + _LOOP_ENDS_S
+        loops, until = self.loops, time.monotonic() + _LOOP_ENDS_S
         self.stop_transfer(timeout_s=0)
         self._leave_loop()
         try:
@@ -477,7 +475,6 @@ class Transport(kombu_redis.Transport):
             self._close_stations()
             self.disconnect_pool()
             self.cycle.poller = None  # its descriptor must not wait for the garbage collector
-            self.is_closing = False
             for loop in loops:
                 loop.stop(timeout_s=max(0.0, until - time.monotonic()))
 

@@ -476,18 +476,19 @@ class Fetcher:
 
     def close(self) -> None:
         """Stop waiting for messages, and put undelivered ones back. Never raises."""
-        transport = self._channel.connection
+        consumer = self._consumer
         try:
-            if self._consumer is None or not self._consumer.is_closed:
+            if consumer is None or not (consumer.is_closed or consumer.is_unanswered):
                 self.make_way()
-        except exceptions.TimeoutError:
-            if transport.is_closing:  # so that whoever closes waits once for a server that does not answer
-                self._on_connection_lost()
-                transport.retire_station(self.server)
+        except exceptions.TimeoutError as exc:  # whoever closes waits once for a server that does not answer
+            assert consumer is not None
+            consumer.give_up(exc)
         except (LeaseLost, OSError, exceptions.RedisError):
             pass
         except Exception:  # Celery swallows errors here, and the messages would wait until the worker ends
             logger.exception("Cannot put back undelivered messages yet: they will go back with the delivered ones")
+        if consumer is not None and consumer.is_unanswered:
+            self._delivery.give_back(consumer)
         if any(slot.is_armed for slot in self._slots.values()):
             self._on_connection_lost()
         self.disconnect()

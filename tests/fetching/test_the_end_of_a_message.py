@@ -140,14 +140,19 @@ def test_a_consumer_cancels_itself_in_its_callback(ours: Broker, prefetch: int) 
 
 @pytest.mark.one_server("it suspends the server")
 @pytest.mark.parametrize("prefetch", [1, 2], ids=["waits for nothing", "waits for more"])
-def test_closing_waits_once_for_a_server_that_does_not_answer(prefetch: int) -> None:
+@pytest.mark.parametrize("channel", ["channel", "default_channel"])
+def test_closing_waits_once_for_a_server_that_does_not_answer(channel: str, prefetch: int) -> None:
     """As kombu's own transport does. What was not acknowledged goes back when the server answers."""
     with PrivateRedis() as server, broker(server, "delayq", 0, socket_timeout=3) as ours:
         publish(ours, "q", 1)
         publish(ours, "p", 2)
         with ours.connection.clone() as connection:
-            for name in ("q", "p"):
-                Reader(connection.channel(), name, ack=False, prefetch=prefetch).drain(1)
+            channels = (
+                connection.channel(),
+                connection.default_channel if channel == "default_channel" else connection.channel(),
+            )
+            for name, its in zip(("q", "p"), channels, strict=True):
+                Reader(its, name, ack=False, prefetch=prefetch).drain(1)
             with suppress(socket.timeout):
                 connection.drain_events(timeout=0.3)
             os.kill(server.pid, signal.SIGSTOP)
