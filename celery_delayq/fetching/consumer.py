@@ -538,6 +538,7 @@ class Consumer:
 
         They can still be acknowledged. From now on the watchdog tells the server; `close` drops what does not run.
         """
+        self.abandon(self.waits)
         if self._conversation.connection is not None:
             self._conversation.give_up(exceptions.ConnectionError("its connection was given up"))
         self.is_closed = self._is_retired = True
@@ -546,7 +547,6 @@ class Consumer:
     def end(self) -> None:
         """Stop consuming, because nobody can use it any more; the watchdog puts everything back. Sends nothing."""
         if not self.is_closed:
-            self.abandon(self.waits)
             self.retire()
         self.keep_only()
 

@@ -557,7 +557,6 @@ class DelayedChannel(kombu_redis.Channel):
         connection = None if client is None else client.connection
         if _KEEPS_BRPOP or connection is None or connection._sock is None or self._in_poll or self.active_queues:
             return
-        self._transport.cycle.stop_polling(connection._sock.fileno())  # only with an event loop, kombu does so itself
         connection.disconnect()
 
     # -- for FetchingQoS; also used after the channel was closed, by tasks that were running then
