@@ -330,7 +330,9 @@ class Watchdog:
         channel = keys.alive_channel(other, self.consumer.db)
         try:
             ((_, count),) = self._client.pubsub_numsub(channel)
-        except exceptions.ResponseError:
+        except exceptions.ResponseError as exc:
+            if passing_refusal(exc):
+                raise
             return False
         return int(count) > 0
 
