@@ -56,7 +56,7 @@ class Departures:
         self._expires_ms = expires_ms
         #: Tag -> departure.
         self.owed: dict[str, Departure] = {}
-        #: Whether the server has not answered the last ones in time. Whoever asks it now would wait as long.
+        #: Whether the server did not answer in time, nor has settled any since. Whoever asks it would wait as long.
         self.is_unanswered = False
 
     def owe(self, departures: Mapping[str, Departure], exc: BaseException) -> None:
@@ -64,7 +64,8 @@ class Departures:
         if not departures:
             return
         self.owed.update(departures)
-        self.is_unanswered = isinstance(exc, exceptions.TimeoutError)
+        if isinstance(exc, exceptions.TimeoutError):
+            self.is_unanswered = True
         if not refusals.note(exc, logger):
             logger.warning(
                 "Redis did not confirm that %d messages were acknowledged or put back, trying again: %s",
