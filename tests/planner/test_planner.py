@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from celery_delayq.queue.codec import OfferId
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.entry import Entry
 from tests.planner.conftest import Stage, run, run_until, started
-from tests.state import calls
+from tests.state import FAR, calls
 
 pytestmark = pytest.mark.on_cluster(always=True)
+
+#: What the API does to a waiting task, and how many messages of it are left.
+CHANGES: dict[str, tuple[Callable[[DelayedQueue, str], Any], int]] = {
+    "cancel": (lambda queue, task_id: queue.cancel(task_id), 0),
+    "revoke": (lambda queue, task_id: all(queue.remove(queue.find(task_id))), 0),
+    "reschedule": (lambda queue, task_id: queue.amend(*message(queue, task_id), due_ms=FAR), 1),
+    "release": (lambda queue, task_id: all(queue.release([message(queue, task_id)])), 1),
+}
+
+
+def message(queue: DelayedQueue, task_id: str) -> tuple[Entry, bytes]:
+    """Return a waiting entry, and its message."""
+    (entry,) = queue.find(task_id)
+    return entry, entry.payload
 
 
 class TestOneOccurrence:
@@ -52,14 +69,18 @@ class TestOneOccurrence:
         times = [int(text.rpartition(" ")[2]) for text in stage.offered()]
         assert {later - earlier for earlier, later in itertools.pairwise(sorted(times))} == {300}
 
-    def test_that_somebody_cancelled_counts_and_is_followed_by_the_next(self, stage: Stage) -> None:
+    @pytest.mark.parametrize(("change", "left"), CHANGES.values(), ids=CHANGES)
+    def test_that_somebody_changed_counts_and_is_followed_by_the_next(
+        self, stage: Stage, change: Callable[[DelayedQueue, str], Any], left: int
+    ) -> None:
         planner = started(stage, {"a": 0.3})
         planned = stage.state("a")
         assert planned is not None
         assert planned.at_ms is not None
-        assert stage.queue().cancel(planned.task_id)
+        assert change(stage.queue(), planned.task_id)
         run_until(lambda: (stage.state("a") or 0).runs >= 1, "its time has come", planner)
-        assert stage.offered()[0] == f"a [] {planned.at_ms + 300}"
+        times = Counter(int(text.rpartition(" ")[2]) for text in stage.offered())
+        assert (times[planned.at_ms], times[planned.at_ms + 300]) == (left, 1)
 
     def test_that_has_passed_is_followed_up_by_another_planner_if_the_first_is_gone(self, stage: Stage) -> None:
         started(stage, {"a": 0.2})
