@@ -5,13 +5,17 @@ from __future__ import annotations
 from celery_delayq.errors import DelayqError
 
 
+def storable(text: str) -> str:
+    """Return a text that can be encoded as UTF-8, with escapes for what cannot."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def told(error: BaseException) -> str:
-    """Return an error as a text that can be stored, whatever it is: a user's class, or one that quotes anything."""
+    """Return an error as a text that can be stored. It never fails, whatever the class or the text of the error is."""
     try:
-        text = str(error)
+        text = storable(str(error))
     except Exception:
         text = ""
-    text = text.encode("utf-8", "backslashreplace").decode()
     if isinstance(error, DelayqError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -81,12 +81,12 @@ TRANSPORT_OPTIONS: Mapping[str, Option] = {
 #: Default of kombu's `socket_timeout`, in seconds: no command of this package blocks on the server.
 SOCKET_TIMEOUT_S = 10.0
 
+#: The same for connections to Redis Sentinel, which answers at once: the next one is asked after so long.
+SENTINEL_TIMEOUT_S = 0.5
+
 #: Default of kombu's `health_check_interval`, in seconds. Loops look at their connections every 5 s, so none is silent
 #: for more than 20 s. Proxies, firewalls and NAT forget idle connections, the first ones after 30 s.
 HEALTH_CHECK_S = 15.0
-
-#: The same for connections to Redis Sentinel, which answers at once: the next one is asked after so long.
-SENTINEL_TIMEOUT_S = 0.5
 
 
 def check_master_name(options: Mapping[str, Any] | None, setting: str, subject: str) -> None:

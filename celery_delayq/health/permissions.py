@@ -180,7 +180,8 @@ def _keys(channel: Any, queues: Iterable[str], db: int, in_cluster: bool) -> Ite
     for name in (name for queue in queues for name in channel.broker_lists(queue)):
         yield rule_for(name, f"~{name.partition(sep)[0]}*")
         keys = QueueKeys.of(name, db)
-        for key in (keys.timeout_set, keys.delay_list, keys.index, keys.in_flight("consumer")):
+        of_ours = (keys.index, keys.in_flight("consumer"), keys.published("publisher"))
+        for key in (keys.timeout_set, keys.delay_list, *of_ours):
             yield rule_for(key, "")
     bindings = channel.keyprefix_queue.removesuffix(".%s")
     yield rule_for(f"{prefix}{bindings}.celery", f"~{bindings}*")

@@ -32,4 +32,4 @@ def check_queues(waiting: Waiting) -> Iterator[Finding]:
     for queue, why in sorted(waiting.uncounted.items()):
         yield not_checked(_CHECK, f"queue {queue!r}: {why}")
     if not (unconsumed or waiting.dead or waiting.uncounted):
-        yield Finding(_CHECK, Level.OK, "No message is ready without a consumer; there are no dead letters.")
+        yield Finding(_CHECK, Level.OK, "Each queue with ready messages has a consumer, and there are no dead letters.")

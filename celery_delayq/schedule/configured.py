@@ -11,6 +11,7 @@ from celery.app.task import extract_exec_options
 from celery.schedules import crontab
 
 from celery_delayq.errors import ConfigurationError
+from celery_delayq.escapes import storable
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.entry import Definition, why_invalid
 
@@ -82,8 +83,7 @@ def _read(app: Any, given: Mapping[str, Any], routing: str) -> Configured:
             fingerprints[name] = definition.fingerprint
             entries[name] = definition
         except Exception as exc:  # a user's schedule class may raise anything
-            shown = str(name).encode("utf-8", "backslashreplace").decode()
-            errors[shown] = why_invalid(exc)
+            errors[storable(str(name))] = why_invalid(exc)
     together = encoding.fingerprint(sorted(fingerprints.items()))
     return Configured(app.main or "", entries, errors, together)
 

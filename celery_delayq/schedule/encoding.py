@@ -199,9 +199,8 @@ def _kept(value: Any) -> Any:
     try:
         reduce = copyreg.dispatch_table.get(type(value))
         kept = value.__reduce_ex__(4) if reduce is None else reduce(value)
-        return (
-            kept if isinstance(kept, str) else [*kept[:3], *map(list, filter(None, kept[3:5]))]
-        )  # these are iterators
+        # The items of a list and those of a dict are iterators.
+        return kept if isinstance(kept, str) else [*kept[:3], *map(list, filter(None, kept[3:5]))]
     except Exception:
         return None
 

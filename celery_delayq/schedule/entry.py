@@ -281,9 +281,7 @@ class Definition:
         try:
             _check_mapping("an entry", given)
             return cls._of(name, dict(given), app, routing)
-        except (
-            Exception
-        ) as exc:  # whatever is given: the schedule may be of a user's class, the record another program's
+        except Exception as exc:  # a user's schedule class may raise anything, another program may write anything
             raise InvalidSchedule(f"periodic task {name!r}: {told(exc)}") from exc
 
     @classmethod
@@ -323,8 +321,8 @@ def _check_expires(definition: Definition, expires: Any) -> None:
     if isinstance(expires, Real) and 0 < delay_ms >= float(expires) * 1000:
         what = "countdown and jitter are" if definition.countdown_ms else "jitter is"
         raise InvalidSchedule(
-            f"{what} {delay_ms / 1000:g} s, but its task expires {float(expires):g} s after its time, so runs would be "
-            "dropped without a word: give a shorter delay, or a longer expires"
+            f"{what} {delay_ms / 1000:g} s, but its task expires {float(expires):g} s after its time, so runs would "
+            "expire before they are due: give a shorter delay, or a longer expires"
         )
 
 

@@ -131,7 +131,7 @@ class PeriodicTask:
 
 
 def read_all(store: ScheduleStore, known: Container[str] = (), *, partly: bool = False) -> Iterator[PeriodicTask]:
-    """Read all entries, also those that cannot be read or planned, and return them, sorted by name.
+    """Read all entries at once, and return them sorted by name; those that cannot be read or planned with the error.
 
     Args:
         store: where they are.

@@ -104,7 +104,7 @@ class RareLists:
         try:
             action()
         except CONNECTION_ERRORS as exc:
-            logger.debug("Lost a connection, and open another one: %s", exc)
+            logger.debug("Lost a connection, opening another one: %s", exc)
             self.disconnect()
             return False
         return True

@@ -100,8 +100,9 @@ class Site:
                 "error.html", exc.status, title=view._("Not done"), text=view._(cut(exc, MOST_CHARACTERS))
             )
             response.headers.update(exc.headers)
-        except UnicodeEncodeError as exc:  # a name that is not UTF-8, so that Redis has nothing of that name
-            response = view.page("error.html", 400, title=view._("Not done"), text=str(exc))
+        except UnicodeEncodeError as exc:
+            text = cut(f"Nothing has this name, which is not UTF-8: {exc.object!r}", MOST_CHARACTERS)
+            response = view.page("error.html", 400, title=view._("Not done"), text=text)
         except Exception:
             logger.exception("Cannot answer %s %s", request.method, request.path)
             text = view._("This is a mistake in the page, or in its configuration. The log of the server has it.")
