@@ -35,7 +35,7 @@ class InvalidExport(DelayqError, ValueError):
 
 
 class LeaseLost(DelayqError, ConnectionError):
-    """A consumer did not renew its lease in time, and other consumers took over its messages. Or these were deleted.
+    """A consumer did not renew its lease in time, and others took over its messages; or these were deleted.
 
     It is a `ConnectionError`, so that Celery and kombu reconnect and drop the tasks that they have not started.
     """

@@ -33,7 +33,7 @@ DUE_PROPERTY = "delayq_due"
 
 _JSON = "application/json"
 
-#: Content types whose decoding runs nothing.
+#: Content types whose decoding runs no code of the message.
 _HARMLESS = {_JSON, "application/x-yaml", "application/x-msgpack"}
 
 

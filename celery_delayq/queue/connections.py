@@ -46,13 +46,13 @@ _WITHOUT_WORD = (
 #: What Redis adds to the error of a command in a script; and redis-py to one in a pipeline.
 _IN_SCRIPT, _IN_PIPELINE = " script: ", " of pipeline caused error: "
 
-#: A refusal that was not met for so long is said again, in seconds: whoever meets one tries again sooner. After the end
-#: of one, for how long answers to what was sent before it are read.
+#: After how many seconds without a refusal the next one is logged again: while one lasts, somebody meets it more often.
+#: For how many seconds after its end it may still be in late replies, which are not logged.
 _FORGOTTEN_S, _LATE_S = 60.0, 5.0
 
 
 def passing_refusal(exc: object) -> str:
-    """Return what a server says that refuses for now what it would do at another time; empty for all other errors.
+    """Return the text of an error by which a server refuses something for now only; empty for all other errors.
 
     The first word tells why: NOREPLICAS (too few replicas to write), MISCONF (it cannot save), OOM (its memory is
     full), BUSY (a script takes long), LOADING, READONLY (it is a replica), MASTERDOWN (a replica without its master),
@@ -78,7 +78,7 @@ class Refusals:
         #: Node of a cluster ("" for a single server), first word of a refusal -> when it was met last, or was over
         #: (monotonic).
         self._met_at: dict[tuple[str, str], float] = {}
-        #: Those that are not over.
+        #: Those that last.
         self._lasting: set[tuple[str, str]] = set()
 
     def note(self, exc: object, logger: Logger | LoggerAdapter[Logger]) -> bool:
@@ -104,7 +104,7 @@ class Refusals:
         return True
 
     def end(self, client: redis.Redis, logger: Logger | LoggerAdapter[Logger], *, has_added: bool = False) -> None:
-        """Say what a server no longer refuses, because it has accepted a write. Costs nothing if it refused nothing.
+        """Log that a refusal is over, because the server has accepted a write. Costs nothing if there was none.
 
         Args:
             client: of the server; of a cluster, one whose home is the node.

@@ -92,7 +92,7 @@ class Known:
         without a word, and whoever used it would wait for `socket_timeout`.
         """
         connection: Any = self
-        # One that was lost with a word, or has something to read, is left to its user.
+        # If the server has closed it, or there is something to read, its user finds out.
         if self._sock is not None and was_silent(self) and not connection.can_read(timeout=0):
             self.disconnect()
         return super().connect()  # type: ignore[misc]

@@ -157,7 +157,7 @@ def _not_picklable(payload: dict[str, Any]) -> str | None:
     except RecursionError:
         return "its body is nested too deep for the processes of a worker"
     except Exception:  # Celery reports it
-        return None
+        pass
     return None
 
 
