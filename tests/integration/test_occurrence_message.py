@@ -78,6 +78,14 @@ def test_expiry_counts_from_it(
     assert expires_ms(send(lateness_s, options={"expires": expires, "countdown": 1})) == FAR + after_ms
 
 
+@pytest.mark.parametrize(
+    "expires", [datetime(2200, 1, 1, tzinfo=timezone.utc), "2200-01-01T00:00:00", "2200-01-01T02:00:00+02:00"], ids=str
+)
+def test_a_fixed_expiry_lets_it_wait(send: Callable[..., Occurrence], expires: Any) -> None:
+    assert send(options={"expires": expires}).can_wait
+    assert send(5, options={"expires": expires}).can_wait
+
+
 def nothing() -> None:
     """A task that does nothing."""
 
