@@ -24,7 +24,7 @@ from redis import exceptions
 from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import keys, scripts
-from celery_delayq.queue.connections import CONNECTION_ERRORS, at_server_of, hurried, is_cluster, refusals
+from celery_delayq.queue.connections import CONNECTION_ERRORS, at_server_of, hurried, is_cluster, passing_refusal
 from celery_delayq.queue.entry import pairs
 
 logger = getLogger(__name__)
@@ -166,7 +166,8 @@ class Registry:
             logger.debug("Cannot tidy the index of %r: %s", name, exc)
 
     def _report(self, exc: Exception) -> None:
-        if refusals.note(exc, logger) or self.keys.names in self._reported:
+        # Who stores a message is told of a refusal that passes by itself; the queue is registered later.
+        if passing_refusal(exc) or self.keys.names in self._reported:
             return
         self._reported.add(self.keys.names)
         logger.error(
