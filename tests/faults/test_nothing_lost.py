@@ -20,8 +20,8 @@ _SECONDS = 3.0
 #: a lease, which is 30 s here.
 _RECOVERED_S, _NOISE_S = 3.0, 5.0
 
-#: Only in the long form: the same as `kill-prefork`, for longer; what strikes in random order; and periodic tasks, some of
-#: which run every ten seconds.
+#: Only in the long form: the same as `kill-prefork`, for longer; what strikes in random order; and periodic tasks, some
+#: of which run every ten seconds.
 _TOO_LONG = {"recovery", "cluster", "periodic-killed", "periodic-reset"}
 
 
