@@ -50,7 +50,7 @@ def test_fault(name: str) -> None:
         assert verdict.cut_off == set() or name in ("full-stop", "crash-loop", "poison")
     if name == "out-of-memory":
         assert verdict.refused
-        # In doubt are only those of pairs with one key, of which one runs: no other error is met.
+        # In doubt are only those of pairs with one key, of which one runs: every error is a refusal.
         assert all("maxmemory" in error for error in result.errors)
 
 

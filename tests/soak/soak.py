@@ -26,7 +26,7 @@ class Result:
         strikes: how often.
         verdict: what became of the tasks.
         complaints: what else is wrong, in words.
-        errors: what publishers were told: the first of each kind.
+        errors: what publishers were told: each error once.
         traces: of tasks that were lost, or ran twice without need: what is known of them, and what was done when.
         may_lose: whether tasks may be lost.
     """
@@ -84,11 +84,10 @@ def run(
         if not fault.logs_errors:
             complaints += tracebacks
         complaints += [f"a key is left: {key}" for key in scene.leftovers()]
-        errors = {booking.error.partition(":")[0]: booking.error for booking in scene.publisher.bookings}
-        refusals = [error for error in errors.values() if error]
+        errors = sorted({booking.error for booking in scene.publisher.bookings} - {""})
         if traces or complaints:
             traces += scene.history
-        return Result(fault.name, strikes, scene.verdict(), complaints, refusals, traces, fault.may_lose)
+        return Result(fault.name, strikes, scene.verdict(), complaints, errors, traces, fault.may_lose)
 
 
 def _too_late(fault: Fault, scene: Scene, verdict: Verdict) -> list[str]:
