@@ -24,16 +24,19 @@ class Bindings:
         #: Exchange -> queue -> what binds it, given any channel of the connection.
         self._postponed: dict[str, dict[str, list[Callable[[Any], None]]]] = {}
 
-    def bind(self, channel: Any, exchange: str, queue: str, bind: Callable[[Any], None]) -> None:
+    def bind(self, channel: Any, exchange: str, queue: str, bind: Callable[[Any], None]) -> bool:
         """Bind a queue; later if the server refuses that for now.
 
-        kombu would not bind it again: it takes what it has tried for done. A message to the exchange would be lost.
+        Else a message to the exchange would be lost: nobody may declare the queue again.
 
         Args:
             channel: the one that declares the queue. It may be closed when the queue is bound.
             exchange: its name.
             queue: its name.
             bind: binds it, on the channel that it is given.
+
+        Returns:
+            Whether it is bound now.
         """
         try:
             bind(channel)
@@ -41,6 +44,8 @@ class Bindings:
             if not self._is_for_later(exc):
                 raise
             self._postponed.setdefault(exchange, {}).setdefault(queue, []).append(bind)
+            return False
+        return True
 
     def forget(self, queue: str) -> None:
         """Do not bind a queue any more: it was deleted."""

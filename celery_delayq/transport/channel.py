@@ -202,12 +202,19 @@ class DelayedChannel(kombu_redis.Channel):
             return super().queue_delete(queue, if_unused, if_empty, **kwargs)
 
     def after_reply_message_received(self, queue: str) -> None:
-        """Delete the queue of a reply, see kombu."""
-        with self._if_possible():
-            super().after_reply_message_received(queue)
+        """Delete the queue of a reply, see kombu. The next time that it is declared, it is bound again."""
+        try:
+            with self._if_possible():
+                super().after_reply_message_received(queue)
+        finally:
+            self.state.queue_bindings_delete(queue)  # kombu leaves it there after an error
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
-        """Bind a queue, see kombu; later if the server refuses that for now."""
+        """Bind a queue, see kombu; later if the server refuses that for now.
+
+        kombu has noted already that it is bound. If it is not, whoever declares it again tries again: a program that only
+        waits for replies would never get one.
+        """
         expires_ms = getattr(self, "_expires", {}).get(queue)
 
         def bind(channel: DelayedChannel) -> None:
@@ -216,7 +223,12 @@ class DelayedChannel(kombu_redis.Channel):
             with channel.hurrying():
                 kombu_redis.Channel._queue_bind(channel, exchange, routing_key, pattern, queue)
 
-        self._transport.bindings.bind(self, exchange, queue, bind)
+        is_bound = False
+        try:
+            is_bound = self._transport.bindings.bind(self, exchange, queue, bind)
+        finally:
+            if not is_bound:
+                self.state.binding_delete(queue, exchange, routing_key)
 
     def bind_postponed(self) -> None:
         """Bind the queues that could not be bound yet."""

@@ -69,3 +69,44 @@ def test_a_queue_that_is_deleted_before_is_not_bound(client: redis.Redis, connec
             connection.default_channel.after_reply_message_received("sports")
         connection.Producer().publish("body", exchange="news", routing_key="chess")
         assert not client.exists(BINDINGS)
+
+
+def test_a_queue_that_was_refused_is_bound_when_it_is_declared_again(
+    client: redis.Redis, connection: Connection
+) -> None:
+    with client, connection:
+        bound = queue(durable=False)(connection.default_channel)
+        with refusing(client, "OOM"):
+            bound.declare()
+        bound.declare()
+        assert client.exists(BINDINGS)
+
+
+def test_a_queue_whose_declaration_has_failed_is_bound_when_it_is_declared_again(
+    client: redis.Redis, connection: Connection
+) -> None:
+    with client, connection:
+        bound = queue(durable=False)(connection.default_channel)
+        client.set(BINDINGS, "of another program")
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            bound.declare()
+        client.delete(BINDINGS)
+        bound.declare()
+        assert client.exists(BINDINGS)
+
+
+def test_a_queue_of_replies_that_could_not_be_deleted_is_bound_again(
+    client: redis.Redis, connection: Connection
+) -> None:
+    with client, connection:
+        channel = connection.default_channel
+        bound = queue(durable=False)(channel)
+        bound.declare()
+        client.acl_setuser("default", commands=["-del"])
+        try:
+            with pytest.raises(redis.ResponseError, match="no permissions"):
+                channel.after_reply_message_received("sports")
+        finally:
+            client.acl_setuser("default", commands=["+del"])
+        bound.declare()
+        assert client.exists(BINDINGS)

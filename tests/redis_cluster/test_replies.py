@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 import redis
-from kombu import Connection, Consumer, Queue
+from kombu import Connection, Consumer, Exchange, Queue
 
 from celery_delayq.schemes import register
 from celery_delayq.transport import replies
@@ -76,3 +76,27 @@ def test_who_consumes_tasks_goes_on(cluster: Cluster) -> None:
         assert tasks.drain(1) == ["task"]
         publish(ours, "replies", "reply")
         assert answers.drain(1) == ["reply"]
+
+
+def test_who_only_waits_for_replies_has_its_queue_bound_after_the_node_of_the_bindings_hung(cluster: Cluster) -> None:
+    """So that a program that only asks workers gets answers again. Each time that it asks, it declares the queue."""
+    bindings = "{_kombu.binding}.answers"
+    owner = cluster.owner(bindings)
+    elsewhere = cluster.key_of(other_than(cluster, owner))
+    with Connection(cluster.url()) as connection:
+        channel = connection.default_channel
+        queue = Queue(elsewhere, Exchange("answers"), "mine", durable=False)(channel)
+
+        def is_bound() -> bool:
+            queue.declare()
+            return bool(owner.client.exists(bindings))
+
+        owner.suspend()
+        queue.declare()
+        owner.resume()
+        wait_until(is_bound, "it is bound")
+        owner.suspend()
+        channel.after_reply_message_received(elsewhere)
+        owner.resume()
+        owner.client.delete(bindings)
+        wait_until(is_bound, "it is bound again")
