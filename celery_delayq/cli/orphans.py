@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -20,6 +21,7 @@ from celery_delayq.cli.command import command, json_option
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, progress, text
 from celery_delayq.cli.plain import say
 from celery_delayq.queue import orphans as orphaned
+from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.entry import Entry
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.orphans import Orphan
@@ -97,7 +99,8 @@ def adopt(
     Without --task, workers and `delayq transfer` will move the entries to their lists when they are due. With --task,
     each entry becomes a Celery task with the same due time.
 
-    You can interrupt this command and run it again: no entry is lost, and none is taken twice.
+    You can interrupt this command and run it again: no entry is lost, and none is taken twice. On a cluster, do
+    so within ten minutes: later, up to 16 entries may be taken twice.
     """
     app = ctx.obj.app
     if bool(queues) == everything:
@@ -173,6 +176,8 @@ class _Tasks:
                     add_to_parent=False,
                     **self._options,
                 ),
+                # So that an entry is not taken twice if the command ended before it had removed the entry.
+                Attempt(f"orphans:{self._taken_from}", hashlib.blake2b(entry.raw, digest_size=16).digest()),
             )
         if len(commands) != 1:
             raise click.ClickException(f"{self._task} is routed to {len(commands)} queues: choose one with --queue")

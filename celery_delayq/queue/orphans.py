@@ -26,6 +26,9 @@ from celery_delayq.queue.scripts import score_to_ms
 #: Number of entries that are read at a time, and handed over in one transaction.
 _BATCH = 100
 
+#: The same where that takes two: the server remembers so many publications of one publisher, see `lua/lib/once.lua`.
+_BATCH_ACROSS_SLOTS = 16
+
 #: Number of keys that one SCAN examines.
 _SCAN = 1000
 
@@ -82,20 +85,21 @@ class Orphan:
     def entries(self, client: redis.Redis) -> Iterator[Entry | None]:
         """Yield all entries in due order, without changing them; None for a corrupt entry."""
         start = 0
-        while page := _page(client, keys.QueueKeys.of(self.name), start):
+        while page := _page(client, keys.QueueKeys.of(self.name), start, _BATCH):
             yield from page
             start += len(page)
 
     def hand_over(self, client: redis.Redis, replace: Replace) -> Iterator[HandedOver]:
-        """Replace each entry, in due order, in batches of 100 per transaction.
+        """Replace each entry, in due order, in batches: 100 per transaction, 16 across hash slots.
 
         One MULTI removes and replaces an entry. Redis discards it if somebody else changed the queue after the entries
         were read. So this can be interrupted and called again at any time: an entry is either still there, or was
         replaced exactly once.
 
         On Redis Cluster, no transaction has keys of several hash slots. If the replacements are in another slot, they
-        are written first, and then the entries are removed. No entry is lost, but those of a batch are replaced twice
-        if the process or the connection ends in between, and so is one that somebody else takes just then.
+        are written first, and then the entries are removed. No entry is lost. If the process or the connection ends in
+        between, the entries of a batch are replaced again next time, unless the commands have an `Attempt`. An entry
+        that somebody else takes just then is replaced, too.
 
         Args:
             client: any `redis.Redis`.
@@ -114,7 +118,7 @@ class Orphan:
         with client.pipeline(transaction=True) as pipe:
             while True:
                 pipe.watch(names.timeout_set, names.delay_list)
-                page = _page(pipe, names, left)
+                page = _page(pipe, names, left, _BATCH if is_one_slot else _BATCH_ACROSS_SLOTS)
                 if not page:
                     return
                 commands = [(entry, replace(entry)) for entry in page if entry is not None]
@@ -171,9 +175,9 @@ def _listeners(client: redis.Redis, channel: str) -> int:
     return count
 
 
-def _page(client: Any, names: keys.QueueKeys, start: int) -> list[Entry | None]:
+def _page(client: Any, names: keys.QueueKeys, start: int, count: int) -> list[Entry | None]:
     found = client.execute_command(
-        "ZRANGE", names.timeout_set, start, start + _BATCH - 1, "WITHSCORES", **{NEVER_DECODE: True}
+        "ZRANGE", names.timeout_set, start, start + count - 1, "WITHSCORES", **{NEVER_DECODE: True}
     )
     return [entry_of(raw, score) for raw, score in pairs(found)]
 

@@ -212,8 +212,8 @@ class DelayedChannel(kombu_redis.Channel):
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
         """Bind a queue, see kombu; later if the server refuses that for now.
 
-        kombu has noted already that it is bound. If it is not, whoever declares it again tries again: a program that only
-        waits for replies would never get one.
+        kombu has noted already that it is bound. If it is not, whoever declares it again tries again: else a program
+        that only waits for replies would never get one.
         """
         expires_ms = getattr(self, "_expires", {}).get(queue)
 

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.script import load
 from celery_delayq.transport.capture import Caught, capture
 
 
-def publish_commands(channel: Any, task_id: str, publish: Callable[[], object]) -> list[tuple[Any, ...]]:
+def publish_commands(
+    channel: Any, task_id: str, publish: Callable[[], object], attempt: Attempt | None = None
+) -> list[tuple[Any, ...]]:
     """Return one command for each message that `publish` publishes for a task; send nothing.
 
     A message with an eta is offered to its delayed queue. If the eta is past, it is transferred at once.
@@ -19,13 +22,15 @@ def publish_commands(channel: Any, task_id: str, publish: Callable[[], object]) 
         channel: a channel of our transport.
         task_id: id of the task.
         publish: function that publishes the task; called once.
+        attempt: makes a message with an eta the same publication each time, whatever its task id; None if it is
+            published once.
     """
     with capture(task_id) as captured:
         publish()
-    return [_command(channel, caught) for caught in captured.messages]
+    return [_command(channel, caught, attempt) for caught in captured.messages]
 
 
-def _command(channel: Any, caught: Caught) -> tuple[Any, ...]:
+def _command(channel: Any, caught: Caught, attempt: Attempt | None) -> tuple[Any, ...]:
     if caught.due_ms is None:
         return "lpush", caught.broker_list, caught.payload
     queue = channel.delayed_queue(caught.broker_list)
@@ -36,6 +41,7 @@ def _command(channel: Any, caught: Caught) -> tuple[Any, ...]:
         message_key=codec.message_key(caught.message_id),
         payload=caught.payload,
         mirrored=channel.mirror_list,
+        attempt=attempt,
     )
     # By its text: nothing in a transaction could answer NOSCRIPT.
     return load("offer").by_text(*call)

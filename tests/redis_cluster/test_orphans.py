@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +11,12 @@ from typing import Any
 import pytest
 
 from celery_delayq import DelayedQueue
-from celery_delayq.queue import codec, orphans
+from celery_delayq.queue import codec, orphans, scripts
+from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.entry import Entry
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.orphans import Orphan
+from celery_delayq.queue.script import load
 from tests.brokers import ClusterServer
 from tests.redis_cluster.servers import Cluster
 from tests.state import FAR, seed
@@ -44,7 +48,38 @@ def test_what_dies_between_two_steps_loses_nothing(cluster: Cluster, monkeypatch
         assert queue.size() == 150
         list(Orphan.look(client, "jobs").hand_over(client, push_to("taken")))
         times = Counter(client.lrange("taken", 0, -1))
-        assert [times[payload] for payload in PAYLOADS] == [2] * 100 + [1] * 50
+        assert [times[payload] for payload in PAYLOADS] == [2] * 16 + [1] * 134
+        assert queue.size() == 0
+
+
+def test_what_is_published_as_an_attempt_is_replaced_once_also_if_it_dies_between_two_steps(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ClusterServer(cluster).client() as client:
+        queue, taken = DelayedQueue(client, "jobs"), DelayedQueue(client, "taken")
+        leave(queue)
+
+        def offer(entry: Entry) -> tuple[Any, ...]:
+            token = hashlib.blake2b(entry.raw, digest_size=16).digest()
+            call = scripts.offer_call(
+                taken.keys,
+                due_ms=entry.due_ms,
+                message_key=secrets.token_bytes(16),
+                payload=entry.payload,
+                mirrored=False,
+                attempt=Attempt("orphans", token),
+            )
+            return load("offer").by_text(*call)
+
+        handing_over = Orphan.look(client, "jobs").hand_over(client, offer)
+        next(handing_over)
+        with monkeypatch.context() as patched:
+            patched.setattr(orphans, "_remove", die)
+            with pytest.raises(KeyboardInterrupt):
+                next(handing_over)
+        assert (queue.size(), taken.size()) == (150 - 16, 32)
+        list(Orphan.look(client, "jobs").hand_over(client, offer))
+        assert [entry.payload for entry in taken.peek(1000)] == PAYLOADS
         assert queue.size() == 0
 
 
