@@ -90,7 +90,7 @@ class Poller(kombu_redis.MultiChannelPoller):
     kombu's own code serves fanout queues and queues that are consumed without acknowledgement.
 
     Overrides of `MultiChannelPoller` (kombu 5.6 and 5.7): `on_poll_start`, `on_readable`, `handle_event`, `get`,
-    `fds`, `close`, `maybe_restore_messages`, `_register`, `_register_LISTEN`.
+    `fds`, `close`, `maybe_restore_messages`, `_register`, `_register_LISTEN`, `_on_connection_disconnect`.
     """
 
     def __init__(self) -> None:
@@ -118,6 +118,11 @@ class Poller(kombu_redis.MultiChannelPoller):
     @poller.setter
     def poller(self, poller: Any) -> None:
         self._poller = poller
+
+    def _on_connection_disconnect(self, connection: Any) -> None:
+        """Stop polling a connection, see kombu; it may be lost after the poller was closed, or before it polls."""
+        if self._poller is not None:
+            super()._on_connection_disconnect(connection)
 
     # -- slots
 
