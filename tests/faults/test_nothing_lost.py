@@ -20,10 +20,11 @@ _SECONDS = 3.0
 #: a lease, which is 30 s here.
 _RECOVERED_S, _NOISE_S = 3.0, 5.0
 
-#: Only in the long form: the same as `kill-prefork`, for longer; what strikes in random order; and periodic tasks, some
-#: of which run every ten seconds.
-_TOO_LONG = {"recovery", "cluster", "periodic-killed", "periodic-reset"}
+#: The same where there are periodic tasks: one of them runs every ten seconds.
+_PERIODIC_SECONDS = 12.0
 
+#: Only in the long form: the same as `kill-prefork`, for longer; and what strikes in random order.
+_TOO_LONG = {"recovery", "cluster"}
 
 #: What strikes a cluster, in parts that are as long.
 _OF_A_CLUSTER = (
@@ -36,7 +37,7 @@ _OF_A_CLUSTER = (
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in _TOO_LONG])
 def test_fault(name: str) -> None:
     """Duplicates are only tasks that were running in a process that was killed, or lost its lease."""
-    result = run(FAULTS[name], _SECONDS)
+    result = run(FAULTS[name], _PERIODIC_SECONDS if FAULTS[name].setting.has_periodic else _SECONDS)
     verdict = result.verdict
     assert verdict.sure
     if not FAULTS[name].may_lose:

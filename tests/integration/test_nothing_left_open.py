@@ -84,15 +84,18 @@ def test_a_closed_connection_leaves_nothing_open(broker_url: str, use: Callable[
 def test_a_connection_that_was_lost_leaves_nothing_open(broker_url: str, broker_client: redis.Redis) -> None:
     def consume_until_it_is_lost(app: Celery) -> None:
         queues = [Queue("left_open"), Queue("told", Exchange("told", "fanout"), auto_delete=True)]
-        with app.connection_for_read() as connection, suppress(*connection.recoverable_connection_errors):
-            with connection.Consumer(queues, on_message=lambda message: message.ack()):
+        with (
+            app.connection_for_read() as connection,
+            suppress(*connection.recoverable_connection_errors),
+            connection.Consumer(queues, on_message=lambda message: message.ack()),
+        ):
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.1)
+            for kind in ("normal", "pubsub"):
+                broker_client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+            for _ in range(3):
                 with suppress(TimeoutError):
                     connection.drain_events(timeout=0.1)
-                for kind in ("normal", "pubsub"):
-                    broker_client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
-                for _ in range(3):
-                    with suppress(TimeoutError):
-                        connection.drain_events(timeout=0.1)
 
     leaves_nothing(consume_until_it_is_lost, broker_url, {})
 

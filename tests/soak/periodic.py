@@ -21,7 +21,7 @@ _ENTRIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "priority": ("occurrence", {"options": {"priority": 6}}),
     "headers": ("occurrence", {"options": {"headers": {"mark": "x"}}}),
     "time limits": ("occurrence", {"options": {"soft_time_limit": 30, "time_limit": 60}}),
-    "jitter": ("occurrence", {"jitter": 0.5}),
+    "jitter": ("occurrence", {"jitter": 0.4}),
     "key": ("occurrence", {"options": {"unique": "key"}}),
     **{for_: (f"occurrence, {for_}", {}) for for_ in get_args(For)},
 }
@@ -52,14 +52,15 @@ def remove_entries(app: Celery) -> None:
 
 def judge_periodic(ledger: Ledger) -> list[str]:
     """Return a line for each entry whose occurrences did not run once each."""
-    times: dict[str, Counter[datetime]] = defaultdict(Counter)
+    etas: dict[str, list[datetime]] = defaultdict(list)
     for run in ledger.runs():
         name, eta = run.note
-        times[name][isoparse(eta).replace(microsecond=0)] += 1
+        etas[name].append(isoparse(eta))
     found = []
     for name in _ENTRIES:
-        ran = times[name]
-        wanted = round((max(ran) - min(ran)).total_seconds() / _EVERY_S.get(name, 1.0)) + 1 if ran else 1
+        # Jitter is less than half of an interval.
+        ran = Counter(round((eta - min(etas[name])).total_seconds() / _EVERY_S.get(name, 1.0)) for eta in etas[name])
+        wanted = max(ran, default=0) + 1
         twice = sum(count - 1 for count in ran.values())
         missing = 0 if name in _MAY_LEAVE_OUT and len(ran) > wanted / 2 else wanted - len(ran)
         if missing or twice:
