@@ -146,12 +146,14 @@ def add_tasks(app: Celery, ledger: Ledger) -> None:
 
     def occurrence(self: Any, name: str) -> None:
         """Write down which entry of the schedule it is of, and when it is due."""
-        ledger.record(self.request.id, [name, self.request.eta])
+        with ledger.execution(self.request.id):
+            ledger.record(self.request.id, [name, self.request.eta])
 
     task(name="occurrence")(occurrence)
     task(name="occurrence, expires", expires=6)(occurrence)
     for for_ in get_args(For):
-        task(name=f"occurrence, {for_}", unique=Unique(for_=for_))(occurrence)
+        # One that is acknowledged early keeps its key for an hour if its worker is killed.
+        task(name=f"occurrence, {for_}", unique=Unique(for_=for_), acks_late=for_ == "until_done")(occurrence)
 
     @task(name="deadly", acks_late=True, ignore_result=True)
     def deadly(self: Any) -> None:

@@ -53,7 +53,15 @@ from celery_delayq.fetching.process import is_at_work, is_consumer, is_running
 from celery_delayq.fetching.recovery import Claim, Recovery
 from celery_delayq.queue import keys
 from celery_delayq.queue.clock import ServerClock
-from celery_delayq.queue.connections import CONNECTION_ERRORS, Outage, is_elsewhere, passing_refusal, refusals
+from celery_delayq.queue.connections import (
+    CONNECTION_ERRORS,
+    Outage,
+    is_cluster,
+    is_elsewhere,
+    passing_refusal,
+    refusals,
+    servers_of,
+)
 from celery_delayq.queue.scripts import Renewed
 
 logger = logger_for(__name__)
@@ -325,16 +333,20 @@ class Watchdog:
     def _is_subscribed(self, other: str) -> bool:
         """Return whether a consumer has its channel. One that is done has none, although its process goes on.
 
-        A failover may bring back what it had acknowledged.
+        A failover may bring back what it had acknowledged. In a cluster it has its channel at another node than its
+        list whose slot has moved. It may have it at a node that is away.
         """
         channel = keys.alive_channel(other, self.consumer.db)
         try:
-            ((_, count),) = self._client.pubsub_numsub(channel)
+            return any(int(server.pubsub_numsub(channel)[0][1]) for server in servers_of(self._client))
         except exceptions.ResponseError as exc:
             if passing_refusal(exc):
                 raise
             return False
-        return int(count) > 0
+        except CONNECTION_ERRORS:
+            if not is_cluster(self._client):
+                raise
+            return True
 
     def _doubt_lists(self, renewed: set[str], now: float) -> None:
         """Do not believe ended leases on lists that were not renewed: others could not renew theirs either."""

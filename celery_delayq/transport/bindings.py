@@ -21,10 +21,10 @@ class Bindings:
         self._is_for_later = is_for_later
         #: Exchange -> its bindings as they were last read.
         self._tables: dict[str, Any] = {}
-        #: Exchange -> queue -> what binds it, given any channel of the connection.
-        self._postponed: dict[str, dict[str, list[Callable[[Any], None]]]] = {}
+        #: Exchange -> queue -> binding -> what makes it, given any channel of the connection.
+        self._postponed: dict[str, dict[str, dict[object, Callable[[Any], None]]]] = {}
 
-    def bind(self, channel: Any, exchange: str, queue: str, bind: Callable[[Any], None]) -> bool:
+    def bind(self, channel: Any, exchange: str, queue: str, binding: object, bind: Callable[[Any], None]) -> None:
         """Bind a queue; later if the server refuses that for now.
 
         Else a message to the exchange would be lost: nobody may declare the queue again.
@@ -33,19 +33,21 @@ class Bindings:
             channel: the one that declares the queue. It may be closed when the queue is bound.
             exchange: its name.
             queue: its name.
+            binding: tells bindings of a queue to an exchange apart.
             bind: binds it, on the channel that it is given.
-
-        Returns:
-            Whether it is bound now.
         """
         try:
             bind(channel)
         except Exception as exc:
             if not self._is_for_later(exc):
                 raise
-            self._postponed.setdefault(exchange, {}).setdefault(queue, []).append(bind)
-            return False
-        return True
+            self._postponed.setdefault(exchange, {}).setdefault(queue, {})[binding] = bind
+        else:
+            self._postponed.get(exchange, {}).get(queue, {}).pop(binding, None)
+
+    def waits(self, exchange: str, queue: str) -> bool:
+        """Return whether a queue waits to be bound to an exchange."""
+        return bool(self._postponed.get(exchange, {}).get(queue))
 
     def forget(self, queue: str) -> None:
         """Do not bind a queue any more: it was deleted."""
@@ -86,7 +88,8 @@ class Bindings:
         while queues:
             queue, waiting = next(iter(queues.items()))
             while waiting:
-                waiting[0](channel)
-                waiting.pop(0)
+                binding, bind = next(iter(waiting.items()))
+                bind(channel)
+                waiting.pop(binding, None)
             queues.pop(queue, None)
         self._postponed.pop(exchange, None)

@@ -92,10 +92,10 @@ class DelayedChannel(kombu_redis.Channel):
     kombu's own code still publishes messages that are not delayed. It also consumes messages without
     acknowledgement, and messages from a fanout exchange. Like any channel, it is for one thread at a time.
 
-    Overrides these hooks of kombu (5.6 and 5.7): `queue_declare`, `queue_delete`, `after_reply_message_received`,
-    `_new_queue`, `_queue_bind`, `get_table`, `maybe_refresh_binding_expiry`, `basic_publish`, `_put`, `_put_fanout`,
-    `queue_purge`, `client`, `subclient`, `_create_client`, `_connparams`, `pool`, `basic_consume`, `_basic_cancel`,
-    `basic_get`, `active_queues`, `_receive`, `close`, `_after_fork`.
+    Overrides these hooks of kombu (5.6 and 5.7): `queue_declare`, `queue_bind`, `queue_delete`,
+    `after_reply_message_received`, `_new_queue`, `_queue_bind`, `get_table`, `maybe_refresh_binding_expiry`,
+    `basic_publish`, `_put`, `_put_fanout`, `queue_purge`, `client`, `subclient`, `_create_client`, `_connparams`,
+    `pool`, `basic_consume`, `_basic_cancel`, `basic_get`, `active_queues`, `_receive`, `close`, `_after_fork`.
     """
 
     QoS = FetchingQoS
@@ -194,12 +194,15 @@ class DelayedChannel(kombu_redis.Channel):
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> Any:
         """Delete `queue`, see kombu. The tasks of its ready messages give up their unique keys."""
-        self._transport.bindings.forget(queue)
         is_closing = kwargs.pop("client", None) is not None  # kombu closes the channel. That client is of one node only
+        if is_closing:
+            self._transport.bindings.forget(queue)
         with self._if_possible() if is_closing else nullcontext():
             if not if_empty and queue not in self._fanout_queues and any(self.state.queue_bindings(queue)):
                 self._purge_ready(queue)  # kombu deletes only what it has bound, and an empty one with `if_empty`
-            return super().queue_delete(queue, if_unused, if_empty, **kwargs)
+            super().queue_delete(queue, if_unused, if_empty, **kwargs)
+            if not any(self.state.queue_bindings(queue)):  # with `if_empty`, it may not have been
+                self._transport.bindings.forget(queue)
 
     def after_reply_message_received(self, queue: str) -> None:
         """Delete the queue of a reply, see kombu. The next time that it is declared, it is bound again."""
@@ -208,13 +211,26 @@ class DelayedChannel(kombu_redis.Channel):
                 super().after_reply_message_received(queue)
         finally:
             self.state.queue_bindings_delete(queue)  # kombu leaves it there after an error
+            self._transport.bindings.forget(queue)
+
+    def queue_bind(
+        self, queue: str, exchange: str | None = None, routing_key: str = "", *args: Any, **kwargs: Any
+    ) -> None:
+        """Bind a queue, see kombu, which does nothing if it has tried before, even if it has failed.
+
+        A program that only waits for replies would never get one.
+        """
+        exchange = exchange or "amq.direct"
+        if self._transport.bindings.waits(exchange, queue):
+            self.state.binding_delete(queue, exchange, routing_key)
+        try:
+            super().queue_bind(queue, exchange, routing_key, *args, **kwargs)
+        except Exception:
+            self.state.binding_delete(queue, exchange, routing_key)
+            raise
 
     def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
-        """Bind a queue, see kombu; later if the server refuses that for now.
-
-        kombu has noted already that it is bound. If it is not, whoever declares it again tries again: else a program
-        that only waits for replies would never get one.
-        """
+        """Bind a queue, see kombu; later if the server refuses that for now."""
         expires_ms = getattr(self, "_expires", {}).get(queue)
 
         def bind(channel: DelayedChannel) -> None:
@@ -223,12 +239,7 @@ class DelayedChannel(kombu_redis.Channel):
             with channel.hurrying():
                 kombu_redis.Channel._queue_bind(channel, exchange, routing_key, pattern, queue)
 
-        is_bound = False
-        try:
-            is_bound = self._transport.bindings.bind(self, exchange, queue, bind)
-        finally:
-            if not is_bound:
-                self.state.binding_delete(queue, exchange, routing_key)
+        self._transport.bindings.bind(self, exchange, queue, (routing_key, pattern), bind)
 
     def bind_postponed(self) -> None:
         """Bind the queues that could not be bound yet."""
@@ -265,8 +276,14 @@ class DelayedChannel(kombu_redis.Channel):
 
     def basic_publish(self, message: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Publish a message, see kombu. A task that is published again because the reply was lost is stored once."""
-        result = super().basic_publish(message, *args, **kwargs)
-        self._transport.publisher.succeeded()
+        publisher = self._transport.publisher
+        publisher.begins(message["properties"])
+        try:
+            result = super().basic_publish(message, *args, **kwargs)
+        except BaseException:
+            publisher.failed()
+            raise
+        publisher.succeeded()
         return result
 
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:

@@ -19,6 +19,9 @@ from redis.exceptions import ResponseError
 
 from celery_delayq.queue.connections import NOT_SERVING, refusals
 
+#: When a renewal that was refused is tried again, in seconds.
+_AGAIN_S = 1.0
+
 logger = getLogger(__name__)
 
 #: How many times the TTL is renewed before it would end.
@@ -71,7 +74,9 @@ class Expiry:
         except NOT_SERVING:
             raise
         except ResponseError as exc:
-            if not refusals.note(exc, logger):
+            if refusals.note(exc, logger):
+                self._keep_at = time.monotonic() + _AGAIN_S
+            else:
                 logger.warning("Cannot extend the TTL of queues, so they may expire while they are consumed: %s", exc)
 
     def _lists(self, queues: list[str]) -> dict[str, int]:

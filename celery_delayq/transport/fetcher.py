@@ -118,6 +118,7 @@ class Fetcher:
         consumer = self._consumer
         if consumer is None or consumer.lists.keys() == consumer.names:
             return
+        consumer.read_answers()  # no other fetch may read them
         try:
             consumer.end_leases()
         except exceptions.ResponseError as exc:

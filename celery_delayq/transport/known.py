@@ -92,9 +92,10 @@ class Known:
         without a word, and whoever used it would wait for `socket_timeout`.
         """
         connection: Any = self
-        # If the server has closed it, or there is something to read, its user finds out.
-        if self._sock is not None and was_silent(self) and not connection.can_read(timeout=0):
-            self.disconnect()
+        # If there is something to read, its user finds out. The pool opens one again that the server has closed.
+        with suppress(exceptions.ConnectionError):
+            if self._sock is not None and was_silent(self) and not connection.can_read(timeout=0):
+                self.disconnect()
         return super().connect()  # type: ignore[misc]
 
     def disconnect(self, *args: Any, **kwargs: Any) -> None:

@@ -1,18 +1,25 @@
 """Publisher: recognizes a publication that kombu or Celery repeats because its reply was lost.
 
-Nobody says that a publication is a repetition: it is the same message over the same kombu connection, and none has been
-published there since. Connections are few, are used by one thread at a time, and outlive the sockets.
+Nobody says that a publication is a repetition. It is if it is the same message over the same kombu connection, none has
+been published there since, and either kombu passes the same properties again, or the last attempt has failed just now:
+Celery makes the message of the next task in a chain anew. Connections are few, are used by one thread at a time, and
+outlive the sockets.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import secrets
+import time
 import weakref
 from typing import Any
 
 from celery_delayq.queue.attempt import Attempt
+
+#: So long after a failure, in seconds, the same message is another publication: of a task with a fixed id, for example.
+SOON_S = 10.0
 
 #: Those whose connections are collected, for the next ones. With `broker_pool_limit=0`, each publication has a
 #: connection of its own, and Redis would keep a record of each for ten minutes.
@@ -26,6 +33,8 @@ class Publisher:
         self._name = secrets.token_hex(8)
         #: How many publications have succeeded.
         self._done = 0
+        self._properties: object = None
+        self._failed_at = -math.inf
 
     @classmethod
     def of(cls, connection: Any) -> Publisher:
@@ -52,6 +61,17 @@ class Publisher:
         name = f"{self._name}{os.getpid():x}"
         return Attempt(name, hashlib.blake2b(what.encode(), digest_size=16).digest())
 
+    def begins(self, properties: object) -> None:
+        """Record that a message is published, or published again; `properties` are those that kombu has passed."""
+        if properties is not self._properties and time.monotonic() > self._failed_at + SOON_S:
+            self._done += 1
+        self._properties = properties
+
+    def failed(self) -> None:
+        """Record that the caller was told of an error."""
+        self._failed_at = time.monotonic()
+
     def succeeded(self) -> None:
         """Record that the caller was told of a success: the same message is another publication from now on."""
         self._done += 1
+        self._properties, self._failed_at = None, -math.inf

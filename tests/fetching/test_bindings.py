@@ -110,3 +110,27 @@ def test_a_queue_of_replies_that_could_not_be_deleted_is_bound_again(
             client.acl_setuser("default", commands=["+del"])
         bound.declare()
         assert client.exists(BINDINGS)
+
+
+def test_a_queue_that_could_not_be_deleted_is_bound(client: redis.Redis, connection: Connection) -> None:
+    with client, connection:
+        channel = connection.default_channel
+        with refusing(client, "NOREPLICAS"):
+            queue()(channel).declare()
+            with pytest.raises(redis.ResponseError, match="NOREPLICAS"):
+                channel.queue_delete("sports")
+        connection.Producer().publish("body", exchange="news", routing_key="chess")
+        assert client.llen("sports") == 1
+
+
+def test_a_queue_that_was_not_deleted_because_it_is_not_empty_is_bound(
+    client: redis.Redis, connection: Connection
+) -> None:
+    with client, connection:
+        channel = connection.default_channel
+        with refusing(client, "OOM"):
+            queue()(channel).declare()
+        client.lpush("sports", "body")
+        channel.queue_delete("sports", if_empty=True)
+        connection.Producer().publish("body", exchange="news", routing_key="chess")
+        assert client.llen("sports") == 2

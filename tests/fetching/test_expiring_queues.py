@@ -14,6 +14,7 @@ from tests.consumer.test_refused import refused
 from tests.fetching.reading import DB, Reader, publish, queue
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker, broker
+from tests.refusing import refusing
 from tests.support import wait_until
 
 pytestmark = pytest.mark.on_cluster
@@ -83,6 +84,26 @@ def test_it_does_not_expire_while_it_is_consumed(ours: Broker) -> None:
         assert 0 < ours.client.pttl(ours.channel.broker_list("q", 9)) <= 1000
         it.messages[0].ack()
         assert it.drain(2) == [0, 1]
+
+
+@kombu_5_7
+@pytest.mark.one_server("its only server refuses")
+def test_it_is_renewed_soon_after_the_server_has_refused_that(ours: Broker) -> None:
+    """Not only when a third of its time is over again."""
+    expiring = queue("q", expires=12)
+    with ours.connection.clone() as connection:
+        it = Reader(connection.default_channel, expiring, ack=False, prefetch=1)
+        for number in range(2):
+            ours.publish(number, to=expiring)
+        it.drain(1)
+
+        def left_ms() -> int:
+            it.wait(0.1)
+            return int(ours.client.pttl("q"))
+
+        with refusing(ours.client, "NOREPLICAS"):
+            wait_until(lambda: left_ms() < 7_500, "a renewal was refused at 8 s")
+        assert wait_until(lambda: not 5_000 < (left := left_ms()) < 7_500 and left, "it is renewed or not") > 7_500
 
 
 @kombu_5_7

@@ -135,6 +135,21 @@ def test_who_publishes_does_not_wait_for_a_connection_that_is_forgotten(
         assert broker_client.llen("celery") == 2
 
 
+def test_who_publishes_opens_a_connection_again_that_the_server_has_closed(
+    app: Celery, nodes: list[redis.Redis], broker_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was idle for so long that it is looked at before it is used."""
+    monkeypatch.setattr(connections_module, "LATE_S", 0.0)
+    app.conf.broker_transport_options = TRANSPORT
+    app.send_task("note")
+    for node in nodes:
+        node.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    silent_at = time.monotonic() + 1.5
+    wait_until(lambda: time.monotonic() > silent_at, "it was silent")
+    app.send_task("note", retry=False)
+    assert broker_client.llen("celery") == 2
+
+
 @pytest.mark.parametrize("pool", ["threads", pytest.param("prefork", marks=pytest.mark.thorough)])
 def test_a_worker_outlives_a_proxy_that_ends_idle_connections(
     app: Celery, broker_server: Server, broker_client: redis.Redis, ledger: Ledger, pool: str

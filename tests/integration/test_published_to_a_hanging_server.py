@@ -12,6 +12,7 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue, Throttle, Unique
+from celery_delayq.transport import publisher as publishing
 from tests.brokers import ClusterServer, Server
 from tests.support import wait_until
 from tests.worker_app import publisher
@@ -79,3 +80,17 @@ def test_a_task_is_stored_once(
     wait_until(lambda: ready(waiting), "it is ready")
     assert ready(waiting) == 1
     assert getattr(result, "was_new", True)
+
+
+def test_a_later_task_with_the_same_id_is_another_one(
+    app: Celery, waiting: DelayedQueue, broker_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the caller was told that the first one failed, and it was stored."""
+    monkeypatch.setattr(publishing, "SOON_S", 0.0)
+    note = app.tasks["note"]
+    note.apply_async()
+    with hanging(pid_of(broker_server, "celery")), pytest.raises(note.OperationalError):
+        note.apply_async(task_id="refresh", retry=False)
+    wait_until(lambda: ready(waiting) == 2, "the server has stored it")
+    note.apply_async(task_id="refresh")
+    assert ready(waiting) == 3

@@ -403,7 +403,7 @@ class Scene:
         """Return what is wrong besides tasks: workers that ended by themselves or were silent, and dead letters."""
         found = [*ended(self.workers), *busy(self.workers), *self.failed]
         if self.setting.has_periodic:
-            found += judge_periodic(self.ledger)
+            found += judge_periodic(self.ledger, self.harms)
         if not self.setting.is_stock:
             for worker in self.workers:
                 seen, lossy = worker.log.count(_FAILED_OVER), len(_BYTES_LOST.findall(worker.log))
@@ -427,12 +427,13 @@ class Scene:
         return [traceback for worker in self.workers for traceback in strange_tracebacks(worker.log)]
 
     def leftovers(self) -> set[str]:
-        """Return the names of all keys in the broker that should not be there once everything has stopped.
+        """Return all keys in the broker that should not be there once everything has stopped, and what hashes hold.
 
         Dead letters are not among them, see `complaints`. That a consumer was given up may be remembered for a minute.
         """
         with self.client() as client:
-            return {key for key in lasting_keys(client) if not is_lasting(client, key)}
+            left = {key for key in lasting_keys(client) if not is_lasting(client, key)}
+            return {f"{key}: {client.hgetall(key)}" if client.type(key) == b"hash" else key for key in left}
 
 
 def _durable_redis(*options: str) -> PrivateRedis:

@@ -15,10 +15,10 @@ local function was_stored(published, token)
     return false
 end
 
--- Record that a publication is stored, if it has a token.
+-- Record that a publication is stored, if it has a token. It is stored also if the user may not write the record.
 local function remember_stored(published, token)
     if token and token ~= '' then
         local known = token .. (redis.call('GET', published) or '')
-        redis.call('SET', published, string.sub(known, 1, MOST_TOKENS * TOKEN_SIZE), 'PX', KEPT_MS)
+        redis.pcall('SET', published, string.sub(known, 1, MOST_TOKENS * TOKEN_SIZE), 'PX', KEPT_MS)
     end
 end
