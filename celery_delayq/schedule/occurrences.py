@@ -204,10 +204,8 @@ def missed(given: BaseSchedule, window: Window, last_ms: int, now_ms: int, most:
     if most < 1:
         return []
     if _is_plain(given, schedule) and not given.relative:
-        every = interval_ms(given)
-        count = (now_ms - last_ms) // every
-        times = range(last_ms + every * (max(0, count - most) + 1), last_ms + every * count + 1, every)
-        return [at for at in times if window.end_ms is None or at <= window.end_ms]
+        every, count = interval_ms(given), count_missed(given, window, last_ms, now_ms, most)
+        return list(range(last_ms + every * (max(0, count - most) + 1), last_ms + every * count + 1, every))
     span = _FIRST_SPAN_MS
     while True:
         begin = max(last_ms, now_ms - span)

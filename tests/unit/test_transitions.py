@@ -109,6 +109,16 @@ class TestMissed:
         assert made_up(entry(missed="all", catch_up=3), T, self.now) == [T + n * MINUTE for n in (8, 9, 10, 11)]
 
     @pytest.mark.parametrize("every", [60, schedule(60, relative=True, app=APP), "* * * * *"], ids=repr)
+    @pytest.mark.parametrize(
+        "options", [{"missed": "once"}, {"missed": "all"}, {"missed": "all", "catch_up": 2}], ids=str
+    )
+    def test_an_entry_that_ended_meanwhile_runs_until_its_end(self, every: Any, options: dict[str, Any]) -> None:
+        one = entry(every, end="2027-01-15T08:05:30Z", **options)
+        times = [T + n * MINUTE for n in range(1, 6)]
+        most = options.get("catch_up", 5) if options["missed"] == "all" else 1
+        assert made_up(one, T, self.now) == times[-most:]
+
+    @pytest.mark.parametrize("every", [60, schedule(60, relative=True, app=APP), "* * * * *"], ids=repr)
     def test_all_leaves_out_what_is_pointless(self, every: Any) -> None:
         one = entry(every, missed="all", max_lateness=100)
         assert made_up(one, T, self.now) == [T + n * MINUTE for n in (9, 10, 11)]
@@ -210,7 +220,8 @@ def made_up(one: PeriodicEntry, at_ms: int, now_ms: int, **besides: Any) -> list
     task_id = "" if one.definition.is_lazy else "id"
     state = at(one, at_ms, task_id=task_id)
     while (move := next_transition(one, state, now_ms, **besides)) is not None:
-        assert move.at_ms is not None
+        if move.at_ms is None:  # it has ended
+            break
         found.append(move.at_ms)
         state = at(one, move.at_ms, task_id=task_id, made_up=move.made_up)
     return found
