@@ -34,7 +34,7 @@ from celery_delayq.schedule.attendance import Attendance
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.message import CannotSend, Occurrence
-from celery_delayq.schedule.occurrences import jitter_ms, usual_interval_ms
+from celery_delayq.schedule.occurrences import following, jitter_ms, usual_interval_ms
 from celery_delayq.schedule.planned_entries import PlannedEntries
 from celery_delayq.schedule.planned_entry import PlannedEntry
 from celery_delayq.schedule.records import Record, Seen, State, Step
@@ -174,11 +174,12 @@ class Planner:
         usual_ms = usual_interval_ms(planned.definition.schedule)
         if state is None or state.at_ms is None:
             return now_ms + usual_ms
-        if state.at_ms > now_ms:  # the entry has changed: the waiting message must not run
-            return min(state.at_ms, now_ms + usual_ms)
+        due_ms = state.at_ms + _delay_ms(planned)
+        if due_ms > now_ms:  # the entry has changed: the waiting message must not run
+            return min(due_ms, now_ms + usual_ms)
         if not state.task_id:
-            return state.at_ms + _delay_ms(planned)
-        return state.at_ms + (usual_ms if state.last_ms is None else state.at_ms - state.last_ms)
+            return due_ms
+        return due_ms + (usual_ms if state.last_ms is None else state.at_ms - state.last_ms)
 
     # -- reading
 
@@ -558,9 +559,17 @@ class Planner:
 def _delay_ms(planned: PlannedEntry) -> int:
     """Return how long after its occurrence an entry moves on, in ms.
 
-    Its message is due later than the occurrence, by jitter and countdown. If there is none yet, it is built then.
+    Its message is due later than the occurrence, by jitter and countdown; until then, it can be withdrawn. If the next
+    occurrence is earlier, the entry moves on at that time: the next message may be due before this one.
     """
     state, definition = planned.state, planned.definition
-    if state is None or state.at_ms is None or state.task_id or definition.is_asked:
+    if state is None or state.at_ms is None or definition.is_asked:
         return 0
-    return definition.delay_ms(state.at_ms)
+    delay_ms = max(0, definition.delay_ms(state.at_ms))
+    if not delay_ms or not state.task_id:
+        return delay_ms
+    try:
+        next_ms = following(definition.schedule, definition.timing.window, state.at_ms)
+    except Exception:  # of a user's class: `_decide` notes it
+        return 0
+    return delay_ms if next_ms is None else min(delay_ms, next_ms - state.at_ms)

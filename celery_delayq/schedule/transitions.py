@@ -2,7 +2,8 @@
 
 An occurrence is sent one occurrence ahead: its message waits in the delayed queue. The entry stays at this occurrence
 until its time comes, and then moves to the next one. A lazy entry moves in the same way, but its message is built and
-sent only when its time comes.
+sent only when its time comes. If jitter or countdown delays the message, the planner gives a `now` that is earlier by
+the delay.
 
 An occurrence is missed if no planner was running at its time, so that nobody could plan it. If a planner was running
 but reaches it late, it is sent late.

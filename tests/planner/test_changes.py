@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.planner.conftest import Stage, run, run_until, started
@@ -88,6 +90,33 @@ class TestAtRunTime:
         planner.on_changes([(10**6, "a")])
         run(planner)
         assert stage.waiting() == ["a []"]
+
+    @pytest.mark.parametrize(("change", "left"), {"paused": [], "changed": ["a [2]"], "removed": []}.items())
+    def test_a_run_that_waits_for_its_delay_is_withdrawn(self, stage: Stage, change: str, left: list[str]) -> None:
+        """Its time has come, and no other occurrence is planned before it is due."""
+        given = {"schedule": 1, "options": {"countdown": 0.9}}
+        stage.add("a", given)
+        planners = [started(stage) for _ in range(2)]
+        planned = stage.state("a")
+        assert planned is not None
+        run_until(lambda: stage.store.now_ms() > (planned.at_ms or 0), "its time has come", *planners)
+        assert stage.state("a") == planned
+        if change == "removed":
+            assert stage.store.write_record("a", stage.store.record("a"), None)
+        else:
+            given = {**given, "args": [2]} if change == "changed" else given
+            stage.add("a", given, queue="celery", paused=change == "paused")
+        for planner in planners:
+            planner.on_changes([(10**6, "a")])
+        run(*planners)
+        assert stage.waiting() == left
+
+    def test_a_run_that_is_delayed_beyond_the_next_one_counts_as_sent(self, stage: Stage) -> None:
+        """The next one may be due before it, so it is planned in time."""
+        planner = started(stage, {"a": {"schedule": 0.3, "options": {"countdown": 60}}})
+        run_until(lambda: (stage.state("a") or 0).runs >= 3, "three occurrences", planner)
+        assert stage.waiting() == ["a []"] * 4
+        assert {late.due_ms - early.due_ms for early, late in itertools.pairwise(stage.queue().peek(10))} == {300}
 
     def test_a_stale_planner_does_not_bring_a_removed_entry_back(self, stage: Stage) -> None:
         stage.add("a", 60)
