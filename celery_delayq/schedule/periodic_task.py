@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery_delayq.schedule.occurrences import LONGEST_S, jitter_ms, to_datetime
@@ -15,9 +15,12 @@ from celery_delayq.times import shown_span
 
 #: What an entry does, in words.
 STATUSES = (
-    *("planned", "paused", "disabled", "ended", "never runs"),
+    *("planned", "late", "paused", "disabled", "ended", "never runs"),
     *("error", "unknown task", "not seen by a planner"),
 )
+
+#: How long after its time an entry is late: its planner is away, or the server refuses to plan.
+_LATE = timedelta(seconds=10)
 
 _EMPTY: dict[str, Any] = {"task": "", "args": (), "kwargs": {}, "options": {}, "timing": {}}
 
@@ -90,7 +93,7 @@ class PeriodicTask:
             if self.queue is None:
                 return "not seen by a planner"
             return "ended" if self.runs else "never runs"
-        return "planned"
+        return "late" if datetime.now(timezone.utc) - self.next_run > _LATE else "planned"
 
     @classmethod
     def of(cls, name: str, record: Record, seen: Seen, error: str | None, known: Container[str]) -> PeriodicTask:

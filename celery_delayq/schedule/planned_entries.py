@@ -488,16 +488,17 @@ class PlannedEntries:
             cause: the exception, if the server refuses something for now: that is said once for all entries.
         """
         logged = {} if self._logged is None else self._logged
-        if error is not None and logged.get(name) != error and not refusals.note(cause, logger):
+        if error is None:
+            logged.pop(name, None)
+        elif logged.get(name) != error and not refusals.note(cause, logger):
             logger.error("Cannot plan periodic task %r: %s", name, error)
             logged[name] = error
         if self._errors.get(name) == error:
             return
-        if error is None:
-            del self._errors[name]
-            logged.pop(name, None)
-        else:
-            self._errors[name] = error
-        # If the server is out of memory, entries that are already planned must still run.
+        # If the server is out of memory, entries that are already planned must still run. The error is stored later.
         with suppress(ResponseError):
             self._store.set_error(name, error)
+            if error is None:
+                del self._errors[name]
+            else:
+                self._errors[name] = error

@@ -10,7 +10,7 @@ def marked(text: str) -> str:
 
 #: Words that are not written in pages: states of periodic tasks, and days.
 WORDS = (
-    *(marked("planned"), marked("paused"), marked("disabled"), marked("ended"), marked("never runs")),
+    *(marked("planned"), marked("late"), marked("paused"), marked("disabled"), marked("ended"), marked("never runs")),
     *(marked("error"), marked("unknown task"), marked("not seen by a planner")),
     *(marked("Mon"), marked("Tue"), marked("Wed"), marked("Thu"), marked("Fri"), marked("Sat"), marked("Sun")),
 )

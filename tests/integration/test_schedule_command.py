@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +14,7 @@ import redis
 from celery import Celery
 from click.testing import Result
 
+from celery_delayq.schedule.records import Record, State
 from celery_delayq.schedule.store import ScheduleStore
 from tests.integration.commands import delayq
 from tests.worker_app import publisher
@@ -105,6 +107,18 @@ def test_why_an_entry_does_not_run_is_its_status(
 ) -> None:
     well(command("add", "e", task, "60", *options))
     assert re.search(rf"^status +{status} *$", well(command("show", "e")), re.MULTILINE)
+
+
+def test_an_entry_whose_time_is_past_is_late(app: Celery, command: Command, broker_client: redis.Redis) -> None:
+    """For example because a full server refuses to plan it, and to store the error."""
+    store = ScheduleStore(broker_client)
+    for name, past_s in (("late", 20), ("planned", 2)):
+        well(command("add", name, "note", "60"))
+        raw = store.record(name)
+        assert store.write_record(name, raw, Record.parse(raw).to("celery"))
+        state = State("f", "planner", round((time.time() - past_s) * 1000), "id")
+        broker_client.hset(store.queue("celery").keys.schedule, name, state.dump())
+    assert [entry.status for entry in app.delayq.schedule] == ["late", "planned"]
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,14 @@ class TestWhatOthersWrote:
         started(stage, {"a": 60})
         assert stage.waiting() == ["a []"]
 
+    def test_an_error_that_cannot_be_stored_is_stored_later(self, stage: Stage) -> None:
+        planner = stage.planner({"a": {"schedule": 60, "task": "broken"}})
+        planner.read()
+        with out_of_memory(stage.client):
+            run(planner)
+            assert stage.store.errors() == {}
+        run_until(lambda: stage.store.error("a") == "RuntimeError: it cannot be built", "it is tried again", planner)
+
     @pytest.mark.parametrize(
         "field",
         [{"earlier": 5}, {"queue": {}}, {"definition": {"options": 5}}, {"definition": {"schedule": [1]}}],
