@@ -242,7 +242,7 @@ class Outage:
                 str(exc).rstrip("."),
                 "`celery -A ... delayq check` names the missing rights. " if refused else "",
                 self._meanwhile,
-                exc_info=None if expected or refused else exc,
+                exc_info=None if expected or refused or "WRONGTYPE" in str(exc) else exc,
             )
         self._lasts, self.is_full = True, is_full(exc)
         self._pause(self._pause_s * random.uniform(0.5, 1))

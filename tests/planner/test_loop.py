@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from celery_delayq.schedule.loop import PlannerLoop
+from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.store import ScheduleStore
 from tests.planner.conftest import Stage
 from tests.support import wait_until
@@ -66,6 +67,26 @@ def test_a_start_does_not_wait_for_what_is_new(start: Start) -> None:
     loop, planning = start()
     assert loop.wait_until_planned(5)
     wait_until(lambda: planning.passes > 1, "it plans")
+
+
+@pytest.mark.parametrize("key", ["definitions", "configurations"])
+def test_a_key_of_another_type_is_said_in_one_line(stage: Stage, caplog: pytest.LogCaptureFixture, key: str) -> None:
+    name = getattr(stage.store.keys, key)
+    stage.client.set(name, "no HASH")
+
+    @contextmanager
+    def connect() -> Iterator[tuple[ScheduleStore, Callable[[], Planner]]]:
+        yield stage.store, lambda: stage.planner({"a": 60})
+
+    loop = PlannerLoop(connect)
+    loop.start()
+    try:
+        wait_until(lambda: caplog.records, "it is said")
+    finally:
+        loop.stop()
+    (record,) = caplog.records
+    assert f"WRONGTYPE: {name} is not a HASH; another program wrote it" in record.getMessage()
+    assert record.exc_info is None
 
 
 def test_a_start_waits_for_what_is_overdue(stage: Stage, start: Start) -> None:
