@@ -48,7 +48,7 @@ def check_planning(
         return
     tasks = "1 periodic task" if count == 1 else f"{count:,} periodic tasks"
     planners = int(client.pubsub_numsub(keys.channel)[0][1])
-    failed = int(client.hlen(keys.errors))
+    failed = len(store.errors().keys() - (entries.errors if entries is not None else {}).keys())
     if not planners:
         advice = (
             'Set beat_scheduler = "celery_delayq.beat:Scheduler", and restart the workers.'

@@ -148,6 +148,19 @@ def test_entries_that_cannot_be_planned(
     assert "schedule list" in findings["warning"]["advice"]
 
 
+def test_an_invalid_entry_is_reported_once(
+    unused: None, broker_kind: str, broker_url: str, ledger_url: str, waiting: DelayedQueue
+) -> None:
+    """A planner has noted its error."""
+    waiting.client.hset(ScheduleKeys.of(together=broker_kind == "cluster").errors, "bad", "not valid")
+    entries = {"bad": {"task": "note", "schedule": "soon"}, "good": {"task": "note", "schedule": 60}}
+    with publisher(broker_url, ledger_url, beat_scheduler="celery_delayq.beat:Scheduler", beat_schedule=entries) as app:
+        lines = found(run(app, "check", "--json"), "planner")
+    assert [line["level"] for line in lines] == ["error", "error"]
+    assert "'bad' is invalid" in lines[0]["message"]
+    assert "Nobody plans 1 periodic task" in lines[1]["message"]
+
+
 @pytest.mark.one_server
 @pytest.mark.parametrize(
     ("conf", "words"),
