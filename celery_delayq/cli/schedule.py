@@ -98,13 +98,16 @@ def list_(ctx: click.Context, as_json: bool) -> None:
         table = _table(entries[start : start + MAX_PAGE], width)
         out.width = max(width, _least_width(table))
         out.print(table)
+    for entry in entries:
+        if entry.error:
+            say(f"{entry.name}: {entry.error}")
 
 
 def _table(entries: Sequence[PeriodicTask], width: int) -> Table:
     narrow = width < NARROW
     table = new_table(dense=narrow)
-    add_columns(table, "name", firm=True)
-    add_columns(table, "task", "schedule")
+    add_columns(table, "name", "task", firm=True)
+    add_columns(table, "schedule")
     add_columns(table, "next run (UTC)", firm=True)
     add_columns(table, "left", right=True, firm=True)
     if not narrow:
@@ -116,7 +119,7 @@ def _table(entries: Sequence[PeriodicTask], width: int) -> Table:
         left = "-" if entry.next_run is None else shown_span(entry.next_run - now)
         task = text(short_name(entry.task) if narrow else entry.task)
         past = () if narrow else (shown(entry.last_run), entry.runs)
-        rest = (shown(entry.next_run, short=narrow), left, *past, _status(entry))
+        rest = (shown(entry.next_run, short=narrow), left, *past, entry.status)
         table.add_row(text(entry.name), task, *map(text, (entry.when, *rest)))
     return table
 
@@ -138,7 +141,7 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     with _schedule(ctx) as found:
         entry = found.get(name)
     data = _data(entry)
-    print_details(data if as_json else {**data, "status": _status(entry)}, as_json)
+    print_details(data if as_json else {**data, "status": entry.status}, as_json)
 
 
 class _Json(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
@@ -338,7 +341,3 @@ def _data(entry: PeriodicTask) -> dict[str, Any]:
     for name in ("next_run", "last_run"):
         data[name] = data[name] and data[name].isoformat(timespec="milliseconds")
     return data
-
-
-def _status(entry: PeriodicTask) -> str:
-    return f"error: {entry.error}" if entry.error else entry.status

@@ -188,8 +188,18 @@ def test_json_is_ascii_and_one_line_each(app: Celery, command: Command) -> None:
 @pytest.mark.parametrize("length", [30, 60, 200])
 def test_names_of_periodic_tasks_are_whole(command: Command, length: int) -> None:
     name = "n" * length
-    command("schedule", "add", name, "a.module.of_some_length.a_task_of_some_length", "0 6 * * mon-fri")
+    task = "a.module.of_some_length.a_task_of_some_length"
+    command("schedule", "add", name, task, "0 6 * * mon-fri")
     listed = command("schedule", "list").stdout
     assert name in listed
     assert "runs" in listed
-    assert "a.m" in listed
+    assert task in listed
+
+
+def test_errors_of_periodic_tasks_are_below_the_table(app: Celery, command: Command) -> None:
+    error = "a long error, which would be many lines in the last column of the table " * 3
+    with app.delayq.schedule._store() as store:
+        store.set_error("bad", error)
+    table, _, below = command("schedule", "list").stdout.partition("error")
+    assert "bad" in table
+    assert below.split("\n")[1:] == [f"bad: {error}", ""]
