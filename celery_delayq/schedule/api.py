@@ -283,7 +283,11 @@ class Schedule:
         raw = self._raw(store, name)
         if not raw:
             error = self._error(store, name)
-            raise UnknownEntry(f"there is no periodic task {name!r}" + (f": {error}" if error else ""))
+            if error:
+                raise UnknownEntry(
+                    f"periodic task {name!r} is in the configuration, and cannot be planned: {error}. Correct it there"
+                )
+            raise UnknownEntry(f"there is no periodic task {name!r}")
         try:
             record = Record.parse(raw)
         except ValueError as exc:

@@ -69,13 +69,15 @@ def written(text: str) -> str | timedelta:
     """
     first, *rest = text.split() or [""]
     is_interval = bool(rest) and first.lower() == "every"
-    if rest and not is_interval:
+    if len(rest) == 4 and not is_interval:
         return text
     try:
         return parse_span("".join(rest) if is_interval else text)
     except (ValueError, OverflowError) as exc:
-        advice = "write seconds, or 90s, 30m, 1h30m, or a crontab expression such as '0 6 * * mon-fri'"
-        raise InvalidSchedule(f"cannot parse {text!r} as a schedule: {advice}") from exc
+        raise InvalidSchedule(
+            f"{text!r} is neither an interval (90, 90s, 1h30m) nor a crontab expression of five fields "
+            "(0 6 * * mon-fri)"
+        ) from exc
 
 
 def decode(given: Any, app: Any) -> BaseSchedule:

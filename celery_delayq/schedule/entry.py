@@ -319,10 +319,12 @@ def _check_expires(definition: Definition, expires: Any) -> None:
     """Refuse an entry whose runs would expire before they are due, if they are delayed for as long as they may be."""
     delay_ms = definition.countdown_ms + definition.timing.jitter_ms
     if isinstance(expires, Real) and 0 < delay_ms >= float(expires) * 1000:
-        what = "countdown and jitter are" if definition.countdown_ms else "jitter is"
+        parts = {"countdown": definition.countdown_ms, "jitter": definition.timing.jitter_ms}
+        delays = " plus ".join(name for name, part_ms in parts.items() if part_ms)
+        whose = "" if "expires" in definition.options else "of its task "
         raise InvalidSchedule(
-            f"{what} {delay_ms / 1000:g} s, but its task expires {float(expires):g} s after its time, so runs would "
-            "expire before they are due: give a shorter delay, or a longer expires"
+            f"{delays} ({delay_ms / 1000:g} s) must be shorter than expires {whose}({float(expires):g} s): otherwise a "
+            "run may expire before it is due"
         )
 
 

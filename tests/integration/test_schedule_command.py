@@ -146,12 +146,13 @@ def test_run_now_sends_what_may_run_at_once(command: Command, broker_client: red
     [
         (("show", "nothing"), "no periodic task 'nothing'"),
         (("add", "a", "note", "* *"), "five fields"),
+        (("add", "a", "note", "each 5s"), "'each 5s' is neither an interval"),
         (("add", "a", "note", "60", "--args", "{}"), "'--args': must be a JSON list"),
         (("add", "a", "note", "60", "--kwargs", "x"), "'--kwargs': not valid JSON"),
         (("add", "a", "note", "60", "--timing", '{"tzz": "UTC"}'), "did you mean 'tz'"),
         (("add", "a", "note", "60", "--timing", '{"name": "b"}'), "unknown option 'name'"),
-        (("add", "a", "note", "@daily"), "write seconds, or 90s"),
-        (("add", "a", "note", "1e300"), "write seconds, or 90s"),
+        (("add", "a", "note", "@daily"), "'@daily' is neither an interval (90, 90s, 1h30m) nor a crontab expression"),
+        (("add", "a", "note", "1e300"), "neither an interval"),
         (("update", "nothing", "--when", "60"), "no periodic task 'nothing'"),
         (("update", "nothing"), "nothing to change"),
         (("remove", "\udcff"), "no periodic task '\\udcff'"),
@@ -175,7 +176,9 @@ def test_names_are_shown_as_they_are(command: Command) -> None:
 def test_an_entry_of_the_configuration_that_is_wrong_is_shown(command: Command, broker_client: redis.Redis) -> None:
     broker_client.hset(ScheduleStore(broker_client).keys.errors, "bad", "max_runs must be more")
     assert "max_runs must be more" in well(command("show", "bad"))
-    assert "there is no periodic task 'bad': max_runs must be more" in command("pause", "bad").output
+    said = "periodic task 'bad' is in the configuration, and cannot be planned: max_runs must be more. Correct it there"
+    for action in ("pause", "remove", "run-now"):
+        assert said in command(action, "bad").output
 
 
 class TestWhatOthersWrote:
