@@ -14,8 +14,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_delayq.cli.command import Decorator, with_app
+from celery_delayq.cli.command import Decorator
 from celery_delayq.errors import DelayqError
+from celery_delayq.health.advice import with_app
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.away import Lost
 from celery_delayq.settings import check_urls

@@ -13,14 +13,15 @@ import click
 from rich.text import Text
 
 from celery_delayq.cli.broker import delayq_channel
-from celery_delayq.cli.command import command, import_tasks, json_option, plural, with_app
+from celery_delayq.cli.command import command, import_tasks, json_option
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, text
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import Span
-from celery_delayq.health.advice import advice_for
+from celery_delayq.health.advice import advice_for, with_app
 from celery_delayq.health.check import check_broker, check_only_overdue
 from celery_delayq.health.finding import Finding, Level, not_checked, sentence
 from celery_delayq.health.options import check_options
+from celery_delayq.plural import plural
 from celery_delayq.transport.urls import is_sentinel
 from celery_delayq.uncalled import NOT_CALLED, WHERE, is_missing
 

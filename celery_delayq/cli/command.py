@@ -6,7 +6,6 @@ missing.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,15 +79,3 @@ def import_tasks(app: Any) -> None:
         app.loader.import_default_modules()
     except Exception as exc:  # of any module of the app
         say(f"Warning: cannot import all tasks of the app: {type(exc).__name__}: {exc}", err=True)
-
-
-def with_app(text: str) -> str:
-    """Return a text with this command's own `-A` in place of the dots of `celery -A ...`, so that it can be pasted."""
-    context = click.get_current_context(silent=True)
-    named = None if context is None else context.find_root().params.get("app")
-    return text.replace("celery -A ...", f"celery -A {shlex.quote(named)}") if isinstance(named, str) else text
-
-
-def plural(number: int, noun: str = "task", nouns: str = "") -> str:
-    """Return a number with its noun, of which `nouns` is the plural if that has more than an s."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or f'{noun}s'}"

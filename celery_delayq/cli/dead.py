@@ -13,16 +13,7 @@ from rich.table import Table
 
 from celery_delayq import messages
 from celery_delayq.cli.broker import complete_queue, inspecting
-from celery_delayq.cli.command import (
-    Decorator,
-    body_option,
-    command,
-    confirm,
-    json_option,
-    plural,
-    usage_errors,
-    yes_option,
-)
+from celery_delayq.cli.command import Decorator, body_option, command, confirm, json_option, usage_errors, yes_option
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
@@ -38,6 +29,7 @@ from celery_delayq.cli.output import (
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown
 from celery_delayq.inspector import Inspector
+from celery_delayq.plural import plural
 from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadChunk, DeadLetter, DeadLetters
 from celery_delayq.queue.dead_pages import MAX_LETTERS
 from celery_delayq.times import to_datetime

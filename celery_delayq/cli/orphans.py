@@ -20,6 +20,8 @@ from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, json_option
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, progress, text
 from celery_delayq.cli.plain import say
+from celery_delayq.cli.times import shown
+from celery_delayq.plural import plural
 from celery_delayq.queue import orphans as orphaned
 from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.entry import Entry
@@ -36,6 +38,9 @@ CODECS: dict[str, Callable[[bytes], Any]] = {
     "base64": lambda payload: base64.b64encode(payload).decode(),
 }
 
+
+#: Columns with times.
+_TIMES = ("first_due", "last_due", "due")
 
 _codec_option = click.option(
     "--codec", type=click.Choice(sorted(CODECS)), default="text", show_default=True, help="How to decode payloads."
@@ -56,7 +61,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     """Show the delayed queues that no Python worker transfers."""
     with delayq_channel(ctx.obj.app) as (_, channel):
         rows = [_row(orphan) for orphan in orphaned.find(channel.plain_client, channel.global_keyprefix)]
-    _print(rows, as_json, "There are no orphans: workers transfer all delayed queues.")
+    _print(rows, as_json, "There are no orphans.")
 
 
 @command("entries")
@@ -270,10 +275,15 @@ def _print(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
         say(nothing, err=True)
         return
     table = new_table()
-    add_columns(table, *(name.replace("_", " ") for name in rows[0]))
+    add_columns(table, *(name.replace("_", " ") + (" (UTC)" if name in _TIMES else "") for name in rows[0]))
     for row in rows:
-        table.add_row(*(text(value) for value in row.values()))
+        table.add_row(*(text(_seconds(value) if name in _TIMES else value) for name, value in row.items()))
     console().print(table)
+
+
+def _seconds(time: str | None) -> str | None:
+    """Return a time of `_isoformat` as all tables show it."""
+    return time if time is None or time.endswith(" ms") else shown(datetime.fromisoformat(time))
 
 
 def _exactly(due_ms: int) -> datetime:
@@ -289,10 +299,10 @@ def _isoformat(due_ms: int | None) -> str | None:
 
 
 def _sentence(row: dict[str, Any], codec: str) -> str:
-    would = "would " if row["dry_run"] else ""
+    taken = plural(row["taken"], "entry", "entries")
     if row["task"] is None:
-        what = "would" if would else "will"
-        return f"{row['list']}: {row['taken']} entries {what} be moved to their list when they are due."
-    what = "become" if would else "became"
-    left = f" {row['left']} entries are not {codec} and stay." if row["left"] else ""
-    return f"{row['list']}: {row['taken']} entries {would}{what} {row['task']} tasks.{left}"
+        what = "would" if row["dry_run"] else "will"
+        return f"{row['list']}: {taken} {what} be moved to their list when due."
+    what = "would turn into" if row["dry_run"] else "turned into"
+    left = f" Not {codec}, so left there: {plural(row['left'], 'entry', 'entries')}." if row["left"] else ""
+    return f"{row['list']}: {taken} {what} {row['task']}.{left}"

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from celery_delayq.beat import is_ours
 from celery_delayq.cli.broker import delayq_channel
-from celery_delayq.cli.command import command, import_tasks, json_option, plural
+from celery_delayq.cli.command import command, import_tasks, json_option
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
@@ -30,6 +30,7 @@ from celery_delayq.cli.output import (
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown, shown_span
 from celery_delayq.errors import DelayqError, InvalidSchedule
+from celery_delayq.plural import plural
 from celery_delayq.queue.scripts import MAX_PAGE
 from celery_delayq.schedule import django_celery_beat, redbeat
 from celery_delayq.schedule.api import Schedule

@@ -10,13 +10,14 @@ from threading import Lock
 import click
 
 from celery_delayq.cli.broker import delayq_channel
-from celery_delayq.cli.command import command, plural
+from celery_delayq.cli.command import command
 from celery_delayq.cli.plain import say, visible
 from celery_delayq.errors import DelayqError
 from celery_delayq.health.at_start import say_at_start
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.recorder import Recorder
+from celery_delayq.plural import plural
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.settings import settings_of

@@ -44,6 +44,7 @@ from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.native import logger_for
 from celery_delayq.fetching.process import consumer_id
 from celery_delayq.fetching.unique_keys import UniqueKeys
+from celery_delayq.plural import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_cluster
 from celery_delayq.queue.dead_letters import reason_of
@@ -196,7 +197,7 @@ class Consumer:
     def _check_deleted(self) -> None:
         # Whoever was given these messages waits for their acknowledgements, so the connection has to start anew.
         if self._deleted and not self.is_closed:
-            raise LeaseLost(f"{self._deleted} messages that consumer {self.id} held were deleted in Redis")
+            raise LeaseLost(f"{plural(self._deleted, 'message')} that consumer {self.id} held disappeared from Redis")
 
     # -- messages
 

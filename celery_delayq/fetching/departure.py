@@ -14,6 +14,7 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.fetching.held import Held
 from celery_delayq.fetching.native import logger_for
+from celery_delayq.plural import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
 from celery_delayq.queue.holds import What, acknowledge
@@ -68,8 +69,8 @@ class Departures:
             self.is_unanswered = True
         if not refusals.note(exc, logger):
             logger.warning(
-                "Redis did not confirm that %d messages were acknowledged or put back, trying again: %s",
-                len(departures),
+                "Redis did not confirm that %s left the in-flight list, trying again: %s",
+                plural(len(departures), "message"),
                 str(exc).rstrip("."),
             )
 
@@ -108,8 +109,8 @@ class Departures:
                 if isinstance(exc, CONNECTION_ERRORS) and not elsewhere:
                     raise
                 logger.debug(
-                    "Redis still does not let %d messages of %r be acknowledged or put back: %s",
-                    len(of_one_list),
+                    "Redis still does not let %s of %r be acknowledged or put back: %s",
+                    plural(len(of_one_list), "message"),
                     name,
                     exc,
                 )

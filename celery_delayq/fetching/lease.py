@@ -11,6 +11,7 @@ import redis
 
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.native import logger_for
+from celery_delayq.plural import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
 from celery_delayq.queue.keys import QueueKeys
@@ -222,7 +223,7 @@ class Leases:
             count = self._on_lost()
             self._loss = (
                 f"consumer {self._consumer} lost its leases of {self.seconds:g} s: it was silent for too long, and "
-                f"others took its messages ({count} messages held here cannot be acknowledged)"
+                f"others took its messages ({plural(count, 'message')} held here cannot be acknowledged)"
             )
         raise LeaseLost(self._loss)
 

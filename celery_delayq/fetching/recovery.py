@@ -12,6 +12,7 @@ from redis.client import NEVER_DECODE
 from celery_delayq.fetching.held import DEAD_LETTERS, RECOVERED, Redelivery
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.native import logger_for, start_beside
+from celery_delayq.plural import plural
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
 from celery_delayq.queue.dead_letters import reason_of
@@ -134,13 +135,15 @@ class Recovery:
             claim.score = done.score
             self.add(name, consumer, claim)
         elif claim.moved:
-            logger.warning("%d messages of %r were put back: consumer %s is gone", claim.moved, name, consumer)
+            logger.warning(
+                "%s of %r went back to the queue: consumer %s is gone", plural(claim.moved, "message"), name, consumer
+            )
 
     def _tell_dead(self, name: str, dead: list[bytes]) -> None:
         logger.error(
-            "%d messages of %r became dead letters in the list %r: they cannot be read, or their workers were killed "
-            "too often while they ran. `celery -A ... delayq dead list` with the name of the queue shows them",
-            len(dead),
+            "%s of %r went to the dead-letter list %r: unreadable, or its worker was killed too often while it ran. "
+            "`delayq dead list` with the name of the queue shows more",
+            plural(len(dead), "message"),
             name,
             keys.QueueKeys.of(name).dead,
         )

@@ -10,6 +10,7 @@ import redis
 
 from celery_delayq._version import __version__
 from celery_delayq.errors import UnsupportedServer
+from celery_delayq.health.advice import with_app
 from celery_delayq.health.clock import check_clock
 from celery_delayq.health.finding import Finding, Level, merged
 from celery_delayq.health.memory import check_memory
@@ -41,7 +42,7 @@ def say_at_start(
     findings += check_servers(servers, replicas=replicas, has_sentinel=has_sentinel)
     logger.info("celery_delayq %s with %s. %s.", __version__, _names(servers), described(app))
     for finding in findings:
-        logger.log(finding.level.for_logs, "%s", f"{finding.told(len(servers))} {finding.advice}".rstrip())
+        logger.log(finding.level.for_logs, "%s", f"{finding.told(len(servers))} {with_app(finding.advice)}".rstrip())
 
 
 def check_servers(servers: Sequence[Server], *, replicas: int = 0, has_sentinel: bool = False) -> list[Finding]:

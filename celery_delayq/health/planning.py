@@ -9,6 +9,7 @@ from typing import Any
 from celery_delayq.beat import is_ours
 from celery_delayq.health.finding import Finding, Level
 from celery_delayq.health.servers import Server
+from celery_delayq.plural import plural
 from celery_delayq.schedule.configured import Configured, configured
 from celery_delayq.schedule.records import Record
 from celery_delayq.schedule.store import ScheduleStore
@@ -46,7 +47,7 @@ def check_planning(
     if not count:
         yield Finding(_CHECK, Level.OK, "There are no periodic tasks of this package.")
         return
-    tasks = "1 periodic task" if count == 1 else f"{count:,} periodic tasks"
+    tasks = plural(count, "periodic task")
     planners = int(client.pubsub_numsub(keys.channel)[0][1])
     failed = len(store.errors().keys() - (entries.errors if entries is not None else {}).keys())
     if not planners:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from celery_delayq.health.finding import Finding, Level
 from celery_delayq.health.servers import Server
+from celery_delayq.plural import plural
 
 _CHECK = "replicas"
 
@@ -25,7 +26,7 @@ def check_replication(server: Server, *, replicas: int = 0, has_sentinel: bool =
     if all(finding.level is Level.NOTE for finding in found):
         connected = _connected(server)
         wanted = f"; callers wait for {replicas}" if replicas else ""
-        yield Finding(_CHECK, Level.OK, f"{server.software} has {_plural(connected)}{wanted}.")
+        yield Finding(_CHECK, Level.OK, f"{server.software} has {plural(connected, 'replica')}{wanted}.")
 
 
 def _problems(server: Server, replicas: int, has_sentinel: bool) -> Iterator[Finding]:
@@ -42,8 +43,8 @@ def _problems(server: Server, replicas: int, has_sentinel: bool) -> Iterator[Fin
         yield Finding(
             _CHECK,
             Level.WARNING,
-            f"{name} has {_plural(connected)}, but the transport option replicas is {replicas}: each publication waits "
-            "for replicas_timeout and then raises NotReplicated.",
+            f"{name} has {plural(connected, 'replica')}, but the transport option replicas is {replicas}: each "
+            "publication waits for replicas_timeout and then raises NotReplicated.",
             "Start more replicas, or lower the option.",
         )
     if server.in_cluster:
@@ -94,7 +95,3 @@ def _with_sentinel(server: Server) -> Iterator[Finding]:
 
 def _connected(server: Server) -> int:
     return int(server.info.get("connected_slaves", 0))
-
-
-def _plural(replicas: int) -> str:
-    return "1 replica" if replicas == 1 else f"{replicas} replicas"

@@ -240,7 +240,7 @@ class Outage:
                 "%s interrupted: %s. %s%s; reconnecting...",
                 self._what,
                 str(exc).rstrip("."),
-                "`celery -A ... delayq check` names the missing rights. " if refused else "",
+                "`delayq check` names the missing rights. " if refused else "",
                 self._meanwhile,
                 exc_info=None if expected or refused or "WRONGTYPE" in str(exc) else exc,
             )

@@ -41,6 +41,7 @@ from typing import Any
 import redis
 from redis import exceptions
 
+from celery_delayq.plural import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.clock import ServerClock
 from celery_delayq.queue.connections import CONNECTION_ERRORS, new_id, passing_refusal
@@ -445,11 +446,11 @@ class TransferLoop(LoopThread):
         self._arm(watched, last_sign_ms=done.last_sign_ms)
         if done.moved:
             self._history.hurry()
-            logger.debug("Transferred %d messages to %r", done.moved, queue.name)
+            logger.debug("Transferred %s to %r", plural(done.moved, "message"), queue.name)
         if done.dead:
             logger.error(
-                "%d entries of delayed queue %r cannot be decoded. They became dead letters in the list %r",
-                done.dead,
+                "%s of delayed queue %r could not be decoded and went to the dead-letter list %r",
+                plural(done.dead, "entry", "entries"),
                 queue.name,
                 queue.keys.dead,
             )

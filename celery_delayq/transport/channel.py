@@ -23,6 +23,7 @@ from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.held import Held
 from celery_delayq.fetching.unique_keys import ended
 from celery_delayq.messages import DUE_PROPERTY
+from celery_delayq.plural import plural
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.connections import close_idle, passing_refusal, refusals
@@ -541,9 +542,9 @@ class DelayedChannel(kombu_redis.Channel):
         purged = self._purge_ready(queue)
         if delayed:
             logger.warning(
-                "Purge left %d delayed messages of queue %s. To remove them, run "
-                "`celery -A ... delayq cancel --queue %s`",
-                delayed,
+                "Purge left %s of queue %s. To remove them, and with them the next runs of periodic tasks, run "
+                "`delayq cancel --queue %s`",
+                plural(delayed, "delayed message"),
                 queue,
                 queue,
             )

@@ -179,7 +179,7 @@ class TestAcksWhoseConnectionIsLost:
         consumer, tags = self.with_lost_replies(consumers)
         consumer.read_answers()
         self.check_that_they_are_settled(consumers, consumer, tags)
-        assert caplog.text.count("Redis did not confirm that 2 messages were acknowledged or put back") == 1
+        assert caplog.text.count("Redis did not confirm that 2 messages left the in-flight list") == 1
 
     def test_between_sending_and_executing(self, consumers: Consumers) -> None:
         consumer = consumers.make()

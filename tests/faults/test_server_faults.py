@@ -158,7 +158,7 @@ def test_an_entry_that_cannot_be_decoded_stops_nobody(
     wait_until(lambda: client.llen(KEYS.dead) == 2, "they are set aside")
     assert set(client.lrange(KEYS.dead, 0, -1)) == {b"garbage", b""}
     assert ledger.verdict(promised) == ALL_WELL
-    worker.wait_for_log("They became dead letters in the list 'delayq:dead:{celery}'")
+    worker.wait_for_log("went to the dead-letter list 'delayq:dead:{celery}'")
     assert "ERROR" in worker.log
 
 

@@ -80,7 +80,7 @@ def test_what_was_deleted_while_a_worker_had_it_does_not_begin(
         wait_until(lambda: in_flight(broker_client) >= 2, "others are fetched")
         last, message = message_of(app, broker_client, "note")
         flush_and_send(broker_client, message)
-        worker.wait_for_log("were deleted in Redis")
+        worker.wait_for_log("disappeared from Redis")
         open_gate(ledger)
         wait_until(lambda: ledger.has([last]), "the last has run")
         wait_until(lambda: in_flight(broker_client) == 0, "it is acknowledged")
