@@ -7,6 +7,7 @@ administrators only.) What is refused appears in `ACL LOG`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
@@ -29,6 +30,18 @@ _NO_COMMAND, _NO_KEY, _NO_CHANNEL = "permissions to run", "permissions to access
 
 #: What Redis 7.0 and older say.
 _SAME = {"to access one of the keys": "to access a key", "to access one of the channels": "to access a channel"}
+
+#: What Redis says of a command that it does not have; 6.2 has other quotation marks.
+UNKNOWN = re.compile(r"unknown command [`'](\w+)")
+
+#: What to do about that.
+RENAMED = (
+    "If its configuration has renamed or removed the command (rename-command), let an administrator take that line "
+    "out, and restart Redis."
+)
+
+#: The rule that a user with key patterns lacks. Nobody needs it.
+_ANY_KEY = "allkeys"
 
 #: How many queues are named.
 _MOST_NAMED = 3
@@ -206,11 +219,15 @@ def check_permissions(
     """
     connection = connection_of(server.client.connection_pool)
     name, again = _user_of(connection), ""
+    missing: list[str] = []
+    unknown: list[str] = []
     try:
         connection.connect()  # redis-py itself would forget Sentinel
         opened = _reply(connection, "MULTI")
         if not isinstance(opened, Exception):
-            missing = _refused(connection, needed(server))
+            missing, unknown = _refused(connection, [*needed(server), _any_key(server)])
+        elif UNKNOWN.search(str(opened)):
+            unknown = ["MULTI"]
         elif _NO_COMMAND in str(opened):
             missing, again = ["+@transaction"], " Then check again: without it, nothing else can be asked."
         else:
@@ -218,6 +235,8 @@ def check_permissions(
             return
     finally:
         connection.disconnect()
+    has_patterns = _ANY_KEY in missing
+    missing = [rule for rule in missing if rule != _ANY_KEY]
     if missing:
         where = ", at each node" if server.in_cluster else ""
         rules = " ".join(missing)
@@ -228,12 +247,15 @@ def check_permissions(
             f"Let an administrator allow it, with the command below{where}.{again}",
             f"ACL SETUSER {name} {rules}",
         )
-    else:
-        examined = _examined(queues, server.in_cluster)
+    for command in unknown:
+        message = f"{server.software} does not know the command {command}, which workers and producers need."
+        yield Finding(_CHECK, Level.ERROR, message, RENAMED)
+    if not missing and not unknown:
+        examined = _examined(queues, server.in_cluster, has_patterns)
         yield Finding(_CHECK, Level.OK, f"The user {name} may do all that workers and producers need{examined}.")
 
 
-def _examined(queues: Sequence[str], in_cluster: bool) -> str:
+def _examined(queues: Sequence[str], in_cluster: bool, has_patterns: bool) -> str:
     """Return for which queues the rights were examined. Nobody can ask for those of all queues."""
     if not queues:
         return ""
@@ -242,7 +264,13 @@ def _examined(queues: Sequence[str], in_cluster: bool) -> str:
         names += f" and {more} more"
     rules = "`~name*` and `~{name}*`" if in_cluster else "`~name*`"
     noun = "queue" if len(queues) == 1 else "queues"
-    return f" with the {noun} {names}; a user with key patterns needs {rules} for each other queue"
+    return f" with the {noun} {names}" + (f"; for each other queue, it needs {rules}" if has_patterns else "")
+
+
+def _any_key(server: Server) -> Need:
+    """Return what a user with key patterns may not do."""
+    key = next(key for number in count() if server.serves(key := f"any:{{{number}}}"))
+    return Need(("EVALSHA", _NO_SCRIPT, "1", key), _NO_KEY, _ANY_KEY)
 
 
 def with_same_command(findings: Iterable[Finding]) -> list[Finding]:
@@ -255,13 +283,15 @@ def with_same_command(findings: Iterable[Finding]) -> list[Finding]:
     ]
 
 
-def _refused(connection: Any, needed: Sequence[Need]) -> list[str]:
-    """Return the rules that are missing, within MULTI."""
+def _refused(connection: Any, needed: Sequence[Need]) -> tuple[list[str], list[str]]:
+    """Return the rules that are missing, and the commands that the server does not have, within MULTI."""
     connection.send_packed_command(connection.pack_commands([need.command for need in needed]))
     replies = [_read(connection) for _ in needed]
     _reply(connection, "DISCARD")
     refused = (need.rule for need, reply in zip(needed, replies, strict=True) if need.refusal in _normal(reply))
-    return list(dict.fromkeys(refused))
+    found = (UNKNOWN.search(_normal(reply)) for reply in replies)
+    unknown = {it[1].upper(): None for it in found if it and it[1].upper() != "CONFIG"}  # only checks ask CONFIG
+    return list(dict.fromkeys(refused)), list(unknown)
 
 
 def _reply(connection: Any, *command: str) -> Any:

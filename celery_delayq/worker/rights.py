@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import redis
@@ -11,14 +10,13 @@ from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
 from celery_delayq.errors import ConfigurationError
+from celery_delayq.health.advice import with_app
 from celery_delayq.health.check import check_rights
-from celery_delayq.health.finding import Finding, Level, sentence
+from celery_delayq.health.finding import Finding, sentence
+from celery_delayq.health.permissions import RENAMED, UNKNOWN
 from celery_delayq.transport import Transport
 
 logger = get_logger(__name__)
-
-#: What Redis says of a command that it does not have; 6.2 has other quotation marks.
-_UNKNOWN = re.compile(r"unknown command [`'](\w+)")
 
 
 def name_missing_rights(consumer: Any) -> None:
@@ -38,12 +36,10 @@ def name_missing_rights(consumer: Any) -> None:
             raise
         except Exception as exc:
             refusal = _refusal(exc)
-            unknown = _UNKNOWN.search(str(refusal))
+            unknown = UNKNOWN.search(str(refusal))
             if unknown:
                 logger.critical(
-                    "Redis does not know the command %s, which this worker needs. If its configuration has renamed or "
-                    "removed the command (rename-command), let an administrator take that line out, and restart Redis",
-                    unknown[1].upper(),
+                    "Redis does not know the command %s, which this worker needs. %s", unknown[1].upper(), RENAMED
                 )
                 raise SystemExit(EX_FAILURE) from exc
             missing = [] if refusal is None else _missing(consumer.app)
@@ -52,9 +48,10 @@ def name_missing_rights(consumer: Any) -> None:
             commands = "\n".join(dict.fromkeys(finding.command for finding in missing))
             logger.critical(
                 "Redis refuses what this worker needs: %s %s Let an administrator allow it, and check again with "
-                "`celery -A ... delayq check`:\n%s",
+                "%s:\n%s",
                 sentence(str(refusal)),
                 missing[0].message,
+                with_app("`celery -A ... delayq check`"),
                 commands,
             )
             raise SystemExit(EX_FAILURE) from exc
@@ -78,4 +75,4 @@ def _missing(app: Any) -> list[Finding]:
             found = check_rights(app, connection.default_channel)
     except (redis.RedisError, OperationalError, OSError):
         return []
-    return [finding for finding in found if finding.level is Level.ERROR]
+    return [finding for finding in found if finding.command]

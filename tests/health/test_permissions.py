@@ -105,6 +105,25 @@ def test_the_user_is_named(
     assert f"The user {name} may do" in finding.message
 
 
+@pytest.mark.parametrize(
+    ("renamed", "unknown"), [(["EVALSHA", "LPUSH"], ["EVALSHA", "LPUSH"]), (["MULTI"], ["MULTI"]), (["CONFIG"], [])]
+)
+def test_commands_that_the_server_does_not_have(renamed: list[str], unknown: list[str]) -> None:
+    """Only checks ask CONFIG, which many administrators take away."""
+    register()
+    with (
+        PrivateRedis(*(word for name in renamed for word in ("--rename-command", name, ""))) as server,
+        Connection(server.url.replace("redis:", "delayq:")) as connection,
+        server.client() as client,
+    ):
+        needed = partial(needs, connection.default_channel, ["celery"], 0)
+        findings = list(check_permissions(Server("here", client), needed=needed))
+    assert [finding.level for finding in findings] == ([Level.ERROR] * len(unknown) or [Level.OK])
+    for finding, name in zip(findings, unknown, strict=False):
+        assert f"does not know the command {name}, which workers and producers need." in finding.message
+        assert "rename-command" in finding.advice
+
+
 def test_a_global_keyprefix_takes_the_place_of_the_queues(check: Check) -> None:
     rules = ["on", f">{PASSWORD}", "+@all", "&*", "~redisson_delay_queue*", "~delayq:*"]
     assert rules_in(check(*rules, global_keyprefix="shop:")) == ["~shop:*"]
