@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from celery_delayq.health.finding import Finding, Level
@@ -35,14 +36,17 @@ def check_memory(server: Server) -> Iterator[Finding]:
             "results, and the messages of queues that expire.",
             "Set it to noeviction.",
         )
-    if limit and int(info.get("used_memory", 0)) > limit * _SCARCE:
-        used_mb, limit_mb = int(info["used_memory"]) / 1e6, limit / 1e6
-        yield Finding(
-            _CHECK,
-            Level.WARNING,
-            f"{name} uses {used_mb:,.0f} MB of the {limit_mb:,.0f} MB that maxmemory allows: then publishing fails.",
-            "Raise maxmemory, or see `celery -A ... delayq status` for what waits.",
-        )
+    # Redis does not count these, for example the buffers for its replicas.
+    used = int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0))
+    if limit and not policy.startswith("allkeys") and used > limit * _SCARCE:
+        if used < limit:
+            level, percent = Level.WARNING, math.floor(100 * used / limit)
+            message = f"{name} has used {percent} % of maxmemory; when it is full, publishing fails."
+        else:
+            level = Level.ERROR
+            message = f"{name} is full ({used / 1e6:,.1f} of {limit / 1e6:,.1f} MB): publishing fails."
+        advice = "Raise maxmemory, or see `celery -A ... delayq status` for what waits."
+        yield Finding(_CHECK, level, message, advice)
     elif policy == "noeviction" or not (limit or policy.startswith("allkeys")):
         shown = limit or "not set"
         yield Finding(_CHECK, Level.OK, f"{name} evicts no tasks: maxmemory-policy {policy}, maxmemory {shown}.")

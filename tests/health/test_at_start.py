@@ -96,7 +96,15 @@ def test_a_server_whose_memory_is_nearly_full_is_warned_of(admin: redis.Redis) -
     admin.config_set("maxmemory", int(admin.info("memory")["used_memory"] * 1.05))
     (finding,) = check_server(admin)
     assert finding.level is Level.WARNING
-    assert re.search(r"of the \d MB that maxmemory allows", finding.message)
+    assert re.search(r"has used 9\d % of maxmemory; when it is full, publishing fails\.", finding.message)
+
+
+def test_a_server_whose_memory_is_full_is_an_error(admin: redis.Redis) -> None:
+    admin.config_set("save", "900 1")
+    admin.config_set("maxmemory", admin.info("memory")["used_memory"] // 2)
+    (finding,) = check_server(admin)
+    assert finding.level is Level.ERROR
+    assert re.search(r"is full \(\d+\.\d of \d+\.\d MB\): publishing fails\.", finding.message)
 
 
 def test_a_user_who_may_not_read_the_configuration_is_not_bothered(
