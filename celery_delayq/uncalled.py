@@ -47,6 +47,11 @@ def is_missing(app: Any) -> bool:
     return False
 
 
+def was_called(app: Any) -> bool:
+    """Return whether `DelayQ(app)` was called, whatever the broker URL of the app is."""
+    return any(step.__module__.startswith("celery_delayq.") for step in app.steps["consumer"])
+
+
 def is_fallback(app: Any) -> bool:
     """Return whether an app is the one that `current_app` makes if nobody has made any.
 

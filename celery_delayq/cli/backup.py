@@ -99,14 +99,13 @@ def release(ctx: click.Context, queue: str | None, yes: bool, as_json: bool) -> 
 
     This is the way back to stock Celery. The tasks keep their etas.
 
-    First give the producers the redis:// URL: what they delay otherwise is transferred by nobody. Then stop all
-    workers. Workers with this package would delay the released tasks again, and stock workers would hold them in
-    memory until they are due. Then run this command, and start the workers with the redis:// URL.
+    Switch producers to redis:// first: nobody would transfer what they still delay. Then stop all workers. Workers with
+    this package would delay the released tasks again, and stock workers would hold them in memory until they are due.
+    Then run this command, and start the workers with the redis:// URL.
     """
     with inspecting(ctx.obj.app) as inspector:
         inspector.check_queue(queue)
-        say("Stop all workers first: running workers delay released tasks again.", err=True)
-        confirm("Release the waiting tasks?", yes)
+        confirm("Stop all workers first: running workers delay released tasks again. Release the waiting tasks?", yes)
         with progress("releasing") as on_progress:
             done = backup.release(inspector.lists, queue, on_progress)
     if as_json:

@@ -23,8 +23,9 @@ from celery_delayq.settings import check_urls
 from celery_delayq.transport import Transport, register
 from celery_delayq.transport.urls import is_cluster, is_sentinel, what_to_write
 from celery_delayq.transport.wrong_server import refuse_wrong_server
+from celery_delayq.uncalled import was_called
 
-_ADVICE = "and create DelayQ(app) in the module that `celery -A` names"
+_ADVICE = ", and create DelayQ(app) in the module that `celery -A` names"
 
 #: What servers say if a user may not do something; the last two in scripts, before Redis 7.
 _NO_RIGHT = re.compile("[Nn]o permissions to|NOPERM|user executing the script")
@@ -66,7 +67,7 @@ def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tup
             check_urls(app)
             if not isinstance(connection.transport, Transport):
                 what, advice = what_to_write(app, connection, f"the broker of app {app.main!r}")
-                raise click.ClickException(f"{what}: {advice}, {_ADVICE}")
+                raise click.ClickException(f"{what}: {advice}{'' if was_called(app) else _ADVICE}")
             connection.ensure_connection(max_retries=1 if patience_s is None else _other_urls(connection))
             channel = connection.default_channel
             connected = True

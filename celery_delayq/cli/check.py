@@ -10,6 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 import click
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 from rich.text import Text
 
 from celery_delayq.cli.broker import delayq_channel
@@ -105,7 +107,8 @@ def _cannot(app: Any, exc: click.ClickException) -> Finding:
     """Return the finding that the broker cannot be checked."""
     refused = _REFUSED.search(exc.message)
     if refused is None:
-        advice = advice_for(exc.message, _NOTHING_KNOWN)
+        is_of_server = isinstance(exc.__cause__, (OperationalError, RedisError))
+        advice = advice_for(exc.message, _NOTHING_KNOWN if is_of_server else "")  # others say what to do
         return Finding("server", Level.ERROR, sentence(exc.message), advice)
     advice = "Let an administrator allow it, with the command below, and check again."
     user = app.connection_for_write().userid or "default"

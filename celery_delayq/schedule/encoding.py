@@ -144,8 +144,8 @@ def _decode(given: Any, app: Any) -> BaseSchedule:
         parts = fields["crontab"].split()
         if len(parts) != 5:
             raise InvalidSchedule(
-                f"a crontab expression has five fields (minute, hour, day of month, month, day of week), "
-                f"not {len(parts)}: {fields['crontab']!r}"
+                f"{fields['crontab']!r} is neither an interval (90s, 1h30m) nor a crontab expression of five fields "
+                "(minute, hour, day of month, month, day of week)"
             )
         minute, hour, day_of_month, month_of_year, day_of_week = parts
         known = _crontabs.get(_key_of(app, parts))

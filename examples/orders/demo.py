@@ -172,7 +172,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         status = 2
     except KeyboardInterrupt:
-        status = 128 + signal.SIGINT
+        status = 0 if is_web else 128 + signal.SIGINT  # the page says to press Ctrl-C
     finally:
         log.close()
         if keep_log:

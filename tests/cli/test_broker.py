@@ -62,7 +62,7 @@ def calls(commands: list[list[str]]) -> pytest.MarkDecorator:
 @calls(COMMANDS)
 def test_another_transport(ledger_url: str, call: list[str]) -> None:
     done = run(make_app("redis://user:s3cret@localhost:1", ledger_url), *call)
-    failed(done, "is redis://user:**@", "start the URL with delayq:// instead of redis://", "DelayQ(app)")
+    failed(done, "is redis://user:**@", "start the URL with delayq:// instead of redis://")
 
 
 @pytest.mark.parametrize("scheme", ["nonsense", "delay"])

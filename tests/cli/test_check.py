@@ -178,6 +178,19 @@ def test_a_schedule_that_is_wrong(broker_url: str, ledger_url: str, conf: dict[s
     assert words in errors[0]["message"]
 
 
+def test_an_invalid_entry_is_said_once(
+    unused: None, broker_kind: str, broker_url: str, ledger_url: str, waiting: DelayedQueue
+) -> None:
+    waiting.client.hset(ScheduleKeys.of(together=broker_kind == "cluster").errors, "bad", "it is invalid")
+    beat = {"good": {"task": "note", "schedule": 60}, "bad": {"task": "note", "schedule": "soon"}}
+    conf = {"beat_scheduler": "celery_delayq.beat:Scheduler", "beat_schedule": beat}
+    with publisher(broker_url, ledger_url, **conf) as app:
+        messages = [line["message"] for line in found(run(app, "check", "--json"), "planner")]
+    assert len(messages) == 2
+    assert messages[0].startswith("The periodic task 'bad' is invalid")
+    assert messages[1].startswith("Nobody plans 1 periodic task:")
+
+
 class TestOverdue:
     def test_is_a_warning_and_then_an_error(self, unused: None, waiting: DelayedQueue, command: Command) -> None:
         overdue(waiting, 30)
@@ -270,6 +283,17 @@ def test_a_broker_that_cannot_be_used_is_a_line(ledger_url: str, url: str, argum
     assert done.code == 1
     assert only(done, "server")["level"] == "error"
     assert not done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "general"),
+    [("delayq://127.0.0.1:1/0", True), ("delayq+sentinel://127.0.0.1:1/0", False), ("rediss://127.0.0.1:1/0", False)],
+)
+def test_general_advice_is_only_for_a_server_that_does_not_answer(ledger_url: str, url: str, general: bool) -> None:
+    with publisher(url, ledger_url) as app:
+        done = run(app, "check", "--json")
+    advice = only(done, "server")["advice"]
+    assert advice == ("Check the broker URL, and whether the server runs: nothing works without it." if general else "")
 
 
 @pytest.mark.one_server

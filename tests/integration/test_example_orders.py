@@ -140,6 +140,13 @@ class TestDemo:
             assert list(demo.temp.iterdir()) == []
             assert "Traceback" not in demo.output
 
+    def test_the_web_page_ends_well_at_ctrl_c(self) -> None:
+        with Script("demo", "--web") as demo:
+            demo.wait_for("Press Ctrl-C")
+            demo.send_signal(signal.SIGINT)
+            assert demo.wait() == 0
+            assert "Traceback" not in demo.output
+
     def test_a_dead_worker_is_reported_with_the_end_of_its_log(self) -> None:
         with Script("demo", *SHORT) as demo:
             demo.wait_for(PLAYING)

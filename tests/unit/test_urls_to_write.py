@@ -45,14 +45,18 @@ def test_of_calls(url: str, what: str, advice: str) -> None:
 def test_of_commands(url: str, what: str, advice: str) -> None:
     app = Celery("shop", broker=url, set_as_current=False)
     failed(run(app, "status"), f"Error: the broker of app 'shop' is {what}", f": {advice}, and create DelayQ(app) in")
+    DelayQ(app)
+    done = run(app, "status")
+    failed(done, f"Error: the broker of app 'shop' is {what}")
+    assert done.stderr.endswith(f": {advice}\n")
 
 
 def test_without_any_url() -> None:
     app = Celery("shop", set_as_current=False)
+    failed(run(app, "status"), f"Error: {NONE}, and create DelayQ(app) in the module that `celery -A` names")
     with pytest.raises(ConfigurationError) as caught:
         DelayQ(app).counts()
     assert str(caught.value) == NONE
-    failed(run(app, "status"), f"Error: {NONE}, and create DelayQ(app) in the module that `celery -A` names")
     failed(run(app, "metrics", "--once"), f"Error: {NONE}")
 
 
