@@ -285,7 +285,11 @@ class Consumer:
         if was_in_flight:
             return
         if held is not None and not self.is_lost:
-            logger.warning("Consumer %s no longer owns a message of %r: its task may run twice", self.id, held.name)
+            logger.warning(
+                "Consumer %s no longer owns a message of %r: unless it was deleted in Redis, its task may run twice",
+                self.id,
+                held.name,
+            )
 
     def _owe_acks(self, tags: Iterable[str], exc: BaseException) -> None:
         acks = {tag: Departure(self._held[tag], "nowhere") for tag in tags if tag in self._held}

@@ -16,6 +16,9 @@ from celery_delayq.inspector.broker_lists import BrokerList
 from celery_delayq.queue.keys import QueueKeys, RegistryKeys
 from celery_delayq.queue.scripts import score_to_ms
 
+#: The first time that no datetime has, unix time in ms. Nothing of this package is due then.
+AFTER_9999_MS = 253_402_300_800_000
+
 
 @dataclass
 class Waiting:
@@ -28,6 +31,7 @@ class Waiting:
         ready: queue -> number of messages that are ready, if there are any.
         consumed: queues with ready messages that somebody consumes, or may consume.
         dead: queue -> number of dead letters, if there are any.
+        never: timeout set -> number of entries that are due after the year 9999, or never.
         overdue: queue -> number of overdue messages, and age of the oldest, in seconds.
         refused: queue -> why it could not be read.
         uncounted: queue -> why its ready messages or its dead letters could not be counted.
@@ -39,6 +43,7 @@ class Waiting:
     ready: Counter[str] = field(default_factory=Counter)
     consumed: set[str] = field(default_factory=set)
     dead: Counter[str] = field(default_factory=Counter)
+    never: Counter[str] = field(default_factory=Counter)
     overdue: dict[str, tuple[int, float]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     uncounted: dict[str, str] = field(default_factory=dict)
@@ -64,7 +69,7 @@ def read_waiting(server: Server, lists: Sequence[BrokerList], keyprefix: str, db
     waiting.loops = None if isinstance(loops, Exception) else int(loops[0][1])
     late: list[tuple[BrokerList, QueueKeys, int]] = []
     for found, keys in here:
-        head, subscribed, ready, dead = (next(replies) for _ in range(4))
+        head, never, subscribed, ready, dead = (next(replies) for _ in range(5))
         for counter, count in ((waiting.ready, ready), (waiting.dead, dead)):
             if isinstance(count, Exception):
                 waiting.uncounted[found.queue] = _why(count, keys)
@@ -76,6 +81,8 @@ def read_waiting(server: Server, lists: Sequence[BrokerList], keyprefix: str, db
         if not head:
             continue
         waiting.has_messages = True
+        if never and not isinstance(never, Exception):
+            waiting.never[keys.timeout_set] = never
         if not isinstance(subscribed, Exception) and not int(subscribed[0][1]):
             waiting.untransferred.add(found.queue)
         due_ms = score_to_ms(head[0][1])
@@ -87,12 +94,13 @@ def read_waiting(server: Server, lists: Sequence[BrokerList], keyprefix: str, db
 
 
 def _ask_who(server: Server, here: Sequence[tuple[BrokerList, QueueKeys]], keyprefix: str) -> list[Any]:
-    """Return the server's time in ms, the subscribers of the registry, and four replies for each list."""
+    """Return the server's time in ms, the subscribers of the registry, and five replies for each list."""
     with server.client.pipeline(transaction=False) as pipe:
         pipe.time()
         pipe.pubsub_numsub(RegistryKeys.of(keyprefix).names)
         for _, keys in here:
             pipe.zrange(keys.timeout_set, 0, 0, withscores=True)
+            pipe.zcount(keys.timeout_set, AFTER_9999_MS, "+inf")
             pipe.pubsub_numsub(keys.transferrer_channel)
             pipe.llen(keys.queue)
             pipe.llen(keys.dead)

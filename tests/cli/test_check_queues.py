@@ -11,7 +11,7 @@ from celery import Celery
 from celery_delayq import DelayedQueue
 from tests.cli.running import Command, run
 from tests.cli.test_check import found
-from tests.state import lease, publish
+from tests.state import lease, offer, publish
 from tests.worker_app import publisher
 
 pytestmark = pytest.mark.on_cluster
@@ -36,6 +36,17 @@ def test_ready_messages_that_nobody_consumes(waiting: DelayedQueue, command: Com
 def test_dead_letters(waiting: DelayedQueue, broker_client: redis.Redis, command: Command) -> None:
     broker_client.rpush(waiting.keys.dead, b"one", b"two")
     assert warnings(command, "queues") == ["There are 2 dead letters in queue 'celery'."]
+
+
+def test_entries_that_are_never_due(waiting: DelayedQueue, broker_client: redis.Redis, command: Command) -> None:
+    """No list shows them, but they are counted."""
+    broker_client.zadd(waiting.keys.timeout_set, {b"far": 1e300, b"never": float("inf")})
+    offer(waiting, "id")
+    (finding,) = [line for line in found(command("check", "--json"), "queues") if line["level"] == "warning"]
+    assert finding["message"].startswith("2 entries are due after the year 9999, or never")
+    line = finding["advice"].partition("`")[2].partition("`")[0]
+    assert broker_client.execute_command(*line.split()) == 2
+    assert waiting.size() == 1
 
 
 def test_neither_of_them(waiting: DelayedQueue, command: Command) -> None:
