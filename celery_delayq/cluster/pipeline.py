@@ -192,10 +192,13 @@ class RoutedPipeline(Pipeline):
     def _execute_multi_at(self, stack: Sequence[Any], node: Node, asking: bool) -> list[Any]:
         connection = connection_to(node)
         try:
-            return self._transact(connection, stack, asking=asking)
+            replies = self._transact(connection, stack, asking=asking)
         except LOST as exc:
             self._router.lost(node, exc)
             raise
+        else:
+            self._router.answered(node)
+            return replies
         finally:
             node.client.connection_pool.release(connection)
 

@@ -329,7 +329,7 @@ class TestForgotten:
         runs, _ = consumers.take(consumer, b"2", b"3", name="r")
         forget(consumers, "q", "r")
         consumers.client.delete(consumer.leases.keys_of("q").in_flight(consumer.id))
-        with pytest.raises(LeaseLost, match=f"1 messages that consumer {consumer.id} held were deleted"):
+        with pytest.raises(LeaseLost, match=f"1 message that consumer {consumer.id} held disappeared from Redis"):
             consumer.renew() if how == "renew" else consumer.fetch("q", 1)
         with pytest.raises(LeaseLost):
             consumer.check()

@@ -212,6 +212,7 @@ OVERRIDDEN: dict[tuple[type, type], dict[str, str]] = {
         "_put_fanout": "(self, exchange, message, routing_key, **kwargs)",
         "queue_declare": "(self, queue=None, passive=False, **kwargs)",
         "queue_purge": "(self, queue, **kwargs)",
+        "queue_bind": "(self, queue, exchange=None, routing_key='', arguments=None, **kwargs)",
         "queue_delete": "(self, queue, if_unused=False, if_empty=False, **kwargs)",
         "_create_client": "(self, asynchronous=False)",
         "pool": "property",
@@ -242,6 +243,7 @@ OVERRIDDEN: dict[tuple[type, type], dict[str, str]] = {
         "maybe_restore_messages": "(self)",
         "_register": "(self, channel, client, type)",
         "_register_LISTEN": "(self, channel)",
+        "_on_connection_disconnect": "(self, connection)",
         "close": "(self)",
     },
     (FetchingQoS, virtual.QoS): {

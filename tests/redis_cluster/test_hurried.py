@@ -70,6 +70,15 @@ def test_a_pipeline_asks_it_again_as_a_whole(
         assert pipe.get(KEY).get(KEY).exists(KEY).execute() == [b"1", b"1", 1]
 
 
+def test_everybody_asks_it_again_once_it_has_executed_a_transaction(
+    node: ClusterNode, hurried: Routed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(hanging._until, address_of(node), time.monotonic())  # the time is over
+    with hurried.pipeline() as pipe:
+        assert pipe.get(KEY).execute() == [b"1"]
+    assert hurried.get(KEY) == b"1"
+
+
 def test_a_node_that_refuses_connections_does_not_hang() -> None:
     """Asking it costs nothing, so whoever asks again when it is back gets an answer."""
     with servers.cluster() as own:
