@@ -40,9 +40,6 @@ RENAMED = (
     "out, and restart Redis."
 )
 
-#: The rule that a user with key patterns lacks. Nobody needs it.
-_ANY_KEY = "allkeys"
-
 #: How many queues are named.
 _MOST_NAMED = 3
 
@@ -225,7 +222,7 @@ def check_permissions(
         connection.connect()  # redis-py itself would forget Sentinel
         opened = _reply(connection, "MULTI")
         if not isinstance(opened, Exception):
-            missing, unknown = _refused(connection, [*needed(server), _any_key(server)])
+            missing, unknown = _refused(connection, needed(server))
         elif UNKNOWN.search(str(opened)):
             unknown = ["MULTI"]
         elif _NO_COMMAND in str(opened):
@@ -235,8 +232,6 @@ def check_permissions(
             return
     finally:
         connection.disconnect()
-    has_patterns = _ANY_KEY in missing
-    missing = [rule for rule in missing if rule != _ANY_KEY]
     if missing:
         where = ", at each node" if server.in_cluster else ""
         rules = " ".join(missing)
@@ -251,26 +246,18 @@ def check_permissions(
         message = f"{server.software} does not know the command {command}, which workers and producers need."
         yield Finding(_CHECK, Level.ERROR, message, RENAMED)
     if not missing and not unknown:
-        examined = _examined(queues, server.in_cluster, has_patterns)
+        examined = _examined(queues)
         yield Finding(_CHECK, Level.OK, f"The user {name} may do all that workers and producers need{examined}.")
 
 
-def _examined(queues: Sequence[str], in_cluster: bool, has_patterns: bool) -> str:
+def _examined(queues: Sequence[str]) -> str:
     """Return for which queues the rights were examined. Nobody can ask for those of all queues."""
     if not queues:
         return ""
     names, more = ", ".join(map(repr, queues[:_MOST_NAMED])), len(queues) - _MOST_NAMED
     if more > 0:
         names += f" and {more} more"
-    rules = "`~name*` and `~{name}*`" if in_cluster else "`~name*`"
-    noun = "queue" if len(queues) == 1 else "queues"
-    return f" with the {noun} {names}" + (f"; for each other queue, it needs {rules}" if has_patterns else "")
-
-
-def _any_key(server: Server) -> Need:
-    """Return what a user with key patterns may not do."""
-    key = next(key for number in count() if server.serves(key := f"any:{{{number}}}"))
-    return Need(("EVALSHA", _NO_SCRIPT, "1", key), _NO_KEY, _ANY_KEY)
+    return f" with the {'queue' if len(queues) == 1 else 'queues'} {names}"
 
 
 def with_same_command(findings: Iterable[Finding]) -> list[Finding]:

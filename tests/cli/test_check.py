@@ -443,14 +443,7 @@ class TestQueuesOfTheRights:
     def test_are_named(self, broker_server: PrivateRedis, ledger_url: str) -> None:
         finding = self.permissions(broker_server, ledger_url)
         assert finding["level"] == "ok"
-        assert finding["message"] == (
-            "The user shop may do all that workers and producers need with the queue 'celery'; for each other queue, "
-            "it needs `~name*`."
-        )
-
-    def test_are_named_alone_if_the_user_may_use_all_keys(self, broker_server: PrivateRedis, ledger_url: str) -> None:
-        finding = self.permissions(broker_server, ledger_url, "allkeys")
-        assert finding["message"].endswith("producers need with the queue 'celery'.")
+        assert finding["message"].endswith("workers and producers need with the queue 'celery'.")
 
     def test_are_named_in_short(self, broker_server: PrivateRedis, ledger_url: str) -> None:
         queues = [f"q{number}" for number in range(5)]
@@ -460,7 +453,7 @@ class TestQueuesOfTheRights:
             *(f"~{queue}*" for queue in queues),
             task_queues=[Queue(queue) for queue in queues],
         )
-        assert "with the queues 'q0', 'q1', 'q2' and 2 more; for each other queue" in finding["message"]
+        assert "with the queues 'q0', 'q1', 'q2' and 2 more." in finding["message"]
 
     def test_are_not_named_with_a_prefix(self, broker_server: PrivateRedis, ledger_url: str) -> None:
         """One right is for the keys of all queues then."""

@@ -131,12 +131,12 @@ def test_a_worker_that_has_a_task_renews_its_key(
     app: Celery, start: Any, ledger: Ledger, broker_client: Any, task: str
 ) -> None:
     """For longer than the ttl, also if the task is acknowledged as it starts."""
-    app.tasks[task].apply_async(unique=unique("until_done", ttl=3))
+    app.tasks[task].apply_async(unique=unique("until_done", ttl=5))
     start(pool="prefork", concurrency=1, transport={"lease": 2})
     wait_until(lambda: ledger.runs(), "it runs")
     begun = broker_client.time()[0]
     wait_until(
-        lambda: is_free(app, "until_done") or broker_client.time()[0] > begun + 8, "it is free, or 8 s have passed"
+        lambda: is_free(app, "until_done") or broker_client.time()[0] > begun + 11, "it is free, or 11 s have passed"
     )
     assert not is_free(app, "until_done")
 

@@ -66,7 +66,7 @@ class TestRefusedBindings:
         with app.connection() as connection, connection.channel() as channel:
             transport = channel.connection
             monkeypatch.setattr(transport.nodes, "lose", pytest.fail)  # the node answers
-            transport.bindings.bind(channel, "news", "q", bind)
+            transport.bindings.bind(channel, "news", "q", "key", bind)
             fetchers = NodeFetchers(channel)
             for _ in range(5):
                 fetchers.fill()
@@ -82,6 +82,6 @@ class TestRefusedBindings:
         with app.connection() as connection, connection.channel() as channel:
             transport = channel.connection
             monkeypatch.setattr(transport.nodes, "lose", lost.append)
-            transport.bindings.bind(channel, "news", "q", bind)
+            transport.bindings.bind(channel, "news", "q", "key", bind)
             NodeFetchers(channel).fill()
         assert [str(address) for address in lost] == [cluster.owner("shop").address]
