@@ -174,7 +174,7 @@ class BrokerLists:
         ids = list(holders)
         for start in range(0, len(ids), _IDS_A_COMMAND):
             part = ids[start : start + _IDS_A_COMMAND]
-            fields = [field for message_id in part for field in codec.index_fields(message_id)]
+            fields = [codec.message_key(message_id) for message_id in part]
             with self.asking.pipeline(transaction=False) as pipe:
                 for queue in queues:
                     pipe.hmget(queue.keys.index, fields)
@@ -187,7 +187,7 @@ class BrokerLists:
                 if errors:
                     refused = errors[0]
                     continue
-                found = [any(places[at : at + 2]) for at in range(0, len(places), 2)]
+                found = [bool(place) for place in places]
                 if repeated:
                     found = [one or more for one, more in zip(found, self._repeated(queue, part), strict=True)]
                 for message_id, is_there in zip(part, found, strict=True):

@@ -53,12 +53,6 @@ def message_key(message_id: str) -> bytes:
     return hashlib.blake2b(message_id.encode("utf-8", "surrogatepass"), digest_size=MESSAGE_KEY_SIZE).digest()
 
 
-def index_fields(message_id: str) -> tuple[bytes, bytes]:
-    """Return the index fields of a message id: the present form, and the form of an earlier version."""
-    key = message_key(message_id)
-    return key, key + b"+"
-
-
 def repeated_range(message_id: str) -> tuple[bytes, bytes]:
     """Return the ZRANGEBYLEX range of the places of a message id's further entries."""
     key = message_key(message_id)

@@ -1,4 +1,4 @@
-"""Tidying: remove index places of entries that Java, or an earlier version, took away. Knows only Redis.
+"""Tidying: remove index places of entries that Java took away. Knows only Redis.
 
 A program that transfers or removes an entry without this package leaves its place in the index, and its unique key.
 That is harmless, but takes memory until the queue is empty. The transfer loop calls this when it has nothing else to
@@ -12,7 +12,7 @@ from typing import Any
 
 from redis.client import NEVER_DECODE
 
-from celery_delayq.queue import codec, scripts
+from celery_delayq.queue import scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
 
 #: Number of places that one step examines.
@@ -40,13 +40,9 @@ def tidy(queue: DelayedQueue) -> Iterator[int]:
 
 
 def _scans(queue: DelayedQueue) -> Iterator[list[bytes]]:
-    """Yield message keys that have places: first those in the index, then those of further entries."""
+    """Yield message keys with their places: first those in the index, then those of further entries."""
     for found in _scan(queue, "HSCAN", queue.keys.index):
-        # Other fields come from an earlier version: they hold the places of many entries.
-        yield [
-            field + place if len(field) == codec.MESSAGE_KEY_SIZE else field[: codec.MESSAGE_KEY_SIZE]
-            for field, place in found.items()
-        ]
+        yield [message_key + place for message_key, place in found.items()]
     for found in _scan(queue, "ZSCAN", queue.keys.repeated):
         yield [member for member, _ in found]
 

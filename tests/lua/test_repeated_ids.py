@@ -1,4 +1,4 @@
-"""Many entries of one message id: each has a place of its own, and what earlier versions stored is understood."""
+"""Many entries of one message id: each has a place of its own."""
 
 from __future__ import annotations
 
@@ -19,14 +19,6 @@ def offer_again(queue: DelayedQueue, count: int, first_due_ms: int = FAR) -> Non
         numbers = range(start, min(count, start + scripts.MAX_OFFERS))
         messages = [(first_due_ms + number, message_key("a"), b"%d" % number) for number in numbers]
         scripts.offer_many(queue.client, queue.keys, messages=messages, mirrored=queue.mirror_list)
-
-
-def to_old_layout(queue: DelayedQueue) -> None:
-    """Store the places of "a" as earlier versions did: one string for all entries but one."""
-    client = queue.client
-    places = [member[codec.MESSAGE_KEY_SIZE :] for member in client.zrange(REPEATED, 0, -1)]
-    client.hset(INDEX, message_key("a") + b"+", b"".join(places))
-    client.delete(REPEATED)
 
 
 def payloads(queue: DelayedQueue) -> list[bytes]:
@@ -123,47 +115,26 @@ def offer_one_more(queue: DelayedQueue) -> None:
     assert payloads(queue) == numbers(6)
 
 
-class TestOldLayout:
+class TestActs:
     @pytest.mark.parametrize("act", [transfer, cancel, remove, amend, restore, offer_one_more])
-    def test_is_understood_and_leaves_nothing_behind(
-        self, queue: DelayedQueue, act: Callable[[DelayedQueue], None]
-    ) -> None:
+    def test_leave_nothing_behind(self, queue: DelayedQueue, act: Callable[[DelayedQueue], None]) -> None:
         offer_again(queue, 5)
-        to_old_layout(queue)
         act(queue)
-        assert not queue.client.hexists(INDEX, message_key("a") + b"+")
         queue.cancel("a")
         queue.client.delete("q")
         assert state(queue.client) == {}
 
     @pytest.mark.parametrize("act", [transfer, cancel, remove])
-    def test_leaves_a_full_server(self, queue: DelayedQueue, act: Callable[[DelayedQueue], None]) -> None:
+    def test_reach_a_full_server(self, queue: DelayedQueue, act: Callable[[DelayedQueue], None]) -> None:
         offer_again(queue, 5)
-        to_old_layout(queue)
         with out_of_memory(queue.client):
             act(queue)
 
     def test_of_many_entries(self, one_queue: DelayedQueue) -> None:
         offer_again(one_queue, 2_500)
-        to_old_layout(one_queue)
         assert payloads(one_queue) == numbers(2_500)
         assert one_queue.cancel("a") == 2_500
         assert state(one_queue.client) == {}
-
-    def test_with_a_string_that_was_cut_off(self, queue: DelayedQueue) -> None:
-        offer_again(queue, 3)
-        to_old_layout(queue)
-        field = message_key("a") + b"+"
-        queue.client.hset(INDEX, field, queue.client.hget(INDEX, field)[:-1])
-        assert payloads(queue) == numbers(2)
-        assert queue.transfer(lead_ms=FAR).moved == 3
-        assert set(state(queue.client)) == {"q"}
-
-    def test_that_an_old_worker_writes_beside_ours(self, queue: DelayedQueue) -> None:
-        offer_again(queue, 3)
-        to_old_layout(queue)
-        offer(queue, "a", FAR + 3, b"3")
-        assert payloads(queue) == numbers(4)
 
 
 class TestAllOrNothing:
@@ -191,5 +162,4 @@ class TestAllOrNothing:
     def test_where_the_key_is_of_another_type(self, queue: DelayedQueue, name: str, old_layout: bool) -> None:
         offer_again(queue, 3)
         if old_layout:
-            to_old_layout(queue)
-        wrong_type(queue, REPEATED, self.changes(queue)[name])
+            wrong_type(queue, REPEATED, self.changes(queue)[name])

@@ -9,7 +9,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq.queue import codec, scripts
+from celery_delayq.queue import scripts
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.tidying import tidy
@@ -131,16 +131,6 @@ class TestAllSteps:
         steps = list(tidy(one_queue))
         assert sum(steps) == 50
         assert sum(steps[-3:]) > 0
-
-    def test_understand_what_an_earlier_version_wrote(self, queue: DelayedQueue) -> None:
-        offer_each(queue, "a", "a2", "a3", "b")
-        further = [member[codec.MESSAGE_KEY_SIZE :] for member in queue.client.zrange(REPEATED, 0, -1)]
-        queue.client.delete(REPEATED)
-        queue.client.hset(INDEX, message_key("a") + b"+", b"".join(further))
-        take_away(queue, "a", "a2", "a3")
-        assert sum(tidy(queue)) == 3
-        assert queue.client.hkeys(INDEX) == [message_key("b")]
-        assert not queue.client.exists(REPEATED)
 
     @on_a_server(max_examples=40)
     @given(steps=st.lists(st.tuples(st.sampled_from("ortc"), st.sampled_from("abc")), max_size=30))

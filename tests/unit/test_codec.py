@@ -19,10 +19,6 @@ CURRENT = b"\x08" + b"12345678" + b"\x03\x00\x00\x00\x00\x00\x00\x00" + b"pay"
 OLD = b"\x00\x00\x00\x00\x00\x00\xe0\x3f" + b"\x03\x00\x00\x00\x00\x00\x00\x00" + b"pay"
 
 
-def test_the_fields_of_the_index_are_the_message_key_and_that_with_a_plus() -> None:
-    assert codec.index_fields("an id") == (message_key("an id"), message_key("an id") + b"+")
-
-
 class TestGoldenBytes:
     def test_the_current_packing_is_written(self) -> None:
         assert pack(b"12345678", b"pay") == CURRENT

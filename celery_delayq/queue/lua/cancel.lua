@@ -18,7 +18,6 @@ local timeout_set, index, repeated, delay_list, holds = KEYS[1], KEYS[2], KEYS[3
 local message_key, limit = ARGV[1], tonumber(ARGV[2])
 
 -- include: entry_format
--- include: adopt_places
 -- include: withdraw
 -- include: holds
 
@@ -42,7 +41,6 @@ if place then
     give_up(holds, unique_of(place), message_key)
 end
 
-adopt_places(index, repeated, message_key)
 local first, last = '[' .. message_key, '[' .. message_key .. string.rep('\255', PLACE_SIZE)
 local places = redis.call('ZRANGEBYLEX', repeated, first, last, 'LIMIT', 0, limit)
 if #places == 0 then

@@ -1,5 +1,5 @@
 --[[
-find: return the waiting entries of one message id. Changes nothing, except that it converts earlier layouts.
+find: return the waiting entries of one message id. Changes nothing.
 
 KEYS[1] timeout set   ZSET
 KEYS[2] index         HASH, see offer.lua
@@ -15,7 +15,6 @@ local timeout_set, index, repeated, message_key, after = KEYS[1], KEYS[2], KEYS[
 local MOST = 100
 
 -- include: entry_format
--- include: adopt_places
 -- include: find_entry
 
 -- Keys of another type fail here, before anything is changed.
@@ -32,7 +31,6 @@ local function add(place)
 end
 
 if after == '' then
-    adopt_places(index, repeated, message_key)
     add(redis.call('HGET', index, message_key) or '')
 end
 local last = '[' .. message_key .. string.rep('\255', PLACE_SIZE)

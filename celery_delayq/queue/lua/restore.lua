@@ -23,7 +23,6 @@ Limits: O(log N) for each entry of the message id with this due time. It examine
 local timeout_set, index, repeated, delay_list = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local due, message_key, payload, mirrored, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
 
--- include: adopt_places
 -- include: is_waiting
 -- include: write_entry
 
@@ -42,7 +41,6 @@ if message_key == '' then
     announce_head(timeout_set, channel, entry, due)
     return 1
 end
-adopt_places(index, repeated, message_key)
 if is_waiting(timeout_set, index, repeated, due, message_key, payload, 100) then
     return 0
 end

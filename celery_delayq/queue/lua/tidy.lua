@@ -1,6 +1,6 @@
 --[[
-tidy: forget places of entries that no longer wait, because a program that does not know the index removed them: Java,
-or an earlier version of this package. The unique keys that they held are given up.
+tidy: forget places of entries that no longer wait, because Java removed them, which does not know the
+index. The unique keys that they held are given up.
 
 Guarantee: a place is forgotten only if its entry does not wait now, whatever happened since the caller read it.
 
@@ -8,8 +8,7 @@ KEYS[1] timeout set   ZSET
 KEYS[2] index         HASH, see offer.lua
 KEYS[3] repeated      ZSET, see offer.lua
 KEYS[4] holds         HASH, see offer_unique.lua
-ARGV    message key + place, as the caller read them, at most 100; a message key alone, if the places are still in the
-        layout of earlier versions
+ARGV    message key + place, as the caller read them, at most 100
 
 Returns {forgotten, surplus}: how many places were forgotten, and how many more places than entries are left.
 
@@ -18,7 +17,6 @@ Limits: O(log N) per place.
 local timeout_set, index, repeated, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 -- include: holds
--- include: adopt_places
 -- include: find_entry
 
 -- Keys of another type fail here, before anything is changed.
@@ -31,9 +29,7 @@ end
 local forgotten = 0
 for _, each in ipairs(ARGV) do
     local message_key, place = string.sub(each, 1, KEY_SIZE), string.sub(each, KEY_SIZE + 1)
-    if place == '' then
-        adopt_places(index, repeated, message_key)
-    elseif not find_entry(timeout_set, message_key, place) then
+    if not find_entry(timeout_set, message_key, place) then
         forgotten = forgotten + redis.call('ZREM', repeated, each)
         if redis.call('HGET', index, message_key) == place then
             forgotten = forgotten + redis.call('HDEL', index, message_key)

@@ -1,5 +1,4 @@
 -- include: entry_format
--- include: adopt_places
 
 -- Forget the place of one of our entries; `due` is its score. Return the unique key that it holds, or nil.
 local function forget_place(index, repeated, entry, due)
@@ -11,8 +10,5 @@ local function forget_place(index, repeated, entry, due)
         return unique or nil
     end
     local place = message_key .. struct.pack('>I8', tonumber(due)) .. '\0' .. string.sub(entry, OFFERED_AT, KIND_AT - 1)
-    if redis.call('ZREM', repeated, place) == 0 then
-        adopt_places(index, repeated, message_key)
-        redis.call('ZREM', repeated, place)
-    end
+    redis.call('ZREM', repeated, place)
 end
