@@ -54,23 +54,21 @@ def now_ms(client: redis.Redis) -> int:
 def offer(queue: DelayedQueue, message_id: str, due_ms: int | None = FAR, payload: bytes | None = None) -> None:
     """Run the script alone, without the registry; the payload is the message id by default."""
     scripts.offer(
-        queue.client,
         queue.keys,
         due_ms=due_ms,
         message_key=codec.message_key(message_id),
         payload=message_id.encode() if payload is None else payload,
         mirrored=queue.mirror_list,
-    )
+    ).run(queue.client)
 
 
 def offer_many(queue: DelayedQueue, messages: list[tuple[int, str, bytes]]) -> bool:
     """Run the script for many messages; each is its due time, its id and its payload."""
     return scripts.offer_many(
-        queue.client,
         queue.keys,
         messages=[(due_ms, codec.message_key(message_id), payload) for due_ms, message_id, payload in messages],
         mirrored=queue.mirror_list,
-    )
+    ).run(queue.client)
 
 
 def seed(queue: DelayedQueue, entries: dict[bytes, float]) -> None:
@@ -163,7 +161,7 @@ def lease(queue: DelayedQueue, consumer: str, ms_left: int = 3_600_000) -> bytes
 
 def renew(queue: DelayedQueue, consumer: str, *, lease_ms: int = 30_000, join: bool = False) -> Renewed:
     """Renew a consumer's lease; with `join`, begin one if there is none."""
-    (done,) = scripts.renew(queue.client, [queue.keys], consumer=consumer, lease_ms=lease_ms, join=join)
+    (done,) = scripts.renew([queue.keys], consumer=consumer, lease_ms=lease_ms, join=join).run(queue.client)
     if isinstance(done, Exception):
         raise done
     return done

@@ -8,16 +8,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from redis import exceptions
 
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import passing_refusal, should_speak, was_silent
 from celery_delayq.queue.keys import QueueKeys
-from celery_delayq.queue.script import Call, load, unwrapped
-
-_FETCH = load("fetch")
+from celery_delayq.queue.script import Call, unwrapped
 
 
 class Identity(NamedTuple):
@@ -74,7 +72,8 @@ class FetchConnection:
         self.identity = identify(self._connection)
         #: Tags of the acknowledgements whose replies have not been read yet; an empty one is that of a PING.
         self.unanswered: deque[str] = deque()
-        self._fetch: Call = (), ()
+        #: What `send_fetch` has sent.
+        self._fetch: Call[list[bytes] | None]
         #: The connection that the server tells when keys change that this one has read.
         self._told: Identity | None = None
         #: What `ask_whether_empty` has asked: the connection to be told, and how many replies there will be.
@@ -136,8 +135,8 @@ class FetchConnection:
     def send_fetch(self, keys: QueueKeys, *, consumer: str, limit: int) -> None:
         """Ask for messages, see `scripts.fetch`. Read all answers first, then `read_fetched`."""
         self._open_again()
-        self._fetch = scripts.fetch_call(keys, consumer=consumer, limit=limit)
-        self._send(*_FETCH.by_digest(*self._fetch))
+        self._fetch = scripts.fetch(keys, consumer=consumer, limit=limit)
+        self._send(*self._fetch.by_digest())
 
     def read_fetched(self) -> list[bytes] | None:
         """Return the messages, or None if the consumer has no lease.
@@ -149,11 +148,11 @@ class FetchConnection:
             try:
                 found = self._read()
             except exceptions.NoScriptError:
-                self._send(*_FETCH.by_text(*self._fetch))
+                self._send(*self._fetch.by_text())
                 found = self._read()
         except exceptions.ResponseError as exc:
             raise unwrapped(exc) from exc.__cause__
-        return cast("list[bytes] | None", found)
+        return self._fetch.read(found)
 
     def ask_whether_empty(self, groups: Sequence[Sequence[str]], *, told: Identity) -> None:
         """Ask whether lists are empty, and let the server tell a connection when one of them changes.

@@ -403,7 +403,7 @@ class Consumer:
     def _rewrite(self, tag: str, new: bytes) -> bool:
         held = self._held[tag]
         queue_keys = self.leases.keys_of(held.name)
-        if not scripts.replace(self.client, queue_keys, consumer=self.id, message=held.message, new=new):
+        if not scripts.replace(queue_keys, consumer=self.id, message=held.message, new=new).run(self.client):
             return False
         self._held[tag] = replace(held, message=new)
         return True

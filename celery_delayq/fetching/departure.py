@@ -227,14 +227,13 @@ def depart(
         for at in range(0, len(row), MAX_PUT_BACK):
             some = row[at : at + MAX_PUT_BACK]
             left += scripts.put_back(
-                client,
                 keys,
                 consumer=consumer,
                 messages=[(departure.held.message, departure.written) for departure in some],
                 to_front=to == "front",
                 dead=to == "dead",
                 holders=[departure.held.holder for departure in some] if to == "dead" else (),
-            )
+            ).run(client)
         if to != "dead" and expires_ms is not None:
             client.pexpire(keys.queue, expires_ms)
     return left
@@ -244,7 +243,7 @@ def remove(client: redis.Redis, keys: QueueKeys, *, consumer: str, held: Held) -
     """Remove a message from the in-flight list; returns 0 if it was not there."""
     if held.holder is not None:
         what: What = "start" if held.starts else "done"
-        return acknowledge(client, keys, consumer=consumer, message=held.message, holder=held.holder, what=what)
+        return acknowledge(keys, consumer=consumer, message=held.message, holder=held.holder, what=what).run(client)
     return int(client.lrem(keys.in_flight(consumer), -1, held.message))  # type: ignore[arg-type]
 
 

@@ -203,7 +203,7 @@ class Leases:
             self._lists.pop(name, None)
             has_left, elsewhere = False, is_elsewhere(client, keys.consumers)
             try:
-                has_left = scripts.leave(client, keys, consumer=self._consumer)
+                has_left = scripts.leave(keys, consumer=self._consumer).run(client)
             except CONNECTION_ERRORS as exc:
                 if not elsewhere:
                     raise
@@ -228,4 +228,4 @@ class Leases:
         raise LeaseLost(self._loss)
 
     def _renew(self, client: redis.Redis, lists: list[QueueKeys], *, join: bool) -> list[Renewed | redis.ResponseError]:
-        return scripts.renew(client, lists, consumer=self._consumer, lease_ms=round(self.seconds * 1000), join=join)
+        return scripts.renew(lists, consumer=self._consumer, lease_ms=round(self.seconds * 1000), join=join).run(client)

@@ -113,7 +113,6 @@ class Recovery:
         )
         messages = [(raw, *self._redelivery.recover(raw)) for raw in found]
         done = scripts.recover(
-            client,
             queue_keys,
             consumer=consumer,
             score=claim.score,
@@ -121,7 +120,7 @@ class Recovery:
             alive_channel=keys.alive_channel(consumer, self._db) if claim.has_ended else "",
             messages=messages,
             holders=[self._redelivery.holder_of(name, raw) if is_dead else None for raw, _letter, is_dead in messages],
-        )
+        ).run(client)
         moved = [message for message, was_moved in zip(messages, done.moved, strict=False) if was_moved]
         dead = [(raw, letter) for raw, letter, is_dead in moved if is_dead]
         if dead:

@@ -93,7 +93,7 @@ class UniqueKeys:
     def _say(self, client: redis.Redis, keys: QueueKeys, holders: list[Holder], what: What) -> bool:
         try:
             for at in range(0, len(holders), MAX_HOLDS):
-                hold(client, keys, holders=holders[at : at + MAX_HOLDS], what=what)
+                hold(keys, holders=holders[at : at + MAX_HOLDS], what=what).run(client)
         except Exception as exc:
             logger.debug("Cannot tell Redis about unique keys of %r: %s", keys.queue, exc)
             return False

@@ -33,7 +33,7 @@ from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.queue import scripts
 from celery_delayq.queue.codec import MESSAGE_KEY_SIZE, OfferId, unpack
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.script import Call, load
+from celery_delayq.queue.script import Call, run_each
 from celery_delayq.times import to_datetime
 
 FORMAT, VERSION = "celery_delayq", 1
@@ -115,16 +115,16 @@ def import_(lists: BrokerLists, file: File, on_progress: OnProgress | None = Non
     """
     answers: list[bool] = []
     registered: set[str] = set()
-    batch: list[Call] = []
+    batch: list[Call[bool]] = []
     size = 0
 
     def send() -> None:
         nonlocal size
         if batch:
-            for reply in load("restore").run_each(lists.channel.writer, batch):
+            for reply in run_each(lists.channel.writer, batch):
                 if isinstance(reply, Exception):
                     raise reply
-                answers.append(bool(reply))
+                answers.append(reply)
             batch.clear()
             size = 0
             if on_progress is not None:
@@ -138,7 +138,7 @@ def import_(lists: BrokerLists, file: File, on_progress: OnProgress | None = Non
                 queue.register(again=queue.name not in registered)
                 registered.add(queue.name)
                 batch.append(
-                    scripts.restore_call(
+                    scripts.restore(
                         queue.keys,
                         due_ms=line.due_ms,
                         message_key=line.key,

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from celery_delayq.inspector.away import Lost, is_away
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
-from celery_delayq.queue.script import load
-from celery_delayq.queue.scripts import spread_call
+from celery_delayq.queue.script import run_each
+from celery_delayq.queue.scripts import spread
 from celery_delayq.times import seconds
 
 #: Maximum number of buckets in a histogram.
@@ -109,8 +109,8 @@ def ask_due(
     Raises:
         redis.RedisError: any other error.
     """
-    calls = [spread_call(lists.delayed_queue(broker_list).keys, edges_ms=edges) for broker_list in known]
-    replies = load("spread").run_each(lists.asking, calls) if calls else []
+    calls = [spread(lists.delayed_queue(broker_list).keys, edges_ms=edges) for broker_list in known]
+    replies = run_each(lists.asking, calls)
     found: dict[BrokerList, list[int] | Exception] = {}
     for broker_list, reply in zip(known, replies, strict=True):
         if isinstance(reply, Exception) and not is_away(lists.asking, reply):

@@ -24,8 +24,8 @@ from celery_delayq.fetching.native import logger_for
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, hurried, is_cluster, refusals
 from celery_delayq.queue.keys import QueueKeys, counted
-from celery_delayq.queue.script import load
-from celery_delayq.queue.scripts import TOTALS_S, count_call
+from celery_delayq.queue.script import run_each
+from celery_delayq.queue.scripts import TOTALS_S, count
 
 logger = logger_for(__name__)
 
@@ -118,11 +118,9 @@ class Flusher:
             return
         now_s = int(seconds)
         parts = [(name, part) for name, numbers in pending.items() for part in _parts(numbers)]
-        calls = [
-            count_call(QueueKeys.of(self._first_list(name)), now_s=now_s, numbers=numbers) for name, numbers in parts
-        ]
+        calls = [count(QueueKeys.of(self._first_list(name)), now_s=now_s, numbers=numbers) for name, numbers in parts]
         try:
-            replies = load("count").run_each(client, calls)
+            replies = run_each(client, calls)
         except LOST:
             for name, numbers in parts:
                 self._counters.settle(name, numbers)

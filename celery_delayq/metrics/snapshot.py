@@ -20,8 +20,8 @@ from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, hurried, is_cluster
 from celery_delayq.queue.keys import counted
 from celery_delayq.queue.registry import registered
-from celery_delayq.queue.script import load
-from celery_delayq.queue.scripts import Measured, measure_call
+from celery_delayq.queue.script import run_each
+from celery_delayq.queue.scripts import Measured, measure
 from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
 from celery_delayq.schedule.service import store_of
 from celery_delayq.schedule.store import ScheduleStore
@@ -128,7 +128,7 @@ class Reader:
         lists, away = self._find(), _Away(self._client)
         queues: dict[str, Queue] = {}
         unreadable: set[str] = set()
-        replies = self._run("measure", [measure_call(self._keys(one), spans_ms=_SPANS_MS) for one in lists])
+        replies = run_each(self._client, [measure(self._keys(one), spans_ms=_SPANS_MS) for one in lists])
         found: dict[BrokerList, Measured] = {}
         for one, reply in zip(lists, replies, strict=True):
             if isinstance(reply, CONNECTION_ERRORS) and away.add(one, reply):
@@ -138,7 +138,7 @@ class Reader:
                 self._note(f"The metrics leave out {one.label}, as the server refuses it", reply)
             else:
                 away.answers(one)
-                found[one] = Measured.of(reply)
+                found[one] = reply
                 queues.setdefault(one.queue, Queue()).add(found[one])
         if lists and not found:
             raise next(reply for reply in replies if isinstance(reply, Exception))
@@ -201,9 +201,6 @@ class Reader:
 
     def _keys(self, one: BrokerList) -> Any:
         return self._lists.delayed_queue(one).keys
-
-    def _run(self, script: str, calls: Sequence[Any]) -> list[Any]:
-        return load(script).run_each(self._client, calls) if calls else []
 
     def _note(self, what: str, why: object) -> None:
         text = f"{what}: {why}"

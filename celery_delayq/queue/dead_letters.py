@@ -159,7 +159,7 @@ class DeadLetters:
             raise ValueError(f"cannot requeue dead letter {letter.id}: it is not a message. To delete it, use purge()")
         letters = [(letter.raw, message or letter.message)]
         return any(
-            any(scripts.requeue_dead(self.writer, self.keys, first=first, last=last, letters=letters))
+            any(scripts.requeue_dead(self.keys, first=first, last=last, letters=letters).run(self.writer))
             for first, last in self._spans(letter.position)
         )
 
@@ -168,7 +168,7 @@ class DeadLetters:
         if letter is not None:
             return int(
                 any(
-                    any(scripts.purge_dead(self.client, self.keys, first=first, last=last, letters=[letter.raw]))
+                    any(scripts.purge_dead(self.keys, first=first, last=last, letters=[letter.raw]).run(self.client))
                     for first, last in self._spans(letter.position)
                 )
             )
@@ -198,7 +198,7 @@ class DeadLetters:
 
         def requeue(first: int, last: int, letters: Sequence[DeadLetter]) -> list[bool]:
             messages = [(letter.raw, revive(letter.message)) for letter in letters]
-            return scripts.requeue_dead(self.writer, self.keys, first=first, last=last, letters=messages)
+            return scripts.requeue_dead(self.keys, first=first, last=last, letters=messages).run(self.writer)
 
         return self._change(limit, cursor, requeue, frozenset({NOT_AN_ENTRY}))
 
@@ -207,7 +207,7 @@ class DeadLetters:
 
         def purge(first: int, last: int, letters: Sequence[DeadLetter]) -> list[bool]:
             raws = [letter.raw for letter in letters]
-            return scripts.purge_dead(self.client, self.keys, first=first, last=last, letters=raws)
+            return scripts.purge_dead(self.keys, first=first, last=last, letters=raws).run(self.client)
 
         return self._change(limit, cursor, purge, frozenset())
 

@@ -125,7 +125,6 @@ class DelayedQueue:
         begun = time.monotonic()
         just_registered = self.register()
         _, alone = scripts.offer(
-            self.writer,
             self.keys,
             due_ms=due_ms,
             delay_ms=round(delay_s * 1000) if delay_s is not None else 0,
@@ -133,7 +132,7 @@ class DelayedQueue:
             payload=payload,
             mirrored=self.mirror_list,
             attempt=attempt,
-        )
+        ).run(self.writer)
         if alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
             # The queue was empty: its name may have left the registry, or the server may have lost its data.
             self.register(again=True)
@@ -170,19 +169,27 @@ class DelayedQueue:
         """
         begun = time.monotonic()
         just_registered = (due_ms is not None or pace is not None) and self.register()
-        offered = offer_unique(
-            self.writer,
-            self.keys,
-            claim=claim,
-            task_id=message_id,
-            turn=turn,
-            due_ms=due_ms,
-            payload=payload,
-            mirrored=self.mirror_list,
-            pace=pace,
-            tail=tail,
-            attempt=attempt,
-        )
+        there: keys.QueueKeys | None = None
+        while True:
+            offered = offer_unique(
+                self.keys,
+                claim=claim,
+                task_id=message_id,
+                turn=turn,
+                due_ms=due_ms,
+                payload=payload,
+                mirrored=self.mirror_list,
+                pace=pace,
+                tail=tail,
+                attempt=attempt,
+                there=there,
+            ).run(self.writer)
+            if offered.outcome != "elsewhere":
+                break
+            if offered.broker_list:
+                there = keys.QueueKeys.of(offered.broker_list)
+            else:
+                self.writer.execute_command("HDEL", self.keys.holds, claim.unique(self.keys))
         if offered.alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
             self.register(again=True)  # see `offer`
         return offered
@@ -214,7 +221,6 @@ class DelayedQueue:
         begun = time.monotonic()
         just_registered = self.register()
         due, alone = offer_throttled(
-            self.writer,
             self.keys,
             pace=pace,
             due_ms=due_ms,
@@ -223,7 +229,7 @@ class DelayedQueue:
             mirrored=self.mirror_list,
             tail=tail,
             attempt=attempt,
-        )
+        ).run(self.writer)
         if alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
             self.register(again=True)  # see `offer`
         return due
@@ -238,7 +244,7 @@ class DelayedQueue:
         Returns:
             False if an earlier attempt has stored it.
         """
-        return scripts.publish(self.writer, self.keys, message=message, attempt=attempt)
+        return scripts.publish(self.keys, message=message, attempt=attempt).run(self.writer)
 
     def offer_fetched(self, message: bytes, payload: bytes, *, consumer: str, due_ms: int, message_id: str) -> bool:
         """Move a message that a consumer has fetched from the list to the delayed queue. One atomic script.
@@ -255,7 +261,6 @@ class DelayedQueue:
         """
         self.register()
         moved, alone = scripts.offer_fetched(
-            self.client,
             self.keys,
             consumer=consumer,
             message=message,
@@ -263,7 +268,7 @@ class DelayedQueue:
             message_key=codec.message_key(message_id),
             payload=payload,
             mirrored=self.mirror_list,
-        )
+        ).run(self.client)
         if moved and alone:
             # See `offer`. If this fails, the message is stored anyway, and the consumer's own loop knows the list.
             with suppress(redis.ResponseError):
@@ -297,9 +302,9 @@ class DelayedQueue:
             The number of removed entries; 0 if the message is not waiting.
         """
         message_key = codec.message_key(message_id)
-        removed, left = scripts.cancel(self.writer, self.keys, message_key=message_key)
+        removed, left = scripts.cancel(self.keys, message_key=message_key).run(self.writer)
         while left:
-            more, left = scripts.cancel(self.writer, self.keys, message_key=message_key)
+            more, left = scripts.cancel(self.keys, message_key=message_key).run(self.writer)
             removed += more
         return removed
 
@@ -323,9 +328,9 @@ class DelayedQueue:
         or moved in the meantime may be missed.
         """
         message_key = codec.message_key(message_id)
-        found, after = scripts.find(self.client, self.keys, message_key=message_key)
+        found, after = scripts.find(self.keys, message_key=message_key).run(self.client)
         while after:
-            more, after = scripts.find(self.client, self.keys, message_key=message_key, after=after)
+            more, after = scripts.find(self.keys, message_key=message_key, after=after).run(self.client)
             found += more
         entries = entries_of((raw, due_ms) for due_ms, raw in found)
         return sorted(entries, key=lambda entry: entry.id)
@@ -403,7 +408,9 @@ class DelayedQueue:
         if after is not None:
             begin = _behind(after.position if isinstance(after, Entry) else after)
         while True:
-            read, found = scripts.page(self.client, self.keys, last_due_ms=due_to_ms, limit=limit, marks=marks, **begin)
+            read, found = scripts.page(self.keys, last_due_ms=due_to_ms, limit=limit, marks=marks, **begin).run(
+                self.client
+            )
             if not found:
                 return
             yield read, list(entries_of(found))
@@ -432,7 +439,7 @@ class DelayedQueue:
         """
         if not codec.OfferId.is_one(entry.id):
             raise ValueError("cannot amend an entry that another program offered")
-        (due,) = scripts.amend(self.writer, self.keys, due_ms=due_ms, messages=[(entry.raw, payload)])
+        (due,) = scripts.amend(self.keys, due_ms=due_ms, messages=[(entry.raw, payload)]).run(self.writer)
         return due
 
     def amend_many(self, messages: Sequence[tuple[Entry, bytes]], *, due_ms: int) -> list[bool]:
@@ -453,7 +460,7 @@ class DelayedQueue:
         return in_batches(
             [(entry.raw, payload) for entry, payload in messages],
             lambda batch: [
-                due is not None for due in scripts.amend(self.writer, self.keys, due_ms=due_ms, messages=batch)
+                due is not None for due in scripts.amend(self.keys, due_ms=due_ms, messages=batch).run(self.writer)
             ],
         )
 
@@ -461,7 +468,7 @@ class DelayedQueue:
         """Remove messages that have not changed. Returns which were removed. One atomic script per hundred."""
         return in_batches(
             [(entry.raw,) for entry in entries],
-            lambda batch: scripts.remove(self.writer, self.keys, entries=[raw for (raw,) in batch]),
+            lambda batch: scripts.remove(self.keys, entries=[raw for (raw,) in batch]).run(self.writer),
         )
 
     def release(self, messages: Sequence[tuple[Entry, bytes]]) -> list[bool]:
@@ -476,7 +483,7 @@ class DelayedQueue:
         """
         return in_batches(
             [(entry.raw, message) for entry, message in messages],
-            lambda batch: scripts.release(self.writer, self.keys, messages=batch),
+            lambda batch: scripts.release(self.keys, messages=batch).run(self.writer),
         )
 
     def size(self) -> int:
@@ -502,12 +509,12 @@ class DelayedQueue:
         if not 1 <= limit <= MAX_BATCH_SIZE:
             raise ValueError(f"limit must be 1 to {MAX_BATCH_SIZE}, not {limit!r}")
         return scripts.transfer(
-            self.client, self.keys, limit=limit, transferrer=transferrer, grace_ms=grace_ms, lead_ms=lead_ms
-        )
+            self.keys, limit=limit, transferrer=transferrer, grace_ms=grace_ms, lead_ms=lead_ms
+        ).run(self.client)
 
     def resign(self, transferrer: str) -> bool:
         """Stop being the punctual loop of this queue. Returns whether `transferrer` was."""
-        return scripts.resign(self.client, self.keys, transferrer=transferrer)
+        return scripts.resign(self.keys, transferrer=transferrer).run(self.client)
 
     def take(self, timeout_s: float | None = None) -> bytes | None:
         """Wait for a message and remove it from the list. Transfers messages that become due in the meantime.

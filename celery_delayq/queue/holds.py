@@ -182,82 +182,40 @@ class Offered:
 
     Attributes:
         outcome: `stored`; `held`: another task holds the key, and nothing was stored; `extend`: that task is due
-            earlier; `repeated`: an entry of this message id waits already.
+            earlier; `repeated`: an entry of this message id waits already; `elsewhere`: that task may wait in another
+            list, see `offer_unique`.
         alone: it was stored, and no other entry waits.
         task_id: of the task that holds the key.
         entry: the entry of the task that is due earlier.
-        broker_list: the list that it waits for.
+        broker_list: the list that it waits for; if `elsewhere`, empty if that is no list of ours.
     """
 
-    outcome: Literal["stored", "held", "extend", "repeated"]
+    outcome: Literal["stored", "held", "extend", "repeated", "elsewhere"]
     alone: bool = False
     task_id: str = ""
     entry: bytes = b""
     broker_list: str = ""
 
-
-def offer_unique(
-    client: redis.Redis,
-    keys: QueueKeys,
-    *,
-    claim: Claim,
-    task_id: str,
-    turn: int = 0,
-    due_ms: int | None,
-    payload: bytes,
-    mirrored: bool,
-    pace: Pace | None = None,
-    tail: bytes = b"",
-    attempt: Attempt | None = None,
-) -> Offered:
-    """Store a message that claims a unique key; see `offer_unique.lua`. Several calls if another list has to change.
-
-    Args:
-        client: any client.
-        keys: of the message's list.
-        claim: what it claims.
-        task_id: of the message.
-        turn: see `Holder`.
-        due_ms: when it is due, unix time in ms; None: store it in the broker list.
-        payload: the message.
-        mirrored: whether to write the delay list too.
-        pace: the throttled key that gives it a turn, if it is stored.
-        tail: see `offer_throttled`.
-        attempt: if the caller repeats the call when it misses the reply.
-    """
-    there = None
-    while True:
-        call = offer_unique_call(
-            keys,
-            claim=claim,
-            task_id=task_id,
-            turn=turn,
-            due_ms=due_ms,
-            payload=payload,
-            mirrored=mirrored,
-            pace=pace,
-            tail=tail,
-            attempt=attempt,
-            there=there,
-        )
-        outcome, *more = load("offer_unique").run(client, *call)
-        texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in more]
+    @classmethod
+    def of(cls, reply: Any, task_id: str) -> Offered:
+        """Return what a reply to the offer of a task says."""
+        outcome, *more = reply
         if outcome == b"elsewhere":
             try:
-                there = QueueKeys.of(more[0].decode())
-            except UnicodeDecodeError:  # no list of ours
-                client.execute_command("HDEL", keys.holds, claim.unique(keys))
-        elif outcome == b"stored":
-            return Offered("stored", alone=bool(texts[0]), task_id=task_id)
-        elif outcome == b"held":
-            return Offered("held", task_id=texts[0])
-        elif outcome == b"extend":
-            return Offered("extend", entry=more[0], broker_list=texts[1])
-        else:
-            return Offered("repeated")
+                return cls("elsewhere", broker_list=more[0].decode())
+            except UnicodeDecodeError:
+                return cls("elsewhere")
+        texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in more]
+        if outcome == b"stored":
+            return cls("stored", alone=bool(texts[0]), task_id=task_id)
+        if outcome == b"held":
+            return cls("held", task_id=texts[0])
+        if outcome == b"extend":
+            return cls("extend", entry=more[0], broker_list=texts[1])
+        return cls("repeated")
 
 
-def offer_unique_call(
+def offer_unique(
     keys: QueueKeys,
     *,
     claim: Claim,
@@ -270,10 +228,22 @@ def offer_unique_call(
     tail: bytes = b"",
     attempt: Attempt | None = None,
     there: QueueKeys | None = None,
-) -> Call:
-    """Return keys and arguments of `offer_unique.lua`, for `run` or for a pipeline; see `offer_unique`.
+) -> Call[Offered]:
+    """Store a message that claims a unique key; see `offer_unique.lua`.
 
-    `there` has the keys of the list in which the holder waits, if that is another list.
+    Args:
+        keys: of the message's list.
+        claim: what it claims.
+        task_id: of the message.
+        turn: see `Holder`.
+        due_ms: when it is due, unix time in ms; None: store it in the broker list.
+        payload: the message.
+        mirrored: whether to write the delay list too.
+        pace: the throttled key that gives it a turn, if it is stored.
+        tail: see `offer_throttled`.
+        attempt: if the caller repeats the call when it misses the reply.
+        there: of the list in which the holder waits, if that is another list: the outcome of the call before it was
+            `elsewhere`.
     """
     claimed = _CLAIM.pack(
         claim.unique(keys),
@@ -300,11 +270,10 @@ def offer_unique_call(
     if there is not None:
         names += [there.timeout_set, there.index, there.delay_list]
         args.append(there.queue)
-    return names, args
+    return Call(load("offer_unique"), names, args, lambda reply: Offered.of(reply, task_id))
 
 
 def offer_throttled(
-    client: redis.Redis,
     keys: QueueKeys,
     *,
     pace: Pace,
@@ -314,11 +283,10 @@ def offer_throttled(
     mirrored: bool,
     tail: bytes = b"",
     attempt: Attempt | None = None,
-) -> tuple[int, bool]:
+) -> Call[tuple[int, bool]]:
     """Store a message that is due at the next turn of a throttled key; see `offer_throttled.lua`.
 
     Args:
-        client: any client.
         keys: of the message's list.
         pace: the key.
         due_ms: when it should be due, unix time in ms; None for now.
@@ -332,46 +300,19 @@ def offer_throttled(
         When it is due, unix time in ms, and whether no other entry waits. Zeros if it was stored before, and waits no
         longer.
     """
-    call = offer_throttled_call(
-        keys,
-        pace=pace,
-        due_ms=due_ms,
-        message_key=message_key,
-        payload=payload,
-        mirrored=mirrored,
-        tail=tail,
-        attempt=attempt,
-    )
-    due, alone = load("offer_throttled").run(client, *call)
-    return int(due), bool(alone)
-
-
-def offer_throttled_call(
-    keys: QueueKeys,
-    *,
-    pace: Pace,
-    due_ms: int | None,
-    message_key: bytes,
-    payload: bytes,
-    mirrored: bool,
-    tail: bytes = b"",
-    attempt: Attempt | None = None,
-) -> Call:
-    """Return keys and arguments of `offer_throttled.lua`, for `run` or for a pipeline; see `offer_throttled`."""
     due = "" if due_ms is None else due_ms
     names: list[str] = [*keys.waiting, pace.turns(keys)]
     args: list[bytes | str | int] = [due, pace.interval_us, message_key, payload, int(mirrored), keys.channel, tail]
     if attempt is not None:
         names.append(attempt.record(keys))
         args.append(attempt.token)
-    return names, args
+    return Call(load("offer_throttled"), names, args, lambda reply: (int(reply[0]), bool(reply[1])))
 
 
-def hold(client: redis.Redis, keys: QueueKeys, *, holders: Sequence[Holder], what: What) -> int:
+def hold(keys: QueueKeys, *, holders: Sequence[Holder], what: What) -> Call[int]:
     """Say that tasks that hold unique keys have started, go on, or are done; see `hold.lua`.
 
     Args:
-        client: any client.
         keys: of their list.
         holders: the tasks; at most `MAX_HOLDS`.
         what: what they do.
@@ -380,16 +321,13 @@ def hold(client: redis.Redis, keys: QueueKeys, *, holders: Sequence[Holder], wha
         How many keys were given up.
     """
     args = [part for one in holders for part in (one.unique, one.name)]
-    return int(load("hold").run(client, (keys.holds,), (what, *args)))
+    return Call(load("hold"), (keys.holds,), (what, *args), int)
 
 
-def acknowledge(
-    client: redis.Redis, keys: QueueKeys, *, consumer: str, message: bytes, holder: Holder, what: What
-) -> bool:
+def acknowledge(keys: QueueKeys, *, consumer: str, message: bytes, holder: Holder, what: What) -> Call[bool]:
     """Remove a message that holds a unique key from a consumer's in-flight list; see `acknowledge.lua`.
 
     Args:
-        client: any client.
         keys: of its list.
         consumer: id of the consumer.
         message: as it was fetched.
@@ -399,11 +337,8 @@ def acknowledge(
     Returns:
         Whether it was in flight.
     """
-    return bool(
-        load("acknowledge").run(
-            client, (keys.in_flight(consumer), keys.holds), (message, holder.unique, holder.name, what)
-        )
-    )
+    args = (message, holder.unique, holder.name, what)
+    return Call(load("acknowledge"), (keys.in_flight(consumer), keys.holds), args, bool)
 
 
 def holds_of(client: redis.Redis, keys: Sequence[QueueKeys], key: str) -> list[Hold]:

@@ -140,14 +140,14 @@ class Registry:
         wanted = list(islice(idle, _MOST))
         held = self._held([name for name, _ in settled] + wanted)
         if leaving := [name for name in wanted if name not in held]:
-            scripts.retire(self.client, self.keys, names=leaving)
+            scripts.retire(self.keys, names=leaving).run(self.client)
         for name, _ in settled:
             if name in held:
                 self.add(name)
             else:
                 self._forget_places(name)
         if settled:
-            scripts.settle(self.client, self.keys, retired=settled)
+            scripts.settle(self.keys, retired=settled).run(self.client)
 
     def _held(self, names: list[str]) -> set[str]:
         """Return the names that are still needed: they have waiting messages, dead letters or periodic tasks."""
@@ -161,7 +161,7 @@ class Registry:
 
     def _forget_places(self, name: str) -> None:
         try:
-            scripts.tidy(self.client, keys.QueueKeys.of(name), places=[])
+            scripts.tidy(keys.QueueKeys.of(name), places=[]).run(self.client)
         except exceptions.ResponseError as exc:
             logger.debug("Cannot tidy the index of %r: %s", name, exc)
 

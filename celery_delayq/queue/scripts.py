@@ -1,4 +1,7 @@
-"""One typed function per Lua script, so that keys, arguments and return codes have names."""
+"""One typed function per Lua script, so that keys, arguments and return codes have names.
+
+Each returns a call, see `celery_delayq.queue.script.Call`: `scripts.resign(keys, transferrer=me).run(client)`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import redis
 
@@ -22,7 +25,7 @@ MAX_BATCH_SIZE = 1000
 
 @dataclass(frozen=True)
 class Transferred:
-    """Result of one call of `transfer`.
+    """Result of `transfer`.
 
     Attributes:
         moved: number of messages that were moved to the broker list.
@@ -45,6 +48,16 @@ class Transferred:
     former: str = ""
     parts: tuple[tuple[int, int], ...] = ()
 
+    @classmethod
+    def of(cls, reply: Any) -> Transferred:
+        """Return what a reply says."""
+        moved, dead, head, now_us, last, punctual, former, *slices = reply
+        parts = tuple(
+            (score_to_ms(due) or 0, size) for size, due in zip(slices[::2], slices[1::2], strict=True) if size
+        )
+        after, before = punctual.decode("utf-8", "replace"), former.decode("utf-8", "replace")
+        return cls(moved, dead, score_to_ms(head), int(now_us), int(last), after, before, parts)
+
 
 def score_to_ms(score: bytes | str | float) -> int | None:
     """Return a score as a due time in ms; None if there is no entry (empty), or if it is never due."""
@@ -54,7 +67,7 @@ def score_to_ms(score: bytes | str | float) -> int | None:
     return 0 if value == -math.inf else math.ceil(value)
 
 
-def offer_call(
+def offer(
     keys: QueueKeys,
     *,
     due_ms: int | None,
@@ -63,33 +76,26 @@ def offer_call(
     payload: bytes,
     mirrored: bool,
     attempt: Attempt | None = None,
-) -> Call:
-    """Return keys and arguments of `offer.lua`, for `run` or for a pipeline."""
+) -> Call[tuple[int, bool]]:
+    """Store a message; see `offer.lua`.
+
+    Returns its due time, unix time in ms, and whether no other entry waits.
+    """
     due = "" if due_ms is None else due_ms
     names: list[str] = [*keys.waiting]
     args: list[bytes | str | int] = [due, delay_ms, message_key, payload, int(mirrored), keys.channel]
     if attempt is not None:
         names.append(attempt.record(keys))
         args.append(attempt.token)
-    return names, args
+    return Call(load("offer"), names, args, lambda reply: (int(reply[0]), bool(reply[1])))
 
 
-def offer(client: redis.Redis, keys: QueueKeys, **message: Any) -> tuple[int, bool]:
-    """Store a message; see `offer.lua`. Arguments are those of `offer_call`.
-
-    Returns its due time, unix time in ms, and whether no other entry waits.
-    """
-    due_ms, alone = load("offer").run(client, *offer_call(keys, **message))
-    return int(due_ms), bool(alone)
-
-
-def publish(client: redis.Redis, keys: QueueKeys, *, message: bytes, attempt: Attempt) -> bool:
+def publish(keys: QueueKeys, *, message: bytes, attempt: Attempt) -> Call[bool]:
     """Put a message to the back of the broker list; see `publish.lua`. Returns False if it was stored before."""
-    return bool(load("publish").run(client, (keys.queue, attempt.record(keys)), (message, attempt.token)))
+    return Call(load("publish"), (keys.queue, attempt.record(keys)), (message, attempt.token), bool)
 
 
 def offer_fetched(
-    client: redis.Redis,
     keys: QueueKeys,
     *,
     consumer: str,
@@ -98,51 +104,40 @@ def offer_fetched(
     message_key: bytes,
     payload: bytes,
     mirrored: bool,
-) -> tuple[bool, bool]:
+) -> Call[tuple[bool, bool]]:
     """Move a message that a consumer has fetched to the delayed queue; see `offer_fetched.lua`.
 
     Returns whether it was in flight, and whether no other entry waits.
     """
-    moved, alone = load("offer_fetched").run(
-        client,
+    return Call(
+        load("offer_fetched"),
         (keys.in_flight(consumer), *keys.waiting),
         (message, due_ms, message_key, payload, int(mirrored), keys.channel),
+        lambda reply: (bool(reply[0]), bool(reply[1])),
     )
-    return bool(moved), bool(alone)
 
 
 #: Maximum number of messages that one call of `offer_many` stores.
 MAX_OFFERS = 100
 
 
-def offer_many(
-    client: redis.Redis, keys: QueueKeys, *, messages: Sequence[tuple[int, bytes, bytes]], mirrored: bool
-) -> bool:
+def offer_many(keys: QueueKeys, *, messages: Sequence[tuple[int, bytes, bytes]], mirrored: bool) -> Call[bool]:
     """Store messages (due time in ms, message key, payload); see `offer_many.lua`.
 
     Returns whether no other entry waits.
     """
-    return bool(load("offer_many").run(client, *offer_many_call(keys, messages=messages, mirrored=mirrored)))
-
-
-def offer_many_call(keys: QueueKeys, *, messages: Sequence[tuple[int, bytes, bytes]], mirrored: bool) -> Call:
-    """Return keys and arguments of `offer_many.lua`, for `run` or for a pipeline."""
     parts = [part for message in messages for part in message]
-    return keys.waiting, (int(mirrored), keys.channel, *parts)
+    return Call(load("offer_many"), keys.waiting, (int(mirrored), keys.channel, *parts), bool)
 
 
-def transfer(
-    client: redis.Redis, keys: QueueKeys, *, limit: int, transferrer: str, grace_ms: int, lead_ms: int
-) -> Transferred:
+def transfer(keys: QueueKeys, *, limit: int, transferrer: str, grace_ms: int, lead_ms: int) -> Call[Transferred]:
     """Move due messages to the broker list, see `transfer.lua`."""
-    moved, dead, head, now_us, last, punctual, former, *slices = load("transfer").run(
-        client,
+    return Call(
+        load("transfer"),
         (keys.queue, *keys.waiting, keys.dead, keys.transferrer, keys.holds),
         (limit, transferrer, grace_ms, keys.transferrer_channel, lead_ms),
+        Transferred.of,
     )
-    parts = tuple((score_to_ms(due) or 0, size) for size, due in zip(slices[::2], slices[1::2], strict=True) if size)
-    after, before = punctual.decode("utf-8", "replace"), former.decode("utf-8", "replace")
-    return Transferred(moved, dead, score_to_ms(head), int(now_us), int(last), after, before, parts)
 
 
 #: How long sums stay, in seconds: over each step of seconds, in blocks of time of so many. One block is one key, small
@@ -153,22 +148,22 @@ HISTORY = {60: (8 * 3600, 600), 600: (72 * 3600, 7200)}
 TOTALS_S = 30 * 86400
 
 
-def count_call(keys: QueueKeys, *, now_s: int, numbers: Mapping[str, int]) -> Call:
-    """Return keys and arguments of `count.lua`: add numbers, at the server's time `now_s`, unix time in s."""
+def count(keys: QueueKeys, *, now_s: int, numbers: Mapping[str, int]) -> Call[int]:
+    """Add numbers to the totals and the history of a queue; see `count.lua`. Returns how many.
+
+    `now_s` is the server's time, unix time in s.
+    """
     history = [(step_s, *HISTORY[step_s]) for step_s in HISTORY]
-    return (
+    return Call(
+        load("count"),
         (keys.metrics, *(keys.history(step_s, now_s - now_s % block_s) for step_s, _, block_s in history)),
         (
             TOTALS_S,
             *(part for step_s, kept_s, block_s in history for part in (now_s - now_s % step_s, kept_s + block_s)),
             *(part for number in numbers.items() for part in number),
         ),
+        int,
     )
-
-
-def count(client: redis.Redis, keys: QueueKeys, *, now_s: int, numbers: Mapping[str, int]) -> int:
-    """Add numbers to the totals and the history of a queue; see `count.lua`. Returns how many."""
-    return int(load("count").run(client, *count_call(keys, now_s=now_s, numbers=numbers)))
 
 
 @dataclass(frozen=True)
@@ -227,39 +222,26 @@ class Measured:
         )
 
 
-def measure_call(keys: QueueKeys, *, spans_ms: Sequence[int]) -> Call:
-    """Return keys and arguments of `measure.lua`."""
-    return (keys.queue, keys.timeout_set, keys.dead, keys.transferrer, keys.consumers, keys.metrics), spans_ms
-
-
-def measure(client: redis.Redis, keys: QueueKeys, *, spans_ms: Sequence[int]) -> Measured:
+def measure(keys: QueueKeys, *, spans_ms: Sequence[int]) -> Call[Measured]:
     """Return the numbers of a list; see `measure.lua`."""
-    return Measured.of(load("measure").run(client, *measure_call(keys, spans_ms=spans_ms)))
+    names = (keys.queue, keys.timeout_set, keys.dead, keys.transferrer, keys.consumers, keys.metrics)
+    return Call(load("measure"), names, spans_ms, Measured.of)
 
 
-def spread_call(keys: QueueKeys, *, edges_ms: Sequence[int]) -> Call:
-    """Return keys and arguments of `spread.lua`."""
-    return (keys.timeout_set,), edges_ms
-
-
-def spread(client: redis.Redis, keys: QueueKeys, *, edges_ms: Sequence[int]) -> list[int]:
+def spread(keys: QueueKeys, *, edges_ms: Sequence[int]) -> Call[list[int]]:
     """Count entries by their due times; see `spread.lua`. Returns an empty list if none waits."""
-    return list(load("spread").run(client, *spread_call(keys, edges_ms=edges_ms)))
+    return Call(load("spread"), (keys.timeout_set,), edges_ms, list)
 
 
-def cancel(client: redis.Redis, keys: QueueKeys, *, message_key: bytes, limit: int = 100) -> tuple[int, int]:
+def cancel(keys: QueueKeys, *, message_key: bytes, limit: int = 100) -> Call[tuple[int, int]]:
     """Remove the entries of a message id; see `cancel.lua`. Returns how many were removed, and how many are left."""
-    return cast(
-        "tuple[int, int]",
-        tuple(load("cancel").run(client, (*keys.waiting, keys.holds), (message_key, limit))),
-    )
+    return Call(load("cancel"), (*keys.waiting, keys.holds), (message_key, limit), _two_numbers)
 
 
-def resign(client: redis.Redis, keys: QueueKeys, *, transferrer: str) -> bool:
+def resign(keys: QueueKeys, *, transferrer: str) -> Call[bool]:
     """Stop being the punctual transferrer, see `resign.lua`. Returns whether the caller was."""
-    return bool(
-        load("resign").run(client, (keys.timeout_set, keys.transferrer), (transferrer, keys.transferrer_channel))
-    )
+    args = (transferrer, keys.transferrer_channel)
+    return Call(load("resign"), (keys.timeout_set, keys.transferrer), args, bool)
 
 
 #: Maximum number of messages that one call of `fetch` moves or `purge` removes, or that one call of `put_back` or
@@ -295,15 +277,18 @@ class Renewed:
 
 
 def renew(
-    client: redis.Redis, lists: Sequence[QueueKeys], *, consumer: str, lease_ms: int, join: bool
-) -> list[Renewed | redis.ResponseError]:
+    lists: Sequence[QueueKeys], *, consumer: str, lease_ms: int, join: bool
+) -> Call[list[Renewed | redis.ResponseError]]:
     """Begin or extend leases on lists, at most `MAX_RENEW`, in one hash slot; see `renew.lua`.
 
     Returns for each list the result, or the server's error.
     """
-    args = (consumer, lease_ms, int(join))
-    now_ms, *replies = load("renew").run(client, [keys.consumers for keys in lists], args)
-    return [reply if isinstance(reply, redis.ResponseError) else _renewed(int(now_ms), *reply) for reply in replies]
+    return Call(load("renew"), [keys.consumers for keys in lists], (consumer, lease_ms, int(join)), _each_renewed)
+
+
+def _each_renewed(reply: Any) -> list[Renewed | redis.ResponseError]:
+    now_ms, *lists = reply
+    return [found if isinstance(found, redis.ResponseError) else _renewed(int(now_ms), *found) for found in lists]
 
 
 def _renewed(now_ms: int, renewed: int, *others: bytes) -> Renewed:
@@ -314,27 +299,21 @@ def _renewed(now_ms: int, renewed: int, *others: bytes) -> Renewed:
     return Renewed(renewed == 1, now_ms, silent, given_up, renewed >= 0)
 
 
-def fetch(client: redis.Redis, keys: QueueKeys, *, consumer: str, limit: int) -> list[bytes] | None:
+def fetch(keys: QueueKeys, *, consumer: str, limit: int) -> Call[list[bytes] | None]:
     """Move messages to a consumer's in-flight list; see `fetch.lua`. Returns them, or None if it has no lease."""
-    return cast("list[bytes] | None", load("fetch").run(client, *fetch_call(keys, consumer=consumer, limit=limit)))
+    names = (keys.queue, keys.in_flight(consumer), keys.consumers)
+    return Call(load("fetch"), names, (consumer, limit), lambda reply: reply)
 
 
-def fetch_call(keys: QueueKeys, *, consumer: str, limit: int) -> Call:
-    """Return keys and arguments of `fetch.lua`, for a connection that reads the reply later."""
-    return (keys.queue, keys.in_flight(consumer), keys.consumers), (consumer, limit)
-
-
-def purge(client: redis.Redis, keys: QueueKeys, *, limit: int, mark: bytes) -> tuple[int, list[bytes]]:
+def purge(keys: QueueKeys, *, limit: int, mark: bytes) -> Call[tuple[int, list[bytes]]]:
     """Remove at most `limit` messages, and `MAX_FETCH`, from the broker list; see `purge.lua`.
 
     Returns how many were removed, and those of them that contain the mark.
     """
-    removed, *marked = load("purge").run(client, (keys.queue,), (limit, mark))
-    return int(removed), marked
+    return Call(load("purge"), (keys.queue,), (limit, mark), lambda reply: (int(reply[0]), reply[1:]))
 
 
 def put_back(
-    client: redis.Redis,
     keys: QueueKeys,
     *,
     consumer: str,
@@ -342,58 +321,49 @@ def put_back(
     to_front: bool = True,
     dead: bool = False,
     holders: Sequence[Holder | None] = (),
-) -> int:
+) -> Call[int]:
     """Move messages out of a consumer's in-flight list; see `put_back.lua`. Returns how many were in it.
 
     They move to the front of the broker list (newest first), to its back, or to the dead list. Each message is given
     as it was fetched, and as it should be stored. `holders` has those of messages whose tasks give up their unique
     keys, in the same order.
     """
-    destination = keys.dead if dead else keys.queue
+    names = (keys.in_flight(consumer), keys.dead if dead else keys.queue, keys.holds)
     side = "RIGHT" if to_front or dead else "LEFT"
-    args = [part for message in messages for part in message]
-    return int(
-        load("put_back").run(
-            client, (keys.in_flight(consumer), destination, keys.holds), (side, holds.written(holders), *args)
-        )
-    )
+    return Call(load("put_back"), names, (side, holds.written(holders), *_parts(messages)), int)
 
 
-def replace(client: redis.Redis, keys: QueueKeys, *, consumer: str, message: bytes, new: bytes) -> bool:
+def replace(keys: QueueKeys, *, consumer: str, message: bytes, new: bytes) -> Call[bool]:
     """Replace a message in a consumer's in-flight list; the new one is the oldest. Returns whether it was there."""
     in_flight = keys.in_flight(consumer)
-    return bool(load("put_back").run(client, (in_flight, in_flight, keys.holds), ("RIGHT", b"", message, new)))
+    return Call(load("put_back"), (in_flight, in_flight, keys.holds), ("RIGHT", b"", message, new), bool)
 
 
 #: Maximum number of letters that one call of `requeue_dead` or `purge_dead` takes.
 MAX_TAKEN = 50
 
 
-def requeue_dead(
-    client: redis.Redis, keys: QueueKeys, *, first: int, last: int, letters: Sequence[tuple[bytes, bytes]]
-) -> list[bool]:
+def requeue_dead(keys: QueueKeys, *, first: int, last: int, letters: Sequence[tuple[bytes, bytes]]) -> Call[list[bool]]:
     """Move letters from the dead list to the back of the broker list; see `requeue_dead.lua`.
 
     They are searched for between two positions. Each is given as it is stored, with the message to write. Returns for
     each whether it was there.
     """
-    args = [part for letter in letters for part in letter]
-    taken = load("requeue_dead").run(client, (keys.dead, keys.queue), (first, last, os.urandom(16), *args))
-    return [bool(one) for one in taken]
+    args: list[bytes | str | int] = [first, last, os.urandom(16), *_parts(letters)]
+    return Call(load("requeue_dead"), (keys.dead, keys.queue), args, _flags)
 
 
-def purge_dead(client: redis.Redis, keys: QueueKeys, *, first: int, last: int, letters: Sequence[bytes]) -> list[bool]:
+def purge_dead(keys: QueueKeys, *, first: int, last: int, letters: Sequence[bytes]) -> Call[list[bool]]:
     """Remove letters from the dead list; see `purge_dead.lua`. Returns for each whether it was there.
 
     They are searched for between two positions.
     """
-    taken = load("purge_dead").run(client, (keys.dead,), (first, last, os.urandom(16), *letters))
-    return [bool(one) for one in taken]
+    return Call(load("purge_dead"), (keys.dead,), (first, last, os.urandom(16), *letters), _flags)
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """Result of one call of `recover`.
+    """Result of `recover`.
 
     Attributes:
         given_up: whether the consumer was given up, by this call or earlier; False if it is alive.
@@ -409,7 +379,6 @@ class Recovered:
 
 
 def recover(
-    client: redis.Redis,
     keys: QueueKeys,
     *,
     consumer: str,
@@ -418,7 +387,7 @@ def recover(
     alive_channel: str,
     messages: Sequence[tuple[bytes, bytes, bool]],
     holders: Sequence[Holder | None] = (),
-) -> Recovered:
+) -> Call[Recovered]:
     """Put back the messages of a consumer that is gone; see `recover.lua`. The score is empty if it is not known.
 
     The channel is the consumer's if its process is known to have ended, otherwise empty. Messages are given newest
@@ -426,36 +395,37 @@ def recover(
     messages whose tasks give up their unique keys, in the same order.
     """
     args = [part for raw, new, dead in messages for part in (raw, new, "D" if dead else "Q")]
-    given_up, moved, left, new_score = load("recover").run(
-        client,
+    return Call(
+        load("recover"),
         (keys.consumers, keys.in_flight(consumer), keys.queue, keys.dead, keys.holds),
         (consumer, score, int(gone), alive_channel, holds.written(holders), *args),
+        lambda reply: Recovered(bool(reply[0]), _flags(reply[1]), *reply[2:]),
     )
-    return Recovered(bool(given_up), [bool(one) for one in moved], left, new_score)
 
 
-def leave(client: redis.Redis, keys: QueueKeys, *, consumer: str) -> bool:
+def leave(keys: QueueKeys, *, consumer: str) -> Call[bool]:
     """End a lease; see `leave.lua`. Returns False if the consumer still holds messages."""
-    return bool(load("leave").run(client, (keys.consumers, keys.in_flight(consumer)), (consumer,)))
+    return Call(load("leave"), (keys.consumers, keys.in_flight(consumer)), (consumer,), bool)
 
 
 #: Maximum number of entries that one call of `page` returns, or that one call of `remove` or `release` accepts.
 MAX_PAGE, MAX_REMOVED = 1000, 100
 
 
-def find(
-    client: redis.Redis, keys: QueueKeys, *, message_key: bytes, after: bytes = b""
-) -> tuple[list[tuple[int, bytes]], bytes]:
+def find(keys: QueueKeys, *, message_key: bytes, after: bytes = b"") -> Call[tuple[list[tuple[int, bytes]], bytes]]:
     """Find entries of a message id; see `find.lua`.
 
     Returns due times (ms) and entries, and `after` for the next call; `after` is empty if there are no more.
     """
-    more, *found = load("find").run(client, (keys.timeout_set, keys.index, keys.repeated), (message_key, after))
-    return [(int(due), entry) for due, entry in zip(found[::2], found[1::2], strict=True)], more
+
+    def read(reply: Any) -> tuple[list[tuple[int, bytes]], bytes]:
+        more, *found = reply
+        return [(int(due), entry) for due, entry in zip(found[::2], found[1::2], strict=True)], more
+
+    return Call(load("find"), (keys.timeout_set, keys.index, keys.repeated), (message_key, after), read)
 
 
 def page(
-    client: redis.Redis,
     keys: QueueKeys,
     *,
     due_ms: int | None,
@@ -464,7 +434,7 @@ def page(
     skip: Literal["", "entry", "start"] = "",
     after: bytes = b"",
     marks: Sequence[Sequence[bytes]] = (),
-) -> tuple[int, list[tuple[bytes, bytes]]]:
+) -> Call[tuple[int, list[tuple[bytes, bytes]]]]:
     """Return how many entries were read, and entries and scores in due order; see `page.lua`.
 
     Entries contain one mark of each group. A group that is empty, or has an empty mark, says nothing.
@@ -472,79 +442,74 @@ def page(
     first_due: int | str = "-inf" if due_ms is None else due_ms
     last_due: int | str = "(+inf" if last_due_ms is None else last_due_ms
     apart = [mark for group in marks if group and all(group) for mark in (b"", *group)][1:]
-    read, *found = load("page").run(client, (keys.timeout_set,), (first_due, last_due, limit, skip, after, *apart))
-    return int(read), list(zip(found[::2], found[1::2], strict=True))
+    return Call(
+        load("page"),
+        (keys.timeout_set,),
+        (first_due, last_due, limit, skip, after, *apart),
+        lambda reply: (int(reply[0]), list(zip(reply[1::2], reply[2::2], strict=True))),
+    )
 
 
-def remove(client: redis.Redis, keys: QueueKeys, *, entries: Sequence[bytes]) -> list[bool]:
+def remove(keys: QueueKeys, *, entries: Sequence[bytes]) -> Call[list[bool]]:
     """Remove entries that have not changed; see `remove.lua`. Returns, for the first ones, whether each was removed."""
-    removed = load("remove").run(client, (*keys.waiting, keys.holds), entries)
-    return [bool(one) for one in removed]
+    return Call(load("remove"), (*keys.waiting, keys.holds), entries, _flags)
 
 
-def release(client: redis.Redis, keys: QueueKeys, *, messages: Sequence[tuple[bytes, bytes]]) -> list[bool]:
+def release(keys: QueueKeys, *, messages: Sequence[tuple[bytes, bytes]]) -> Call[list[bool]]:
     """Move entries to the broker list; see `release.lua`. Returns, for the first ones, whether each was moved.
 
     Each entry is given as it was read, with the message to write.
     """
-    args = [part for message in messages for part in message]
-    moved = load("release").run(client, (keys.queue, *keys.waiting, keys.holds), args)
-    return [bool(one) for one in moved]
+    return Call(load("release"), (keys.queue, *keys.waiting, keys.holds), _parts(messages), _flags)
 
 
 #: Maximum number of entries that one call of `amend` changes.
 MAX_AMENDED = 25
 
 
-def amend(
-    client: redis.Redis, keys: QueueKeys, *, due_ms: int | None, messages: Sequence[tuple[bytes, bytes]]
-) -> list[int | None]:
+def amend(keys: QueueKeys, *, due_ms: int | None, messages: Sequence[tuple[bytes, bytes]]) -> Call[list[int | None]]:
     """Change entries, each given as it was read, with its new payload; see `amend.lua`.
 
     Returns for each of the first ones its due time, or None if it is no longer as it was read: at most for
     `MAX_AMENDED`, and fewer while the delay list is in use.
     """
-    dues = load("amend").run(client, *amend_call(keys, due_ms=due_ms, messages=messages[:MAX_AMENDED]))
-    return [int(due) if due else None for due in dues]
+    args: list[bytes | str | int] = [keys.channel, "" if due_ms is None else due_ms, *_parts(messages[:MAX_AMENDED])]
+    return Call(load("amend"), keys.waiting, args, lambda reply: [int(due) if due else None for due in reply])
 
 
-def amend_call(keys: QueueKeys, *, due_ms: int | None, messages: Sequence[tuple[bytes, bytes]]) -> Call:
-    """Return keys and arguments of `amend.lua`; see `amend`."""
-    args = [part for message in messages for part in message]
-    return keys.waiting, (keys.channel, "" if due_ms is None else due_ms, *args)
-
-
-def tidy(client: redis.Redis, keys: QueueKeys, *, places: Sequence[bytes]) -> tuple[int, int]:
+def tidy(keys: QueueKeys, *, places: Sequence[bytes]) -> Call[tuple[int, int]]:
     """Forget places of entries that no longer wait; see `tidy.lua`.
 
     Returns how many were forgotten, and how many more places than entries are left.
     """
-    forgotten, surplus = load("tidy").run(client, (keys.timeout_set, keys.index, keys.repeated, keys.holds), places)
-    return int(forgotten), int(surplus)
+    return Call(load("tidy"), (keys.timeout_set, keys.index, keys.repeated, keys.holds), places, _two_numbers)
 
 
-def retire(client: redis.Redis, keys: RegistryKeys, *, names: Sequence[str]) -> int:
+def retire(keys: RegistryKeys, *, names: Sequence[str]) -> Call[int]:
     """Take names out of the registry; see `retire.lua`. Returns how many were in it."""
-    return int(load("retire").run(client, (keys.names, keys.retired), names))
+    return Call(load("retire"), (keys.names, keys.retired), names, int)
 
 
-def settle(client: redis.Redis, keys: RegistryKeys, *, retired: Sequence[tuple[str, int]]) -> int:
+def settle(keys: RegistryKeys, *, retired: Sequence[tuple[str, int]]) -> Call[int]:
     """Forget that names were retired at a time (ms); see `settle.lua`. Returns how many were still retired."""
-    args = [part for name in retired for part in name]
-    return int(load("settle").run(client, (keys.retired,), args))
+    return Call(load("settle"), (keys.retired,), [part for name in retired for part in name], int)
 
 
-def restore_call(keys: QueueKeys, *, due_ms: int, message_key: bytes, payload: bytes, mirrored: bool) -> Call:
-    """Return keys and arguments of `restore.lua`. An entry of another program is the payload, without a message key."""
-    return (
-        keys.waiting,
-        (due_ms, message_key, payload, int(mirrored), keys.channel),
-    )
+def restore(keys: QueueKeys, *, due_ms: int, message_key: bytes, payload: bytes, mirrored: bool) -> Call[bool]:
+    """Store a message unless it waits already; see `restore.lua`. Returns whether it was stored.
 
-
-def restore(client: redis.Redis, keys: QueueKeys, **message: Any) -> bool:
-    """Store a message unless it waits already; see `restore.lua`. Arguments are those of `restore_call`.
-
-    Returns whether it was stored.
+    An entry of another program is the payload, without a message key.
     """
-    return bool(load("restore").run(client, *restore_call(keys, **message)))
+    return Call(load("restore"), keys.waiting, (due_ms, message_key, payload, int(mirrored), keys.channel), bool)
+
+
+def _parts(pairs: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+    return [part for pair in pairs for part in pair]
+
+
+def _flags(reply: Any) -> list[bool]:
+    return [bool(one) for one in reply]
+
+
+def _two_numbers(reply: Any) -> tuple[int, int]:
+    return int(reply[0]), int(reply[1])

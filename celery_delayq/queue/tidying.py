@@ -31,11 +31,11 @@ def tidy(queue: DelayedQueue) -> Iterator[int]:
     Raises:
         redis.RedisError: the server is away or refuses a command.
     """
-    _, surplus = scripts.tidy(queue.client, queue.keys, places=[])
+    _, surplus = scripts.tidy(queue.keys, places=[]).run(queue.client)
     scans = _scans(queue)
     while surplus > 0 and (found := next(scans, None)) is not None:
         for start in range(0, len(found), _PLACES):
-            forgotten, surplus = scripts.tidy(queue.client, queue.keys, places=found[start : start + _PLACES])
+            forgotten, surplus = scripts.tidy(queue.keys, places=found[start : start + _PLACES]).run(queue.client)
             yield forgotten
 
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import redis
-
 from celery_delayq.queue.holds import UNTIL, Claim
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys
 from celery_delayq.queue.script import Call, load
@@ -64,7 +62,7 @@ class Planned:
         return cls(int(outcome), int(now_ms), state, forgotten, bool(alone))
 
 
-def plan_call(
+def plan(
     keys: QueueKeys,
     *,
     entry: str,
@@ -76,8 +74,8 @@ def plan_call(
     offer: Offer | None = None,
     mirrored: bool = False,
     there: QueueKeys | None = None,
-) -> Call:
-    """Return keys and arguments of `plan.lua`, for `run` or for a pipeline.
+) -> Call[Planned]:
+    """Move an entry to its next occurrence; see `plan.lua`.
 
     `there` are the keys of the list in which the task waits that holds the unique key; by default, the same list.
     """
@@ -88,33 +86,25 @@ def plan_call(
     if offer and offer.claim:
         claim, state_if_held = offer.claim, offer.state_if_held
         claimed = (claim.unique(keys), UNTIL[claim.until], claim.ttl_ms, keys.queue, offer.task_id)
-    return (
+    return Call(
+        load("plan"),
         (*keys.waiting, keys.schedule, keys.holds, there.timeout_set, there.index),
         (
             *(entry, seen, forgotten, state, withdraw, int(must_wait)),
             *(*message, int(mirrored), keys.channel, *claimed, there.queue, state_if_held),
         ),
+        Planned.of,
     )
-
-
-def plan(client: redis.Redis, keys: QueueKeys, **step: Any) -> Planned:
-    """Move an entry to its next occurrence; see `plan.lua`. Arguments are those of `plan_call`."""
-    return Planned.of(load("plan").run(client, *plan_call(keys, **step)))
 
 
 #: A change of a record: the entry, its record as it was read, and the new record.
 Change: TypeAlias = tuple[str, bytes, bytes]
 
 
-def record_call(keys: ScheduleKeys, changes: Sequence[Change]) -> Call:
-    """Return keys and arguments of `record.lua`, for `run` or for a pipeline."""
-    return (keys.definitions,), (keys.channel, *(value for change in changes for value in change))
-
-
-def record(client: redis.Redis, keys: ScheduleKeys, *, changes: Sequence[Change]) -> list[int]:
+def record(keys: ScheduleKeys, *, changes: Sequence[Change]) -> Call[list[int]]:
     """Write the records of entries; see `record.lua`. Returns for each the number of the change; 0 if not changed."""
-    numbers: list[int] = load("record").run(client, *record_call(keys, changes))
-    return numbers
+    args = (keys.channel, *(value for change in changes for value in change))
+    return Call(load("record"), (keys.definitions,), args, list)
 
 
 @dataclass(frozen=True)
@@ -135,7 +125,6 @@ class Announced:
 
 
 def announce(
-    client: redis.Redis,
     keys: ScheduleKeys,
     *,
     app: str,
@@ -143,8 +132,12 @@ def announce(
     lifetime_ms: int,
     gap_ms: int = 0,
     previous_ms: int = 0,
-) -> Announced:
+) -> Call[Announced]:
     """Give a planner's sign of life; see `announce.lua`."""
     args = (app, configuration, lifetime_ms, gap_ms, previous_ms, keys.channel)
-    counts, *times = load("announce").run(client, (keys.configurations,), args)
-    return Announced(counts.decode(), *map(int, times))
+    return Call(
+        load("announce"),
+        (keys.configurations,),
+        args,
+        lambda reply: Announced(reply[0].decode(), *map(int, reply[1:])),
+    )

@@ -23,7 +23,7 @@ from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.connections import LOST, at_server_of, is_cluster
 from celery_delayq.queue.delayed_queue import DelayedQueue, database_of
 from celery_delayq.queue.registry import is_wrong_type, registered
-from celery_delayq.queue.script import Call, load
+from celery_delayq.queue.script import Call, T, run_each
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.records import UNKNOWN, Record, Seen, State, Step
 from celery_delayq.schedule.scripts import Announced, Planned
@@ -154,19 +154,22 @@ class ScheduleStore:
         """
         raw = record.dump() if record else b""
         with _naming(self.keys.definitions):
-            (number,) = scripts.record(self.writer, self.keys, changes=[(entry, seen, raw)])
+            (number,) = scripts.record(self.keys, changes=[(entry, seen, raw)]).run(self.writer)
         return number
 
     def write_records(self, changes: Sequence[tuple[str, bytes, Record | None]]) -> list[int | redis.ResponseError]:
         """Write many records as `write_record` does. Atomic for each one. Returns its number, or the server's error."""
         raw = [(entry, seen, record.dump() if record else b"") for entry, seen, record in changes]
         parts = [raw[start : start + _BATCH] for start in range(0, len(raw), _BATCH)]
-        replies = self._run_each("record", [scripts.record_call(self.keys, part) for part in parts])
+        replies = self._run_each([scripts.record(self.keys, changes=part) for part in parts])
         found: list[int | redis.ResponseError] = []
         for part, reply in zip(parts, replies, strict=True):
-            if isinstance(reply, LOST):
+            if not isinstance(reply, Exception):
+                found += reply
+            elif isinstance(reply, redis.ResponseError):
+                found += [reply] * len(part)
+            else:
                 raise reply
-            found += [reply] * len(part) if isinstance(reply, redis.ResponseError) else reply
         return found
 
     # -- states
@@ -250,14 +253,12 @@ class ScheduleStore:
         Returns the result for each entry, or the server's error, or NodeLost: nobody knows whether it has moved.
         """
         just_registered = {name for name in {step.queue for step in steps if step.state} if self.queue(name).register()}
-        replies = [
-            self._planned(step, reply)
-            for step, reply in zip(steps, self._run_each("plan", [self._call(step) for step in steps]), strict=True)
-        ]
+        planned = self._run_each([self._call(step) for step in steps])
+        replies = [self._planned(step, reply) for step, reply in zip(steps, planned, strict=True)]
         for at, done in enumerate(replies):
             while isinstance(done, Planned) and done.outcome == scripts.ELSEWHERE:
                 there = self.queue(done.state.decode("utf-8", "surrogateescape")).keys
-                (reply,) = self._run_each("plan", [self._call(steps[at], there)])
+                (reply,) = self._run_each([self._call(steps[at], there)])
                 done = replies[at] = self._planned(steps[at], reply)
         alone = {
             step.queue for step, done in zip(steps, replies, strict=True) if isinstance(done, Planned) and done.alone
@@ -268,8 +269,8 @@ class ScheduleStore:
                 self.queue(name).register(again=True)
         return replies
 
-    def _call(self, step: Step, there: keys.QueueKeys | None = None) -> Call:
-        return scripts.plan_call(
+    def _call(self, step: Step, there: keys.QueueKeys | None = None) -> Call[Planned]:
+        return scripts.plan(
             self.queue(step.queue).keys,
             entry=step.entry,
             seen=step.seen.raw,
@@ -327,7 +328,7 @@ class ScheduleStore:
             return None
         step = Step(entry, queue, seen, seen.raw)  # WAIT is about writes of its own connection
         try:
-            (reply,) = load("plan").run_each(self._keeper, [self._call(step)])
+            (reply,) = run_each(self._keeper, [self._call(step)])
         except NotReplicated:
             self._hurried_until[queue] = time.monotonic() + _HURRIED_S
             return None
@@ -391,14 +392,13 @@ class ScheduleStore:
         """Give a planner's sign of life; see `announce.lua`."""
         with _naming(self.keys.configurations):
             return scripts.announce(
-                self.client,
                 self.keys,
                 app=app,
                 configuration=configuration,
                 lifetime_ms=round(lifetime_s * 1000),
                 gap_ms=round(gap_s * 1000),
                 previous_ms=previous_ms,
-            )
+            ).run(self.client)
 
     def errors(self) -> dict[str, str]:
         """Return the errors: entry -> why it could not be planned."""
@@ -443,10 +443,11 @@ class ScheduleStore:
         self._on_away(key)
         return True
 
-    def _planned(self, step: Step, reply: Any) -> Planned | redis.RedisError:
+    def _planned(self, step: Step, reply: Planned | Exception) -> Planned | redis.RedisError:
         if self._is_away(reply, self.queue(step.queue).keys.schedule):
             return NodeLost(str(reply))
-        return reply if isinstance(reply, redis.RedisError) else Planned.of(reply)
+        assert isinstance(reply, (Planned, redis.RedisError))
+        return reply
 
     def _get(self, key: str, entry: str) -> bytes:
         with _naming(key):
@@ -475,7 +476,6 @@ class ScheduleStore:
             if cursor == 0:
                 return
 
-    def _run_each(self, name: str, calls: Sequence[Call]) -> list[Any]:
-        script = load(name)
+    def _run_each(self, calls: Sequence[Call[T]]) -> list[T | Exception]:
         slices = (calls[start : start + _BATCH] for start in range(0, len(calls), _BATCH))
-        return [reply for part in slices for reply in script.run_each(self.writer, part)]
+        return [reply for part in slices for reply in run_each(self.writer, part)]

@@ -13,8 +13,8 @@ from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.messages import DUE_PROPERTY, decode, encode, is_task
 from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.keys import ALL_HOLDS
-from celery_delayq.queue.script import load
-from celery_delayq.queue.scripts import amend_call
+from celery_delayq.queue.script import run_each
+from celery_delayq.queue.scripts import amend
 from celery_delayq.times import to_datetime
 from celery_delayq.transport.eta import parse_eta
 
@@ -45,12 +45,12 @@ def move_on(lists: BrokerLists, by_ms: int) -> None:
         queue = lists.delayed_queue(broker_list)
         # In due order, so that tasks which are due at the same time keep their order.
         calls = [
-            amend_call(queue.keys, due_ms=entry.due_ms - by_ms, messages=[(entry.raw, _earlier(entry.payload, by_ms))])
+            amend(queue.keys, due_ms=entry.due_ms - by_ms, messages=[(entry.raw, _earlier(entry.payload, by_ms))])
             for page in queue.pages(limit=1000)
             for entry in page
             if OfferId.is_one(entry.id)
         ]
-        for reply in load("amend").run_each(lists.client, calls):
+        for reply in run_each(lists.client, calls):
             if isinstance(reply, Exception):
                 raise reply
     _move_turns(lists.client, by_ms)

@@ -214,7 +214,7 @@ class DelayQTester(DelayQ):
         if holder is not None:
             with self._inspector("cannot give up a unique key") as inspector:
                 lists = inspector.lists
-                hold(lists.client, lists.delayed_queue(broker_list).keys, holders=[holder], what=what)
+                hold(lists.delayed_queue(broker_list).keys, holders=[holder], what=what).run(lists.client)
 
     def _ready(self) -> list[str]:
         """Return names and arguments of the tasks that wait for nothing but a worker."""

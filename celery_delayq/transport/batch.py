@@ -12,10 +12,8 @@ from redis.exceptions import NoScriptError, RedisError
 
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.script import Call, load
+from celery_delayq.queue.script import Call
 from celery_delayq.transport.replicas import NotReplicated, Replicas
-
-_SCRIPT = load("offer_many")
 
 #: A script call with this many bytes of messages takes no further message.
 _CALL_BYTES = 64 * 1024
@@ -65,9 +63,8 @@ class _Call:
         self.bytes += len(offer.payload)
 
     def add_to(self, pipe: Any) -> None:
-        keys, args = self._input()
         # Not `execute_command`, which would prefix the keys again.
-        pipe.pipeline_execute_command(*_SCRIPT.by_digest(keys, args), **{NEVER_DECODE: True})
+        pipe.pipeline_execute_command(*self._call().by_digest(), **{NEVER_DECODE: True})
 
     def outcomes(self, reply: Any) -> list[Exception | None]:
         return [self._outcome(reply)] * len(self.messages)
@@ -75,7 +72,7 @@ class _Call:
     def _outcome(self, reply: Any) -> Exception | None:
         try:
             if isinstance(reply, NoScriptError):
-                reply = _SCRIPT.run(self.queue.writer, *self._input())
+                reply = self._call().run(self.queue.writer)
         except (RedisError, NotReplicated) as exc:
             return exc
         if isinstance(reply, RedisError):
@@ -87,8 +84,8 @@ class _Call:
                 return NotRegistered(f"stored, but maybe not known to transfer loops: {exc}")
         return None
 
-    def _input(self) -> Call:
-        return scripts.offer_many_call(self.queue.keys, messages=self.messages, mirrored=self.queue.mirror_list)
+    def _call(self) -> Call[bool]:
+        return scripts.offer_many(self.queue.keys, messages=self.messages, mirrored=self.queue.mirror_list)
 
 
 class Batch:

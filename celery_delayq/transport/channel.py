@@ -30,7 +30,6 @@ from celery_delayq.queue.connections import close_idle, passing_refusal, refusal
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Offered
 from celery_delayq.queue.keys import RegistryKeys
-from celery_delayq.queue.script import load
 from celery_delayq.settings import HEALTH_CHECK_S, SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS, sentinel_options
 from celery_delayq.transport.batch import Batch
 from celery_delayq.transport.bindings import AGAIN_S
@@ -328,7 +327,7 @@ class DelayedChannel(kombu_redis.Channel):
         if self.batch is not None:
             self.batch.offer(delayed_queue, due_ms=due_ms, message_id=message_id, payload=payload)
             return
-        call = scripts.offer_call(
+        call = scripts.offer(
             delayed_queue.keys,
             due_ms=due_ms,
             message_key=codec.message_key(message_id),
@@ -336,7 +335,7 @@ class DelayedChannel(kombu_redis.Channel):
             mirrored=self.mirror_list,
         )
         # By its text: nothing in kombu's pipeline could answer NOSCRIPT.
-        name, *rest = load("offer").by_text(*call)
+        name, *rest = call.by_text()
         kombu_batch.add(name.lower(), *rest)
 
     def _put_now(self, queue: str, message: dict[str, Any], attempt: Attempt | None = None, **kwargs: Any) -> None:

@@ -221,11 +221,11 @@ def purge(queue: DelayedQueue) -> int:
     left, purged = int(queue.client.execute_command("LLEN", queue.name)), 0
     while left > purged:
         limit = min(left - purged, scripts.MAX_FETCH)
-        removed, marked = scripts.purge(queue.client, queue.keys, limit=limit, mark=UNIQUE_PROPERTY.encode())
+        removed, marked = scripts.purge(queue.keys, limit=limit, mark=UNIQUE_PROPERTY.encode()).run(queue.client)
         found = (decode(raw) for raw in marked)
         holders = [one for message in found if message and (one := holder_of(message, queue.name))]
         for at in range(0, len(holders), MAX_HOLDS):
-            hold(queue.client, queue.keys, holders=holders[at : at + MAX_HOLDS], what="done")
+            hold(queue.keys, holders=holders[at : at + MAX_HOLDS], what="done").run(queue.client)
         if not removed:  # consumers have taken the rest
             break
         purged += removed

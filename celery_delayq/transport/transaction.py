@@ -7,7 +7,6 @@ from typing import Any
 
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.attempt import Attempt
-from celery_delayq.queue.script import load
 from celery_delayq.transport.capture import Caught, capture
 
 
@@ -35,7 +34,7 @@ def _command(channel: Any, caught: Caught, attempt: Attempt | None) -> tuple[Any
         return "lpush", caught.broker_list, caught.payload
     queue = channel.delayed_queue(caught.broker_list)
     queue.register()
-    call = scripts.offer_call(
+    call = scripts.offer(
         queue.keys,
         due_ms=caught.due_ms,
         message_key=codec.message_key(caught.message_id),
@@ -44,4 +43,4 @@ def _command(channel: Any, caught: Caught, attempt: Attempt | None) -> tuple[Any
         attempt=attempt,
     )
     # By its text: nothing in a transaction could answer NOSCRIPT.
-    return load("offer").by_text(*call)
+    return call.by_text()

@@ -68,7 +68,7 @@ def fill() -> None:
             "transfer_lateness:0.0025": transferred - 4,
             "transfer_lateness:0.005": 4,
         }
-        scripts.count(shop.database, QueueKeys.of(queue), now_s=now_s - ago_s, numbers=numbers)
+        scripts.count(QueueKeys.of(queue), now_s=now_s - ago_s, numbers=numbers).run(shop.database)
 
 
 def url_of(page: subprocess.Popen[bytes], log: Path) -> str:

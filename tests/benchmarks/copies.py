@@ -70,8 +70,8 @@ class Copier:
         self._queue.client.rename(self._backlog, self._queue.name)
 
     def _publish(self, queue: str, numbers: Iterable[int], due: tuple[float, ...]) -> None:
-        client, offer = self._queue.client, load("offer")
-        client.script_load(offer.text)
+        client = self._queue.client
+        client.script_load(load("offer").text)
         if due and self._delays:
             self._queue.register()
         tasks = self._tasks(numbers, due)
@@ -82,14 +82,14 @@ class Copier:
                     pipe.lpush(queue, json.dumps(message))
                     continue
                 message["properties"][DUE_PROPERTY] = due_ms
-                keys, args = scripts.offer_call(
+                call = scripts.offer(
                     self._queue.keys,
                     due_ms=due_ms,
                     message_key=codec.message_key(message["headers"]["id"]),
                     payload=json.dumps(message).encode(),
                     mirrored=False,
                 )
-                pipe.evalsha(offer.sha, len(keys), *keys, *args)
+                pipe.execute_command(*call.by_digest())
             pipe.execute()
 
     def _tasks(self, numbers: Iterable[int], due: tuple[float, ...]) -> Iterator[tuple[int | None, dict[str, Any]]]:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_delayq import DelayedQueue
-from celery_delayq.queue import scripts
-from celery_delayq.queue.script import script_of
+from celery_delayq.queue.script import Call, Script, script_of
 from tests.benchmarks.scale import SEED
 
 #: Size of a payload in bytes, that of a small Celery message.
@@ -25,7 +24,7 @@ _KEY_BYTES = 16
 
 
 @cache
-def _fill() -> scripts.Script:
+def _fill() -> Script:
     return script_of("fill", Path(__file__).with_name("fill.lua").read_text())
 
 
@@ -70,14 +69,11 @@ class Filler:
         self._offered += missing
         for start in range(first, first + missing, _A_CALL):
             count = min(_A_CALL, first + missing - start)
-            script.run(
-                queue.client,
-                queue.keys.waiting,
-                (
-                    *(start, count, self._first_due_ms, self._span_ms, self._order, pending),
-                    *(self._payload, int(queue.mirror_list), queue.keys.channel),
-                ),
+            args = (
+                *(start, count, self._first_due_ms, self._span_ms, self._order, pending),
+                *(self._payload, int(queue.mirror_list), queue.keys.channel),
             )
+            Call(script, queue.keys.waiting, args, lambda reply: None).run(queue.client)
 
     def forget_transferred(self) -> int:
         """Empty the broker list, and forget in the index what was in it, as our transfer does; return how much it was.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import partial
 
 import redis
 
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.delayed_queue import BATCH_SIZE
-from celery_delayq.queue.script import load
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.figures import OURS, in_turns
 from tests.benchmarks.filling import PAYLOAD_BYTES
@@ -113,22 +113,22 @@ def _ours(bench: RedisBenchmark, client: redis.Redis, calls: int) -> dict[str, f
 
 
 def _offer(client: redis.Redis) -> list[object]:
-    script = load("offer")
-    names, (_, *rest) = scripts.offer_call(
+    call = scripts.offer(
         _KEYS, due_ms=0, message_key=f"key-{_RANDOM}".encode(), payload=_PAYLOAD.encode(), mirrored=False
     )
-    texts = [one.decode() if isinstance(one, bytes) else one for one in rest]
-    return ["EVALSHA", client.script_load(script.text), len(names), *names, _RANDOM, *texts]
+    client.script_load(call.script.text)
+    texts = [one.decode() if isinstance(one, bytes) else one for one in call.args]
+    return [*replace(call, args=[_RANDOM, *texts[1:]]).by_digest()]
 
 
 def _offer_many(client: redis.Redis) -> list[object]:
-    script = load("offer_many")
-    names, rest = scripts.offer_many_call(_KEYS, messages=[], mirrored=False)
+    call = scripts.offer_many(_KEYS, messages=[], mirrored=False)
     message = (_RANDOM, f"key-{_RANDOM}", _PAYLOAD)
-    return ["EVALSHA", client.script_load(script.text), len(names), *names, *rest, *message * scripts.MAX_OFFERS]
+    client.script_load(call.script.text)
+    return [*call.by_digest(), *message * scripts.MAX_OFFERS]
 
 
 def _transfer(client: redis.Redis) -> list[object]:
-    sha = client.script_load(load("transfer").text)
-    names = (_KEYS.queue, *_KEYS.waiting, _KEYS.dead, _KEYS.transferrer, _KEYS.holds)
-    return ["EVALSHA", sha, len(names), *names, BATCH_SIZE, "", 0, _KEYS.transferrer_channel, 0]
+    call = scripts.transfer(_KEYS, limit=BATCH_SIZE, transferrer="", grace_ms=0, lead_ms=0)
+    client.script_load(call.script.text)
+    return [*call.by_digest()]

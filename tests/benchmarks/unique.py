@@ -10,8 +10,8 @@ from typing import Any
 from celery_delayq import Throttle
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.holds import Claim, Pace, offer_throttled_call, offer_unique_call
-from celery_delayq.queue.script import Call, load
+from celery_delayq.queue.holds import Claim, Pace, offer_throttled, offer_unique
+from celery_delayq.queue.script import Call, run_each
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.figures import OURS, Target, in_turns, percentile
 from tests.benchmarks.report import Report
@@ -99,19 +99,18 @@ def _remember(report: Report, scale: Scale, server: PrivateRedis) -> None:
         def used() -> int:
             return int(client.info("memory")["used_memory"])
 
-        def bytes_each(script: str, call: Callable[[int], Call]) -> float:
+        def bytes_each(call: Callable[[int], Call[Any]]) -> float:
             client.flushall()
             before = used()
             for start in range(0, scale.unique_keys, _BATCH):
                 numbers = range(start, min(start + _BATCH, scale.unique_keys))
-                replies = load(script).run_each(client, [call(number) for number in numbers])
+                replies = run_each(client, [call(number) for number in numbers])
                 assert not any(isinstance(reply, Exception) for reply in replies)
             assert queue.size() == scale.unique_keys
             return (used() - before) / scale.unique_keys
 
         plain = bytes_each(
-            "offer",
-            lambda number: scripts.offer_call(
+            lambda number: scripts.offer(
                 queue.keys,
                 due_ms=far + number,
                 message_key=codec.message_key(_id(number)),
@@ -120,8 +119,7 @@ def _remember(report: Report, scale: Scale, server: PrivateRedis) -> None:
             ),
         )
         unique = bytes_each(
-            "offer_unique",
-            lambda number: offer_unique_call(
+            lambda number: offer_unique(
                 queue.keys,
                 claim=Claim(f"remind:{number}", "due", 3_600_000, "keep"),
                 task_id=_id(number),
@@ -131,8 +129,7 @@ def _remember(report: Report, scale: Scale, server: PrivateRedis) -> None:
             ),
         )
         throttled = bytes_each(
-            "offer_throttled",
-            lambda number: offer_throttled_call(
+            lambda number: offer_throttled(
                 queue.keys,
                 pace=Pace(f"sync:{number}", 60_000_000),
                 due_ms=far + number,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from celery_delayq.fetching import abandoned
 from celery_delayq.fetching.connection import Identity, connection_of, identify
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue import keys, scripts
+from celery_delayq.queue.script import Call
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.state import calls, nothing_changes
 from tests.support import wait_until
@@ -25,14 +27,13 @@ def give_up(consumers: Consumers, lost: Consumer, name: str = "q") -> None:
     queue_keys = keys.QueueKeys.of(name)
     messages = [(message, message + b" recovered", False) for message in reversed(consumers.in_flight(lost, name))]
     done = scripts.recover(
-        consumers.client,
         queue_keys,
         consumer=lost.id,
         score=b"%d" % consumers.score(lost, name),
         gone=True,
         alive_channel="",
         messages=messages,
-    )
+    ).run(consumers.client)
     assert done.given_up
     assert done.left == 0
 
@@ -122,10 +123,14 @@ class TestLease:
         consumer = consumers.make("q", "r")
         leave = scripts.leave
 
-        def leave_and_renew(*args: Any, **options: Any) -> bool:
-            has_left = leave(*args, **options)
-            consumer.renew()
-            return has_left
+        def leave_and_renew(*args: Any, **options: Any) -> Call[bool]:
+            call = leave(*args, **options)
+
+            def read(reply: Any) -> bool:
+                consumer.renew()
+                return call.read(reply)
+
+            return replace(call, read=read)
 
         monkeypatch.setattr(scripts, "leave", leave_and_renew)
         consumer.part("r")
@@ -140,13 +145,17 @@ class TestLease:
         consumer = consumers.make("r")
         renew = scripts.renew
 
-        def renew_in_between(client: Any, queue_keys: Any, **options: Any) -> Any:
+        def renew_in_between(queue_keys: Any, **options: Any) -> Call[Any]:
             monkeypatch.undo()
             consumer.part("r")
             consumer.end_leases()
-            renewed = renew(client, queue_keys, **options)
-            consumer.join("r")
-            return renewed
+            call = renew(queue_keys, **options)
+
+            def read(reply: Any) -> Any:
+                consumer.join("r")
+                return call.read(reply)
+
+            return replace(call, read=read)
 
         monkeypatch.setattr(scripts, "renew", renew_in_between)
         consumer.renew()
@@ -185,10 +194,10 @@ class TestLease:
         consumer = consumers.make("q", "r", "s")
         renew = scripts.renew
 
-        def refuse(client: Any, lists: Any, **options: Any) -> Any:
+        def refuse(lists: Any, **options: Any) -> Any:
             if any("{r}" in queue_keys.consumers for queue_keys in lists):
                 raise redis.exceptions.NoPermissionError("no permissions to access one of the keys")
-            return renew(client, lists, **options)
+            return renew(lists, **options)
 
         monkeypatch.setattr(scripts, "renew", refuse)
         assert [name for name, _ in consumer.renew()] == ["q", "s"]
@@ -208,9 +217,9 @@ class TestLease:
         sizes = []
         renew = scripts.renew
 
-        def count(client: Any, lists: Any, **options: Any) -> Any:
+        def count(lists: Any, **options: Any) -> Any:
             sizes.append(len(lists))
-            return renew(client, lists, **options)
+            return renew(lists, **options)
 
         monkeypatch.setattr(scripts, "renew", count)
         assert sorted(name for name, done in consumer.renew() if done.renewed) == sorted(names)

@@ -22,6 +22,7 @@ from celery_delayq.fetching import watchdog as watchdog_module
 from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue import keys, scripts
+from celery_delayq.queue.script import Call
 from celery_delayq.queue.scripts import Renewed
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.consumer.lone import LONG_S, known, lone, wait_for_end_of_lease
@@ -319,12 +320,17 @@ class TestServerClock:
             consumers.take(consumer, consumer.id.encode())
         renew, is_set = scripts.renew, threading.Event()
 
-        def renew_later(*args: Any, **options: Any) -> list[Renewed]:
-            return [
-                replace(done, now_ms=done.now_ms + step_ms * is_set.is_set())
-                for done in renew(*args, **options)
-                if isinstance(done, Renewed)
-            ]
+        def renew_later(*args: Any, **options: Any) -> Call[Any]:
+            call = renew(*args, **options)
+
+            def read(reply: Any) -> list[Renewed]:
+                return [
+                    replace(done, now_ms=done.now_ms + step_ms * is_set.is_set())
+                    for done in call.read(reply)
+                    if isinstance(done, Renewed)
+                ]
+
+            return replace(call, read=read)
 
         with closing(consumers.client.pubsub()) as pubsub:
             pubsub.subscribe(keys.alive_channel(stuck.id))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from celery_delayq.queue import scripts
+from celery_delayq.queue.script import Call
 from celery_delayq.transport import last_delivery
 from celery_delayq.transport.redelivery import ALONE, DELIVERY_COUNT
 from tests.brokers import Server
@@ -204,7 +205,7 @@ def test_it_may_be_acknowledged_while_something_begins_beside_it(ours: Broker, m
         threads: list[threading.Thread] = []
         replace = scripts.replace
 
-        def slowly(*args: Any, **kwargs: Any) -> bool:
+        def slowly(*args: Any, **kwargs: Any) -> Call[bool]:
             threads.append(threading.Thread(target=it.messages[0].ack))
             threads[0].start()
             threads[0].join(0.2)

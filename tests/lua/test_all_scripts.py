@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -16,7 +15,7 @@ from celery_delayq.queue import codec, holds, scripts
 from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys, RegistryKeys, ScheduleKeys
-from celery_delayq.queue.script import Script, load, script_of
+from celery_delayq.queue.script import Call, load, run_each, script_of
 from celery_delayq.schedule import scripts as schedule_scripts
 from examples.private_redis import PrivateRedis
 
@@ -40,7 +39,7 @@ IN_A_SLOT = {"offer_unique": QueueKeys.of("{q}")}
 
 ATTEMPT = Attempt("publisher", bytes(16))
 
-#: How to call each wrapper, and a reply that it understands; several of them, if only the last call has all keys.
+#: How to call each wrapper, and a reply that it understands.
 CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "offer": (
         {"due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False, "attempt": ATTEMPT},
@@ -61,8 +60,9 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
             "mirrored": False,
             "pace": holds.Pace("key", 1000),
             "attempt": ATTEMPT,
+            "there": QueueKeys.of("{q}:3"),
         },
-        ([b"elsewhere", b"{q}:3"], [b"stored", 1]),
+        [b"stored", 1],
     ),
     "offer_throttled": (
         {
@@ -142,24 +142,13 @@ def names_of(table: str, body: str) -> list[str]:
     return [*(names[index] for index in sorted(names)), *each]
 
 
-def call_wrapper(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Sequence[Any]]:
-    """Call the wrapper of a script without a server; return what it would have sent."""
-    arguments, found = CALLS[name]
-    replies = iter(found if isinstance(found, tuple) else (found,))
-    passed: dict[str, Sequence[Any]] = {}
-
-    def run(self: Script, client: object, keys: Sequence[str], args: Sequence[object]) -> object:
-        passed.update(KEYS=keys, ARGV=args)
-        return next(replies)
-
-    monkeypatch.setattr(Script, "run", run)
+def call_of(name: str) -> Call[Any]:
+    """Return the call that the wrapper of a script makes."""
     wrapper = next(getattr(module, name) for module in (scripts, holds, schedule_scripts) if hasattr(module, name))
-    wrapper(
-        None,
-        WITHOUT_QUEUE.get(name) or SEVERAL_QUEUES.get(name) or IN_A_SLOT.get(name) or QueueKeys.of("q"),
-        **arguments,
-    )
-    return passed
+    keys = WITHOUT_QUEUE.get(name) or SEVERAL_QUEUES.get(name) or IN_A_SLOT.get(name) or QueueKeys.of("q")
+    call: Call[Any] = wrapper(keys, **CALLS[name][0])
+    assert call.script is load(name)
+    return call
 
 
 def test_there_is_a_call_for_each() -> None:
@@ -174,8 +163,9 @@ def test_compiles(any_client: redis.Redis, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("table", ["KEYS", "ARGV"])
-def test_body_and_wrapper_have_the_inputs_of_the_header(name: str, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    passed = call_wrapper(name, monkeypatch)
+def test_body_and_wrapper_have_the_inputs_of_the_header(name: str, table: str) -> None:
+    call = call_of(name)
+    passed = {"KEYS": call.keys, "ARGV": call.args}
     header, body = header_and_body(name)
     documented = re.findall(rf"^{table}\[(\d+)\] \w", header, re.MULTILINE)
     numbers = list(range(1, len(passed[table]) + 1))
@@ -200,8 +190,13 @@ def test_touches_no_other_keys(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_keys_are_in_one_hash_slot(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len({key_slot(key.encode()) for key in call_wrapper(name, monkeypatch)["KEYS"]}) == 1
+def test_its_wrapper_understands_its_reply(name: str) -> None:
+    call_of(name).read(CALLS[name][1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_keys_are_in_one_hash_slot(name: str) -> None:
+    assert len({key_slot(key.encode()) for key in call_of(name).keys}) == 1
 
 
 def test_the_scripts_read_entries_as_the_codec_writes_them(any_client: redis.Redis) -> None:
@@ -225,7 +220,7 @@ def test_the_scripts_read_entries_as_the_codec_writes_them(any_client: redis.Red
         " is_mirrored(flags) and 1 or 0, flags_of(ARGV[2]) or 'other'}",
     )
     of_redisson = codec.pack(b"8 bytes.", b"payload")
-    assert read.run(any_client, (), (entry, of_redisson)) == [
+    assert Call(read, (), (entry, of_redisson), list).run(any_client) == [
         list(constants.values()),
         1234567,
         codec.MIRRORED | codec.REPEATED,
@@ -260,8 +255,8 @@ def test_a_replica_is_named_by_its_error_however_the_server_wraps_it(any_redis_s
             queue = DelayedQueue(client, "q")
             with pytest.raises(ReadOnlyError):
                 queue.offer(b"", delay_s=1.0)
-            call = scripts.offer_call(queue.keys, due_ms=1, message_key=b"1", payload=b"", mirrored=False)
-            (reply,) = load("offer").run_each(client, [call])
+            call = scripts.offer(queue.keys, due_ms=1, message_key=b"1", payload=b"", mirrored=False)
+            (reply,) = run_each(client, [call])
             assert isinstance(reply, ReadOnlyError)
         finally:
             client.replicaof("NO", "ONE")

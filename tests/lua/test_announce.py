@@ -16,14 +16,13 @@ LIFETIME_MS, GAP_MS, HOUR_MS = 300_000, 60_000, 3_600_000
 
 def announce(client: redis.Redis, app: str = "shop", configuration: str = "c", previous_ms: int = 0) -> Announced:
     return scripts.announce(
-        client,
         KEYS,
         app=app,
         configuration=configuration,
         lifetime_ms=LIFETIME_MS,
         gap_ms=GAP_MS,
         previous_ms=previous_ms,
-    )
+    ).run(client)
 
 
 def announced(

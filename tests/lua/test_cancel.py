@@ -134,7 +134,7 @@ class TestRepeatedIds:
 
         def cancel() -> tuple[int, int]:
             key = message_key("a")
-            return scripts.cancel(queue.client, queue.keys, message_key=key, limit=3)
+            return scripts.cancel(queue.keys, message_key=key, limit=3).run(queue.client)
 
         assert [cancel() for _ in range(4)] == [(4, 4), (3, 1), (1, 0), (0, 0)]
         assert state(queue.client) == {}

@@ -20,11 +20,11 @@ Take = Callable[[DelayedQueue, int, int, Sequence[bytes]], list[bool]]
 
 def requeue(queue: DelayedQueue, first: int, last: int, letters: Sequence[bytes]) -> list[bool]:
     pairs = [(letter, letter + b" again") for letter in letters]
-    return scripts.requeue_dead(queue.client, queue.keys, first=first, last=last, letters=pairs)
+    return scripts.requeue_dead(queue.keys, first=first, last=last, letters=pairs).run(queue.client)
 
 
 def purge(queue: DelayedQueue, first: int, last: int, letters: Sequence[bytes]) -> list[bool]:
-    return scripts.purge_dead(queue.client, queue.keys, first=first, last=last, letters=letters)
+    return scripts.purge_dead(queue.keys, first=first, last=last, letters=letters).run(queue.client)
 
 
 BOTH = pytest.mark.parametrize("take", [requeue, purge])

@@ -26,7 +26,7 @@ ME = "host:1:me"
 
 
 def fetch(queue: DelayedQueue, limit: int = MAX_FETCH) -> list[bytes] | None:
-    return scripts.fetch(queue.client, queue.keys, consumer=ME, limit=limit)
+    return scripts.fetch(queue.keys, consumer=ME, limit=limit).run(queue.client)
 
 
 class TestMessages:

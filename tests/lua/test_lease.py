@@ -24,7 +24,7 @@ def renew(queue: DelayedQueue, join: bool = False) -> Renewed:
 
 
 def leave(queue: DelayedQueue) -> bool:
-    return scripts.leave(queue.client, queue.keys, consumer=ME)
+    return scripts.leave(queue.keys, consumer=ME).run(queue.client)
 
 
 class TestRenewing:
@@ -67,7 +67,7 @@ class TestSeveralLists:
     LISTS = tuple(QueueKeys.of(name) for name in ("{q}", "{q}:3", "{q}:6"))
 
     def renew(self, queue: DelayedQueue, join: bool = False) -> list[Renewed | redis.ResponseError]:
-        return scripts.renew(queue.client, self.LISTS, consumer=ME, lease_ms=LEASE_MS, join=join)
+        return scripts.renew(self.LISTS, consumer=ME, lease_ms=LEASE_MS, join=join).run(queue.client)
 
     def test_each_lease_goes_on_or_not(self, queue: DelayedQueue) -> None:
         lasting, given_up, left = (keys.consumers for keys in self.LISTS)
@@ -112,8 +112,8 @@ class TestSeeingOthers:
         queue.client.zadd(CONSUMERS, {"another": end})
         (score,) = renew(queue, join=True).ended.values()
         done = scripts.recover(
-            queue.client, queue.keys, consumer="another", score=score, gone=False, alive_channel="", messages=[]
-        )
+            queue.keys, consumer="another", score=score, gone=False, alive_channel="", messages=[]
+        ).run(queue.client)
         assert done.given_up
 
     @pytest.mark.parametrize("own_score", [1, GIVEN_UP, None])

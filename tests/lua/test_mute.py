@@ -46,5 +46,5 @@ def test_amends(mute: DelayedQueue, queue: DelayedQueue) -> None:
 
 def test_records_a_periodic_task(mute: DelayedQueue, any_client: redis.Redis) -> None:
     keys = ScheduleKeys.of()
-    assert schedule_scripts.record(mute.client, keys, changes=[("entry", b"", b"record")]) == [1]
+    assert schedule_scripts.record(keys, changes=[("entry", b"", b"record")]).run(mute.client) == [1]
     assert any_client.hgetall(keys.definitions) == {b"entry": b"record", b"": b"1"}

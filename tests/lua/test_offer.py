@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.codec import OfferId, message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.script import load
 from tests.lua.conftest import Heard
 from tests.properties import on_a_server
 from tests.state import (
@@ -90,14 +89,13 @@ class TestWhatItStores:
     def test_a_delay_counts_from_the_servers_now(self, queue: DelayedQueue) -> None:
         before = now_ms(queue.client)
         due_ms, alone = scripts.offer(
-            queue.client,
             queue.keys,
             due_ms=None,
             delay_ms=86_400_000,
             message_key=bytes(16),
             payload=b"",
             mirrored=False,
-        )
+        ).run(queue.client)
         assert alone
         assert before + 86_400_000 <= due_ms <= now_ms(queue.client) + 86_400_001
         assert [entry.due_ms for entry in queue.peek()] == [due_ms]
@@ -126,14 +124,14 @@ class TestOrder:
         messages = [str(i) for i in range(100)]
         with queue.client.pipeline(transaction=True) as pipeline:
             for message_id in messages:
-                keys, args = scripts.offer_call(
+                call = scripts.offer(
                     queue.keys,
                     due_ms=1,
                     message_key=message_key(message_id),
                     payload=message_id.encode(),
                     mirrored=False,
                 )
-                pipeline.eval(load("offer").text, len(keys), *keys, *args)
+                pipeline.execute_command(*call.by_text())
             pipeline.execute()
         while queue.transfer().moved:
             pass
@@ -153,14 +151,14 @@ class TestOrder:
         payloads = [b"%d" % number for number in range(5)]
         with queue.client.pipeline(transaction=True) as pipeline:
             for payload in payloads:
-                keys, args = scripts.offer_call(
+                call = scripts.offer(
                     queue.keys,
                     due_ms=FAR,
                     message_key=message_key("a"),
                     payload=payload,
                     mirrored=False,
                 )
-                pipeline.eval(load("offer").text, len(keys), *keys, *args)
+                pipeline.execute_command(*call.by_text())
             pipeline.execute()
         assert waiting(queue) == payloads
         assert queue.cancel("a") == 5

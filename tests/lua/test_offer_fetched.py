@@ -32,7 +32,6 @@ def offer_fetched(
 ) -> tuple[bool, bool]:
     """Run the script; the message is its own id, and stored as it is by default."""
     return scripts.offer_fetched(
-        queue.client,
         queue.keys,
         consumer=ME,
         message=message,
@@ -40,7 +39,7 @@ def offer_fetched(
         message_key=codec.message_key(message.decode()),
         payload=message if payload is None else payload,
         mirrored=queue.mirror_list,
-    )
+    ).run(queue.client)
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

@@ -24,24 +24,22 @@ def attempt(number: int, publisher: str = "me") -> Attempt:
 
 def offer(queue: DelayedQueue, what: str, one: Attempt) -> None:
     scripts.offer(
-        queue.client,
         queue.keys,
         due_ms=PAST,
         message_key=codec.message_key(what),
         payload=what.encode(),
         mirrored=False,
         attempt=one,
-    )
+    ).run(queue.client)
 
 
 def publish(queue: DelayedQueue, what: str, one: Attempt) -> None:
-    scripts.publish(queue.client, queue.keys, message=what.encode(), attempt=one)
+    scripts.publish(queue.keys, message=what.encode(), attempt=one).run(queue.client)
 
 
 def unique(queue: DelayedQueue, what: str, one: Attempt, **options: Any) -> str:
     claim = Claim("key", options.get("until", "due"), 3_600_000, options.get("conflict", "replace"))
-    return offer_unique(
-        queue.client,
+    call = offer_unique(
         queue.keys,
         claim=claim,
         task_id=what,
@@ -49,12 +47,12 @@ def unique(queue: DelayedQueue, what: str, one: Attempt, **options: Any) -> str:
         payload=what.encode(),
         mirrored=False,
         attempt=one,
-    ).outcome
+    )
+    return call.run(queue.client).outcome
 
 
 def throttled(queue: DelayedQueue, what: str, one: Attempt) -> None:
     offer_throttled(
-        queue.client,
         queue.keys,
         pace=Pace("key", 1),
         due_ms=PAST,
@@ -62,7 +60,7 @@ def throttled(queue: DelayedQueue, what: str, one: Attempt) -> None:
         payload=what.encode(),
         mirrored=False,
         attempt=one,
-    )
+    ).run(queue.client)
 
 
 EACH = pytest.mark.parametrize("store", [publish, offer, unique, throttled])
@@ -79,7 +77,7 @@ def all_run(queue: DelayedQueue) -> list[bytes]:
     ran: list[bytes] = []
     while (message := queue.client.rpop(queue.name)) is not None:
         ran.append(message)
-        hold(queue.client, queue.keys, holders=[Holder.of("key", queue.name, message.decode())], what="done")
+        hold(queue.keys, holders=[Holder.of("key", queue.name, message.decode())], what="done").run(queue.client)
     return ran
 
 

@@ -18,7 +18,7 @@ SCHEDULE = "delayq:schedule:{q}"
 def plan(queue: DelayedQueue, new: bytes = b"new", seen: bytes = b"", **step: Any) -> Planned:
     """Run the script for the entry "e"."""
     step = {"entry": "e", "seen": seen, "forgotten": b"0", "state": new, "mirrored": queue.mirror_list, **step}
-    return scripts.plan(queue.client, queue.keys, **step)
+    return scripts.plan(queue.keys, **step).run(queue.client)
 
 
 def message(name: str, due_ms: int = FAR) -> Offer:

@@ -20,4 +20,4 @@ def test_keys_of_another_type_change_nothing(queue: DelayedQueue, key: str, repe
         offer(queue, "one")
     first = Offer(message_key("one"), FAR, b"one")
     step = {"entry": "e", "seen": b"", "forgotten": b"0", "state": b"at 1", "mirrored": True, "offer": first}
-    wrong_type(queue, getattr(queue.keys, key), lambda: scripts.plan(queue.client, queue.keys, **step))
+    wrong_type(queue, getattr(queue.keys, key), lambda: scripts.plan(queue.keys, **step).run(queue.client))

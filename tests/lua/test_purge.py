@@ -10,7 +10,7 @@ from tests.state import out_of_memory, publish, state, wrong_type
 
 
 def purge(queue: DelayedQueue, limit: int = scripts.MAX_FETCH) -> tuple[int, list[bytes]]:
-    return scripts.purge(queue.client, queue.keys, limit=limit, mark=b"[mark]")
+    return scripts.purge(queue.keys, limit=limit, mark=b"[mark]").run(queue.client)
 
 
 @pytest.mark.parametrize(("limit", "removed"), [(1, 1), (10, 10), (25, 25), (1000, 30)])

@@ -22,7 +22,7 @@ def put_back(
 ) -> int:
     """Run the script for messages in this order; each is stored with the mark appended."""
     pairs = [(message, message + mark) for message in messages]
-    return scripts.put_back(queue.client, queue.keys, consumer=ME, messages=pairs, to_front=to_front, dead=dead)
+    return scripts.put_back(queue.keys, consumer=ME, messages=pairs, to_front=to_front, dead=dead).run(queue.client)
 
 
 class TestWhere:
@@ -47,10 +47,10 @@ class TestWhere:
 
     def test_to_its_own_list_written_anew(self, queue: DelayedQueue) -> None:
         give(queue, ME, b"1", b"2", b"2")
-        assert scripts.replace(queue.client, queue.keys, consumer=ME, message=b"2", new=b"2 new")
+        assert scripts.replace(queue.keys, consumer=ME, message=b"2", new=b"2 new").run(queue.client)
         assert held(queue, ME) == [b"2 new", b"1", b"2"]
         with nothing_changes(queue.client):
-            assert not scripts.replace(queue.client, queue.keys, consumer=ME, message=b"3", new=b"3 new")
+            assert not scripts.replace(queue.keys, consumer=ME, message=b"3", new=b"3 new").run(queue.client)
 
 
 class TestWhatIsNotInFlight:

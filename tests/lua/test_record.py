@@ -16,12 +16,14 @@ KEYS = ScheduleKeys.of()
 
 
 def record(client: redis.Redis, seen: bytes, new: bytes, entry: str = "e") -> int:
-    (number,) = scripts.record(client, KEYS, changes=[(entry, seen, new)])
+    (number,) = scripts.record(KEYS, changes=[(entry, seen, new)]).run(client)
     return number
 
 
 def announce(client: redis.Redis, configuration: str, app: str = "shop", lifetime_ms: int = 60_000) -> str:
-    return scripts.announce(client, KEYS, app=app, configuration=configuration, lifetime_ms=lifetime_ms).configuration
+    return (
+        scripts.announce(KEYS, app=app, configuration=configuration, lifetime_ms=lifetime_ms).run(client).configuration
+    )
 
 
 class TestRecord:
@@ -50,7 +52,7 @@ class TestRecord:
             pubsub.subscribe(KEYS.channel)
             pubsub.get_message(timeout=1)
             changes = [("a", b"", b"new"), ("b", b"another", b"new"), ('c \u00fc"', b"", b"new")]
-            assert scripts.record(any_client, KEYS, changes=changes) == [2, 0, 3]
+            assert scripts.record(KEYS, changes=changes).run(any_client) == [2, 0, 3]
             message = wait_until(lambda: pubsub.get_message(timeout=0.1), "a message")
         number, _, names = message["data"].partition(b":")
         assert (int(number), json.loads(names)) == (2, ["a", 'c \u00fc"'])
@@ -92,7 +94,7 @@ class TestSince:
 
     def announce(self, client: redis.Redis, app: str = "shop", *, previous_ms: int = 0) -> Announced:
         times = {"lifetime_ms": self.LIFETIME_MS, "gap_ms": self.GAP_MS, "previous_ms": previous_ms}
-        return scripts.announce(client, KEYS, app=app, configuration="new", **times)
+        return scripts.announce(KEYS, app=app, configuration="new", **times).run(client)
 
     def seen_before(self, client: redis.Redis, ago_ms: int, *, configuration: str = "old", app: str = "shop") -> int:
         """Let a planner have been there for an hour, until so long ago; return since when."""

@@ -53,14 +53,13 @@ def recover(
     Who is gone, its process has ended, unless `has_ended` is False.
     """
     return scripts.recover(
-        queue.client,
         queue.keys,
         consumer=GONE,
         score=score,
         gone=gone,
         alive_channel=CHANNEL if gone and has_ended else "",
         messages=[(message, message + mark, dead) for message in messages],
-    )
+    ).run(queue.client)
 
 
 def ended(queue: DelayedQueue) -> bytes:
@@ -196,9 +195,8 @@ class TestGivenUp:
         give(queue, GONE, b"1", b"2")
         publish(queue, b"waiting")
         recover(queue, ended(queue), b"2")
-        call: dict[str, Any] = {"client": queue.client, "keys": queue.keys, "consumer": GONE}
         assert not renew(queue, GONE, join=True).renewed
-        assert scripts.fetch(**call, limit=1) is None
+        assert scripts.fetch(queue.keys, consumer=GONE, limit=1).run(queue.client) is None
         assert queue.client.lrem(IN_FLIGHT, -1, b"2") == 0  # its acknowledgement
         assert delivered(queue) == [b"2", b"waiting"]
 
@@ -303,7 +301,7 @@ class Interleaved(RuleBasedStateMachine):
             self.join(name)
 
     def call(self, name: str) -> dict[str, Any]:
-        return {"client": self.queue.client, "keys": self.queue.keys, "consumer": self.ids[name]}
+        return {"keys": self.queue.keys, "consumer": self.ids[name]}
 
     def join(self, name: str) -> None:
         """Join; a consumer that was given up is replaced by one with another id."""
@@ -323,7 +321,7 @@ class Interleaved(RuleBasedStateMachine):
     @rule(name=CONSUMER_NAMES, limit=st.integers(1, 4))
     def fetch(self, name: str, limit: int) -> None:
         waiting = delivered(self.queue)
-        found = scripts.fetch(**self.call(name), limit=limit)
+        found = scripts.fetch(**self.call(name), limit=limit).run(self.queue.client)
         if found is None:
             self.join(name)
         else:
@@ -338,7 +336,7 @@ class Interleaved(RuleBasedStateMachine):
     @rule(name=CONSUMER_NAMES, places=SOME, to_front=st.booleans(), dead=st.booleans())
     def put_back(self, name: str, places: list[int], to_front: bool, dead: bool) -> None:
         pairs = [(message, message + b"+") for message in self.chosen(name, places)]
-        scripts.put_back(**self.call(name), messages=pairs, to_front=to_front, dead=dead)
+        scripts.put_back(**self.call(name), messages=pairs, to_front=to_front, dead=dead).run(self.queue.client)
 
     @rule(name=CONSUMER_NAMES)
     def look(self, name: str) -> None:
@@ -353,18 +351,17 @@ class Interleaved(RuleBasedStateMachine):
     def recover(self, place: int, dead: bool) -> None:
         consumer, seen, in_flight = self.looks.pop(place % len(self.looks))
         scripts.recover(
-            self.queue.client,
             self.queue.keys,
             consumer=consumer,
             score=seen,
             gone=True,
             alive_channel="nobody",
             messages=[(message, message + b"+", dead) for message in in_flight],
-        )
+        ).run(self.queue.client)
 
     @rule(name=CONSUMER_NAMES)
     def leave(self, name: str) -> None:
-        if scripts.leave(**self.call(name)):
+        if scripts.leave(**self.call(name)).run(self.queue.client):
             assert not held(self.queue, self.ids[name])
 
     @invariant()

@@ -9,7 +9,6 @@ import pytest
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.script import load
 from tests.state import FAR, INDEX, REPEATED, calls, delivered, now_ms, offer, out_of_memory, state, wrong_type
 
 
@@ -18,7 +17,7 @@ def offer_again(queue: DelayedQueue, count: int, first_due_ms: int = FAR) -> Non
     for start in range(0, count, scripts.MAX_OFFERS):
         numbers = range(start, min(count, start + scripts.MAX_OFFERS))
         messages = [(first_due_ms + number, message_key("a"), b"%d" % number) for number in numbers]
-        scripts.offer_many(queue.client, queue.keys, messages=messages, mirrored=queue.mirror_list)
+        scripts.offer_many(queue.keys, messages=messages, mirrored=queue.mirror_list).run(queue.client)
 
 
 def payloads(queue: DelayedQueue) -> list[bytes]:
@@ -52,10 +51,10 @@ class TestEffort:
     def test_of_a_restore_is_that_of_the_entries_of_its_due_time(self, one_queue: DelayedQueue) -> None:
         offer_again(one_queue, 5_000)
         one_queue.client.config_resetstat()
-        keys, args = scripts.restore_call(
+        call = scripts.restore(
             one_queue.keys, due_ms=FAR + 4_000, message_key=message_key("a"), payload=b"4000", mirrored=False
         )
-        assert not load("restore").run(one_queue.client, keys, args)
+        assert not call.run(one_queue.client)
         assert calls(one_queue.client, "zrange") <= 3
 
 
@@ -103,10 +102,10 @@ def amend(queue: DelayedQueue) -> None:
 
 def restore(queue: DelayedQueue) -> None:
     for number in range(7):
-        keys, args = scripts.restore_call(
+        call = scripts.restore(
             queue.keys, due_ms=FAR + number, message_key=message_key("a"), payload=b"%d" % number, mirrored=False
         )
-        assert load("restore").run(queue.client, keys, args) == (number > 4)
+        assert call.run(queue.client) == (number > 4)
     assert payloads(queue) == numbers(7)
 
 
@@ -144,9 +143,9 @@ class TestAllOrNothing:
         message = {"due_ms": FAR, "message_key": key, "payload": b"", "mirrored": False}
         two = [(FAR, message_key("b"), b""), (FAR, key, b"")]
         return {
-            "offer": lambda: scripts.offer(queue.client, queue.keys, **message),
-            "offer_many": lambda: scripts.offer_many(queue.client, queue.keys, messages=two, mirrored=False),
-            "restore": lambda: scripts.restore(queue.client, queue.keys, **message),
+            "offer": lambda: scripts.offer(queue.keys, **message).run(queue.client),
+            "offer_many": lambda: scripts.offer_many(queue.keys, messages=two, mirrored=False).run(queue.client),
+            "restore": lambda: scripts.restore(queue.keys, **message).run(queue.client),
             "find": lambda: queue.find("a"),
             "cancel": lambda: queue.cancel("a"),
             "amend": lambda: queue.amend(entry, b"new", due_ms=FAR),

@@ -10,19 +10,18 @@ import redis
 
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.script import Call, load
+from celery_delayq.queue.script import Call, run_each
 from tests.state import FAR, nothing_changes, offer, seed, state, waiting, wrong_type
 
 
 def restore(queue: DelayedQueue, message_id: str, due_ms: int = FAR, payload: bytes = b"payload") -> bool:
     return scripts.restore(
-        queue.client,
         queue.keys,
         due_ms=due_ms,
         message_key=codec.message_key(message_id),
         payload=payload,
         mirrored=queue.mirror_list,
-    )
+    ).run(queue.client)
 
 
 def test_what_does_not_wait_is_stored_as_by_an_offer(queue: DelayedQueue) -> None:
@@ -90,7 +89,7 @@ def test_others_are_no_obstacle(queue: DelayedQueue) -> None:
 
 
 def restore_entry(queue: DelayedQueue, entry: bytes, due_ms: int = FAR) -> bool:
-    return scripts.restore(queue.client, queue.keys, due_ms=due_ms, message_key=b"", payload=entry, mirrored=False)
+    return scripts.restore(queue.keys, due_ms=due_ms, message_key=b"", payload=entry, mirrored=False).run(queue.client)
 
 
 def test_an_entry_of_redisson_is_stored_as_it_was(queue: DelayedQueue) -> None:
@@ -123,19 +122,16 @@ def test_loops_hear_of_a_new_head(queue: DelayedQueue, redissons: bool) -> None:
 
 
 class TestAPipeline:
-    def calls(self, queue: DelayedQueue, *numbers: int) -> list[Call]:
+    def calls(self, queue: DelayedQueue, *numbers: int) -> list[Call[bool]]:
         return [
-            scripts.restore_call(
-                queue.keys, due_ms=FAR, message_key=codec.message_key(str(n)), payload=b"x", mirrored=False
-            )
+            scripts.restore(queue.keys, due_ms=FAR, message_key=codec.message_key(str(n)), payload=b"x", mirrored=False)
             for n in numbers
         ]
 
     def test_gives_each_answer(self, queue: DelayedQueue) -> None:
         queue.client.script_flush()
-        run_each = load("restore").run_each
-        assert run_each(queue.client, self.calls(queue, 1, 2, 1)) == [1, 1, 0]
-        assert run_each(queue.client, self.calls(queue, 1, 3)) == [0, 1]
+        assert run_each(queue.client, self.calls(queue, 1, 2, 1)) == [True, True, False]
+        assert run_each(queue.client, self.calls(queue, 1, 3)) == [False, True]
         assert run_each(queue.client, []) == []
 
     def test_scripts_may_be_flushed_all_the_time(self, queue: DelayedQueue) -> None:
@@ -149,7 +145,7 @@ class TestAPipeline:
         flushing = threading.Thread(target=flush)
         flushing.start()
         try:
-            assert load("restore").run_each(client, calls) == [1] * 300
+            assert run_each(client, calls) == [True] * 300
         finally:
             stop.set()
             flushing.join()
@@ -158,7 +154,7 @@ class TestAPipeline:
         other = DelayedQueue(queue.client, "other")
         queue.client.set(other.keys.timeout_set, "no ZSET")
         calls = [*self.calls(queue, 1), *self.calls(other, 1), *self.calls(queue, 2)]
-        first, failed, last = load("restore").run_each(queue.client, calls)
+        first, failed, last = run_each(queue.client, calls)
         assert isinstance(failed, redis.ResponseError)
-        assert (first, last) == (1, 1)
+        assert (first, last) == (True, True)
         assert queue.size() == 2

@@ -27,14 +27,13 @@ from tests.state import (
 def offer_for_reply(queue: DelayedQueue, due_ms: int | None = FAR, delay_ms: int = 0) -> tuple[int, bool]:
     """Offer "a" and return what the script replies."""
     return scripts.offer(
-        queue.client,
         queue.keys,
         due_ms=due_ms,
         delay_ms=delay_ms,
         message_key=message_key("a"),
         payload=b"a",
         mirrored=queue.mirror_list,
-    )
+    ).run(queue.client)
 
 
 class TestTheSameMessage:

@@ -51,7 +51,7 @@ class TestTheScript:
     def test_forgets_what_waits_no_more_and_nothing_else(self, queue: DelayedQueue) -> None:
         offer_each(queue, "a", "b", "c", "a2", "a3", "b2", "b3")
         take_away(queue, "a", "a2", "a3")
-        assert scripts.tidy(queue.client, queue.keys, places=places(queue)) == (3, 0)
+        assert scripts.tidy(queue.keys, places=places(queue)).run(queue.client) == (3, 0)
         assert queue.client.hkeys(INDEX) == [message_key("b"), message_key("c")]
         assert queue.cancel("a") == 0
         assert (queue.cancel("b"), queue.cancel("c")) == (3, 1)
@@ -60,7 +60,7 @@ class TestTheScript:
         offer_each(queue, "a", "b", "c", "a2", "a3", "b2", "b3")
         take_away(queue, "a", "a2", "a3")
         with nothing_changes(queue.client):
-            assert scripts.tidy(queue.client, queue.keys, places=[]) == (0, 3)
+            assert scripts.tidy(queue.keys, places=[]).run(queue.client) == (0, 3)
 
     def test_looks_again_at_what_the_caller_read(self, queue: DelayedQueue) -> None:
         """Meanwhile an id was offered again."""
@@ -71,12 +71,12 @@ class TestTheScript:
         queue.cancel("a")
         offer(queue, "a", FAR + 1)
         with nothing_changes(queue.client):
-            assert scripts.tidy(queue.client, queue.keys, places=seen) == (0, 0)
+            assert scripts.tidy(queue.keys, places=seen).run(queue.client) == (0, 0)
 
     def test_leaves_nothing_of_an_empty_queue(self, queue: DelayedQueue) -> None:
         offer_each(queue, "a", "a2")
         take_away(queue, "a", "a2")
-        assert scripts.tidy(queue.client, queue.keys, places=[]) == (0, 0)
+        assert scripts.tidy(queue.keys, places=[]).run(queue.client) == (0, 0)
         assert state(queue.client) == {}
 
     @pytest.mark.parametrize("key", [TIMEOUT_SET, INDEX, REPEATED])
@@ -85,13 +85,13 @@ class TestTheScript:
         seen = places(queue)
         take_away(queue, "a", "a2")
         offer(queue, "b")
-        wrong_type(queue, key, lambda: scripts.tidy(queue.client, queue.keys, places=seen))
+        wrong_type(queue, key, lambda: scripts.tidy(queue.keys, places=seen).run(queue.client))
 
     def test_needs_no_memory(self, queue: DelayedQueue) -> None:
         offer_each(queue, "a", "a2", "b")
         take_away(queue, "a", "a2")
         with out_of_memory(queue.client):
-            assert scripts.tidy(queue.client, queue.keys, places=places(queue)) == (2, 0)
+            assert scripts.tidy(queue.keys, places=places(queue)).run(queue.client) == (2, 0)
 
 
 class TestAllSteps:

@@ -10,7 +10,8 @@ import redis
 
 from celery_delayq.queue import codec, holds, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.holds import Claim, Hold, Holder, Offered, acknowledge, hold, offer_unique, unique_of
+from celery_delayq.queue.holds import Claim, Hold, Holder, Offered, acknowledge, hold, unique_of
+from celery_delayq.queue.keys import RegistryKeys
 from celery_delayq.queue.tidying import tidy
 from celery_delayq.schedule.scripts import CHANGED, DONE, ELSEWHERE, LEFT_OUT, Offer, Planned, plan
 from tests.state import nothing_changes, now_ms, out_of_memory
@@ -18,6 +19,9 @@ from tests.support import wait_until
 
 LATER = 2**44
 KEY = "remind:42"
+
+#: What an offer writes besides.
+REGISTRY = {RegistryKeys.of().names.encode()}
 
 
 def offered(
@@ -32,15 +36,12 @@ def offered(
     turn: int = 0,
     is_global: bool = False,
 ) -> Offered:
-    return offer_unique(
-        queue.client,
-        queue.keys,
-        claim=Claim(key, until, 60_000, conflict, is_global),
-        task_id=task_id,
-        turn=turn,
+    return queue.offer_unique(
+        payload if payload is not None else task_id.encode(),
+        Claim(key, until, 60_000, conflict, is_global),
         due_ms=due_ms,
-        payload=payload if payload is not None else task_id.encode(),
-        mirrored=queue.mirror_list,
+        message_id=task_id,
+        turn=turn,
     )
 
 
@@ -229,7 +230,7 @@ class TestOffer:
             queue.client.set(key, "a string")
             with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
                 offered(queue, "one")
-            assert queue.client.keys() == [key.encode()]
+            assert set(queue.client.keys()) - REGISTRY == {key.encode()}
 
     def test_a_server_without_memory(self, queue: DelayedQueue) -> None:
         offered(queue, "one")
@@ -260,7 +261,7 @@ class TestPriorities:
         assert (waiting(queue), waiting(high)) == ([], [(LATER, b"two")])
         assert not queue.client.exists(*queue.keys.waiting)
         high.cancel("two")
-        assert queue.client.keys() == []
+        assert set(queue.client.keys()) <= REGISTRY
 
     def test_one_that_another_program_removed(self, queue: DelayedQueue, high: DelayedQueue) -> None:
         offered(queue, "one")
@@ -319,7 +320,7 @@ class TestTheEndOfWaiting:
         queue.transfer()
         assert offered(queue, "two", until="done", conflict="replace").outcome == "stored"
         one = Holder.of(KEY, "q", "one")
-        assert hold(queue.client, queue.keys, holders=[one], what="done") == 0
+        assert hold(queue.keys, holders=[one], what="done").run(queue.client) == 0
         assert held_by(queue) == "two"
 
     def test_rescheduling_keeps_the_key(self, mirrored: DelayedQueue) -> None:
@@ -340,20 +341,20 @@ class TestStartedAndDone:
     def test_until_it_starts(self, queue: DelayedQueue) -> None:
         one = self.one(queue, "start")
         assert offered(queue, "two") == Offered("held", task_id="one")
-        assert hold(queue.client, queue.keys, holders=[one], what="start") == 1
+        assert hold(queue.keys, holders=[one], what="start").run(queue.client) == 1
         assert held_by(queue) is None
 
     def test_until_it_is_done(self, queue: DelayedQueue) -> None:
         one = self.one(queue, "done")
-        assert hold(queue.client, queue.keys, holders=[one], what="start") == 0
+        assert hold(queue.keys, holders=[one], what="start").run(queue.client) == 0
         assert offered(queue, "two") == Offered("held", task_id="one")
-        assert hold(queue.client, queue.keys, holders=[one], what="done") == 1
+        assert hold(queue.keys, holders=[one], what="done").run(queue.client) == 1
         assert held_by(queue) is None
 
     def test_one_that_waits_for_its_next_retry(self, queue: DelayedQueue) -> None:
         one = self.one(queue, "done")
         assert offered(queue, "one", payload=b"retry", until="done").outcome == "stored"
-        assert hold(queue.client, queue.keys, holders=[one], what="done") == 0
+        assert hold(queue.keys, holders=[one], what="done").run(queue.client) == 0
         assert held_by(queue) == "one"
         assert offered(queue, "two") == Offered("held", task_id="one")
 
@@ -362,9 +363,9 @@ class TestStartedAndDone:
         one = self.one(queue, "done")
         assert offered(queue, "one", None, payload=b"retry", until="done", turn=1).outcome == "stored"
         for what in ("start", "done"):
-            assert hold(queue.client, queue.keys, holders=[one], what=what) == 0
+            assert hold(queue.keys, holders=[one], what=what).run(queue.client) == 0
         assert offered(queue, "two") == Offered("held", task_id="one")
-        assert hold(queue.client, queue.keys, holders=[Holder.of(KEY, "q", "one", 1)], what="done") == 1
+        assert hold(queue.keys, holders=[Holder.of(KEY, "q", "one", 1)], what="done").run(queue.client) == 1
 
     def test_nobody_gives_it_up(self, queue: DelayedQueue) -> None:
         one = self.one(queue, "done")
@@ -375,11 +376,11 @@ class TestStartedAndDone:
         queue.client.hset(queue.keys.holds, unique_of(KEY, "q"), raw[:27] + (1).to_bytes(8, "big") + raw[35:])
         assert offered(queue, "two").outcome == "stored"
         assert held_by(queue) == "two"
-        assert hold(queue.client, queue.keys, holders=[one], what="done") == 0
+        assert hold(queue.keys, holders=[one], what="done").run(queue.client) == 0
 
     def test_one_that_waits_is_as_it_was(self, queue: DelayedQueue) -> None:
         offered(queue, "one")
-        assert hold(queue.client, queue.keys, holders=[Holder.of(KEY, "q", "one")], what="done") == 0
+        assert hold(queue.keys, holders=[Holder.of(KEY, "q", "one")], what="done").run(queue.client) == 0
         assert held_by(queue) == "one"
 
     @pytest.mark.parametrize("what", ["renew", "start"])
@@ -387,7 +388,7 @@ class TestStartedAndDone:
         one = self.one(queue, "done")
         before = record(queue)
         wait_until(lambda: now_ms(queue.client) > (before.ends_ms if before else 0) - 60_000, "the clock goes on")
-        assert hold(queue.client, queue.keys, holders=[one], what=what) == 0
+        assert hold(queue.keys, holders=[one], what=what).run(queue.client) == 0
         after = record(queue)
         assert before is not None
         assert after is not None
@@ -400,14 +401,14 @@ class TestStartedAndDone:
         assert before is not None
         wait_until(lambda: now_ms(queue.client) > before.ends_ms - 60_000, "the clock goes on")
         with out_of_memory(queue.client):
-            assert hold(queue.client, queue.keys, holders=[one], what="renew") == 0
+            assert hold(queue.keys, holders=[one], what="renew").run(queue.client) == 0
         after = record(queue)
         assert after is not None
         assert after.ends_ms > before.ends_ms
 
     def test_one_that_is_reserved_has_not_started(self, queue: DelayedQueue) -> None:
         one = self.one(queue, "start")
-        assert hold(queue.client, queue.keys, holders=[one], what="renew") == 0
+        assert hold(queue.keys, holders=[one], what="renew").run(queue.client) == 0
         assert held_by(queue) == "one"
 
 
@@ -418,7 +419,7 @@ class TestAcknowledge:
         return Holder.of(KEY, "q", "one")
 
     def acknowledge(self, queue: DelayedQueue, holder: Holder, what: Any, message: bytes = b"one") -> bool:
-        return acknowledge(queue.client, queue.keys, consumer="me", message=message, holder=holder, what=what)
+        return acknowledge(queue.keys, consumer="me", message=message, holder=holder, what=what).run(queue.client)
 
     @pytest.mark.parametrize(
         ("until", "what", "holder"),
@@ -454,22 +455,21 @@ class TestDeadLetters:
         for name, key in (("one", KEY), ("two", "other")):
             offered(queue, name, None, until="done", key=key)
         queue.client.zadd(queue.keys.consumers, {"me": LATER})
-        assert scripts.fetch(queue.client, queue.keys, consumer="me", limit=2) == [b"one", b"two"]
+        assert scripts.fetch(queue.keys, consumer="me", limit=2).run(queue.client) == [b"one", b"two"]
         return [Holder.of(KEY, "q", "one"), Holder.of("other", "q", "two")]
 
     def test_of_its_own_consumer(self, queue: DelayedQueue, messages: list[Holder]) -> None:
         pairs = [(b"gone", b"gone"), (b"one", b"letter")]
         holders = [messages[1], messages[0]]
         moved = scripts.put_back(
-            queue.client, queue.keys, consumer="me", messages=pairs, dead=True, holders=[holders[0], holders[1]]
-        )
+            queue.keys, consumer="me", messages=pairs, dead=True, holders=[holders[0], holders[1]]
+        ).run(queue.client)
         assert moved == 1
         assert held_by(queue) is None
         assert held_by(queue, "other") == "two", "its message was not in flight any more"
 
     def test_of_a_consumer_that_is_gone(self, queue: DelayedQueue, messages: list[Holder]) -> None:
         done = scripts.recover(
-            queue.client,
             queue.keys,
             consumer="me",
             score=str(LATER).encode(),
@@ -477,7 +477,7 @@ class TestDeadLetters:
             alive_channel="",
             messages=[(b"two", b"two again", False), (b"one", b"letter", True)],
             holders=[None, messages[0]],
-        )
+        ).run(queue.client)
         assert done.moved == [True, True]
         assert held_by(queue) is None
         assert held_by(queue, "other") == "two"
@@ -490,10 +490,9 @@ class TestPlan:
         claim = Claim(KEY, "due", 60_000, "keep")
         offer = Offer(codec.message_key(name), due_ms, name.encode(), name, claim, f"no {name}".encode())
         return plan(
-            queue.client,
             queue.keys,
             **{"entry": "e", "seen": seen, "forgotten": b"0", "state": name.encode(), "offer": offer, **step},
-        )
+        ).run(queue.client)
 
     def test_one_that_waits_holds_the_key(self, queue: DelayedQueue) -> None:
         assert self.plan(queue, "one").alone

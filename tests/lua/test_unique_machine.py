@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from celery_delayq.queue import codec
 from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.holds import Claim, Conflict, Hold, Holder, Until, hold, offer_unique, unique_of
+from celery_delayq.queue.holds import Claim, Conflict, Hold, Holder, Until, hold, unique_of
 from celery_delayq.queue.keys import without_priority
 from examples.private_redis import PrivateRedis
 
@@ -95,13 +95,12 @@ class Machine(RuleBasedStateMachine):
         task = Task(str(len(self.tasks)), key, is_global, until, due, name, "waits" if due is not None else "ready")
         task.offer = {
             "claim": Claim(key, until, 3_600_000, conflict, is_global),
-            "task_id": task.id,
+            "message_id": task.id,
             "due_ms": due,
             "payload": task.id.encode(),
-            "mirrored": False,
             "attempt": Attempt(task.id, bytes(16)),
         }
-        found = offer_unique(self.client, self.queues[name].keys, **task.offer)
+        found = self.queues[name].offer_unique(**task.offer)
         other = self.holder(key, task.owner)
         if other is None or conflict == "replace":
             assert found.outcome == "stored"
@@ -123,7 +122,7 @@ class Machine(RuleBasedStateMachine):
     def offer_again(self, data: Any) -> None:
         """Its publisher missed the reply: nothing changes, whatever has become of it."""
         task = data.draw(st.sampled_from(self.tasks))
-        assert offer_unique(self.client, self.queues[task.broker_list].keys, **task.offer).outcome == "stored"
+        assert self.queues[task.broker_list].offer_unique(**task.offer).outcome == "stored"
 
     def reschedule_one(self, task: Task, due: int) -> None:
         queue = self.queues[task.broker_list]
@@ -172,7 +171,7 @@ class Machine(RuleBasedStateMachine):
         task = data.draw(st.sampled_from(self.of_place("ready")))
         gives_up = task.holds and (what == "done" or (what == "start" and task.until == "start"))
         holders = [Holder.of(task.key, task.owner, task.id)]
-        assert hold(self.client, self.queues[task.broker_list].keys, holders=holders, what=what) == gives_up
+        assert hold(self.queues[task.broker_list].keys, holders=holders, what=what).run(self.client) == gives_up
         task.holds = task.holds and not gives_up
         if what == "done":
             task.place = "gone"

@@ -16,7 +16,7 @@ from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.queue.connections import Refusals, servers_of
 from celery_delayq.queue.keys import QueueKeys, counted
-from celery_delayq.queue.script import Script
+from celery_delayq.queue.script import run_each
 from tests.state import out_of_memory
 from tests.support import wait_until
 
@@ -182,13 +182,12 @@ def test_numbers_without_an_answer_are_not_added_twice(
     client: redis.Redis, counters: Counters, flusher: Flusher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        run_each = Script.run_each
 
-        def lost(self: Script, *args: object) -> object:
-            run_each(self, *args)
+        def lost(*args: Any) -> object:
+            run_each(*args)
             raise redis.ConnectionError("after it was executed")
 
-        patch.setattr(Script, "run_each", lost)
+        patch.setattr(of_flusher, "run_each", lost)
         with pytest.raises(redis.ConnectionError):
             flusher.flush(client)
     counters.add("q", "x")
@@ -206,15 +205,14 @@ def test_numbers_stay_if_the_connection_was_lost_before(client: redis.Redis, flu
 
 def test_no_two_add_the_same(client: redis.Redis, flusher: Flusher, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot moves from one loop's node to another's while the first one adds."""
-    run_each = Script.run_each
 
-    def meanwhile(self: Script, *args: object) -> object:
-        monkeypatch.setattr(Script, "run_each", run_each)
+    def meanwhile(*args: Any) -> object:
+        monkeypatch.setattr(of_flusher, "run_each", run_each)
         flusher.flush(client)
         assert total(client) == 0
-        return run_each(self, *args)
+        return run_each(*args)
 
-    monkeypatch.setattr(Script, "run_each", meanwhile)
+    monkeypatch.setattr(of_flusher, "run_each", meanwhile)
     flusher.flush(client)
     flusher.flush(client)
     assert total(client) == 3

@@ -31,7 +31,7 @@ def lists(app: Celery, waiting: DelayedQueue) -> Iterator[BrokerLists]:
 def count(client: redis.Redis, seconds_ago: int, numbers: dict[str, int], name: str = "celery") -> int:
     """Add numbers as a worker would have done so long ago; return when that was, in seconds."""
     at_s = now_ms(client) // 1000 - seconds_ago
-    scripts.count(client, QueueKeys.of(name), now_s=at_s, numbers=numbers)
+    scripts.count(QueueKeys.of(name), now_s=at_s, numbers=numbers).run(client)
     return at_s
 
 

@@ -308,7 +308,7 @@ class TestApi:
             lists = BrokerLists(connection.default_channel, QUEUES)
             for queue in QUEUES:
                 now_s = lists.now_ms() // 1000
-                scripts.count(lists.client, QueueKeys.of(queue), now_s=now_s, numbers={"transferred": 1})
+                scripts.count(QueueKeys.of(queue), now_s=now_s, numbers={"transferred": 1}).run(lists.client)
             assert sum(point.transferred for point in history.read(lists, 8).points) == len(QUEUES)
             with away(own, "q1"):
                 assert sum(point.transferred for point in history.read(lists, 8).points) == len(OTHERS)

@@ -16,7 +16,6 @@ from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.entry import Entry
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.orphans import Orphan
-from celery_delayq.queue.script import load
 from tests.brokers import ClusterServer
 from tests.redis_cluster.servers import Cluster
 from tests.state import FAR, seed
@@ -61,7 +60,7 @@ def test_what_is_published_as_an_attempt_is_replaced_once_also_if_it_dies_betwee
 
         def offer(entry: Entry) -> tuple[Any, ...]:
             token = hashlib.blake2b(entry.raw, digest_size=16).digest()
-            call = scripts.offer_call(
+            call = scripts.offer(
                 taken.keys,
                 due_ms=entry.due_ms,
                 message_key=secrets.token_bytes(16),
@@ -69,7 +68,7 @@ def test_what_is_published_as_an_attempt_is_replaced_once_also_if_it_dies_betwee
                 mirrored=False,
                 attempt=Attempt("orphans", token),
             )
-            return load("offer").by_text(*call)
+            return call.by_text()
 
         handing_over = Orphan.look(client, "jobs").hand_over(client, offer)
         next(handing_over)
