@@ -92,10 +92,6 @@ class Routed(redis.Redis):
         """
         return self.topology.node_of(self.router.slot_of(key))
 
-    def node_client(self, key: str | bytes) -> redis.Redis:
-        """Return a plain client of the node that serves a key, see `node_of`. It follows no redirection."""
-        return self.node_of(key).client
-
     def masters(self) -> list[Node]:
         """Return the masters, sorted by address; see `Topology.masters`."""
         return self.topology.masters()

@@ -27,7 +27,7 @@ class TestRouting:
         for number, key in enumerate(keys):
             routed.set(key, number)
             assert routed.get(key) == str(number).encode()
-            assert routed.node_client(key).get(key) == str(number).encode()
+            assert routed.node_of(key).client.get(key) == str(number).encode()
         assert calls(cluster, "get") == [2, 2, 2]
         assert [errors_at(node, "MOVED") for node in cluster.nodes] == [0, 0, 0]
 
@@ -35,7 +35,9 @@ class TestRouting:
         routed.zadd("z", {"a": 1, "b": 2})
         routed.hset("h", "field", "value")
         routed.sadd("s", "a")
-        assert routed.zrange("z", 0, -1, withscores=True) == routed.node_client("z").zrange("z", 0, -1, withscores=True)
+        assert routed.zrange("z", 0, -1, withscores=True) == routed.node_of("z").client.zrange(
+            "z", 0, -1, withscores=True
+        )
         assert routed.hgetall("h") == {b"field": b"value"}
         assert routed.smembers("s") == {b"a"}
         assert routed.set("a", 1, nx=True) is True
