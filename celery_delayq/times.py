@@ -12,10 +12,10 @@ from dateutil.parser import isoparse
 #: naive eta.
 Time = datetime | int | float
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
-_FIRST_MS = (datetime.min.replace(tzinfo=timezone.utc) - _EPOCH) // _MILLISECOND
-_LAST_MS = (datetime.max.replace(tzinfo=timezone.utc) - _EPOCH) // _MILLISECOND
+_FIRST_MS = (datetime.min.replace(tzinfo=timezone.utc) - EPOCH) // _MILLISECOND
+_LAST_MS = (datetime.max.replace(tzinfo=timezone.utc) - EPOCH) // _MILLISECOND
 
 
 def aware(when: Time, name: str) -> datetime:
@@ -31,19 +31,19 @@ def aware(when: Time, name: str) -> datetime:
     """
     if isinstance(when, datetime):
         when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-        if (when - _EPOCH) // _MILLISECOND > _LAST_MS:
+        if (when - EPOCH) // _MILLISECOND > _LAST_MS:
             raise ValueError(f"{name} must be before the year 10000 in UTC, not {when.isoformat()}")
         return when
     wanted = "a datetime, or unix time in seconds"
     try:
-        return _EPOCH + timedelta(seconds=seconds(when, name, wanted))
+        return EPOCH + timedelta(seconds=seconds(when, name, wanted))
     except OverflowError as exc:
         raise ValueError(f"{name} must be {wanted}, not {when!r}") from exc
 
 
 def to_ms(when: Time, name: str) -> int:
     """Return a time as unix time in ms; 0 for all times before 1970. Arguments and errors are those of `aware`."""
-    return max(0, -((_EPOCH - aware(when, name)) // _MILLISECOND))
+    return max(0, -((EPOCH - aware(when, name)) // _MILLISECOND))
 
 
 def due_at(now_ms: int, *, countdown: float | timedelta | None = None, eta: Time | None = None) -> datetime:
@@ -87,7 +87,7 @@ def seconds(value: object, name: str, wanted: str = "a number of seconds") -> fl
 
 def to_datetime(ms: int) -> datetime:
     """Return unix time in ms as an aware datetime in UTC. Out-of-range times become the nearest datetime."""
-    return _EPOCH + max(_FIRST_MS, min(ms, _LAST_MS)) * _MILLISECOND
+    return EPOCH + max(_FIRST_MS, min(ms, _LAST_MS)) * _MILLISECOND
 
 
 def to_timedelta(ms: int) -> timedelta:

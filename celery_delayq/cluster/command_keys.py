@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 from redis import exceptions
 
+from celery_delayq.queue.connections import as_text
+
 #: Returns the keys among the arguments of a command.
 _Pick: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -31,7 +33,7 @@ def _numbered(place: int, before: int = 0) -> _Pick:
 
 
 def _streams(args: Sequence[Any]) -> Sequence[Any]:
-    names = [text_of(arg).upper() for arg in args]
+    names = [as_text(arg).upper() for arg in args]
     rest = args[names.index("STREAMS") + 1 :] if "STREAMS" in names else ()
     return rest[: len(rest) // 2]
 
@@ -83,14 +85,9 @@ _KEYS: dict[str, _Pick] = {
 }
 
 
-def text_of(value: Any) -> str:
-    """Return an argument of a command as text."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
 def words_of(args: Sequence[Any]) -> list[Any]:
     """Return the words of a command. redis-py passes "SCRIPT LOAD" as one string, or as two."""
-    return [*text_of(args[0]).upper().split(), *args[1:]]
+    return [*as_text(args[0]).upper().split(), *args[1:]]
 
 
 def keys_of(*args: Any) -> Sequence[Any]:
@@ -103,7 +100,7 @@ def cross_slot(commands: Iterable[tuple[Any, ...]]) -> exceptions.ClusterCrossSl
     """Return the error that says that the keys of commands are in several hash slots."""
     commands = list(commands)
     names = ", ".join(dict.fromkeys(words_of(args)[0] for args in commands))
-    keys = list(dict.fromkeys(text_of(key) for args in commands for key in keys_of(*args)))
+    keys = list(dict.fromkeys(as_text(key) for args in commands for key in keys_of(*args)))
     more = f" and {len(keys) - _KEYS_NAMED} more" if len(keys) > _KEYS_NAMED else ""
     named = ", ".join(map(repr, keys[:_KEYS_NAMED]))
     return exceptions.ClusterCrossSlotError(f"{names}: the keys {named}{more} are in several hash slots of the cluster")

@@ -9,9 +9,7 @@ import redis
 from redis import exceptions
 
 from celery_delayq.cluster.topology import Node
-
-#: Errors of a connection that is lost, or cannot be opened.
-LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+from celery_delayq.queue.connections import LOST
 
 #: Errors of a pool that has no connection left. They say nothing about the node.
 _EXHAUSTED = ("Too many connections", "No connection available.")

@@ -8,12 +8,13 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.cluster.connecting import LOST, NotSent
+from celery_delayq.cluster.connecting import NotSent
 from celery_delayq.cluster.exchange import ASKING, UNSENT, Attached, Exchange, NodeCommand, Parse
 from celery_delayq.cluster.plan import Planned, plan
 from celery_delayq.cluster.redirection import is_redirection
 from celery_delayq.cluster.router import NodeHangs, Router
 from celery_delayq.cluster.topology import Address, Node
+from celery_delayq.queue.connections import LOST
 
 
 def execute(router: Router, args: tuple[Any, ...], options: dict[str, Any], parse: Parse) -> Any:

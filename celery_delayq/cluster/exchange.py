@@ -8,10 +8,11 @@ from typing import Any, TypeAlias
 
 from redis import exceptions
 
-from celery_delayq.cluster.connecting import LOST, connection_to
+from celery_delayq.cluster.connecting import connection_to
 from celery_delayq.cluster.merging import any_sha, error_in
 from celery_delayq.cluster.redirection import is_redirection, understood
 from celery_delayq.cluster.topology import Address, Node
+from celery_delayq.queue.connections import LOST
 
 #: See `redis.Redis.parse_response`.
 Parse: TypeAlias = Callable[..., Any]

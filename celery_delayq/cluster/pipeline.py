@@ -11,13 +11,14 @@ from redis import exceptions
 from redis.client import NEVER_DECODE, Pipeline
 
 from celery_delayq.cluster.command_keys import cross_slot, keys_of
-from celery_delayq.cluster.connecting import LOST, connection_to
+from celery_delayq.cluster.connecting import connection_to
 from celery_delayq.cluster.dispatch import Dispatch, execute
 from celery_delayq.cluster.exchange import ASKING, Attached, NodeCommand, Parse
 from celery_delayq.cluster.plan import Planned, is_script_load, is_wait, plan
 from celery_delayq.cluster.redirection import is_redirection, understood
 from celery_delayq.cluster.router import FIRST_PAUSE_S, Router
 from celery_delayq.cluster.topology import Node
+from celery_delayq.queue.connections import LOST
 
 #: What redis-py adds to the options of a command, and does not give to the callback.
 _NO_OPTIONS = (NEVER_DECODE, "keys")

@@ -9,10 +9,11 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.cluster.command_keys import cross_slot, keys_of, text_of, words_of
+from celery_delayq.cluster.command_keys import cross_slot, keys_of, words_of
 from celery_delayq.cluster.exchange import NodeCommand
 from celery_delayq.cluster.merging import Merge, all_know, any_sha, in_order, same, union, unless_error
 from celery_delayq.cluster.router import Router
+from celery_delayq.queue.connections import as_text
 
 #: Commands for all masters, and how to make one reply of theirs.
 _EVERYWHERE: dict[tuple[str, ...], Merge] = {
@@ -86,4 +87,4 @@ def is_script_load(args: Sequence[Any]) -> bool:
 
 
 def _everywhere(words: Sequence[Any]) -> Merge | None:
-    return _EVERYWHERE.get((words[0],)) or _EVERYWHERE.get((words[0], text_of(words[1]).upper() if words[1:] else ""))
+    return _EVERYWHERE.get((words[0],)) or _EVERYWHERE.get((words[0], as_text(words[1]).upper() if words[1:] else ""))

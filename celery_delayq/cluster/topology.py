@@ -22,6 +22,7 @@ from redis.retry import Retry
 
 from celery_delayq.cluster import hanging
 from celery_delayq.errors import ConfigurationError
+from celery_delayq.queue.connections import as_text
 
 #: How long a node may take to connect, and to answer which node serves which slot, in seconds.
 PATIENCE_S = 1.0
@@ -419,13 +420,9 @@ def _ranges(found: Iterable[Any], asked: Address) -> Iterable[tuple[int, int, Ad
     """
     for start, end, master, *_replicas in found:
         host, port, *rest = master
-        name = _text(host) or asked.host
+        name = as_text(host or "") or asked.host
         if name != "?" and int(port):  # a node that has lost its configuration has no port
-            yield int(start), int(end), Address(name, int(port)), _text(rest[0]) if rest else ""
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value or "")
+            yield int(start), int(end), Address(name, int(port)), as_text(rest[0]) if rest else ""
 
 
 #: Seeds -> the masters of the cluster when one of the process's topologies was last told: all seeds may be dead since.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from redis import exceptions
 
 from celery_delayq.queue import scripts
-from celery_delayq.queue.connections import passing_refusal, should_speak, was_silent
+from celery_delayq.queue.connections import as_text, passing_refusal, should_speak, was_silent
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.script import Call, unwrapped
 
@@ -38,8 +38,7 @@ def identify(connection: Any) -> Identity | None:
         if passing_refusal(exc):
             raise
         return None
-    text = reply.decode() if isinstance(reply, bytes) else str(reply)
-    fields = dict(field.partition("=")[::2] for field in text.split())
+    fields = dict(field.partition("=")[::2] for field in as_text(reply).split())
     return Identity(fields["id"], fields["addr"])
 
 

@@ -56,6 +56,7 @@ from celery_delayq.queue.clock import ServerClock
 from celery_delayq.queue.connections import (
     CONNECTION_ERRORS,
     Outage,
+    as_text,
     is_cluster,
     is_elsewhere,
     passing_refusal,
@@ -275,8 +276,7 @@ class Watchdog:
             return
         if message["type"] != "message":
             return
-        data = message["data"]
-        said = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+        said = as_text(message["data"])
         word, _, other = said.partition(" ")
         if word in (_RUNNING, _SUSPENDED):
             self._presence.vouch(other, time.monotonic(), is_at_work=word == _RUNNING)
@@ -440,7 +440,7 @@ class Watchdog:
                 if score is None:
                     unknown.append((name, queue_keys, other))
                 elif float(score) > 0:
-                    found.setdefault(other, {})[name] = _text(score)
+                    found.setdefault(other, {})[name] = _stored(score)
         lengths = self._ask([("LLEN", queue_keys.in_flight(other)) for _, queue_keys, other in unknown])
         for (name, _, other), length in zip(unknown, lengths, strict=True):
             if length:
@@ -477,6 +477,6 @@ class Watchdog:
         return until_s if until_s > _TURN_S / 8 else until_s + round_s
 
 
-def _text(score: Any) -> bytes:
+def _stored(score: Any) -> bytes:
     """Return a score as Lua sees it; redis-py may have converted it to a float."""
     return score if isinstance(score, bytes) else b"%d" % score

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from celery_delayq.fetching.process import process_of
 from celery_delayq.inspector.away import Lost, execute
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.queue.connections import as_text
 
 #: The most consumers of a list that are read: those whose leases last longest.
 MOST_OF_A_LIST = 1000
@@ -101,7 +102,7 @@ def consumers(lists: BrokerLists, *, partial: bool = False) -> Consumers:
             lost |= Lost((lists.lose(broker_list, errors[0]),))
             continue
         punctual = process_of((transferrer or b"").decode(errors="replace").partition(":")[2])
-        found += [(broker_list, _text(name), score, punctual) for name, score in scores if name]
+        found += [(broker_list, as_text(name), score, punctual) for name, score in scores if name]
     with lists.asking.pipeline(transaction=False) as pipe:
         for broker_list, consumer, _, _ in found:
             pipe.llen(lists.delayed_queue(broker_list).keys.in_flight(consumer))
@@ -135,7 +136,3 @@ def _lease(broker_list: BrokerList, score: float, now_ms: int, in_flight: int, i
 
 def _consumer(id: str, leases: list[Lease]) -> Consumer:
     return Consumer(id, *process_of(id), tuple(sorted(leases, key=lambda lease: (lease.queue, lease.priority))))
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="replace")

@@ -16,6 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from celery_delayq.fetching.held import DEAD_LETTERS, LOST_LEASES, RECOVERED
+from celery_delayq.fetching.process import process_of
 from celery_delayq.fetching.recovery import REASONS
 from celery_delayq.metrics import histograms
 from celery_delayq.metrics.recorder import (
@@ -24,7 +25,6 @@ from celery_delayq.metrics.recorder import (
     START_LATENESS,
     TRANSFER_LATENESS,
     TRANSFERRED,
-    process_of,
 )
 from celery_delayq.metrics.snapshot import WITHIN_S, Queue, Snapshot
 from celery_delayq.queue import dead_letters
@@ -150,7 +150,8 @@ def _of_queues(queues: dict[str, Queue]) -> Iterator[Metric]:
     for queue, numbers in queues.items():
         for within_s in WITHIN_S:
             due.add_metric([queue, str(within_s)], numbers.due[within_s])
-        for worker in sorted({process_of(loop) or loop for loop in numbers.punctual}):
+        processes = map(process_of, numbers.punctual)
+        for worker in sorted({host if pid is None else f"{host}:{pid}" for host, pid in processes}):
             punctual.add_metric([queue], {"worker": worker})
     yield from (due, punctual)
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from celery_delayq.fetching.held import DEAD_LETTERS
+from celery_delayq.fetching.process import process_of
 from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.histograms import fields_of
@@ -47,7 +48,7 @@ class Recorder:
             self._add_lateness(name, TRANSFER_LATENESS, (done.now_us / 1000 - due_ms) / 1000, number)
         if done.dead:
             add(name, DEAD_LETTERS + NOT_AN_ENTRY, done.dead)
-        if process_of(done.former) != process_of(done.punctual):
+        if process_of(done.former) != process_of(done.punctual):  # a new connection is no change
             add(name, PUNCTUAL_WORKER_CHANGES)
 
     def on_hand_over(self, message: Any) -> Callable[[float], None] | None:
@@ -76,8 +77,3 @@ class Recorder:
         self.counters.add(name, bucket, number)
         if lateness_us:
             self.counters.add(name, total, lateness_us * number)
-
-
-def process_of(loop: str) -> str:
-    """Return the host and process id of a loop, without its number: a new connection is no change."""
-    return loop.rpartition(":")[0]

@@ -17,7 +17,7 @@ from redis import exceptions
 
 from celery_delayq.fetching.native import logger_for
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
-from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, hurried, is_cluster
+from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, as_text, hurried, is_cluster
 from celery_delayq.queue.keys import counted
 from celery_delayq.queue.registry import registered
 from celery_delayq.queue.script import run_each
@@ -151,7 +151,7 @@ class Reader:
         prefix = self._channel.global_keyprefix
         self._known["registry"] = self._names("registry", lambda: registered(self._client, prefix))
         self._known["counted"] = self._names("counted", lambda: set(self._client.zrange(counted(prefix), 0, -1)))
-        names = {_text(name) for known in self._known.values() for name in known}
+        names = {as_text(name) for known in self._known.values() for name in known}
         for queue in self._queues:
             names.update(self._channel.broker_lists(queue))
         return sorted(map(self._lists.parse, names - {""}))
@@ -249,7 +249,3 @@ class _Away:
 
 
 _SPANS_MS = tuple(seconds * 1000 for seconds in WITHIN_S)
-
-
-def _text(name: Any) -> str:
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)

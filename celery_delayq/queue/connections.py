@@ -51,6 +51,11 @@ _IN_SCRIPT, _IN_PIPELINE = " script: ", " of pipeline caused error: "
 _FORGOTTEN_S, _LATE_S = 60.0, 5.0
 
 
+def as_text(value: Any) -> str:
+    """Return as text what a server has sent, or is sent, whether or not the client decodes replies."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
 def passing_refusal(exc: object) -> str:
     """Return the text of an error by which a server refuses something for now only; empty for all other errors.
 

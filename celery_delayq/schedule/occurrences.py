@@ -18,13 +18,13 @@ from typing import Any
 from celery.schedules import BaseSchedule, crontab, schedule, solar
 
 from celery_delayq.schedule.wallclock import Fields, next_match
+from celery_delayq.times import EPOCH
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MS = timedelta(milliseconds=1)
 _DAY, _HOUR, _MINUTE, _SECOND = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)
 
 #: Latest possible occurrence, unix time in ms: the year 9000. A delay can still be added to it.
-LATEST_MS = (datetime(9000, 1, 1, tzinfo=timezone.utc) - _EPOCH) // _MS
+LATEST_MS = (datetime(9000, 1, 1, tzinfo=timezone.utc) - EPOCH) // _MS
 
 #: Longest interval and longest delay, in seconds: some 300 years.
 LONGEST_S = 10_000_000_000
@@ -40,12 +40,12 @@ _MOST_STEPS = 100_000
 
 def to_ms(when: datetime) -> int:
     """Return an aware datetime as unix time in ms, rounded up."""
-    return -((_EPOCH - when) // _MS)
+    return -((EPOCH - when) // _MS)
 
 
 def to_datetime(ms: int, zone: tzinfo = timezone.utc) -> datetime:
     """Return unix time in ms as an aware datetime."""
-    return (_EPOCH + ms * _MS).astimezone(zone)
+    return (EPOCH + ms * _MS).astimezone(zone)
 
 
 def is_asked(given: BaseSchedule) -> bool:

@@ -44,7 +44,7 @@ from redis import exceptions
 from celery_delayq.plural import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.clock import ServerClock
-from celery_delayq.queue.connections import CONNECTION_ERRORS, new_id, passing_refusal
+from celery_delayq.queue.connections import CONNECTION_ERRORS, as_text, new_id, passing_refusal
 from celery_delayq.queue.delayed_queue import BATCH_SIZE, DelayedQueue
 from celery_delayq.queue.registry import Registry
 from celery_delayq.queue.scripts import Transferred
@@ -296,7 +296,7 @@ class TransferLoop(LoopThread):
     # -- notifications
 
     def _handle(self, message: dict[str, Any]) -> None:
-        channel = _text(message["channel"]) if message.get("channel") is not None else ""
+        channel = as_text(message["channel"]) if message.get("channel") is not None else ""
         if message["type"] == "subscribe":
             if channel == self._known.channel:
                 self._look()
@@ -304,7 +304,7 @@ class TransferLoop(LoopThread):
                 # Nobody announces messages that became due before the subscription.
                 watched.wake_at_ms = 0
         elif message["type"] == "message":
-            data = _text(message["data"])
+            data = as_text(message["data"])
             if channel == self._known.channel and data:
                 self._known.announce(data)
                 if self._serves(data):
@@ -475,7 +475,3 @@ class TransferLoop(LoopThread):
             return
         grace_ms = self.settings.grace_ms * random.uniform(1, 1.5)
         watched.wake_at_ms = max(due_ms, last_sign_ms) + grace_ms
-
-
-def _text(data: bytes | str) -> str:
-    return data.decode("utf-8", "replace") if isinstance(data, bytes) else data

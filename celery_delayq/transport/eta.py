@@ -13,8 +13,8 @@ from typing import Any
 from dateutil.parser import isoparse
 
 from celery_delayq.errors import InvalidEta
+from celery_delayq.times import EPOCH
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND = timedelta(microseconds=1)
 #: Texts as `isoformat()` writes them.
 _LIKE_ISOFORMAT = re.compile(
@@ -79,7 +79,7 @@ def parse_eta(eta: object, task: str) -> int:
         when = _parse(eta)
         if when.tzinfo is None:
             when = when.replace(tzinfo=timezone.utc)
-        return -((_EPOCH - when) // _MICROSECOND // 1000)
+        return -((EPOCH - when) // _MICROSECOND // 1000)
     except (ValueError, TypeError, OverflowError) as exc:
         raise InvalidEta(
             f"the eta of task {task} must be a datetime, or a string such as '2030-12-31T23:59:00+00:00', not {eta!r}"

@@ -18,6 +18,7 @@ import redis
 from kombu.transport.redis import SentinelManagedSSLConnection
 from redis.sentinel import SentinelManagedConnection
 
+from celery_delayq.queue.connections import as_text
 from celery_delayq.settings import HEALTH_CHECK_S
 from celery_delayq.transfer.thread import LoopThread
 from celery_delayq.transport.known import Known, is_any, leave
@@ -138,7 +139,7 @@ class SentinelWatch(LoopThread):
         while self._is_needed():
             message = self._pubsub.get_message(timeout=_ASK_S)
             if message is not None and message["type"] == "message":
-                name, *old = _text(message["data"]).split(" ")[:3]
+                name, *old = as_text(message["data"]).split(" ")[:3]
                 if name == self._master_name:
                     self._leave(_address(*old), self._ask(sentinel))
             elif message is None:
@@ -161,8 +162,4 @@ class SentinelWatch(LoopThread):
 
 
 def _address(host: bytes | str, port: bytes | str) -> tuple[str, int]:
-    return _text(host), int(port)
-
-
-def _text(data: bytes | str) -> str:
-    return data.decode() if isinstance(data, bytes) else data
+    return as_text(host), int(port)
