@@ -15,12 +15,12 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from celery_delayq.beat import warn_of_another
-from celery_delayq.inspector import Inspector, backup
+from celery_delayq.inspector import Inspector, backup, holders, pages
 from celery_delayq.inspector.backup import File, Imported, Released
-from celery_delayq.inspector.bulk import Action, Chunk
-from celery_delayq.inspector.consumers import Consumers
-from celery_delayq.inspector.counts import Counts
-from celery_delayq.inspector.histogram import Histogram
+from celery_delayq.inspector.bulk import Action, Chunk, change_some
+from celery_delayq.inspector.consumers import Consumers, consumers
+from celery_delayq.inspector.counts import Counts, count
+from celery_delayq.inspector.histogram import Histogram, histogram
 from celery_delayq.inspector.nothing import NothingWaits
 from celery_delayq.inspector.pages import Criteria, OnProgress, Page
 from celery_delayq.inspector.task import ScheduledTask
@@ -119,7 +119,7 @@ class DelayQ:
             ConfigurationError: the task of the signature has no `unique`.
         """
         with self._inspector("cannot look up a unique key") as inspector:
-            return inspector.waiting(self._key_of(key))
+            return holders.waiting(inspector.lists, self._key_of(key))
 
     def forget(self, key: str | Signature) -> bool:
         """Give up a unique key, whoever holds it: that task goes on as it is, and another one may hold the key.
@@ -134,7 +134,7 @@ class DelayQ:
             ConfigurationError: the task of the signature has no `unique`.
         """
         with self._inspector("cannot give up a unique key") as inspector:
-            return inspector.forget(self._key_of(key))
+            return holders.give_up(inspector.lists, self._key_of(key))
 
     def was_new(self, result: AsyncResult) -> bool:
         """Return whether a task was sent; False if its result is that of the task that holds its unique key."""
@@ -175,7 +175,7 @@ class DelayQ:
         """
         criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
         with self._inspector("cannot list waiting tasks") as inspector:
-            page = inspector.scheduled(criteria, limit=limit, cursor=cursor, partial=partial)
+            page = pages.page(inspector.lists, criteria, limit=limit, cursor=cursor, partial=partial)
             if not (page.examined or cursor):
                 inspector.check_queue(queue)
             return page
@@ -352,7 +352,7 @@ class DelayQ:
         criteria.check_wanted(everything)
         warn_of_naive(eta, self.app)
         with self._inspector("cannot change the matching tasks") as inspector:
-            chunk = inspector.change_some(action, criteria, eta=eta, limit=limit, cursor=cursor)
+            chunk = change_some(inspector.lists, action, criteria, eta=eta, limit=limit, cursor=cursor)
             if not (chunk.examined or cursor):
                 inspector.check_queue(queue)
             return chunk
@@ -372,7 +372,7 @@ class DelayQ:
             ValueError: an argument is out of range.
         """
         with self._inspector("cannot count messages") as inspector:
-            return inspector.counts(span=span, buckets=buckets, partial=partial)
+            return count(inspector.lists, span=span, buckets=buckets, partial=partial)
 
     def histogram(
         self, start: Time, span: float, buckets: int, queue: str | None = None, partial: bool = False
@@ -394,7 +394,7 @@ class DelayQ:
         """
         start_ms = to_ms(start, "start")
         with self._inspector("cannot count due times") as inspector:
-            counted = inspector.histogram(start_ms, span, buckets, queue=queue, partial=partial)
+            counted = histogram(inspector.lists, start_ms, span, buckets, queue=queue, partial=partial)
             if not (counted.before or counted.after or any(bucket.count for bucket in counted.buckets)):
                 inspector.check_queue(queue)
             return counted
@@ -409,7 +409,7 @@ class DelayQ:
             partial: leave out queues whose nodes of a Redis Cluster are away. `Consumers.lost` names them.
         """
         with self._inspector("cannot read who consumes the queues") as inspector:
-            return inspector.consumers(partial=partial)
+            return consumers(inspector.lists, partial=partial)
 
     def export(self, file: File, *, queues: Iterable[str] = (), on_progress: OnProgress | None = None) -> int:
         """Write all waiting tasks to a file of JSON lines, and return how many there were. See `backup.export`.

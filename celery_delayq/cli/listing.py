@@ -26,7 +26,7 @@ from celery_delayq.cli.output import (
 )
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import When, at, shown, shown_span
-from celery_delayq.inspector import Inspector
+from celery_delayq.inspector import Inspector, pages
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.pages import Criteria
 from celery_delayq.inspector.task import ScheduledTask
@@ -122,7 +122,9 @@ class _Listing:
         tasks: list[ScheduledTask] = []
         with self._progress() as on_progress:
             while not self._is_at_end and (size := min(self._left, MAX_PAGE - len(tasks))):
-                page = self._inspector.scheduled(self._criteria, limit=int(size), cursor=self.cursor, partial=True)
+                page = pages.page(
+                    self._inspector.lists, self._criteria, limit=int(size), cursor=self.cursor, partial=True
+                )
                 tasks += page
                 self.cursor = page.cursor
                 self.lost |= page.lost
@@ -138,7 +140,7 @@ class _Listing:
         if not self._criteria.is_search:
             yield lambda examined: None
             return
-        total = self._inspector.to_examine(self._criteria)
+        total = pages.to_examine(self._inspector.lists, self._criteria)
         with progress("searching") as on_progress:
             yield lambda examined: on_progress(examined, max(examined, total))
 

@@ -14,7 +14,7 @@ from celery_delayq.cli.command import Decorator, command, json_option, usage_err
 from celery_delayq.cli.output import NARROW, WIDTH, add_columns, console, new_table, print_json, text
 from celery_delayq.cli.times import Span, shown, shown_span
 from celery_delayq.inspector.away import LostQueue
-from celery_delayq.inspector.counts import Counts, QueueCounts
+from celery_delayq.inspector.counts import Counts, QueueCounts, count
 from celery_delayq.times import to_datetime, to_timedelta
 
 #: Number columns: attributes of `QueueCounts`.
@@ -44,7 +44,7 @@ def status(ctx: click.Context, span: timedelta, buckets: int, as_json: bool) -> 
     On a Redis Cluster, also show the node of each queue. If a node does not answer, show all others, and exit with 1.
     """
     with inspecting(ctx.obj.app) as inspector, usage_errors():
-        counts = inspector.counts(span=span.total_seconds(), buckets=buckets, partial=True)
+        counts = count(inspector.lists, span=span.total_seconds(), buckets=buckets, partial=True)
     if as_json:
         print_json(_as_json(counts))
     else:

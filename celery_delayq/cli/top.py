@@ -19,8 +19,9 @@ from celery_delayq.cli.listing import task_table
 from celery_delayq.cli.output import console
 from celery_delayq.cli.plain import visible
 from celery_delayq.cli.status import histogram, queue_table, span_option
-from celery_delayq.inspector import Inspector
+from celery_delayq.inspector import Inspector, pages
 from celery_delayq.inspector.away import Lost
+from celery_delayq.inspector.counts import count
 from celery_delayq.inspector.pages import Criteria
 
 #: Draws one screen; also returns what is not on it because nodes of a cluster are away.
@@ -43,8 +44,8 @@ def top(ctx: click.Context, interval: float, limit: int, queue: str | None, span
 
     def frame(inspector: Inspector) -> tuple[RenderableType, Lost]:
         with usage_errors():
-            counts = inspector.counts(span=span.total_seconds(), buckets=12, partial=True)
-        page = inspector.scheduled(Criteria.of(queue=queue), limit=limit, partial=True)
+            counts = count(inspector.lists, span=span.total_seconds(), buckets=12, partial=True)
+        page = pages.page(inspector.lists, Criteria.of(queue=queue), limit=limit, partial=True)
         lost = counts.lost | page.lost
         trouble = [Text(f"{visible(lost)}\n", "red")] if lost else []
         tasks = task_table(page, out.width, title="next")

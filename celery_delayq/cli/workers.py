@@ -12,7 +12,7 @@ from celery_delayq.cli.command import command, json_option
 from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_json, text
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown, shown_span
-from celery_delayq.inspector.consumers import Consumer, Consumers, Lease
+from celery_delayq.inspector.consumers import Consumer, Consumers, Lease, consumers
 from celery_delayq.times import to_datetime, to_timedelta
 
 _NOBODY = (
@@ -32,7 +32,7 @@ def workers(ctx: click.Context, as_json: bool) -> None:
     On a Redis Cluster, if a node does not answer, show what concerns all other queues, and exit with 1.
     """
     with inspecting(ctx.obj.app) as inspector:
-        found = inspector.consumers(partial=True)
+        found = consumers(inspector.lists, partial=True)
     if as_json:
         for consumer in found.consumers:
             print_json(_as_json(consumer))

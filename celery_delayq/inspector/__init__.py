@@ -10,9 +10,11 @@
     bulk          changes of many tasks, a chunk at a time
     dead          dead letters of a queue: pages, chunks
     backup        export, import, release
-    inspector     Inspector: all of this for one channel
+    holders       who holds a unique key
+    inspector     Inspector: tasks by their ids, and the lists for everything else
 
-`DelayQ`, the commands and remote control are thin layers over the inspector.
+`DelayQ`, the commands and the web page are thin layers over these: each opens an `Inspector`, and calls it, or passes
+its `lists`.
 """
 
 from __future__ import annotations

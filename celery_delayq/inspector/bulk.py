@@ -48,9 +48,17 @@ class Chunk:
 
 
 def change_some(
-    lists: BrokerLists, action: Action, criteria: Criteria, *, eta: Time | None, limit: int, cursor: str | None
+    lists: BrokerLists,
+    action: Action,
+    criteria: Criteria,
+    *,
+    eta: Time | None = None,
+    limit: int = 1000,
+    cursor: str | None = None,
 ) -> Chunk:
     """Change some matching tasks; see `DelayQ.change_some`. Atomic for each task; all calls are bounded.
+
+    Without criteria, it changes all tasks.
 
     Raises:
         TypeError: `eta` is missing or not wanted, or an argument has the wrong type.

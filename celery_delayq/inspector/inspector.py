@@ -1,4 +1,7 @@
-"""Inspector: read and change waiting tasks. `DelayQ`, the commands and remote control are thin layers over it."""
+"""Inspector: find and change waiting tasks by id, and dead letters of a queue.
+
+What reads or changes all lists is a function of `Inspector.lists`, in a module of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,9 @@ from typing import Any, TypeVar
 from redis.exceptions import ResponseError
 
 from celery_delayq.errors import UnknownQueue
-from celery_delayq.inspector import dead, holders
+from celery_delayq.inspector import dead
 from celery_delayq.inspector.broker_lists import BrokerLists
-from celery_delayq.inspector.bulk import Action, Chunk, change_some
-from celery_delayq.inspector.consumers import Consumers, consumers
-from celery_delayq.inspector.counts import Counts, count
-from celery_delayq.inspector.histogram import Histogram, histogram
-from celery_delayq.inspector.pages import MOST_EXAMINED, Criteria, OnProgress, Page, page, to_examine, walk
+from celery_delayq.inspector.pages import Criteria, OnProgress, walk
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.messages import with_eta
 from celery_delayq.queue.dead_letters import DeadChunk, DeadLetter, DeadLetters
@@ -36,10 +35,13 @@ class Inspector:
     other lists; calls for all lists fail with an error that names the key.
 
     The same holds for nodes of a Redis Cluster that are away. Calls by id find tasks at the other nodes. Calls for all
-    lists raise `NodesAway`, which names the nodes and their queues, before they change anything; `counts`,
-    `consumers`, `histogram` and `scheduled` do without those queues if `partial` is true. A node may take 2 s to
+    lists raise `NodesAway`, which names the nodes and their queues, before they change anything. A node may take 2 s to
     answer. While the node that has the names of all delayed queues is away, only those of the app's queues and that of
     the caller are known.
+
+    Attributes:
+        lists: the broker lists, for the functions of the other modules: `pages.page`, `counts.count` and so on. What is
+            said above holds for them, too; with `partial`, they leave out queues whose nodes are away.
 
     Args:
         channel: a channel of our transport.
@@ -81,38 +83,6 @@ class Inspector:
         found = self._each(task_ids, first)
         return {task_id: min(tasks, key=lambda task: task.due_ms, default=None) for task_id, tasks in found.items()}
 
-    def waiting(self, key: str) -> ScheduledTask | None:
-        """Return the waiting task that holds a unique key; see `DelayQ.waiting`."""
-        return holders.waiting(self.lists, key)
-
-    def forget(self, key: str) -> bool:
-        """Give up a unique key; see `DelayQ.forget`."""
-        return holders.give_up(self.lists, key)
-
-    def scheduled(
-        self,
-        criteria: Criteria,
-        *,
-        limit: int = 100,
-        cursor: str | None = None,
-        partial: bool = False,
-        most_examined: int = MOST_EXAMINED,
-    ) -> Page:
-        """Return a page of waiting tasks; see `DelayQ.scheduled`.
-
-        Args:
-            criteria: which tasks.
-            limit: maximum number of tasks, 1 to 1,000.
-            cursor: cursor of the previous page.
-            partial: leave out queues whose nodes of a cluster are away.
-            most_examined: the page ends when it has examined about so many tasks: up to one read more.
-        """
-        return page(self.lists, criteria, limit, cursor, most_examined, partial=partial)
-
-    def to_examine(self, criteria: Criteria) -> int:
-        """Return how many tasks a search examines; see `pages.to_examine`."""
-        return to_examine(self.lists, criteria)
-
     def cancel(self, task_ids: Sequence[str]) -> dict[str, bool]:
         """Remove waiting tasks; see `DelayQ.cancel`. Atomic for each entry."""
         return _answers(self._each(task_ids, lambda queue, task_id: queue.cancel(task_id)))
@@ -136,18 +106,6 @@ class Inspector:
                 cancelled += sum(queue.remove([task.entry for task in tasks]))
         return cancelled
 
-    def change_some(
-        self,
-        action: Action,
-        criteria: Criteria,
-        *,
-        eta: Time | None = None,
-        limit: int = 1000,
-        cursor: str | None = None,
-    ) -> Chunk:
-        """Change some matching tasks; see `DelayQ.change_some`. Without criteria, it changes all tasks."""
-        return change_some(self.lists, action, criteria, eta=eta, limit=limit, cursor=cursor)
-
     def reschedule(
         self, task_ids: Sequence[str], *, countdown: float | timedelta | None = None, eta: Time | None = None
     ) -> dict[str, bool]:
@@ -162,28 +120,6 @@ class Inspector:
     def run_now(self, task_ids: Sequence[str]) -> dict[str, bool]:
         """Move waiting tasks to their broker lists; see `DelayQ.run_now`. Atomic for each entry."""
         return self._move(task_ids, None)
-
-    def counts(self, *, span: float = 3600, buckets: int = 60, partial: bool = False) -> Counts:
-        """Count messages; see `DelayQ.counts`."""
-        return count(self.lists, span=span, buckets=buckets, partial=partial)
-
-    def histogram(
-        self, start_ms: int, span_s: float, buckets: int, *, queue: str | None = None, partial: bool = False
-    ) -> Histogram:
-        """Count due times in a window; see `DelayQ.histogram`.
-
-        Args:
-            start_ms: where the window starts, unix time in ms.
-            span_s: its length, in seconds.
-            buckets: number of its parts, 1 to 1,000.
-            queue: only tasks of this queue.
-            partial: leave out queues whose nodes of a cluster are away.
-        """
-        return histogram(self.lists, start_ms, span_s, buckets, queue=queue, partial=partial)
-
-    def consumers(self, *, partial: bool = False) -> Consumers:
-        """Return who consumes the queues; see `DelayQ.consumers`."""
-        return consumers(self.lists, partial=partial)
 
     def dead_letters(self, queue: str) -> list[DeadLetters]:
         """Return the dead lists of a queue, one for each priority. The queue need not be known."""

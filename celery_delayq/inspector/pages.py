@@ -200,15 +200,16 @@ def due_of(cursor: str) -> int:
 def page(
     lists: BrokerLists,
     criteria: Criteria,
-    limit: int,
-    cursor: str | None,
+    limit: int = 100,
+    cursor: str | None = None,
     most_examined: int = MOST_EXAMINED,
     *,
     partial: bool = False,
 ) -> Page:
     """Return a page of waiting tasks; see `DelayQ.scheduled`. All calls are bounded: O(log N), a few hundred entries.
 
-    A page of long messages ends after 32 MiB, with a cursor.
+    It ends when it has examined about `most_examined` tasks: up to one read more. A page of long messages ends after
+    32 MiB, with a cursor.
 
     Raises:
         NodesAway: nodes of a cluster are away, and `partial` is False.

@@ -18,9 +18,10 @@ from kombu.exceptions import OperationalError
 from celery_delayq import DelayedQueue
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.topology import Address
-from celery_delayq.inspector import Inspector
+from celery_delayq.inspector import Inspector, pages
 from celery_delayq.inspector.away import LostQueue, NodesAway
 from celery_delayq.inspector.broker_lists import BrokerLists
+from celery_delayq.inspector.bulk import change_some
 from celery_delayq.inspector.pages import Criteria, walk
 from celery_delayq.metrics import history
 from celery_delayq.queue import scripts
@@ -354,7 +355,7 @@ class TestANodeIsLostInTheMiddle:
             inspector = Inspector(connection.default_channel, CONFIGURED)
             monkeypatch.setattr(BrokerLists, "waiting", waiting)
             with restored(own, "q1") as node:
-                page = inspector.scheduled(Criteria(), partial=True)
+                page = pages.page(inspector.lists, Criteria(), partial=True)
             assert [task.id for task in page] == [ids[queue] for queue in OTHERS]
             assert [queue.queue for queue in page.lost.queues] == THERE
 
@@ -370,7 +371,7 @@ class TestANodeIsLostInTheMiddle:
             inspector = Inspector(connection.default_channel, CONFIGURED)
             monkeypatch.setattr(DelayedQueue, "remove", removed)
             with restored(own, "q1") as node:
-                chunk = inspector.change_some("cancel", Criteria())
+                chunk = change_some(inspector.lists, "cancel", Criteria())
             assert (chunk.changed, chunk.late) == (len(OTHERS), 0)
             assert [queue.queue for queue in chunk.lost.queues] == THERE
 

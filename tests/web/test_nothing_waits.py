@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from celery import Celery
 
-from celery_delayq.inspector import Inspector
+from celery_delayq.inspector import pages
 from tests.web import direct
 from tests.web.direct import User
 
@@ -27,8 +29,7 @@ class TestNothingToShow:
         assert "No waiting tasks match." in text
 
     def test_there_may_be_more_further_on(self, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-        scheduled = Inspector.scheduled
-        monkeypatch.setattr(Inspector, "scheduled", lambda *args, **kwargs: scheduled(*args, **kwargs, most_examined=2))
+        monkeypatch.setattr(pages, "page", partial(pages.page, most_examined=2))
         answer = user.get("/waiting", {"text": "never heard of"})
         assert "None of these match. There may be some further on." in answer.page.text
         assert "Next page" in answer.page.texts_of("a")

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from celery_delayq import messages
 from celery_delayq.inspector import Inspector
+from celery_delayq.inspector.counts import count
 from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters
 from celery_delayq.times import to_datetime
 from celery_delayq.transport.redelivery import revived
@@ -71,7 +72,7 @@ def find(inspector: Inspector, queue: str, key: str) -> Found | None:
 def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] = ()) -> Response:
     query = view.request.query
     with view.broker.inspector() as inspector:
-        counts = inspector.counts(span=1, buckets=1, partial=True)
+        counts = count(inspector.lists, span=1, buckets=1, partial=True)
         dead = {queue.queue: queue.dead for queue in counts.queues}
         queue = query.get("queue") or next((name for name, number in dead.items() if number), "")
         page = None

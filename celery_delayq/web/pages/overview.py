@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from celery_delayq.inspector.consumers import Consumers
-from celery_delayq.inspector.counts import QueueCounts
-from celery_delayq.inspector.histogram import Histogram
+from celery_delayq.inspector.consumers import Consumers, consumers
+from celery_delayq.inspector.counts import QueueCounts, count
+from celery_delayq.inspector.histogram import Histogram, histogram
 from celery_delayq.metrics.history import History
 from celery_delayq.times import to_datetime, to_timedelta
 from celery_delayq.web.charts import Chart, bar_chart
@@ -38,9 +38,9 @@ def _show(view: View) -> Response:
     start_ms = _whole(query.get("from"), 0, 0, _LATEST_MS)
     hours = 72 if query.get("hours") == "72" else 8
     with view.broker.inspector() as inspector:
-        counts = inspector.counts(span=1, buckets=1, partial=True)
-        due = inspector.histogram(start_ms or counts.at_ms, span_s, _bars(span_s), partial=True)
-        consumers = inspector.consumers(partial=True)
+        counts = count(inspector.lists, span=1, buckets=1, partial=True)
+        due = histogram(inspector.lists, start_ms or counts.at_ms, span_s, _bars(span_s), partial=True)
+        workers = consumers(inspector.lists, partial=True)
         past = view.broker.history(inspector, hours)
     return view.page(
         "overview.html",
@@ -54,7 +54,7 @@ def _show(view: View) -> Response:
         due=due,
         due_chart=_due_chart(view, due, span_s),
         link_of=lambda bucket: _href(bucket.start_ms, bucket.end_ms, span_s),
-        consumers=_consumers(consumers),
+        consumers=_consumers(workers),
         left_of=lambda due_ms: to_timedelta(due_ms - counts.at_ms),
         to_datetime=to_datetime,
         earlier=max(counts.at_ms, due.buckets[0].start_ms - span_s * 1000) if start_ms else None,

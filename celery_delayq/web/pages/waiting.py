@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from celery_delayq.inspector import Inspector
-from celery_delayq.inspector.bulk import Action
+from celery_delayq.inspector import Inspector, pages
+from celery_delayq.inspector.bulk import Action, change_some
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.pages.filters import LONGEST_ID, Filter, InvalidFilter, id_key, ids_of, time_of
@@ -53,8 +53,10 @@ def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] =
         found, error, page, total = None, None, None, 0
         try:
             found = Filter.of(query, inspector.lists.now_ms())
-            page = inspector.scheduled(found.criteria, limit=_LIMIT, cursor=query.get("cursor") or None, partial=True)
-            total = inspector.to_examine(found.criteria)
+            page = pages.page(
+                inspector.lists, found.criteria, limit=_LIMIT, cursor=query.get("cursor") or None, partial=True
+            )
+            total = pages.to_examine(inspector.lists, found.criteria)
         except InvalidFilter as exc:
             error = exc.said(view._)
         except ValueError as exc:  # the cursor
@@ -194,10 +196,10 @@ def _act_on_matching(view: View, action: Action) -> Response:
                 eta = time_of(form.get("eta") or form.get("when").strip(), now_ms)
             except InvalidFilter as exc:
                 return _ask_about_matching(view, inspector, action, found, asked_ms, exc.said(view._))
-        total = so_far(form, "total") or inspector.to_examine(found.criteria)
+        total = so_far(form, "total") or pages.to_examine(inspector.lists, found.criteria)
         try:
-            chunk = inspector.change_some(
-                action, found.criteria, eta=eta, limit=CHUNK, cursor=form.get("cursor") or None
+            chunk = change_some(
+                inspector.lists, action, found.criteria, eta=eta, limit=CHUNK, cursor=form.get("cursor") or None
             )
         except ValueError as exc:
             raise Refusal(400, str(exc)) from exc
@@ -263,13 +265,13 @@ def _ask_about_matching(
 
 def _count(inspector: Inspector, found: Filter) -> tuple[int, int, int, bool]:
     """Return how many tasks match, how many were looked at, how many there are, and whether all were looked at."""
-    total = inspector.to_examine(found.criteria)
+    total = pages.to_examine(inspector.lists, found.criteria)
     if not found.is_search:
         return total, total, total, True
     deadline = time.monotonic() + _COUNT_S
     count, examined, cursor = 0, 0, None
     while True:
-        page = inspector.scheduled(found.criteria, limit=1000, cursor=cursor, partial=True)
+        page = pages.page(inspector.lists, found.criteria, limit=1000, cursor=cursor, partial=True)
         count, examined, cursor = count + len(page), examined + page.examined, page.cursor
         if cursor is None or time.monotonic() >= deadline:
             return count, examined, max(total, examined), cursor is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from celery_delayq.inspector.consumers import consumers
 from celery_delayq.times import to_datetime, to_timedelta
 from celery_delayq.web.request import Response
 from celery_delayq.web.view import Page, View
@@ -9,7 +10,7 @@ from celery_delayq.web.view import Page, View
 
 def _show(view: View) -> Response:
     with view.broker.inspector() as inspector:
-        found = inspector.consumers(partial=True)
+        found = consumers(inspector.lists, partial=True)
     return view.page(
         "workers.html",
         found=found,
