@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
+from logging import getLogger
 from math import prod
 from typing import Any
 
@@ -23,9 +24,7 @@ from kombu.message import Message
 from kombu.serialization import prepare_accept_content
 from kombu.utils.json import dumps, object_hook
 
-from celery_delayq.fetching.native import logger_for
-
-logger = logger_for(__name__)
+logger = getLogger(__name__)
 
 #: Property of a delayed message: its due time, unix time in ms. It tells the worker that the message has waited
 #: already, whatever the worker's own clock says.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from logging import getLogger
 
 import redis
 from redis import exceptions
 
 from celery_delayq.fetching.connection import Identity
-from celery_delayq.fetching.native import logger_for
 from celery_delayq.queue.connections import CONNECTION_ERRORS, passing_refusal
 
-logger = logger_for(__name__)
+logger = getLogger(__name__)
 
 #: Longest single wait of a blocking command on the server, in seconds.
 BLOCK_S = 30.0

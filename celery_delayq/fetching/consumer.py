@@ -28,6 +28,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from logging import getLogger
 from types import MappingProxyType
 
 import redis
@@ -41,7 +42,6 @@ from celery_delayq.fetching.departure import Departure, Departures, remove
 from celery_delayq.fetching.held import DEAD_LETTERS, LOST_LEASES, Held, Redelivery
 from celery_delayq.fetching.isolation import Isolation
 from celery_delayq.fetching.lease import Leases
-from celery_delayq.fetching.native import logger_for
 from celery_delayq.fetching.process import consumer_id
 from celery_delayq.fetching.unique_keys import UniqueKeys
 from celery_delayq.plural import plural
@@ -53,7 +53,7 @@ from celery_delayq.queue.holds import Holder
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import Renewed
 
-logger = logger_for(__name__)
+logger = getLogger(__name__)
 
 #: How many threads acknowledge at the same time, each on a connection. The others wait for them.
 _AT_ONCE = 4
@@ -69,7 +69,7 @@ class Consumer:
     """One consumer of any number of broker lists.
 
     It belongs to one thread, except for `ack` and for the methods that the watchdog calls with a client of its own:
-    under gevent and eventlet, threads cannot share connections.
+    under gevent, threads cannot share connections.
 
     Args:
         connect: returns a context manager that gives a client with a pool of its own, and closes it at the end.

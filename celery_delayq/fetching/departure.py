@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from logging import getLogger
 from typing import Literal, cast
 
 import redis
@@ -13,7 +14,6 @@ from redis import exceptions
 from redis.client import NEVER_DECODE
 
 from celery_delayq.fetching.held import Held
-from celery_delayq.fetching.native import logger_for
 from celery_delayq.plural import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
@@ -21,7 +21,7 @@ from celery_delayq.queue.holds import What, acknowledge
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import MAX_PUT_BACK
 
-logger = logger_for(__name__)
+logger = getLogger(__name__)
 
 
 @dataclass(frozen=True)

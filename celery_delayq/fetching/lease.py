@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from logging import getLogger
 from types import MappingProxyType
 from typing import NoReturn
 
 import redis
 
 from celery_delayq.errors import LeaseLost
-from celery_delayq.fetching.native import logger_for
 from celery_delayq.plural import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import Renewed
 
-logger = logger_for(__name__)
+logger = getLogger(__name__)
 
 
 class Leases:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from logging import getLogger
 
 import redis
 from redis import exceptions
@@ -11,14 +12,14 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.fetching.held import DEAD_LETTERS, RECOVERED, Redelivery
 from celery_delayq.fetching.lease import Leases
-from celery_delayq.fetching.native import logger_for, start_beside
+from celery_delayq.fetching.native import start_native_thread
 from celery_delayq.plural import plural
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
 from celery_delayq.queue.dead_letters import reason_of
 from celery_delayq.queue.scripts import MAX_PUT_BACK
 
-logger = logger_for(__name__)
+logger = getLogger(__name__)
 
 #: How long one call of `go_on` works, in seconds. It is short, so that the watchdog's own lease does not end meanwhile.
 _ROUND_S = 0.25
@@ -151,4 +152,4 @@ class Recovery:
             for raw in dead:
                 self._redelivery.on_dead(name, raw)
 
-        start_beside(tell)  # it may take long, and the lease must not wait
+        start_native_thread(tell)  # it may take long, and the lease must not wait

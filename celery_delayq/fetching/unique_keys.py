@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from logging import getLogger
 
 import redis
 
 from celery_delayq.fetching.held import Held
-from celery_delayq.fetching.native import logger_for
 from celery_delayq.queue.holds import MAX_HOLDS, Holder, What, hold
 from celery_delayq.queue.keys import QueueKeys
 
-logger = logger_for(__name__)
+logger = getLogger(__name__)
 
 #: The tasks of this process that are acknowledged as they start, and hold unique keys, with the keys of their queues.
 #: They outlive the connections on which they came.

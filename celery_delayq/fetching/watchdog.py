@@ -38,16 +38,16 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
+from logging import getLogger
 from typing import Any
 
-import redis
 from redis import exceptions
 from redis.client import NEVER_DECODE
 
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.fetching.native import has_greenlets, logger_for, opened, start_native_thread
+from celery_delayq.fetching.native import has_greenlets, start_native_thread
 from celery_delayq.fetching.presence import ANSWER_S, Presence
 from celery_delayq.fetching.process import is_at_work, is_consumer, is_running
 from celery_delayq.fetching.recovery import Claim, Recovery
@@ -65,7 +65,7 @@ from celery_delayq.queue.connections import (
 )
 from celery_delayq.queue.scripts import Renewed
 
-logger = logger_for(__name__)
+logger = getLogger(__name__)
 
 #: How long a consumer must be absent and silent before it is given up, in seconds, if nobody can check its process. A
 #: living consumer reconnects sooner than this.
@@ -145,7 +145,7 @@ class Watchdog:
         self._recovery = Recovery(consumer.leases, consumer.redelivery, consumer.db)
 
     def start(self) -> None:
-        """Run in a thread of the operating system, even if gevent or eventlet replace Python's threads by greenlets.
+        """Run in a thread of the operating system, even if gevent replaces Python's threads by greenlets.
 
         A greenlet would starve, and lose the lease, while a task computes for long.
         """
@@ -189,7 +189,7 @@ class Watchdog:
         try:
             while not self._stopping and not consumer.is_lost:
                 try:
-                    with self._connected() as self._client:
+                    with self.consumer.connect() as self._client:
                         self._serve()
                         return
                 except LeaseLost:  # the consuming thread found out
@@ -200,10 +200,6 @@ class Watchdog:
             self._client = None
             self._has_ended = True
             atexit.unregister(self._finish_now)
-
-    def _connected(self) -> AbstractContextManager[redis.Redis]:
-        """Return a client with a pool of its own; redis-py takes a lock of logging when it opens a connection."""
-        return opened(self.consumer.connect, lambda client: client.ping())
 
     def _on_interrupted(self, exc: Exception) -> None:
         if not self._stopping:
@@ -221,7 +217,7 @@ class Watchdog:
             self._recovery.forget()
             self._renew()
             try:
-                with self._connected() as listener, closing(listener.pubsub()) as pubsub:
+                with self.consumer.connect() as listener, closing(listener.pubsub()) as pubsub:
                     if self._watch(pubsub):
                         return
             except LeaseLost:  # LeaseLost is one of CONNECTION_ERRORS

@@ -15,19 +15,19 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from logging import getLogger
 from typing import Any
 
 import redis
 from redis import exceptions
 
-from celery_delayq.fetching.native import logger_for
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, hurried, is_cluster, refusals
 from celery_delayq.queue.keys import QueueKeys, counted
 from celery_delayq.queue.script import run_each
 from celery_delayq.queue.scripts import TOTALS_S, count
 
-logger = logger_for(__name__)
+logger = getLogger(__name__)
 
 #: The most numbers that one script call adds.
 _MOST = 500

@@ -11,11 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from logging import getLogger
 from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.fetching.native import logger_for
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, as_text, hurried, is_cluster
 from celery_delayq.queue.keys import counted
@@ -26,7 +26,7 @@ from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
 from celery_delayq.schedule.service import store_of
 from celery_delayq.schedule.store import ScheduleStore
 
-logger = logger_for(__name__)
+logger = getLogger(__name__)
 
 #: Spans for which a snapshot has how many messages become due within, in seconds.
 WITHIN_S = (60, 300, 3600)

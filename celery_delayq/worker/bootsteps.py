@@ -15,6 +15,7 @@ from kombu.asynchronous import get_event_loop, set_event_loop
 from kombu.serialization import prepare_accept_content
 
 from celery_delayq.beat import is_ours
+from celery_delayq.errors import ConfigurationError
 from celery_delayq.health.at_start import say_at_start
 from celery_delayq.health.finding import sentence
 from celery_delayq.messages import DUE_PROPERTY
@@ -122,6 +123,7 @@ class Transfer(bootsteps.StartStopStep):
 
         Raises:
             UnsupportedServer: the server is too old; the worker ends with that message.
+            ConfigurationError: the worker's pool is eventlet's; the same.
         """
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
@@ -132,6 +134,8 @@ class Transfer(bootsteps.StartStopStep):
                 sentence(advice),
             )
             return
+        if type(consumer.pool).__module__ == "celery.concurrency.eventlet":
+            raise ConfigurationError("the pool eventlet is not supported: start the worker with -P gevent")
         if not self._server_checked:
             say_at_start(
                 logger,

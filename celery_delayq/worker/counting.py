@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from logging import getLogger
 from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.fetching.native import logger_for
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.recorder import Recorder
@@ -14,7 +14,7 @@ from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.settings import settings_of
 from celery_delayq.transport import Connector, Transport
 
-logger = logger_for(__name__)
+logger = getLogger(__name__)
 
 #: The attribute of Celery's consumer that has it.
 _ATTRIBUTE = "delayq_counting"

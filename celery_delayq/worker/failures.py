@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from logging import getLogger
 from typing import Any
 
 from celery_delayq.errors import DeliveryLimitReached
-from celery_delayq.fetching.native import logger_for
 from celery_delayq.messages import decode_task, request_of
 from celery_delayq.transport.redelivery import deliveries
 
-logger = logger_for(__name__)
+logger = getLogger(__name__)
 
 
 def fail_task(app: Any, name: str, raw: bytes) -> None:

@@ -37,7 +37,7 @@ def test_a_timeout_of_the_user_is_kept() -> None:
 
 
 def test_it_takes_no_lock_that_other_connections_take(broker_url: str) -> None:
-    """A child that is forked meanwhile would wait for it for ever; so would a greenlet of eventlet."""
+    """A child that is forked meanwhile would wait for it for ever."""
     register()
     connect = Connector(kombu.Connection(broker_url))
     answers = []

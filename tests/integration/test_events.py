@@ -112,12 +112,12 @@ def test_they_are_those_of_a_stock_worker_field_by_field(
         assert (ours_told["task-received"]["eta"] is None) is (task_id == "none")
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 @pytest.mark.one_server("a pool has nothing to do with nodes")
 def test_with_every_pool(broker_server: Server, scenes: Callable[..., Scene], pool: str) -> None:
     """Messages come ahead by the lead; the worker holds them for the rest of it, and then Celery's eta is another."""
-    if pool in ("gevent", "eventlet"):
-        pytest.importorskip(pool)
+    if pool == "gevent":
+        pytest.importorskip("gevent")
     scene = scenes(broker_server, pool=pool)
     results = [scene.app.tasks["note"].apply_async(countdown=0.5 + number / 20) for number in range(10)]
     for result in results:

@@ -33,7 +33,7 @@ from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.worker_app import publisher
 
-# This process forks, perhaps with threads of other tests, or after another test has imported eventlet.
+# This process forks, perhaps with threads of other tests.
 pytestmark = [
     pytest.mark.on_cluster,
     pytest.mark.filterwarnings("ignore:Using fork:DeprecationWarning"),

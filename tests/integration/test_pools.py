@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 import redis
@@ -20,7 +19,7 @@ from tests.workers import Worker
 
 pytestmark = pytest.mark.on_cluster
 
-POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
+POOLS = ["prefork", "threads", "solo", "gevent"]
 KEYS = QueueKeys.of("celery")
 
 
@@ -54,8 +53,8 @@ def test_a_worker_runs_tasks_on_time_and_ends_completely(
     ledger: Ledger,
     broker_client: redis.Redis,
 ) -> None:
-    if pool in ("gevent", "eventlet"):
-        pytest.importorskip(pool)
+    if pool == "gevent":
+        pytest.importorskip("gevent")
     with Worker(pool=pool, concurrency=4, broker=broker_url, ledger=ledger.url) as worker:
         promised = schedule(app)
         wait_until(lambda: all(result.ready() for result in promised), "all ran", 20)
@@ -103,26 +102,28 @@ def test_children_are_replaced_as_often_as_asked(
     assert ledger.verdict({result.id: 0.0 for result in results}) == ALL_WELL
 
 
-def run_program(name: str, *args: str) -> tuple[str, str]:
-    """What a module of this package prints, and writes to stderr."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", f"tests.integration.{name}", *args],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return done.stdout.strip(), done.stderr
+#: What Celery's pool imports of eventlet, without greenlets.
+_EVENTLET = """
+import sys, types
+
+def monkey_patch(): ...
+
+for name in ("debug", "greenthread", "greenpool"):
+    module = sys.modules[f"eventlet.{name}"] = types.ModuleType(f"eventlet.{name}")
+    module.spawn_n = module.spawn_after = lambda *args: None
+    module.GreenPool = lambda limit: types.SimpleNamespace(spawn=None, waitall=dict)
+    module.getcurrent = object
+    globals()[name] = module
+"""
 
 
-def test_what_a_native_thread_logs_does_not_stop_eventlet() -> None:
-    """The locks of logging are eventlet's then, and it cannot wake a greenlet from another thread."""
-    pytest.importorskip("eventlet")
-    assert run_program("eventlet_logs") == ("12000", "")
-
-
-@pytest.mark.one_server("there, a watchdog connects without kombu")
-def test_a_native_thread_that_connects_does_not_stop_eventlet(broker_url: str) -> None:
-    """The locks of kombu's cached properties are eventlet's, too, and all connections share them."""
-    pytest.importorskip("eventlet")
-    assert run_program("eventlet_connects", broker_url) == ("100", "")
+def test_a_worker_with_eventlet_ends_and_names_gevent(broker_url: str, ledger: Ledger, tmp_path: Path) -> None:
+    (tmp_path / "eventlet.py").write_text(_EVENTLET)
+    worker = Worker(pool="eventlet", broker=broker_url, ledger=ledger.url, paths=[tmp_path])
+    worker.start()
+    try:
+        assert worker.wait() != 0
+        assert " ready." not in worker.log
+        assert "pool eventlet is not supported: start the worker with -P gevent" in worker.log
+    finally:
+        worker.__exit__()

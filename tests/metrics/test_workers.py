@@ -35,12 +35,12 @@ def is_counted(found: Metrics, number: int, queue: str = "celery") -> bool:
     return found.get(TRANSFERRED, queue) == started == transferred == number
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_short_lived_worker_counts_everything(
     pool: str, app: Celery, broker_url: str, ledger: Ledger, waiting: DelayedQueue, scrape: Scrape
 ) -> None:
-    if pool in ("gevent", "eventlet"):
-        pytest.importorskip(pool)
+    if pool == "gevent":
+        pytest.importorskip("gevent")
     with Worker(pool=pool, broker=broker_url, ledger=ledger.url) as worker:
         publish(app, ledger, 6, priority=3)
         app.tasks["note"].delay()  # not delayed: how late it begins says nothing
