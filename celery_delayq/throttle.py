@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from celery.utils.time import rate
 
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.unique import Scope, check, check_by_or_key, key_of
+from celery_delayq.unique import check_by_or_key, key_of
 
 _LONGEST_INTERVAL_S = 366 * 86400.0
 
@@ -26,7 +26,6 @@ class Throttle:
         by: the names of the arguments that make the key, together with the name of the task. By default, all tasks of
             that name share one key.
         key: the key itself, instead of `by`.
-        scope: see `Unique.scope`.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -35,11 +34,9 @@ class Throttle:
     rate: str | float
     by: Sequence[str] = ()
     key: str | None = None
-    scope: Scope = "queue"
 
     def __post_init__(self) -> None:
         check_by_or_key("Throttle", None if self.by == () else self.by, self.key)
-        check("Throttle", "scope", self.scope, get_args(Scope))
         if not 0 < self.interval_s <= _LONGEST_INTERVAL_S:
             raise ConfigurationError(
                 "Throttle: rate must be a number of turns a second, or a text such as '10/s', '10/m' or '10/h', "

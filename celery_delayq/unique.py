@@ -14,13 +14,10 @@ from celery_delayq.errors import ConfigurationError
 #: How long a task holds its key.
 For: TypeAlias = Literal["waiting", "until_start", "until_done"]
 
-#: For which tasks a key is the same one.
-Scope: TypeAlias = Literal["queue", "global"]
-
 #: What happens to a task whose key another task holds.
 OnConflict: TypeAlias = Literal["ignore", "replace", "extend", "raise"]
 
-_FOR, _SCOPE, _ON_CONFLICT = get_args(For), get_args(Scope), get_args(OnConflict)
+_FOR, _ON_CONFLICT = get_args(For), get_args(OnConflict)
 
 _LONGEST_TTL_S = 366 * 86400.0
 
@@ -41,8 +38,6 @@ class Unique:
             that has begun already, both run. "extend": it is not sent, but the other one, if it waits, gets the later
             due time of the two. "raise": `KeyHeld` is raised.
         key: the key itself, instead of `by`.
-        scope: for which tasks the key is the same one. "queue": for those of one queue. "global": for those of all
-            queues of the broker's database; not on Redis Cluster, where queues are on different nodes.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -53,13 +48,11 @@ class Unique:
     ttl: float = 3600.0
     on_conflict: OnConflict = "ignore"
     key: str | None = None
-    scope: Scope = "queue"
 
     def __post_init__(self) -> None:
         check_by_or_key("Unique", self.by, self.key)
         check("Unique", "for_", self.for_, _FOR)
         check_conflict(self.on_conflict)
-        check("Unique", "scope", self.scope, _SCOPE)
         is_number = isinstance(self.ttl, (int, float)) and not isinstance(self.ttl, bool)
         if not is_number or not 0 < self.ttl <= _LONGEST_TTL_S:
             raise ConfigurationError(f"Unique: ttl must be seconds, more than 0 and at most a year, not {self.ttl!r}")

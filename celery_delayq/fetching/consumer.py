@@ -46,7 +46,7 @@ from celery_delayq.fetching.process import consumer_id
 from celery_delayq.fetching.unique_keys import UniqueKeys
 from celery_delayq.plural import plural
 from celery_delayq.queue import scripts
-from celery_delayq.queue.connections import CONNECTION_ERRORS, is_cluster
+from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.dead_letters import reason_of
 from celery_delayq.queue.delayed_queue import database_of
 from celery_delayq.queue.holds import Holder
@@ -113,7 +113,6 @@ class Consumer:
             self._on_lost,
             self._on_forgotten,
             slot_of,
-            in_cluster=is_cluster(self.client),
         )
         #: Names of the lists that it consumes; it may have leases on more lists.
         self.names: set[str] = set()

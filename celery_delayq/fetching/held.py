@@ -41,7 +41,7 @@ class Redelivery:
     Attributes:
         put_back: for messages that the consumer itself puts back.
         recover: for messages whose consumer is gone; also returns whether the message is dead.
-        holder_of: returns who holds a unique key by a message, given with the list's name; None if nobody does.
+        holder_of: returns who holds a unique key by a message; None if nobody does.
         on_dead: called with the list's name and each message (as stored) that was moved to the dead list.
         on_count: called with a list's name, what happened (`RECOVERED` or `DEAD_LETTERS` with a reason, or
             `LOST_LEASES`), and how often. In any thread; it must take no time, and raise nothing.
@@ -49,6 +49,6 @@ class Redelivery:
 
     put_back: PutBack = lambda message: message
     recover: Recover = lambda message: (message, False)
-    holder_of: Callable[[str, bytes], Holder | None] = lambda name, message: None
+    holder_of: Callable[[bytes], Holder | None] = lambda message: None
     on_dead: Callable[[str, bytes], None] = lambda name, message: None
     on_count: Callable[[str, str, int], None] = lambda name, what, number: None

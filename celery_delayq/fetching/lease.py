@@ -33,7 +33,6 @@ class Leases:
         on_forgotten: called when the server did not know the consumer and it has joined again, with a client and the
             names of the lists. May raise `LeaseLost`.
         slot_of: returns the hash slot of a key, if keys of several slots cannot be in one command.
-        in_cluster: whether the lists are on Redis Cluster.
     """
 
     def __init__(
@@ -44,11 +43,8 @@ class Leases:
         on_lost: Callable[[], int],
         on_forgotten: Callable[[redis.Redis, Sequence[str]], None],
         slot_of: Callable[[str], int] = lambda key: 0,
-        *,
-        in_cluster: bool = False,
     ) -> None:
         self.seconds = seconds
-        self._in_cluster = in_cluster
         self._slot_of = slot_of
         self._lists: dict[str, QueueKeys] = {}
         #: The leases certainly last until this time, on the monotonic clock.
@@ -73,7 +69,7 @@ class Leases:
 
     def keys_of(self, name: str) -> QueueKeys:
         """Return the keys of a list, whether or not there is a lease on it."""
-        return self._lists.get(name) or QueueKeys.of(name, self._db, in_cluster=self._in_cluster)
+        return self._lists.get(name) or QueueKeys.of(name, self._db)
 
     def take(self, client: redis.Redis, name: str) -> None:
         """Take a lease on a list; does nothing if there already is one.
@@ -83,7 +79,7 @@ class Leases:
         """
         if name in self._lists:
             return
-        keys, sent = QueueKeys.of(name, self._db, in_cluster=self._in_cluster), time.monotonic()
+        keys, sent = QueueKeys.of(name, self._db), time.monotonic()
         self._begin(client, keys)
         if not self._lists:
             self.until = sent + self.seconds

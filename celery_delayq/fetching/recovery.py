@@ -120,7 +120,7 @@ class Recovery:
             gone=claim.is_absent,
             alive_channel=keys.alive_channel(consumer, self._db) if claim.has_ended else "",
             messages=messages,
-            holders=[self._redelivery.holder_of(name, raw) if is_dead else None for raw, _letter, is_dead in messages],
+            holders=[self._redelivery.holder_of(raw) if is_dead else None for raw, _letter, is_dead in messages],
         ).run(client)
         moved = [message for message, was_moved in zip(messages, done.moved, strict=False) if was_moved]
         dead = [(raw, letter) for raw, letter, is_dead in moved if is_dead]

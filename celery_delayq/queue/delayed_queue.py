@@ -18,7 +18,6 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec, keys, scripts
 from celery_delayq.queue.attempt import Attempt
-from celery_delayq.queue.connections import is_cluster
 from celery_delayq.queue.entry import Entry, Position, entries_of, entry_of, in_batches, pairs
 from celery_delayq.queue.holds import Claim, Offered, Pace, offer_throttled, offer_unique
 from celery_delayq.queue.registry import REGISTERED_FOR_S, Registry
@@ -75,7 +74,7 @@ class DelayedQueue:
         self.writer = client if writer is None else writer
         self.name = name
         self.mirror_list = mirror_list
-        self.keys = keys.QueueKeys.of(name, database_of(client), in_cluster=is_cluster(client))
+        self.keys = keys.QueueKeys.of(name, database_of(client))
         self._registry = Registry(client, keyprefix)
         self._register_again_at = 0.0
         # A client that times out before the server replies would lose the reply.
@@ -189,7 +188,7 @@ class DelayedQueue:
             if offered.broker_list:
                 there = keys.QueueKeys.of(offered.broker_list)
             else:
-                self.writer.execute_command("HDEL", self.keys.holds, claim.unique(self.keys))
+                self.writer.execute_command("HDEL", self.keys.holds, claim.unique)
         if offered.alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
             self.register(again=True)  # see `offer`
         return offered

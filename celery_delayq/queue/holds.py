@@ -1,9 +1,8 @@
 """Holds: which task holds which unique key. Of the tasks with one key, at most one waits.
 
-A hold is a field of a HASH: on Redis Cluster one for all priorities of a queue, in its slot, else one for all queues. A
-key belongs to a queue, or is global: then it is the same one for tasks of all queues, but not on a cluster. The scripts
-that move a message give its key up, or say how long it is held from then on: `lua/lib/holds.lua` has the layout. An
-entry knows its key: the index has it beside its place. A message on its way to a worker carries it as a property.
+A hold is a field of a HASH, of which a queue has one for all of its priorities. The scripts that move a message give
+its key up, or say how long it is held from then on: `lua/lib/holds.lua` has the layout. An entry knows its key: the
+index has it beside its place. A message on its way to a worker carries it as a property.
 
 A hold counts only as long as its task waits, or until its time has come. So a key is free again, whatever happened to
 its task: if another program removed it, for example. Nobody has to clean up.
@@ -22,7 +21,7 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec
 from celery_delayq.queue.attempt import Attempt
-from celery_delayq.queue.keys import ALL_HOLDS, QueueKeys, holds_of_queue
+from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.script import Call, load
 
 #: Size in bytes of what represents a unique key.
@@ -48,21 +47,15 @@ _HEAD = struct.Struct(">16sBccQQH")
 _CLAIM = struct.Struct(">16s16sBcQc")
 
 
-def unique_of(key: str, broker_list: str | None) -> bytes:
+def unique_of(key: str) -> bytes:
     """Return the 16 bytes that represent a unique or throttled key.
-
-    Args:
-        key: the key.
-        broker_list: any list of the queue that it belongs to; None if it is global.
 
     Raises:
         TypeError: the key is not a string.
     """
     if not isinstance(key, str):
         raise TypeError(f"a unique key must be a str, not {key!r}")
-    owner = ALL_HOLDS if broker_list is None else holds_of_queue(broker_list)
-    text = f"{owner}\0{key}".encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(text, digest_size=UNIQUE_SIZE).digest()
+    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=UNIQUE_SIZE).digest()
 
 
 @dataclass(frozen=True)
@@ -117,9 +110,9 @@ class Holder:
     turn: int = 0
 
     @classmethod
-    def of(cls, key: str, broker_list: str | None, task_id: str, turn: int = 0) -> Holder:
+    def of(cls, key: str, task_id: str, turn: int = 0) -> Holder:
         """Return the holder of a key; see `unique_of`."""
-        return cls(unique_of(key, broker_list), codec.message_key(task_id), turn)
+        return cls(unique_of(key), codec.message_key(task_id), turn)
 
     @property
     def name(self) -> bytes:
@@ -143,18 +136,17 @@ class Claim:
         until: how long the task holds it.
         ttl_ms: how long the key outlives the task in its queue or a worker, if nobody gives it up, in ms.
         conflict: what happens if another task holds the key.
-        is_global: whether the key is the same for tasks of all queues.
     """
 
     key: str
     until: Until
     ttl_ms: int
     conflict: Conflict
-    is_global: bool = False
 
-    def unique(self, keys: QueueKeys) -> bytes:
-        """Return what represents the key of a task in a queue."""
-        return unique_of(self.key, None if self.is_global else keys.queue)
+    @property
+    def unique(self) -> bytes:
+        """What represents the key."""
+        return unique_of(self.key)
 
 
 @dataclass(frozen=True)
@@ -164,16 +156,14 @@ class Pace:
     Attributes:
         key: the key.
         interval_us: in microseconds.
-        is_global: whether the key is the same for tasks of all queues.
     """
 
     key: str
     interval_us: int
-    is_global: bool = False
 
     def turns(self, keys: QueueKeys) -> str:
         """Return the name of the STRING of its turns, for a task in a queue."""
-        return keys.turns(unique_of(self.key, None if self.is_global else keys.queue))
+        return keys.turns(unique_of(self.key))
 
 
 @dataclass(frozen=True)
@@ -246,7 +236,7 @@ def offer_unique(
             `elsewhere`.
     """
     claimed = _CLAIM.pack(
-        claim.unique(keys),
+        claim.unique,
         codec.message_key(task_id),
         turn,
         UNTIL[claim.until],
@@ -353,9 +343,7 @@ def forget(client: redis.Redis, keys: Sequence[QueueKeys], key: str) -> bool:
 
 
 def _each(client: redis.Redis, keys: Sequence[QueueKeys], command: str, key: str) -> list[Any]:
-    fields = [(one.holds, unique_of(key, one.queue)) for one in keys]
-    fields += [(one.holds, unique_of(key, None)) for one in keys if one.holds == ALL_HOLDS]
     with client.pipeline(transaction=False) as pipe:
-        for name, field in dict.fromkeys(fields):
-            pipe.execute_command(command, name, field, **{NEVER_DECODE: True})
+        for name in dict.fromkeys(one.holds for one in keys):
+            pipe.execute_command(command, name, unique_of(key), **{NEVER_DECODE: True})
         return pipe.execute()

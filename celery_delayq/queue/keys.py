@@ -45,13 +45,8 @@ def list_of(prefix: str, key: str) -> str | None:
     return name if "{" in name else None
 
 
-#: The HASH of the unique keys of all queues, unless they are on a cluster.
-ALL_HOLDS = "delayq:unique"
-
-
-def holds_of_queue(name: str) -> str:
-    """Return the HASH of the unique keys of the queue to which a list belongs, on a cluster."""
-    return companion(ALL_HOLDS, without_priority(name))
+#: Prefix of the names of the keys of unique and throttled keys.
+UNIQUE = "delayq:unique"
 
 
 @dataclass(frozen=True)
@@ -70,8 +65,7 @@ class QueueKeys:
         transferrer_channel: Pub/Sub, signs of life of that loop. Pub/Sub has no databases, so the name includes one.
         consumers: ZSET, consumer id -> end of its lease (ms); or, negated, the time at which it was given up (ms).
         schedule: HASH, periodic entry -> its planned occurrence.
-        holds: HASH, unique key -> the task that holds it; on Redis Cluster one for all priorities of a queue, else one
-            for all queues.
+        holds: HASH, unique key -> the task that holds it; one for all priorities of a queue.
         metrics: HASH, what was counted -> how often so far.
     """
 
@@ -90,11 +84,8 @@ class QueueKeys:
     metrics: str
 
     @classmethod
-    def of(cls, name: str, db: int = 0, *, in_cluster: bool = True) -> QueueKeys:
-        """Return the keys of the delayed queue of broker list `name` in database `db`.
-
-        Only `holds` differs outside of a cluster, where it has no hash slot to be in.
-        """
+    def of(cls, name: str, db: int = 0) -> QueueKeys:
+        """Return the keys of the delayed queue of broker list `name` in database `db`."""
         return cls(
             queue=name,
             timeout_set=companion(TIMEOUT_SET, name),
@@ -107,7 +98,7 @@ class QueueKeys:
             transferrer_channel=companion(f"delayq:transfer_channel:{db}", name),
             consumers=companion("delayq:consumers", name),
             schedule=companion("delayq:schedule", name),
-            holds=holds_of_queue(name) if in_cluster else ALL_HOLDS,
+            holds=companion(UNIQUE, without_priority(name)),
             metrics=companion("delayq:metrics", name),
         )
 

@@ -85,7 +85,7 @@ def plan(
     state_if_held = b""
     if offer and offer.claim:
         claim, state_if_held = offer.claim, offer.state_if_held
-        claimed = (claim.unique(keys), UNTIL[claim.until], claim.ttl_ms, keys.queue, offer.task_id)
+        claimed = (claim.unique, UNTIL[claim.until], claim.ttl_ms, keys.queue, offer.task_id)
     return Call(
         load("plan"),
         (*keys.waiting, keys.schedule, keys.holds, there.timeout_set, there.index),

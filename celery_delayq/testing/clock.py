@@ -12,7 +12,7 @@ from celery_delayq.errors import InvalidEta
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.messages import DUE_PROPERTY, decode, encode, is_task
 from celery_delayq.queue.codec import OfferId
-from celery_delayq.queue.keys import ALL_HOLDS
+from celery_delayq.queue.keys import UNIQUE
 from celery_delayq.queue.script import run_each
 from celery_delayq.queue.scripts import amend
 from celery_delayq.times import to_datetime
@@ -72,7 +72,7 @@ def _earlier(payload: bytes, by_ms: int) -> bytes:
 
 def _move_turns(client: Any, by_ms: int) -> None:
     """Let turns come earlier; `queue/lua/lib/next_turn.lua` says how they are written."""
-    for key in client.scan_iter(f"{ALL_HOLDS}:*"):
+    for key in client.scan_iter(f"{UNIQUE}:*", _type="STRING"):
         record = client.get(key) or b""
         times = struct.unpack(f">{len(record) // 8}q", record)
         left_ms = client.pttl(key) - by_ms

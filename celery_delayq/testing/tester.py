@@ -210,7 +210,7 @@ class DelayQTester(DelayQ):
 
     def _say(self, broker_list: BrokerList, message: Mapping[str, Any], what: Any) -> None:
         """Say what the task of a message does, if that holds a unique key."""
-        holder = holder_of(message, broker_list.name)
+        holder = holder_of(message)
         if holder is not None:
             with self._inspector("cannot give up a unique key") as inspector:
                 lists = inspector.lists

@@ -45,7 +45,6 @@ from celery_delayq.transport.keyed import (
     pace_of,
     purge,
     put_keyed,
-    refuse_global,
 )
 from celery_delayq.transport.known import known
 from celery_delayq.transport.last_delivery import on_begin
@@ -375,7 +374,6 @@ class DelayedChannel(kombu_redis.Channel):
         claiming = claiming_of(message)
         if claiming is not None:
             check_protocol(message, claiming)
-            refuse_global(self.delayed_queue(broker_list), message["headers"]["task"], unique=claiming.claim)
             claiming.offered = Offered("stored")
         message["properties"].pop(THROTTLE_PROPERTY, None)  # its time is that of the occurrence
         claim = None if claiming is None else claiming.claim

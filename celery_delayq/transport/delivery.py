@@ -150,7 +150,7 @@ class Delivery:
 
 def _hold(consumer: Consumer, name: str, raw: bytes, payload: dict[str, Any] | None) -> str:
     """Hold a message, and write its tag into the payload: that of the producer may occur twice."""
-    tag = consumer.hold(name, raw, None if payload is None else holder_of(payload, name))
+    tag = consumer.hold(name, raw, None if payload is None else holder_of(payload))
     if payload is not None:
         payload["properties"]["delivery_tag"] = tag
     return tag

@@ -10,7 +10,6 @@ from celery_delayq.errors import ConfigurationError
 from celery_delayq.messages import DUE_PROPERTY, decode, encode, with_eta
 from celery_delayq.queue import scripts
 from celery_delayq.queue.attempt import Attempt
-from celery_delayq.queue.connections import is_cluster
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import entry_of
 from celery_delayq.queue.holds import MAX_HOLDS, Claim, Conflict, Holder, Offered, Pace, Until, hold
@@ -18,10 +17,10 @@ from celery_delayq.queue.keys import without_priority
 from celery_delayq.throttle import Throttle
 from celery_delayq.unique import For, OnConflict, Unique
 
-#: Property of a message that holds a unique key: its key, and `Unique.for_`, `ttl`, `on_conflict` and `scope`.
+#: Property of a message that holds a unique key: its key, and `Unique.for_`, `ttl` and `on_conflict`.
 UNIQUE_PROPERTY = "delayq_unique"
 
-#: Property of a message that takes turns: its key, and `Throttle.rate` and `scope`.
+#: Property of a message that takes turns: its key, and `Throttle.rate`.
 THROTTLE_PROPERTY = "delayq_throttle"
 
 _UNTIL: dict[For, Until] = {"waiting": "due", "until_start": "start", "until_done": "done"}
@@ -39,14 +38,8 @@ class Claiming(dict[str, Any]):
     """
 
     def __init__(self, key: str, unique: Unique, on_conflict: OnConflict) -> None:
-        super().__init__(key=key, **{"for": unique.for_}, ttl=unique.ttl, on_conflict=on_conflict, scope=unique.scope)
-        self.claim = Claim(
-            key,
-            _UNTIL[unique.for_],
-            round(unique.ttl * 1000),
-            _CONFLICT[on_conflict],
-            is_global=unique.scope == "global",
-        )
+        super().__init__(key=key, **{"for": unique.for_}, ttl=unique.ttl, on_conflict=on_conflict)
+        self.claim = Claim(key, _UNTIL[unique.for_], round(unique.ttl * 1000), _CONFLICT[on_conflict])
         self.offered: Offered | None = None
 
 
@@ -58,7 +51,7 @@ def claiming_of(message: Mapping[str, Any]) -> Claiming | None:
 
 def throttled(key: str, throttle: Throttle) -> dict[str, Any]:
     """Return the property of a message that takes turns."""
-    return {"key": key, "rate": throttle.rate, "scope": throttle.scope}
+    return {"key": key, "rate": throttle.rate}
 
 
 def throttle_of(found: Any) -> Throttle | None:
@@ -66,7 +59,7 @@ def throttle_of(found: Any) -> Throttle | None:
     if not isinstance(found, dict) or not found.get("key"):
         return None
     try:
-        return Throttle(found["rate"], key=found["key"], scope=found["scope"])
+        return Throttle(found["rate"], key=found["key"])
     except (KeyError, ConfigurationError):
         return None
 
@@ -76,7 +69,7 @@ def pace_of(message: Mapping[str, Any]) -> Pace | None:
     throttle = throttle_of(message["properties"].get(THROTTLE_PROPERTY))
     if throttle is None or throttle.key is None:
         return None
-    return Pace(throttle.key, round(throttle.interval_s * 1_000_000), is_global=throttle.scope == "global")
+    return Pace(throttle.key, round(throttle.interval_s * 1_000_000))
 
 
 def unique_of(found: Any) -> Unique | None:
@@ -84,22 +77,13 @@ def unique_of(found: Any) -> Unique | None:
     if not isinstance(found, dict) or not found.get("key"):
         return None
     try:
-        return Unique(
-            key=found["key"],
-            for_=found["for"],
-            ttl=found["ttl"],
-            on_conflict=found["on_conflict"],
-            scope=found["scope"],
-        )
+        return Unique(key=found["key"], for_=found["for"], ttl=found["ttl"], on_conflict=found["on_conflict"])
     except (KeyError, ConfigurationError):
         return None
 
 
-def holder_of(message: Mapping[str, Any], broker_list: str) -> Holder | None:
-    """Return the holder that a message of a list stands for.
-
-    None if it holds no unique key, or somebody else wrote it.
-    """
+def holder_of(message: Mapping[str, Any]) -> Holder | None:
+    """Return the holder that a message stands for; None if it holds no unique key, or somebody else wrote it."""
     found = message["properties"].get(UNIQUE_PROPERTY)
     headers = message.get("headers")
     if not isinstance(found, dict) or not isinstance(headers, dict):
@@ -107,7 +91,7 @@ def holder_of(message: Mapping[str, Any], broker_list: str) -> Holder | None:
     key, task_id = found.get("key"), headers.get("id")
     if not isinstance(key, str) or not isinstance(task_id, str):
         return None
-    return Holder.of(key, None if found.get("scope") == "global" else broker_list, task_id, _turn_of(headers))
+    return Holder.of(key, task_id, _turn_of(headers))
 
 
 def _turn_of(headers: Mapping[str, Any]) -> int:
@@ -158,12 +142,10 @@ def put_keyed(
 
     Raises:
         ValueError: a task of this id waits already, with another key or with none.
-        ConfigurationError: the key is global, and the broker is a cluster.
     """
     headers = message["headers"]
     payload, tail = (encode(message), b"") if pace is None else around_its_turn(message)
     queue = channel.delayed_queue(broker_list)
-    refuse_global(queue, headers["task"], unique=None if claiming is None else claiming.claim, throttle=pace)
     if claiming is None:
         if pace is not None:
             queue.offer_throttled(payload, pace, due_ms=due_ms, message_id=headers["id"], tail=tail, attempt=attempt)
@@ -193,20 +175,6 @@ def put_keyed(
     claiming.offered = offered
 
 
-def refuse_global(queue: DelayedQueue, task: str, **options: Claim | Pace | None) -> None:
-    """Refuse global keys on a cluster.
-
-    Raises:
-        ConfigurationError: one of the keys is global, and the broker is a cluster.
-    """
-    for option, given in options.items():
-        if given is not None and given.is_global and is_cluster(queue.client):
-            raise ConfigurationError(
-                f"the key {given.key!r} of task {task} is global, but Redis Cluster has queues on different nodes: "
-                f'leave out scope="global" of its option {option}, and send tasks with one key to one queue'
-            )
-
-
 def purge(queue: DelayedQueue) -> int:
     """Remove the messages that are in a broker list now, a slice at a time; their tasks give up their unique keys.
 
@@ -223,7 +191,7 @@ def purge(queue: DelayedQueue) -> int:
         limit = min(left - purged, scripts.MAX_FETCH)
         removed, marked = scripts.purge(queue.keys, limit=limit, mark=UNIQUE_PROPERTY.encode()).run(queue.client)
         found = (decode(raw) for raw in marked)
-        holders = [one for message in found if message and (one := holder_of(message, queue.name))]
+        holders = [one for message in found if message and (one := holder_of(message))]
         for at in range(0, len(holders), MAX_HOLDS):
             hold(queue.keys, holders=holders[at : at + MAX_HOLDS], what="done").run(queue.client)
         if not removed:  # consumers have taken the rest

@@ -85,10 +85,10 @@ def recover(raw: bytes, delivery_limit: int) -> tuple[bytes, bool]:
     return encode(message), False
 
 
-def holder_of(name: str, raw: bytes) -> Holder | None:
-    """Return who holds a unique key by a message of a list; None if nobody does."""
+def holder_of(raw: bytes) -> Holder | None:
+    """Return who holds a unique key by a message; None if nobody does."""
     message = messages.decode(raw, objects=True)
-    return None if message is None else keyed.holder_of(message, name)
+    return None if message is None else keyed.holder_of(message)
 
 
 def not_a_message(raw: bytes) -> bytes:

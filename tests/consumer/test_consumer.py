@@ -22,10 +22,9 @@ CLIENTS: dict[str, dict[str, Any]] = {
     "decoding": {"decode_responses": True},
     "latin1": {"decode_responses": True, "encoding": "latin-1"},
     "database-3": {"db": 3},
+    "resp2": {"protocol": 2},
+    "resp3": {"protocol": 3},
 }
-if int(redis.__version__.split(".")[0]) >= 5:
-    CLIENTS["resp2"] = {"protocol": 2}
-    CLIENTS["resp3"] = {"protocol": 3}
 
 
 def swallow_replies(connection: Any, expected: bytes) -> None:

@@ -17,9 +17,8 @@ from dateutil.parser import isoparse
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
-from celery_delayq import ConfigurationError, Unique
+from celery_delayq import ConfigurationError
 from celery_delayq.queue.codec import message_key
-from celery_delayq.queue.connections import is_cluster
 from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.message import Builder, CannotSend, Occurrence
 from celery_delayq.schedule.occurrences import to_ms
@@ -163,16 +162,6 @@ def test_a_unique_key_is_refused_with_protocol_1(broker_url: str, ledger_url: st
         one = Definition.of("e", {"task": "note", "schedule": 60, "options": {"unique": "k"}}, app)
         with pytest.raises(ConfigurationError, match="task_protocol = 2"):
             builder.build(one, FAR)
-
-
-def test_a_global_key_is_refused_on_a_cluster(send: Callable[..., Occurrence], app: Celery) -> None:
-    given = {"options": {"unique": Unique(key="k", scope="global")}}
-    with app.connection_for_write() as connection:
-        if is_cluster(connection.default_channel.plain_client):
-            with pytest.raises(ConfigurationError, match="is global"):
-                send(**given)
-        else:
-            assert send(**given).offer.claim.is_global  # type: ignore[union-attr]
 
 
 def test_nothing_is_sent(send: Callable[..., Occurrence], app: Celery) -> None:

@@ -128,23 +128,6 @@ def test_queues_do_not(remind: Any, waiting: DelayedQueue) -> None:
     assert remind.apply_async(("b",), countdown=600, unique=KEY, queue="other").was_new
 
 
-def test_a_global_key_is_one_for_all_queues(remind: Any, waiting: DelayedQueue, app: Celery, broker_kind: str) -> None:
-    everywhere = Unique(key=KEY, scope="global")
-    if broker_kind == "cluster":
-        with pytest.raises(ConfigurationError, match=r"the key 'remind:42' of task note is global, but Redis Cluster"):
-            remind.apply_async(("a",), countdown=600, unique=everywhere)
-        assert not waiting.size()
-        return
-    first = remind.apply_async(("a",), countdown=600, unique=everywhere)
-    assert remind.apply_async(("b",), countdown=600, unique=everywhere, queue="other").id == first.id
-    assert remind.apply_async(("b",), countdown=600, unique=KEY).was_new, "another key"
-    second = remind.apply_async(("b",), countdown=600, unique=everywhere, queue="other", on_conflict="replace")
-    assert app.delayq.get(first) is None
-    assert app.delayq.cancel(second)
-    assert app.delayq.forget(KEY)
-    assert not waiting.client.exists(waiting.keys.holds)
-
-
 def test_many(remind: Any, waiting: DelayedQueue, app: Celery) -> None:
     signatures = [remind.s(number).set(countdown=600, unique=f"key {number % 3}") for number in range(9)]
     plain = [remind.s(number).set(countdown=600) for number in range(9)]

@@ -77,7 +77,7 @@ def all_run(queue: DelayedQueue) -> list[bytes]:
     ran: list[bytes] = []
     while (message := queue.client.rpop(queue.name)) is not None:
         ran.append(message)
-        hold(queue.keys, holders=[Holder.of("key", queue.name, message.decode())], what="done").run(queue.client)
+        hold(queue.keys, holders=[Holder.of("key", message.decode())], what="done").run(queue.client)
     return ran
 
 

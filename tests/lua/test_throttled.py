@@ -79,13 +79,8 @@ def test_a_cancelled_turn_is_not_given_again(queue: DelayedQueue) -> None:
     assert turn(queue, "three") == FAR + 2 * INTERVAL_MS
 
 
-def test_a_global_key_is_one_for_all_queues(queue: DelayedQueue) -> None:
-    pace = Pace("customer 7", INTERVAL_MS * 1000, is_global=True)
-    other = DelayedQueue(queue.client, "other")
-    assert turn(queue, "queue's own") == turn(other, "other's own") == FAR
-    assert [turn(one, str(number), pace=pace) for number, one in enumerate([queue, other, queue])] == [
-        FAR + number * INTERVAL_MS for number in range(3)
-    ]
+def test_another_queue_has_turns_of_its_own(queue: DelayedQueue) -> None:
+    assert turn(queue, "one") == turn(DelayedQueue(queue.client, "other"), "two") == FAR
 
 
 def test_the_record_expires_with_its_last_turn(queue: DelayedQueue) -> None:
@@ -94,7 +89,7 @@ def test_the_record_expires_with_its_last_turn(queue: DelayedQueue) -> None:
     turn(queue, "two", now + 5000)
     offered = now_ms(queue.client)
     (key,) = (key for key in queue.client.scan_iter("delayq:unique:*"))
-    assert key == queue.keys.turns(unique_of(PACE.key, "q")).encode()
+    assert key == queue.keys.turns(unique_of(PACE.key)).encode()
     wait_until(lambda: now_ms(queue.client) > offered, "time has passed since the last turn")
     assert 0 < 7000 - queue.client.pttl(key) < 4000
 
@@ -103,7 +98,7 @@ def test_a_turn_that_is_over_is_forgotten(queue: DelayedQueue) -> None:
     pace = Pace("fast", 1000)
     for number in range(200):
         turn(queue, str(number), number, pace)
-        assert queue.client.strlen(queue.keys.turns(unique_of("fast", "q"))) <= 16
+        assert queue.client.strlen(queue.keys.turns(unique_of("fast"))) <= 16
 
 
 def test_a_time_that_is_past_is_now(queue: DelayedQueue) -> None:
@@ -115,20 +110,20 @@ def test_many_single_turns(queue: DelayedQueue) -> None:
     """Of more than 64 runs, the last ones become one. Turns are late then, and never too close."""
     wanted = [FAR + 10 * number * INTERVAL_MS for number in range(200)]
     assert [turn(queue, str(due), due) for due in wanted] == wanted
-    assert queue.client.strlen(queue.keys.turns(unique_of(PACE.key, "q"))) == 64 * 16
+    assert queue.client.strlen(queue.keys.turns(unique_of(PACE.key))) == 64 * 16
     assert turn(queue, "in the first gap", FAR) == FAR + INTERVAL_MS
     assert turn(queue, "behind", wanted[150]) == wanted[-1] + INTERVAL_MS
 
 
 def test_a_key_of_another_type(queue: DelayedQueue) -> None:
-    queue.client.lpush(queue.keys.turns(unique_of(PACE.key, "q")), b"a list")
+    queue.client.lpush(queue.keys.turns(unique_of(PACE.key)), b"a list")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         turn(queue, "one")
     assert not queue.size()
 
 
 def test_a_record_that_somebody_else_wrote(queue: DelayedQueue) -> None:
-    queue.client.set(queue.keys.turns(unique_of(PACE.key, "q")), b"garbage")
+    queue.client.set(queue.keys.turns(unique_of(PACE.key)), b"garbage")
     assert turn(queue, "one") == FAR
 
 

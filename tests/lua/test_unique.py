@@ -34,11 +34,10 @@ def offered(
     key: str = KEY,
     payload: bytes | None = None,
     turn: int = 0,
-    is_global: bool = False,
 ) -> Offered:
     return queue.offer_unique(
         payload if payload is not None else task_id.encode(),
-        Claim(key, until, 60_000, conflict, is_global),
+        Claim(key, until, 60_000, conflict),
         due_ms=due_ms,
         message_id=task_id,
         turn=turn,
@@ -149,7 +148,7 @@ class TestOffer:
     @pytest.mark.parametrize("garbage", [b"", b"A" * 19, b"A" * 18 + b"w" + b"A" * 20, b"A" * 18 + b"r" + b"\0" * 18])
     def test_records_that_somebody_else_wrote(self, mirrored: DelayedQueue, garbage: bytes) -> None:
         for key in (KEY, *(str(number) for number in range(20))):
-            mirrored.client.hset(mirrored.keys.holds, unique_of(key, "q"), garbage)
+            mirrored.client.hset(mirrored.keys.holds, unique_of(key), garbage)
         for number in range(30):
             assert offered(mirrored, str(number), 1, key=str(number), until="done").outcome == "stored"
         for name in mirrored.client.hkeys(mirrored.keys.holds)[:10]:
@@ -159,7 +158,7 @@ class TestOffer:
 
     def test_a_holder_that_waits_nowhere(self, queue: DelayedQueue) -> None:
         head = codec.message_key("x") + b"\0dw" + bytes(16)
-        queue.client.hset(queue.keys.holds, unique_of(KEY, "q"), head + b"\0\2\xff\xfe" + b"id")
+        queue.client.hset(queue.keys.holds, unique_of(KEY), head + b"\0\2\xff\xfe" + b"id")
         assert offered(queue, "one").outcome == "stored"
         assert held_by(queue) == "one"
 
@@ -201,22 +200,6 @@ class TestOffer:
         other = DelayedQueue(mirrored.client, "other")
         assert offered(mirrored, "one").outcome == offered(other, "two").outcome == "stored"
         assert (held_by(mirrored), held_by(other)) == ("one", "two")
-
-    @pytest.mark.parametrize("conflict", ["keep", "replace"])
-    def test_a_global_key_is_one_for_all_queues(self, mirrored: DelayedQueue, conflict: str) -> None:
-        other = DelayedQueue(mirrored.client, "other")
-        offered(mirrored, "one", is_global=True)
-        assert offered(other, "queue's own").outcome == "stored"
-        assert offered(other, "two", is_global=True, conflict=conflict).outcome == (
-            "held" if conflict == "keep" else "stored"
-        )
-        assert waiting(mirrored) == ([(LATER, b"one")] if conflict == "keep" else [])
-        assert offered(mirrored, "three", is_global=True).task_id == ("one" if conflict == "keep" else "two")
-        assert other.transfer(10).moved == 0
-        mirrored.cancel("one")
-        other.cancel("two")
-        other.cancel("queue's own")
-        assert has_no_trace(mirrored)
 
     def test_a_holder_that_java_removed(self, mirrored: DelayedQueue) -> None:
         offered(mirrored, "one")
@@ -319,7 +302,7 @@ class TestTheEndOfWaiting:
         offered(queue, "one", 1, until="done")
         queue.transfer()
         assert offered(queue, "two", until="done", conflict="replace").outcome == "stored"
-        one = Holder.of(KEY, "q", "one")
+        one = Holder.of(KEY, "one")
         assert hold(queue.keys, holders=[one], what="done").run(queue.client) == 0
         assert held_by(queue) == "two"
 
@@ -336,7 +319,7 @@ class TestStartedAndDone:
     def one(self, queue: DelayedQueue, until: str) -> Holder:
         offered(queue, "one", None, until=until)
         assert queue.client.lrange("q", 0, -1) == [b"one"]
-        return Holder.of(KEY, "q", "one")
+        return Holder.of(KEY, "one")
 
     def test_until_it_starts(self, queue: DelayedQueue) -> None:
         one = self.one(queue, "start")
@@ -365,22 +348,22 @@ class TestStartedAndDone:
         for what in ("start", "done"):
             assert hold(queue.keys, holders=[one], what=what).run(queue.client) == 0
         assert offered(queue, "two") == Offered("held", task_id="one")
-        assert hold(queue.keys, holders=[Holder.of(KEY, "q", "one", 1)], what="done").run(queue.client) == 1
+        assert hold(queue.keys, holders=[Holder.of(KEY, "one", 1)], what="done").run(queue.client) == 1
 
     def test_nobody_gives_it_up(self, queue: DelayedQueue) -> None:
         one = self.one(queue, "done")
         found = record(queue)
         assert found is not None
-        raw = queue.client.hget(queue.keys.holds, unique_of(KEY, "q"))
+        raw = queue.client.hget(queue.keys.holds, unique_of(KEY))
         assert isinstance(raw, bytes)
-        queue.client.hset(queue.keys.holds, unique_of(KEY, "q"), raw[:27] + (1).to_bytes(8, "big") + raw[35:])
+        queue.client.hset(queue.keys.holds, unique_of(KEY), raw[:27] + (1).to_bytes(8, "big") + raw[35:])
         assert offered(queue, "two").outcome == "stored"
         assert held_by(queue) == "two"
         assert hold(queue.keys, holders=[one], what="done").run(queue.client) == 0
 
     def test_one_that_waits_is_as_it_was(self, queue: DelayedQueue) -> None:
         offered(queue, "one")
-        assert hold(queue.keys, holders=[Holder.of(KEY, "q", "one")], what="done").run(queue.client) == 0
+        assert hold(queue.keys, holders=[Holder.of(KEY, "one")], what="done").run(queue.client) == 0
         assert held_by(queue) == "one"
 
     @pytest.mark.parametrize("what", ["renew", "start"])
@@ -416,7 +399,7 @@ class TestAcknowledge:
     def fetched(self, queue: DelayedQueue, until: str) -> Holder:
         offered(queue, "one", None, until=until)
         queue.client.lmove("q", queue.keys.in_flight("me"), "RIGHT", "LEFT")
-        return Holder.of(KEY, "q", "one")
+        return Holder.of(KEY, "one")
 
     def acknowledge(self, queue: DelayedQueue, holder: Holder, what: Any, message: bytes = b"one") -> bool:
         return acknowledge(queue.keys, consumer="me", message=message, holder=holder, what=what).run(queue.client)
@@ -456,7 +439,7 @@ class TestDeadLetters:
             offered(queue, name, None, until="done", key=key)
         queue.client.zadd(queue.keys.consumers, {"me": LATER})
         assert scripts.fetch(queue.keys, consumer="me", limit=2).run(queue.client) == [b"one", b"two"]
-        return [Holder.of(KEY, "q", "one"), Holder.of("other", "q", "two")]
+        return [Holder.of(KEY, "one"), Holder.of("other", "two")]
 
     def test_of_its_own_consumer(self, queue: DelayedQueue, messages: list[Holder]) -> None:
         pairs = [(b"gone", b"gone"), (b"one", b"letter")]

@@ -35,7 +35,6 @@ class Task:
 
     id: str
     key: str
-    is_global: bool
     until: Until
     due: int | None
     broker_list: str
@@ -49,9 +48,9 @@ class Task:
         return hash(self.id)
 
     @property
-    def owner(self) -> str | None:
-        """The queue of the key; None if it is global."""
-        return None if self.is_global else without_priority(self.broker_list)
+    def owner(self) -> str:
+        """The queue of the key."""
+        return without_priority(self.broker_list)
 
 
 class Machine(RuleBasedStateMachine):
@@ -68,7 +67,7 @@ class Machine(RuleBasedStateMachine):
 
     # -- the model
 
-    def holder(self, key: str, owner: str | None) -> Task | None:
+    def holder(self, key: str, owner: str) -> Task | None:
         holding = (task for task in self.tasks if task.holds and task.place != "gone")
         return next((task for task in holding if (task.key, task.owner) == (key, owner)), None)
 
@@ -89,12 +88,11 @@ class Machine(RuleBasedStateMachine):
         conflict=st.sampled_from(CONFLICT),
         due=st.sampled_from([None, 1, 2, FAR, FAR + 1, FAR + 2]),
         name=st.sampled_from(LISTS),
-        is_global=st.booleans(),
     )
-    def offer(self, key: str, until: Until, conflict: Conflict, due: int | None, name: str, is_global: bool) -> None:
-        task = Task(str(len(self.tasks)), key, is_global, until, due, name, "waits" if due is not None else "ready")
+    def offer(self, key: str, until: Until, conflict: Conflict, due: int | None, name: str) -> None:
+        task = Task(str(len(self.tasks)), key, until, due, name, "waits" if due is not None else "ready")
         task.offer = {
-            "claim": Claim(key, until, 3_600_000, conflict, is_global),
+            "claim": Claim(key, until, 3_600_000, conflict),
             "message_id": task.id,
             "due_ms": due,
             "payload": task.id.encode(),
@@ -170,7 +168,7 @@ class Machine(RuleBasedStateMachine):
     def go_on(self, data: Any, what: Any) -> None:
         task = data.draw(st.sampled_from(self.of_place("ready")))
         gives_up = task.holds and (what == "done" or (what == "start" and task.until == "start"))
-        holders = [Holder.of(task.key, task.owner, task.id)]
+        holders = [Holder.of(task.key, task.id)]
         assert hold(self.queues[task.broker_list].keys, holders=holders, what=what).run(self.client) == gives_up
         task.holds = task.holds and not gives_up
         if what == "done":
@@ -195,9 +193,8 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def the_records_say_who_holds(self) -> None:
-        queue = self.queues["q"]
-        for key, owner in product(KEYS, ("q", "other", None)):
-            raw = self.client.hget(queue.keys.holds, unique_of(key, owner))
+        for key, owner in product(KEYS, ("q", "other")):
+            raw = self.client.hget(self.queues[owner].keys.holds, unique_of(key))
             record = Hold.of(raw) if isinstance(raw, bytes) else None
             holder = self.holder(key, owner)
             if holder is not None:

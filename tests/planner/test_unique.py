@@ -32,7 +32,7 @@ def end(stage: Stage, task_id: str = "other") -> None:
     """End a task that holds the key, after it has left its delayed queue."""
     while stage.queue().transfer().moved:
         pass
-    assert hold(stage.queue().keys, holders=[Holder.of(KEY.key, "celery", task_id)], what="done").run(stage.client)
+    assert hold(stage.queue().keys, holders=[Holder.of(KEY.key, task_id)], what="done").run(stage.client)
 
 
 def holder(stage: Stage) -> str:

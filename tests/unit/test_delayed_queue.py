@@ -25,11 +25,10 @@ CLIENTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "decoding": {"decode_responses": True},
     "latin1": {"decode_responses": True, "encoding": "latin-1"},
+    "resp2": {"protocol": 2},
+    "resp3": {"protocol": 3},
+    "resp3-decoding": {"protocol": 3, "decode_responses": True},
 }
-if int(redis.__version__.split(".")[0]) >= 5:
-    CLIENTS["resp2"] = {"protocol": 2}
-    CLIENTS["resp3"] = {"protocol": 3}
-    CLIENTS["resp3-decoding"] = {"protocol": 3, "decode_responses": True}
 
 
 @pytest.fixture(params=CLIENTS.values(), ids=CLIENTS)
