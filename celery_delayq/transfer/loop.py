@@ -220,7 +220,7 @@ class TransferLoop(LoopThread):
 
     def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
         self._client, self._pubsub = client, pubsub
-        self._history.read(client, is_new=True)
+        self._history.read(client)
         self._known.connect(client)
         self._looked = False
         self._looks = 0

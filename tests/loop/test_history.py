@@ -6,15 +6,14 @@ import logging
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
 
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.transfer import history as history_module
-from celery_delayq.transfer.history import QUIET_S, REPLICATED_S, History, Moment, compare, moment_of
+from celery_delayq.transfer.history import QUIET_S, REPLICATED_S, History
 from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import PrivateRedis
 from tests.pair import Pair, replicated
@@ -22,9 +21,26 @@ from tests.support import wait_until
 
 HOUR_S = 3600.0
 
-NONE = "0" * 40
+#: What a master says of its data.
+BEFORE = {
+    "role": "master",
+    "master_replid": "a" * 40,
+    "master_repl_offset": 1000,
+    "master_replid2": "0" * 40,
+    "second_repl_offset": -1,
+    "repl_backlog_active": 1,
+}
 
-BEFORE = Moment("one:1", "a" * 40, 1000, NONE, -1, is_replicated=True, run="r", has_aof=False, unsaved=7)
+
+class FakeClient:
+    """Answers INFO with what it is given."""
+
+    def __init__(self, port: int, **info: Any) -> None:
+        self.connection_pool = redis.ConnectionPool(port=port)
+        self._info = info
+
+    def info(self, section: str) -> dict[str, Any]:
+        return self._info
 
 
 @pytest.fixture
@@ -46,7 +62,7 @@ def offer(server: PrivateRedis) -> None:
 
 def read(history: History, server: PrivateRedis) -> None:
     with server.client() as client:
-        history.read(client, is_new=True)
+        history.read(client)
 
 
 def offset_of(server: PrivateRedis) -> int:
@@ -111,53 +127,19 @@ class TestFailover:
             client.replicaof("127.0.0.1", "1")
             client.replicaof("NO", "ONE")
         read(history, pair.master)
-        (record,) = caplog.records
-        assert record.levelname == "INFO"
-        assert "No write was lost" in record.message
+        assert caplog.records == []
 
 
 class TestRestart:
-    @pytest.mark.parametrize(
-        ("options", "said"),
-        [
-            (("--appendonly", "yes"), "may lack the last writes"),
-            (("--save", "3600 1000000"), "lacked 2 changes"),
-        ],
-    )
-    def test_without_replicas(
-        self, history: History, caplog: pytest.LogCaptureFixture, options: tuple[str, ...], said: str
-    ) -> None:
-        with PrivateRedis(*options) as server:
-            with server.client() as client:
-                client.set("a", 1)
-                client.set("b", 1)
+    def test_without_replicas(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
+        """Redis does not count what it writes then."""
+        with PrivateRedis() as server:
+            offer(server)
             read(history, server)
             server.kill()
             server.start()
             read(history, server)
-        (record,) = caplog.records
-        assert record.levelname == "WARNING"
-        assert said in record.message
-
-    def test_how_old_the_count_of_changes_is(
-        self, history: History, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It is not read each time."""
-        clock = SimpleNamespace(now=100.0)
-        monkeypatch.setattr(history_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-        with PrivateRedis("--save", "3600 1000000") as server:
-            with server.client() as client:
-                client.set("a", 1)
-                history.read(client, is_new=True)
-                client.set("b", 1)
-                clock.now += 20
-                history.read(client)
-            server.kill()
-            server.start()
-            clock.now += 1
-            read(history, server)
-        (record,) = caplog.records
-        assert "lacked 1 changes, 21.0 s ago" in record.message
+        assert caplog.records == []
 
     def test_a_connection_that_was_lost_is_nothing(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
         with PrivateRedis() as server:
@@ -178,33 +160,42 @@ class TestRestart:
         assert caplog.records == []
 
 
-class TestCompare:
-    def test_a_server_that_never_followed_the_old_one(self) -> None:
-        after = replace(BEFORE, address="two:2", id="b" * 40, second_id="c" * 40, second_offset=500)
-        loss = compare(BEFORE, after, 1.0, 20.0)
-        assert loss is not None
-        assert loss.level == logging.WARNING
-        assert "cannot be told" in loss.message
+class TestWhatMastersSay:
+    def said(self, history: History, caplog: pytest.LogCaptureFixture, port: int = 1, **after: Any) -> str:
+        """What is said when a master says something else than before; empty if nothing is."""
+        for client in (FakeClient(1, **BEFORE), FakeClient(port, **{**BEFORE, **after})):
+            history.read(client)  # type: ignore[arg-type]
+        return caplog.text
 
-    def test_the_offset_from_which_on_it_did_not_follow_is_the_first_that_it_lacks(self) -> None:
-        after = replace(BEFORE, address="two:2", id="b" * 40, second_id=BEFORE.id, second_offset=901)
-        loss = compare(BEFORE, after, 1.0, 20.0)
-        assert loss is not None
-        assert "At least 100 bytes" in loss.message
+    def test_a_server_that_never_followed_the_old_one(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
+        after = {"master_replid": "b" * 40, "master_replid2": "c" * 40, "second_repl_offset": 500}
+        assert "How much was lost cannot be told" in self.said(history, caplog, 2, **after)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
 
-    def test_a_restored_backup(self) -> None:
-        loss = compare(BEFORE, replace(BEFORE, offset=400), 2.5, 20.0)
-        assert loss is not None
-        assert loss.message.startswith("Redis at one:1 has older data than before. At least 600 bytes")
-        assert "last asked 2.5 s ago" in loss.message
+    def test_the_offset_from_which_on_it_did_not_follow_is_the_first_that_it_lacks(
+        self, history: History, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        after = {"master_replid": "b" * 40, "master_replid2": "a" * 40, "second_repl_offset": 901}
+        assert "At least 100 bytes" in self.said(history, caplog, 2, **after)
 
-    def test_the_same_history_goes_on(self) -> None:
-        assert compare(BEFORE, replace(BEFORE, address="two:2", offset=1001), 1.0, 20.0) is None
+    def test_a_successor_at_the_same_address(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
+        after = {"master_replid": "b" * 40, "master_replid2": "a" * 40, "second_repl_offset": 901}
+        said = self.said(history, caplog, **after)
+        assert "Redis at localhost:1 was restarted, or failed over. At least 100 bytes" in said
 
+    def test_a_restored_backup(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
+        assert "At least 600 bytes" in self.said(history, caplog, master_repl_offset=400)
+        assert "last asked 0.0 s ago" in caplog.text
 
-def test_a_server_that_does_not_tell() -> None:
-    assert moment_of({"redis_version": "7.0.0"}) is None
-    assert moment_of({"role": "master"}) is None
+    def test_the_same_history_goes_on(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
+        assert not self.said(history, caplog, 2, master_repl_offset=1001)
+
+    @pytest.mark.parametrize("info", [{"redis_version": "7.0.0"}, {"role": "master"}])
+    def test_a_server_that_does_not_tell(
+        self, history: History, caplog: pytest.LogCaptureFixture, info: dict[str, Any]
+    ) -> None:
+        history.read(FakeClient(1, **info))  # type: ignore[arg-type]
+        assert caplog.records == []
 
 
 def test_it_may_be_forbidden(history: History, redis_server: PrivateRedis, caplog: pytest.LogCaptureFixture) -> None:
@@ -221,9 +212,9 @@ class TimedHistory(History):
 
     began_at = 0.0
 
-    def read(self, client: redis.Redis, *, is_new: bool = False) -> None:
+    def read(self, client: redis.Redis) -> None:
         began_at = time.monotonic()
-        super().read(client, is_new=is_new)
+        super().read(client)
         self.began_at = began_at
 
 
