@@ -40,7 +40,7 @@ def refusing(refusal: Callable[[Scene, float], AbstractContextManager[None]]) ->
         if meanwhile == "start":
             scene.kill([victim])
         count = victim.log.count(" ready.")
-        with refusal(scene, seconds):
+        with scene.refused(), refusal(scene, seconds):
             if meanwhile == "start":
                 victim.start()
             elif meanwhile == "reconnect":

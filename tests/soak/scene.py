@@ -54,6 +54,9 @@ _BYTES_LOST = re.compile(r"At least \d+ bytes of replication are lost")
 #: A process of a pool that goes on begins what it had just been given, within so many seconds.
 _GIVEN_S = 0.5
 
+#: After a refusal, workers write what it kept them from, such as acknowledgements, within so many seconds.
+_WRITTEN_S = 3.0
+
 
 class Scene:
     """All of it, running for as long as the `with` block lasts.
@@ -86,6 +89,7 @@ class Scene:
         self.failed: list[str] = []
         self._begun_s = time.time()
         self._flushed_s = 0.0
+        self._refused_s = (0.0, 0.0)
         self._replicated: Replicated | None = None
         self._stack = ExitStack()
 
@@ -266,8 +270,18 @@ class Scene:
         self.harms.append(Harm(frozenset({worker.pid}), now_s, now_s + self.setting.lease_s))
 
     @contextmanager
+    def refused(self) -> Iterator[None]:
+        """Take down that the broker refuses writes: whoever is killed shortly after has not acknowledged since."""
+        begin_s = time.time()
+        yield
+        self._refused_s = begin_s, time.time()
+
+    @contextmanager
     def _harming(self, workers: Sequence[Worker]) -> Iterator[None]:
         begin_s = time.time()
+        refused_since_s, refused_until_s = self._refused_s
+        if begin_s < refused_until_s + _WRITTEN_S:
+            begin_s = refused_since_s
         yield
         self.harms.append(Harm(frozenset(worker.pid for worker in workers), begin_s, time.time()))
 
