@@ -12,6 +12,8 @@ from pathlib import Path
 
 import redis
 from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tests.soak.scene import Scene
 from tests.state import out_of_memory
@@ -27,6 +29,11 @@ _KEYS_A_SECOND = 1000
 _FILLER = "delayq:soak:filler:"
 
 _BUSY = "while true do redis.call('TIME') end"
+
+
+def _waiting(scene: Scene) -> redis.Redis:
+    """A client for a command that takes as long as a refusal: it waits, and does not send the command again."""
+    return scene.broker.client(socket_timeout=None, retry=Retry(NoBackoff(), 0))
 
 
 def refusing(refusal: Callable[[Scene, float], AbstractContextManager[None]]) -> Callable[[Scene, int], None]:
@@ -96,7 +103,7 @@ def _save(client: redis.Redis, status: str) -> None:
 @contextmanager
 def busy(scene: Scene, seconds: float) -> Iterator[None]:
     """BUSY: all commands, since a script runs."""
-    with scene.client() as client, scene.client() as other:
+    with scene.client() as client, _waiting(scene) as other:
         client.config_set("lua-time-limit", 20)
         with _beside(lambda: other.eval(_BUSY, 0)):  # type: ignore[no-untyped-call]
             yield
@@ -115,7 +122,7 @@ def read_only(scene: Scene, seconds: float) -> Iterator[None]:
 @contextmanager
 def loading(scene: Scene, seconds: float) -> Iterator[None]:
     """LOADING: all commands, since the server reads its file, slowly. Connections stay. It needs `MAY_RELOAD`."""
-    with scene.client() as client, scene.client() as other:
+    with scene.client() as client, _waiting(scene) as other:
         with client.pipeline(transaction=False) as pipe:
             for number in range(round(seconds * _KEYS_A_SECOND)):
                 pipe.set(f"{_FILLER}{number}", 1)
