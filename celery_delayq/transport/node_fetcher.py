@@ -14,8 +14,9 @@ from redis.crc import key_slot
 
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.client import Routed, own_connections
+from celery_delayq.cluster.node import Address
 from celery_delayq.cluster.redirection import REDIRECTIONS, understood
-from celery_delayq.cluster.topology import PATIENCE_S, Address
+from celery_delayq.cluster.topology import PATIENCE_S
 from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.connection import FetchConnection
 from celery_delayq.fetching.consumer import Consumer
