@@ -75,12 +75,13 @@ class Node:
 
     def hurried(self, within_s: float = HURRY_S) -> Node:
         """Return the same node with other connections, which wait for an answer for some seconds at most."""
-        if within_s not in self._hurried:
+        found = self._hurried.get(within_s)
+        if found is None:
             pool: Any = self.client.connection_pool
             options = hurried_options(pool.connection_kwargs, within_s)
-            hurried = redis.ConnectionPool(pool.connection_class, pool.max_connections, **options)
-            self._hurried[within_s] = Node(self.address, hurried, self.id)
-        return self._hurried[within_s]
+            made = redis.ConnectionPool(pool.connection_class, pool.max_connections, **options)
+            found = self._hurried.setdefault(within_s, Node(self.address, made, self.id))  # or that of another thread
+        return found
 
     def connection(self) -> Any:
         """Return a connection from its pool; it is connected.

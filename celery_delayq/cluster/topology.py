@@ -33,7 +33,7 @@ REFRESH_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
-class _View:
+class View:
     """What a node said about the slots.
 
     Attributes:
@@ -74,7 +74,7 @@ class Topology:
         self._home: Node | None = None
         self._failed: set[Address] = set()
         #: What a node last said about the slots.
-        self._view: _View | None = None
+        self._view: View | None = None
         #: When what is known was asked for, and when a node was last asked; monotonic time in seconds.
         self._known_at = self._asked_at = -math.inf
         #: Why the last question had no answer.
@@ -200,7 +200,7 @@ class Topology:
         """Return a topology that knows the same, with connections of its own. Sends nothing."""
         clone = Topology(self._seeds, self._connect)
         if self._view is not None:
-            clone._apply(self._view)
+            clone.learn(self._view)
         return clone
 
     def refresh_if_older(self, seconds: float) -> None:
@@ -228,7 +228,7 @@ class Topology:
                     raise type(self._error)(*self._error.args)
                 return
             try:
-                self._apply(self._ask_any(first))
+                self.learn(self._ask_any(first))
                 self._error = None
             except (exceptions.RedisError, ConfigurationError) as exc:
                 self._error = exc
@@ -242,7 +242,7 @@ class Topology:
 
     # -- asking
 
-    def _ask_any(self, first: Address | None) -> _View:
+    def _ask_any(self, first: Address | None) -> View:
         alone: Address | None = None
         last: Exception | None = None
         for address in self._in_order(first):
@@ -282,7 +282,7 @@ class Topology:
             return False
         return True
 
-    def _ask(self, address: Address, within_s: float = PATIENCE_S) -> _View:
+    def _ask(self, address: Address, within_s: float = PATIENCE_S) -> View:
         """Ask one node, on a connection of its own: others may wait long for theirs."""
         pool: Any = self.node_at(address).client.connection_pool
         kwargs = hurried_options(pool.connection_kwargs, within_s)
@@ -297,9 +297,10 @@ class Topology:
             found = connection.read_response(disable_decoding=True)
         finally:
             connection.disconnect()
-        return _View(asked_at, address, tuple(_ranges(found, address)))
+        return View(asked_at, address, tuple(_ranges(found, address)))
 
-    def _apply(self, view: _View) -> None:
+    def learn(self, view: View) -> None:
+        """Take over what a node has said about the slots, if that is newer. Sends nothing."""
         with self._lock:
             self._failed.discard(view.by)
             if view.asked_at < self._known_at:  # a node has said something since
