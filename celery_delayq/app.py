@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from celery import Celery, signals
-from celery.canvas import Signature
-from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from celery_delayq.beat import warn_of_another
-from celery_delayq.inspector import Inspector, backup, holders, pages
-from celery_delayq.inspector.backup import File, Imported, Released
-from celery_delayq.inspector.bulk import Action, Chunk, change_some
-from celery_delayq.inspector.consumers import Consumers, consumers
-from celery_delayq.inspector.counts import Counts, count
-from celery_delayq.inspector.histogram import Histogram, histogram
-from celery_delayq.inspector.nothing import NothingWaits
-from celery_delayq.inspector.pages import Criteria, OnProgress, Page
-from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.naive import warn_of_naive
-from celery_delayq.publishing import bulk
 from celery_delayq.publishing.send_task import key_of, send_unique
-from celery_delayq.remote_control import commands as panel
-from celery_delayq.remote_control.broadcast import use_control
-from celery_delayq.schedule.api import Schedule
+from celery_delayq.remote_control import use_control
 from celery_delayq.settings import add_defaults
 from celery_delayq.times import Time, to_ms
 from celery_delayq.transport import is_in_memory, register, require_transport
 from celery_delayq.transport.wrong_server import refusing_wrong_server
 from celery_delayq.unique import was_new
-from celery_delayq.worker.bootsteps import Plan, Transfer
+
+if TYPE_CHECKING:  # what a producer does not need is imported by the method that needs it
+    from celery.canvas import Signature
+    from celery.result import AsyncResult
+
+    from celery_delayq.inspector import Inspector
+    from celery_delayq.inspector.backup import File, Imported, Released
+    from celery_delayq.inspector.bulk import Action, Chunk
+    from celery_delayq.inspector.consumers import Consumers
+    from celery_delayq.inspector.counts import Counts
+    from celery_delayq.inspector.histogram import Histogram
+    from celery_delayq.inspector.pages import Criteria, OnProgress, Page
+    from celery_delayq.inspector.task import ScheduledTask
+    from celery_delayq.schedule.api import Schedule
 
 T = TypeVar("T")
 
 #: Names a task: its id, or its result.
-TaskId: TypeAlias = str | AsyncResult
+TaskId: TypeAlias = "str | AsyncResult"
+
+#: The bootsteps of a worker, which imports them.
+_STEPS = ("celery_delayq.worker.bootsteps:Plan", "celery_delayq.worker.bootsteps:Transfer")
 
 
 class DelayQ:
@@ -52,9 +54,9 @@ class DelayQ:
         delayq = DelayQ(app)
 
     DelayQ registers the `delayq` URL schemes with kombu, bootsteps, a `control` and the defaults of our settings with
-    the app, and remote control commands and a warning about a second scheduler with Celery. It does not connect and
-    does not read the configuration, so you can create it before `app.config_from_object`. Creating it twice for one app
-    does no harm.
+    the app, and remote control commands and a warning about a second scheduler with Celery. What a producer does not
+    need is imported by the methods that need it. It does not connect and does not read the configuration, so you can
+    create it before `app.config_from_object`. Creating it twice for one app does no harm.
     Threads may share it, and it works after a fork.
 
     No worker needs to run for the methods that read or change waiting tasks. They take a task id or a result. If you
@@ -92,11 +94,14 @@ class DelayQ:
         self.app = app
         register()
         add_defaults(app)
-        app.steps["consumer"].update((Plan, Transfer))
+        app.steps["consumer"].update(_STEPS)
         use_control(app)
         send_unique(app)
-        panel.register()
-        signals.beat_init.connect(warn_of_another, dispatch_uid="celery_delayq.warn_of_another")
+        if "celery.worker.control" in sys.modules:  # for `celery inspect`; a worker's bootstep does so, too
+            from celery_delayq.remote_control import commands
+
+            commands.register()
+        signals.beat_init.connect(_warn_of_another, dispatch_uid="celery_delayq.warn_of_another")
 
     @overload
     def get(self, task_id: TaskId) -> ScheduledTask | None: ...
@@ -118,6 +123,8 @@ class DelayQ:
         Raises:
             ConfigurationError: the task of the signature has no `unique`.
         """
+        from celery_delayq.inspector import holders
+
         with self._inspector("cannot look up a unique key") as inspector:
             return holders.waiting(inspector.lists, self._key_of(key))
 
@@ -133,6 +140,8 @@ class DelayQ:
         Raises:
             ConfigurationError: the task of the signature has no `unique`.
         """
+        from celery_delayq.inspector import holders
+
         with self._inspector("cannot give up a unique key") as inspector:
             return holders.give_up(inspector.lists, self._key_of(key))
 
@@ -173,7 +182,9 @@ class DelayQ:
         Raises:
             ValueError: `limit` or a time is out of range, `cursor` is not a valid cursor, or `text` is empty.
         """
-        criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
+        from celery_delayq.inspector import pages
+
+        criteria = _criteria(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
         with self._inspector("cannot list waiting tasks") as inspector:
             page = pages.page(inspector.lists, criteria, limit=limit, cursor=cursor, partial=partial)
             if not (page.examined or cursor):
@@ -295,7 +306,7 @@ class DelayQ:
         Raises:
             ValueError: no criterion was given and `everything` is False, a time is out of range, or `text` is empty.
         """
-        criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
+        criteria = _criteria(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
         with self._inspector("cannot cancel all matching tasks") as inspector:
             number = inspector.cancel_all(criteria, everything=everything, dry_run=dry_run, on_progress=on_progress)
             if not number:
@@ -348,7 +359,9 @@ class DelayQ:
             ValueError: no criterion was given and `everything` is False, there is no such action, `limit` or a time is
                 out of range, `text` is empty, or `cursor` is not a valid cursor.
         """
-        criteria = Criteria.of(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
+        criteria = _criteria(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
+        from celery_delayq.inspector.bulk import change_some
+
         criteria.check_wanted(everything)
         warn_of_naive(eta, self.app)
         with self._inspector("cannot change the matching tasks") as inspector:
@@ -371,6 +384,8 @@ class DelayQ:
         Raises:
             ValueError: an argument is out of range.
         """
+        from celery_delayq.inspector.counts import count
+
         with self._inspector("cannot count messages") as inspector:
             return count(inspector.lists, span=span, buckets=buckets, partial=partial)
 
@@ -392,6 +407,8 @@ class DelayQ:
         Raises:
             ValueError: an argument is out of range.
         """
+        from celery_delayq.inspector.histogram import histogram
+
         start_ms = to_ms(start, "start")
         with self._inspector("cannot count due times") as inspector:
             counted = histogram(inspector.lists, start_ms, span, buckets, queue=queue, partial=partial)
@@ -408,6 +425,8 @@ class DelayQ:
         Args:
             partial: leave out queues whose nodes of a Redis Cluster are away. `Consumers.lost` names them.
         """
+        from celery_delayq.inspector.consumers import consumers
+
         with self._inspector("cannot read who consumes the queues") as inspector:
             return consumers(inspector.lists, partial=partial)
 
@@ -422,6 +441,8 @@ class DelayQ:
         Raises:
             OSError: the file cannot be written.
         """
+        from celery_delayq.inspector import backup
+
         if isinstance(queues, str):
             raise TypeError(f"queues must be several names, not {queues!r}")
         with self._inspector("cannot export waiting tasks") as inspector:
@@ -442,6 +463,8 @@ class DelayQ:
                 imported; you can import the file again.
             OSError: the file cannot be read.
         """
+        from celery_delayq.inspector import backup
+
         with self._inspector("cannot import tasks", stores=True) as inspector:
             return backup.import_(inspector.lists, file, on_progress)
 
@@ -457,7 +480,9 @@ class DelayQ:
             queue: only tasks of this queue.
             on_progress: called from time to time with the number of examined tasks and the total.
         """
-        Criteria.of(queue=queue)
+        from celery_delayq.inspector import backup
+
+        _criteria(queue=queue)
         with self._inspector("cannot release waiting tasks") as inspector:
             inspector.check_queue(queue)
             return backup.release(inspector.lists, queue, on_progress)
@@ -470,9 +495,7 @@ class DelayQ:
     def apply_async_many(
         self, signatures: Iterable[Signature], *, chunk_size: int = ..., results: Literal[False]
     ) -> int: ...
-    def apply_async_many(
-        self, signatures: Iterable[Signature], *, chunk_size: int = bulk.CHUNK_SIZE, results: bool = True
-    ) -> Any:
+    def apply_async_many(self, signatures: Iterable[Signature], *, chunk_size: int = 1000, results: bool = True) -> Any:
         """Send many tasks in a few round trips. Each task, delayed or not, is sent as by its `apply_async()`.
 
         For example::
@@ -498,14 +521,20 @@ class DelayQ:
             ConfigurationError: the app's broker URL is not a `delayq://` URL.
             kombu.exceptions.OperationalError: the server cannot be reached; nothing was sent.
         """
+        from celery_delayq.publishing import bulk
+
         return bulk.apply_async_many(self.app, signatures, chunk_size, results)
 
     @cached_property
     def schedule(self) -> Schedule:
         """The periodic tasks of the app, see `Schedule`."""
+        from celery_delayq.schedule.api import Schedule
+
         return Schedule(self.app, self._channel)
 
     def _each(self, task_id: Any, ask: Callable[[Inspector, list[str]], dict[str, T]]) -> T | dict[str, T]:
+        from celery.result import AsyncResult
+
         if isinstance(task_id, (str, AsyncResult)):
             one = _id_of(task_id)
             with self._inspector(f"cannot look up task {one}") as inspector:
@@ -521,6 +550,9 @@ class DelayQ:
 
     @contextmanager
     def _inspector(self, trouble: str, *, stores: bool = False) -> Iterator[Inspector]:
+        from celery_delayq.inspector import Inspector
+        from celery_delayq.inspector.nothing import NothingWaits
+
         if not stores and self._nothing_waits():
             yield NothingWaits()
             return
@@ -545,7 +577,22 @@ class DelayQ:
 
 
 def _id_of(task_id: object) -> str:
+    from celery.result import AsyncResult
+
     task_id = task_id.id if isinstance(task_id, AsyncResult) else task_id
     if not isinstance(task_id, str):
         raise TypeError(f"a task must be given by its id or its result, not by {task_id!r}")
     return task_id
+
+
+def _criteria(**given: Any) -> Criteria:
+    from celery_delayq.inspector.pages import Criteria
+
+    return Criteria.of(**given)
+
+
+def _warn_of_another(sender: Any, **kwargs: Any) -> None:
+    """Receive the signal `beat_init`."""
+    from celery_delayq.beat import warn_of_another
+
+    warn_of_another(sender)

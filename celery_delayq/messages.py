@@ -17,12 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from logging import getLogger
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from celery.app.task import Context
 from kombu.message import Message
 from kombu.serialization import prepare_accept_content
 from kombu.utils.json import dumps, object_hook
+
+if TYPE_CHECKING:
+    from celery.app.task import Context
 
 logger = getLogger(__name__)
 
@@ -252,4 +254,6 @@ def request_of(app: Any, message: dict[str, Any], *, unpickles: bool) -> Context
         body = {}
     # The same names as in `celery.worker.request.Request`. The rpc result backend answers to `reply_to`.
     properties = {name: message["properties"].get(name) for name in ("delivery_info", "reply_to", "correlation_id")}
+    from celery.app.task import Context
+
     return Context({**message["headers"], **body, **properties})

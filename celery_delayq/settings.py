@@ -19,7 +19,7 @@ from celery_delayq.errors import ConfigurationError
 from celery_delayq.queue.delayed_queue import BATCH_SIZE
 from celery_delayq.queue.scripts import MAX_BATCH_SIZE
 from celery_delayq.transfer.lead import LONGEST_LEAD_S
-from celery_delayq.transfer.loop import TransferSettings
+from celery_delayq.transfer.settings import TransferSettings
 
 #: Prefix of the app's settings.
 PREFIX = "delayq_"

@@ -49,7 +49,7 @@ def is_missing(app: Any) -> bool:
 
 def was_called(app: Any) -> bool:
     """Return whether `DelayQ(app)` was called, whatever the broker URL of the app is."""
-    return any(step.__module__.startswith("celery_delayq.") for step in app.steps["consumer"])
+    return any(str(step).startswith("celery_delayq.") for step in app.steps["consumer"])
 
 
 def is_fallback(app: Any) -> bool:

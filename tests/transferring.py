@@ -9,8 +9,10 @@ from functools import partial
 import redis
 
 from celery_delayq.cluster.client import own_connections
-from celery_delayq.cluster.topology import Address, Topology
-from celery_delayq.transfer.loop import TransferLoop, TransferSettings
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology
+from celery_delayq.transfer.loop import TransferLoop
+from celery_delayq.transfer.settings import TransferSettings
 from celery_delayq.transport.watch import NodesWatch
 from examples.private_redis import PrivateRedis
 from tests.brokers import Server

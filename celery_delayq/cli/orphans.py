@@ -29,7 +29,7 @@ from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.orphans import Orphan
 from celery_delayq.queue.registry import registered
 from celery_delayq.times import to_datetime
-from celery_delayq.transport.transaction import publish_commands
+from celery_delayq.transport.commands import publish_commands
 
 #: Functions that turn a payload into the argument of a task. Each raises ValueError if it cannot.
 CODECS: dict[str, Callable[[bytes], Any]] = {
@@ -104,8 +104,8 @@ def adopt(
     Without --task, workers and `delayq transfer` will move the entries to their lists when they are due. With --task,
     each entry becomes a Celery task with the same due time.
 
-    You can interrupt this command and run it again: no entry is lost, and none is taken twice. On a cluster, do
-    so within ten minutes: later, up to 16 entries may be taken twice.
+    You can interrupt this command and run it again: no entry is lost. None is taken twice either, if you do so within
+    ten minutes; later, up to 16 may be.
     """
     app = ctx.obj.app
     if bool(queues) == everything:

@@ -21,7 +21,7 @@ from celery_delayq.plural import plural
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.settings import settings_of
-from celery_delayq.transfer.loop import TransferSettings
+from celery_delayq.transfer.settings import TransferSettings
 from celery_delayq.transport import Transport
 from celery_delayq.transport.poller import Waker
 from celery_delayq.transport.urls import is_sentinel

@@ -113,7 +113,7 @@ class BrokerLists:
             return True
         bindings = f"{self.channel.global_keyprefix}{self.channel.keyprefix_queue % (queue,)}"
         try:
-            return bool(self.asking.exists(bindings, *self.channel.broker_lists(queue)))
+            return bool(self.asking.exists(bindings) or self.asking.exists(*self.channel.broker_lists(queue)))
         except CONNECTION_ERRORS as exc:
             if not is_away(self.client, exc):
                 raise

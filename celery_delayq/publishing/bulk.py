@@ -21,9 +21,6 @@ from celery_delayq.transport.batch import Batch, collecting
 from celery_delayq.transport.producer import Producer
 from celery_delayq.transport.replicas import NotReplicated
 
-#: Default number of tasks per round trip.
-CHUNK_SIZE = 1000
-
 #: Maximum size of a round trip, in bytes. The last task may exceed it.
 _CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -32,7 +29,7 @@ _MOST_TEMPLATES = 256
 
 
 def apply_async_many(
-    app: Any, signatures: Iterable[Signature], chunk_size: int = CHUNK_SIZE, results: bool = True
+    app: Any, signatures: Iterable[Signature], chunk_size: int, results: bool
 ) -> list[AsyncResult] | int:
     """Send many tasks in one round trip; see `DelayQ.apply_async_many`."""
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:

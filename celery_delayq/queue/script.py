@@ -18,7 +18,6 @@ import redis
 from redis.client import NEVER_DECODE
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
-_LUA = files(__package__).joinpath("lua")
 _INCLUDE = re.compile(r"^-- include: (\w+)\n", re.MULTILINE)
 
 T = TypeVar("T")
@@ -116,7 +115,11 @@ def _send(client: redis.Redis, commands: Sequence[tuple[Any, ...]]) -> list[Any]
 @cache
 def load(name: str) -> Script:
     """Return the script `lua/<name>.lua`."""
-    return script_of(name, _LUA.joinpath(f"{name}.lua").read_text("utf-8"))
+    return script_of(name, _source(f"{name}.lua"))
+
+
+def _source(*path: str) -> str:
+    return files(__package__).joinpath("lua", *path).read_text("utf-8")
 
 
 def script_of(name: str, text: str) -> Script:
@@ -127,7 +130,7 @@ def script_of(name: str, text: str) -> Script:
         if line[1] in included:
             return ""
         included.add(line[1])
-        return _INCLUDE.sub(part, _LUA.joinpath("lib").joinpath(f"{line[1]}.lua").read_text("utf-8"))
+        return _INCLUDE.sub(part, _source("lib", f"{line[1]}.lua"))
 
     text = _INCLUDE.sub(part, text)
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

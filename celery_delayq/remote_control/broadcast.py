@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from logging import getLogger
 from typing import Any
 
@@ -111,17 +110,8 @@ def _stamps(headers: Any) -> dict[str, Any]:
     return stamps
 
 
-def use_control(app: Any) -> None:
-    """Give an app our `control`, even if it has already used its own. A second call does nothing."""
-    if isinstance(app.control_cls, partial) and app.control_cls.func is make_control:
-        return
-    # A factory: it imports the app's own class only on demand, and the app can still be pickled.
-    app.control_cls = partial(make_control, app.control_cls)
-    app.__dict__.pop("control", None)
-
-
-def make_control(base: Any, app: Any) -> Control:
-    """Return the control of an app. Its own control class is `base`, given as a class or by name."""
+def control_of(base: Any, app: Any) -> Control:
+    """Return the control of an app, see `make_control`."""
     base = symbol_by_name(base)
     if base is Control:
         return DelayqControl(app=app)

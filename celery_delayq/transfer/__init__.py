@@ -4,11 +4,8 @@ loop          TransferLoop: transfers on one connection, together with other loo
 known_queues  KnownQueues: which queues it knows
 watched       WatchedQueues: which of them it watches, and what it knows about each
 tidier        Tidier: tidies their index while there is nothing else to do
+settings      how loops behave
 lead          Lead: how long before they are due it moves messages
 history       History: notices what a failover lost
 thread        LoopThread: a thread that waits on its own subscription
 """
-
-from celery_delayq.transfer.loop import TransferLoop, TransferSettings
-
-__all__ = ["TransferLoop", "TransferSettings"]

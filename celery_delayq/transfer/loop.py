@@ -34,7 +34,6 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
 
@@ -45,12 +44,13 @@ from celery_delayq.plural import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.clock import ServerClock
 from celery_delayq.queue.connections import CONNECTION_ERRORS, as_text, new_id, passing_refusal
-from celery_delayq.queue.delayed_queue import BATCH_SIZE, DelayedQueue
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.registry import Registry
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.transfer.history import History
 from celery_delayq.transfer.known_queues import KnownQueues
 from celery_delayq.transfer.lead import WAKE_AT, Lead
+from celery_delayq.transfer.settings import TransferSettings
 from celery_delayq.transfer.thread import LoopThread, interrupt, socket_of
 from celery_delayq.transfer.tidier import Tidier
 from celery_delayq.transfer.watched import Watched, WatchedQueues
@@ -79,32 +79,6 @@ CHORES_S, _CHORES_TAKE_S = 10.0, 0.05
 
 #: A wait on a socket is exact to a millisecond, a sleep to some microseconds. So the loop sleeps for the last bit.
 _SLEEP_BELOW_S = 0.0015
-
-
-@dataclass(frozen=True)
-class TransferSettings:
-    """How transfer loops behave.
-
-    Attributes:
-        grace_s: how long the other loops leave due messages to the punctual one, in seconds.
-        interval_s: how often a loop looks at its queues without being told, in seconds.
-        batch_size: maximum number of messages that one script call moves.
-        idle_s: how long a queue must be empty before its name leaves the registry, and how long it is served after
-            that, in seconds. Must be greater than `registry.REGISTERED_FOR_S`.
-        lead_s: how long before they are due messages move to the queues that this process consumes, in seconds, at
-            least; see `Lead`. The consumer has to wait for the rest itself.
-    """
-
-    grace_s: float = 0.25
-    interval_s: float = 5.0
-    batch_size: int = BATCH_SIZE
-    lead_s: float = 0.0
-    idle_s: float = 90.0
-
-    @property
-    def grace_ms(self) -> int:
-        """The grace period in ms."""
-        return round(self.grace_s * 1000)
 
 
 class TransferLoop(LoopThread):

@@ -45,9 +45,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from logging import getLogger
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kombu
 import redis
@@ -55,29 +55,31 @@ from kombu.transport import redis as kombu_redis
 from redis import exceptions
 
 from celery_delayq.errors import ConfigurationError
-from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.fetching.held import Held
 from celery_delayq.queue.connections import NOT_SERVING, is_full, passing_refusal
-from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.scripts import Transferred
 from celery_delayq.schemes import register
 from celery_delayq.settings import check_master_name, check_transport_options, check_urls
-from celery_delayq.transfer.history import History
-from celery_delayq.transfer.loop import TransferLoop, TransferSettings
 from celery_delayq.transport.ahead import Ahead
 from celery_delayq.transport.bindings import Bindings
-from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
-from celery_delayq.transport.cluster import ClusterChannel
+from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.connector import Connector
-from celery_delayq.transport.last_delivery import LastDelivery
-from celery_delayq.transport.nodes import Nodes
+from celery_delayq.transport.known import close_sentinels
 from celery_delayq.transport.poller import Poller
 from celery_delayq.transport.publisher import Publisher
-from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.replicas import NotReplicated
-from celery_delayq.transport.sentinel import close_sentinels
-from celery_delayq.transport.station import Station
 from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, is_sentinel, name_whole, what_to_write
+
+if TYPE_CHECKING:  # what only a consumer, or a cluster, needs is imported when one needs it
+    from celery_delayq.fetching.consumer import Consumer
+    from celery_delayq.fetching.held import Held
+    from celery_delayq.queue.delayed_queue import DelayedQueue
+    from celery_delayq.queue.scripts import Transferred
+    from celery_delayq.transfer.history import History
+    from celery_delayq.transfer.loop import TransferLoop
+    from celery_delayq.transfer.settings import TransferSettings
+    from celery_delayq.transport.last_delivery import LastDelivery
+    from celery_delayq.transport.nodes import Nodes
+    from celery_delayq.transport.rare_lists import RareLists
+    from celery_delayq.transport.station import Station
 
 __all__ = ["ClusterTransport", "Connector", "SentinelTransport", "Transport", "register"]
 
@@ -177,9 +179,13 @@ class Transport(kombu_redis.Transport):
         ensure_tls(client)
         name_whole(client)
         if is_cluster(client):
+            from celery_delayq.transport.cluster import ClusterChannel
+
             client = SeveralHosts(client, "cluster")
             self.Channel = ClusterChannel
         elif is_sentinel(client):
+            from celery_delayq.transport.sentinel import DelayedSentinelChannel
+
             client = SeveralHosts(client, "sentinel")
             self.Channel = DelayedSentinelChannel
             self.default_port = kombu_redis.SentinelTransport.default_port
@@ -188,7 +194,13 @@ class Transport(kombu_redis.Transport):
         self.bindings = Bindings(self.Channel.is_for_later)
         super().__init__(client, **kwargs)
         self.cycle = Poller()
-        self.last_delivery = LastDelivery(
+
+    @cached_property
+    def last_delivery(self) -> LastDelivery:
+        """Delivers a message alone before it becomes a dead letter."""
+        from celery_delayq.transport.last_delivery import LastDelivery
+
+        return LastDelivery(
             self.options["delivery_limit"], lambda: self.is_busy(), lambda delay_s: self.cycle.wake_in(delay_s)
         )
 
@@ -211,6 +223,9 @@ class Transport(kombu_redis.Transport):
             rare_lists: by default, new ones.
             patience_s: see `Consumer`.
         """
+        from celery_delayq.transport.rare_lists import RareLists
+        from celery_delayq.transport.station import Station
+
         if server not in self._stations:
             self._stations[server] = Station(self, connect, client, rare_lists or RareLists(self.cycle), patience_s)
             self._to_end.add(self._stations[server].consumer)
@@ -315,6 +330,8 @@ class Transport(kombu_redis.Transport):
         return {"": (Connector(self.client, failover=self.has_failover), lambda name: True)}
 
     def _start_loops(self, servers: dict[str, tuple[Any, Callable[[str], bool]]]) -> None:
+        from celery_delayq.transfer.loop import TransferLoop
+
         assert self._transfer is not None
         settings, histories = self._transfer
         keyprefix = self.client.transport_options.get("global_keyprefix", "")
@@ -338,6 +355,8 @@ class Transport(kombu_redis.Transport):
 
     def _history_of(self, server: str, histories: dict[str, History]) -> History:
         """Return what is known of a server; of its former master, if it has taken over."""
+        from celery_delayq.transfer.history import History
+
         for former in histories.keys() - self._loops.keys():
             if self.nodes is not None and server not in histories and self.nodes.successor(former) == server:
                 histories[server] = histories.pop(former)
@@ -356,7 +375,8 @@ class Transport(kombu_redis.Transport):
     def on_nodes_changed(self) -> None:
         """Make all channels look which nodes there are. Safe in any thread."""
         for channel in list(self.channels or ()):
-            channel.fetcher.on_nodes_changed()
+            if channel.made_fetcher is not None:
+                channel.fetcher.on_nodes_changed()
         self.cycle.wake()
 
     @property
@@ -447,7 +467,7 @@ class Transport(kombu_redis.Transport):
         before = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
         polls = set(loop.on_tick) - before
-        if kombu.VERSION < (5, 7) and self.Channel is ClusterChannel:
+        if kombu.VERSION < (5, 7) and is_cluster(self.client):
             # kombu 5.6 removes its function when a subscription is lost. On a cluster, the other nodes go on.
             loop.on_tick.difference_update(polls)
             polls = set(map(partial, polls))
@@ -498,7 +518,7 @@ def _lists_of(owner: weakref.ref[Transport]) -> set[str]:
 def _end(them: weakref.WeakSet[Consumer | TransferLoop]) -> None:
     """End what threads look after, without waiting for them."""
     for it in them:
-        it.end() if isinstance(it, Consumer) else it.stop(timeout_s=0)
+        it.stop(timeout_s=0) if hasattr(it, "stop") else it.end()
 
 
 def _call_soon(loop: Any, cycle: Poller, callback: Any, *args: Any) -> Any:

@@ -16,8 +16,8 @@ from typing import Any
 
 from redis import exceptions
 
+from celery_delayq.cluster.node import Address
 from celery_delayq.cluster.redirection import REDIRECTIONS, understood
-from celery_delayq.cluster.topology import Address
 from celery_delayq.errors import LeaseLost
 from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, is_full
 from celery_delayq.transport.bindings import AGAIN_S

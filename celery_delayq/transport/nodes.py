@@ -10,7 +10,8 @@ from typing import Any
 from redis import exceptions
 
 from celery_delayq.cluster.client import Routed, own_connections
-from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology
 from celery_delayq.queue.shared_registry import SharedRegistry
 from celery_delayq.transport.watch import NodesWatch
 

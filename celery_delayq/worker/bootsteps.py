@@ -19,6 +19,7 @@ from celery_delayq.errors import ConfigurationError
 from celery_delayq.health.at_start import say_at_start
 from celery_delayq.health.finding import sentence
 from celery_delayq.messages import DUE_PROPERTY
+from celery_delayq.remote_control import commands
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
 from celery_delayq.settings import settings_of
@@ -52,6 +53,7 @@ class Plan(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        commands.register()
         self.enabled = is_ours(consumer.app)
         self._counting = counting_of(consumer)
         self.loop: PlannerLoop | None = None

@@ -18,7 +18,8 @@ from redis.retry import Retry
 
 from celery_delayq import DelayedQueue
 from celery_delayq.cluster.client import Routed
-from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.copies import Copier
 from tests.benchmarks.figures import OURS, Figure, Target, in_turns

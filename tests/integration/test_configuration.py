@@ -16,7 +16,6 @@ from kombu import Connection
 from celery_delayq import ConfigurationError, DelayedQueue, DelayQ, __version__
 from celery_delayq.settings import settings_of
 from celery_delayq.transport import SentinelTransport
-from celery_delayq.worker.bootsteps import Plan, Transfer
 from examples.private_redis import PrivateRedis, name_and_version
 from tests.brokers import ClusterServer, Server
 from tests.ledger import ALL_WELL, Ledger
@@ -103,7 +102,7 @@ def test_delayq_twice_makes_each_step_once() -> None:
     app = Celery("twice", broker="delayq://", set_as_current=False)
     DelayQ(app)
     DelayQ(app)
-    assert app.steps["consumer"] == {Plan, Transfer}
+    assert {step.rpartition(":")[2] for step in app.steps["consumer"]} == {"Plan", "Transfer"}
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

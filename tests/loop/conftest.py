@@ -14,7 +14,8 @@ from redis.retry import Retry
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.registry import Registry
 from celery_delayq.queue.scripts import Transferred
-from celery_delayq.transfer.loop import TransferLoop, TransferSettings
+from celery_delayq.transfer.loop import TransferLoop
+from celery_delayq.transfer.settings import TransferSettings
 from examples.private_redis import PrivateRedis
 from tests.support import wait_until
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from celery_delayq.cluster import hanging
-from celery_delayq.cluster.topology import Address
+from celery_delayq.cluster.node import Address
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.source import Source

@@ -9,7 +9,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_delayq.cluster.topology import Address
+from celery_delayq.cluster.node import Address
 from tests.redis_cluster.servers import Cluster, ClusterNode, slot_of
 
 #: Adds 1 to the first key, and reads the second one.

@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue
 from celery_delayq.cluster import hanging
-from celery_delayq.cluster.topology import Address
+from celery_delayq.cluster.node import Address
 from celery_delayq.inspector import Inspector, pages
 from celery_delayq.inspector.away import LostQueue, NodesAway
 from celery_delayq.inspector.broker_lists import BrokerLists

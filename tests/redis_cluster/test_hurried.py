@@ -13,7 +13,8 @@ from redis import exceptions
 
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.client import Routed
-from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology
 from celery_delayq.queue.registry import Registry
 from celery_delayq.transport.nodes import Nodes
 from tests.redis_cluster import servers
@@ -96,9 +97,9 @@ def test_a_node_that_refuses_connections_does_not_hang() -> None:
 
 def test_its_patience_can_be_chosen(topology: Topology) -> None:
     patient = Routed(topology, is_hurried=True, hurry_s=2)
-    clients = (Routed(topology), Routed(topology).hurried(), patient, patient.hurried(), patient.client())
+    clients = (Routed(topology), Routed(topology).hurried(), patient, patient.hurried())
     pools = [client.router.node_for(None).client.connection_pool for client in clients]
-    assert [pool.connection_kwargs["socket_timeout"] for pool in pools] == [30, 0.5, 2, 2, 2]
+    assert [pool.connection_kwargs["socket_timeout"] for pool in pools] == [30, 0.5, 2, 2]
 
 
 def test_it_waits_no_longer_for_a_slot(cluster: Cluster, hurried: Routed) -> None:

@@ -19,7 +19,8 @@ import redis
 
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.client import own_connections
-from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue import keys

@@ -1,4 +1,4 @@
-"""Messages that Celery would publish, as Redis commands for a transaction of the caller."""
+"""Messages that Celery would publish, as Redis commands for a pipeline of the caller."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def _command(channel: Any, caught: Caught, attempt: Attempt | None) -> tuple[Any
         mirrored=channel.mirror_list,
         attempt=attempt,
     )
-    # By its text: nothing in a transaction could answer NOSCRIPT.
+    # By its text: a pipeline has no answer to NOSCRIPT.
     return call.by_text()
