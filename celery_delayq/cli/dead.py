@@ -30,8 +30,7 @@ from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown
 from celery_delayq.inspector import Inspector
 from celery_delayq.plural import plural
-from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadChunk, DeadLetter, DeadLetters
-from celery_delayq.queue.dead_pages import MAX_LETTERS
+from celery_delayq.queue.dead_letters import MAX_LETTERS, NOT_AN_ENTRY, DeadChunk, DeadLetter, DeadLetters
 from celery_delayq.times import to_datetime
 from celery_delayq.transport.redelivery import revived
 
@@ -146,7 +145,7 @@ def _row(letters: DeadLetters, letter: DeadLetter) -> dict[str, Any]:
         "reason": letter.reason,
         "error": letter.error,
         "deliveries": letter.deliveries,
-        "at": None if letter.at_ms is None else to_datetime(letter.at_ms).isoformat(timespec="seconds"),
+        "at": to_datetime(letter.at_ms).isoformat(timespec="seconds"),
     }
 
 
@@ -199,23 +198,12 @@ def _total(inspector: Inspector, queue: str) -> int:
 
 
 def _chosen(inspector: Inspector, queue: str, ids: Sequence[str]) -> list[Found]:
-    """Return the dead letters of a queue with these ids. Reads list by list until all are found."""
-    wanted = set(ids)
-    found: list[Found] = []
-    is_empty = True
-    for letters in inspector.dead_letters(queue):
-        for letter in letters if wanted else ():
-            is_empty = False
-            if letter.id in wanted:
-                wanted.remove(letter.id)
-                found.append((letters, letter))
-            if not wanted:
-                break
-    if is_empty:
-        inspector.check_queue(queue)
-    if wanted:
-        raise click.ClickException(f"no dead letter of {queue!r} has the id {', '.join(sorted(wanted))}")
-    return found
+    """Return the dead letters of a queue with these ids."""
+    found = inspector.find_dead(queue, ids)
+    if missing := sorted(set(ids) - set(found)):
+        _total(inspector, queue)
+        raise click.ClickException(f"no dead letter of {queue!r} has the id {', '.join(missing)}")
+    return list(found.values())
 
 
 def _change(

@@ -8,8 +8,7 @@ from typing import Any
 
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.queue import cursors
-from celery_delayq.queue.dead_letters import DeadChunk, DeadLetter, DeadLetters
-from celery_delayq.queue.dead_pages import Place, check_limit
+from celery_delayq.queue.dead_letters import DeadChunk, DeadLetter, DeadLetters, check_cursor, check_limit
 from celery_delayq.transport.redelivery import revived
 
 
@@ -48,7 +47,7 @@ def sizes_of(found: Sequence[DeadLetters]) -> dict[DeadLetters, int]:
         return {}
     with found[0].client.pipeline(transaction=False) as pipe:
         for letters in found:
-            pipe.llen(letters.keys.dead)
+            pipe.zcard(letters.keys.dead)
         return {letters: int(size) for letters, size in zip(found, pipe.execute(), strict=True) if size}
 
 
@@ -75,38 +74,11 @@ def page(lists: BrokerLists, queue: str, limit: int, cursor: str | None) -> Dead
     return DeadLettersPage(tuple(seen), after, sum(sizes.values()))
 
 
-def find(lists: BrokerLists, queue: str, letter_id: str, near: int | None) -> tuple[DeadLetters, DeadLetter] | None:
-    """Return a letter by its id, and its dead list; None if there is none. See `DeadLetters.find`."""
-    found = dead_lists(lists, queue)
-    places = (None,) if near is None else (near, None)
-    spans = ((letters, place) for place in places for letters in found)
-    for letters, place in spans:
-        letter = letters.find(letter_id) if place is None else letters.find_near(letter_id, place)
-        if letter is not None:
-            return letters, letter
-    return None
-
-
-def find_many(
-    lists: BrokerLists, queue: str, places: Sequence[tuple[str, int | None]]
-) -> dict[str, tuple[DeadLetters, DeadLetter]]:
-    """Return the letters that are there, and their dead lists, by id. The lists are searched once at most for all.
-
-    Args:
-        lists: the broker lists.
-        queue: name of the queue.
-        places: ids, and where each was, if known: it is looked for there first.
-    """
-    dead = list(sizes_of(dead_lists(lists, queue)))
-    found: dict[str, tuple[DeadLetters, DeadLetter]] = {}
-    for letter_id, near in places:
-        for letters in dead if near is not None else ():
-            if letter_id not in found and (letter := letters.find_near(letter_id, near or 0)):
-                found[letter_id] = letters, letter
-    for letters in dead:
-        wanted = {letter_id for letter_id, _ in places} - set(found)
-        found.update({letter.id: (letters, letter) for letter in letters.find_many(wanted)})
-    return found
+def find(lists: BrokerLists, queue: str, letter_ids: Sequence[str]) -> dict[str, tuple[DeadLetters, DeadLetter]]:
+    """Return those of the letters that are there, each with its dead list, by id."""
+    return {
+        letter.id: (letters, letter) for letters in dead_lists(lists, queue) for letter in letters.find_many(letter_ids)
+    }
 
 
 def requeue_some(lists: BrokerLists, queue: str, limit: int, cursor: str | None) -> DeadChunk:
@@ -162,6 +134,5 @@ def _cursor(name: str, inner: str | None) -> str:
 def _parts(name: Any, inner: Any) -> tuple[str, str | None]:
     if not isinstance(name, str) or not isinstance(inner, (str, type(None))):
         raise TypeError("a name must be a string, and so must a cursor")
-    if inner is not None:
-        Place.at(inner)
+    check_cursor(inner)
     return name, inner

@@ -133,15 +133,9 @@ class Inspector:
         """Return a page of the dead letters of a queue; see `dead.page`."""
         return dead.page(self.lists, queue, limit, cursor)
 
-    def find_dead(self, queue: str, letter_id: str, near: int | None = None) -> tuple[DeadLetters, DeadLetter] | None:
-        """Return a dead letter of a queue and its list, or None; see `dead.find`."""
-        return dead.find(self.lists, queue, letter_id, near)
-
-    def find_dead_many(
-        self, queue: str, places: Sequence[tuple[str, int | None]]
-    ) -> dict[str, tuple[DeadLetters, DeadLetter]]:
-        """Return those dead letters of a queue that are there, with their lists, by id; see `dead.find_many`."""
-        return dead.find_many(self.lists, queue, places)
+    def find_dead(self, queue: str, letter_ids: Sequence[str]) -> dict[str, tuple[DeadLetters, DeadLetter]]:
+        """Return those of the dead letters of a queue that are there, with their lists, by id."""
+        return dead.find(self.lists, queue, letter_ids)
 
     def requeue_dead_some(self, queue: str, limit: int = 1000, cursor: str | None = None) -> DeadChunk:
         """Requeue some dead letters of a queue; see `dead.requeue_some`."""

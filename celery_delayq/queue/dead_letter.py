@@ -1,16 +1,12 @@
-"""A dead letter: a message that was set aside, and how it is stored.
+"""A dead letter: a message that was set aside, and its record.
 
-A dead list holds two kinds of elements:
-
-    b'{"reason": ..., "at_ms": ..., "deliveries": ...}' + newline + message    written by consumers; may have "error"
-    anything else                                                             entries that `transfer.lua` set aside
+A record is a line of JSON with what is known of the letter, a newline, and the message. Readers ignore further fields.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 #: Reasons.
@@ -30,55 +26,42 @@ class DeadLetter:
     """A message that was set aside.
 
     Attributes:
-        id: identifies it in its list; a hash of the stored bytes.
+        id: identifies it; the server chose it.
+        at_ms: when it was set aside, unix time in ms, by the server's clock.
         reason: `delivery-limit`, `not-a-message` (not a kombu message), `invalid-task` (no Celery worker can process
-            it), or `not-an-entry` (not an entry of a delayed queue).
-        at_ms: when it was set aside, unix time in ms; None if unknown.
-        deliveries: how many times it was delivered without an acknowledgement; None if unknown.
+            it), or `not-an-entry` (not an entry of a delayed queue, or its record is damaged).
         message: bytes of the message.
-        raw: the stored bytes.
+        deliveries: how many times it was delivered without an acknowledgement; None if unknown.
         error: what is wrong with an invalid task; None for other reasons.
-        position: its index in the list when it was read, 0 for the oldest; None if it was not read from a list. Letters
-            move to lower positions when others before them are requeued or purged.
     """
 
     id: str
+    at_ms: int
     reason: str
-    at_ms: int | None
-    deliveries: int | None
     message: bytes
-    raw: bytes
+    deliveries: int | None = None
     error: str | None = None
-    position: int | None = field(default=None, compare=False, repr=False)
 
 
-def pack(message: bytes, *, reason: str, at_ms: int, deliveries: int | None = None, error: str | None = None) -> bytes:
-    """Return the bytes to store for a message."""
-    head = {"reason": reason, "at_ms": at_ms, "deliveries": deliveries}
-    if error is not None:
-        head["error"] = error
-    return json.dumps(head).encode() + b"\n" + message
+def pack(message: bytes, *, reason: str, deliveries: int | None = None, error: str | None = None) -> bytes:
+    """Return the record of a message. When it is written, the server adds its id and its time."""
+    head = {"reason": reason, "deliveries": deliveries, "error": error}
+    return json.dumps({name: value for name, value in head.items() if value is not None}).encode() + b"\n" + message
 
 
-def id_of(raw: bytes) -> str:
-    """Return the id of the letter that is stored as `raw`."""
-    return hashlib.blake2b(raw, digest_size=8).hexdigest()
-
-
-def unpack(raw: bytes, position: int | None = None) -> DeadLetter:
-    """Return the letter that is stored as `raw`, at this index of its list."""
-    letter_id = id_of(raw)
-    first, newline, message = raw.partition(b"\n")
+def unpack(letter_id: str, at_ms: int, record: bytes) -> DeadLetter:
+    """Return the letter with this record."""
+    first, _, message = record.partition(b"\n")
     try:
-        head: Any = json.loads(first) if newline else None
-        reason, at_ms, deliveries, error = head["reason"], head["at_ms"], head["deliveries"], head.get("error")
-        if isinstance(reason, str) and {type(at_ms), type(deliveries)} <= {int, _NONE} and type(error) in (str, _NONE):
-            return DeadLetter(letter_id, reason, at_ms, deliveries, message, raw, error, position)
-    except (ValueError, TypeError, KeyError, RecursionError):
+        head: Any = json.loads(first)
+        reason, deliveries, error = head["reason"], head.get("deliveries"), head.get("error")
+        if type(reason) is str and type(deliveries) in (int, _NONE) and type(error) in (str, _NONE):
+            return DeadLetter(letter_id, at_ms, reason, message, deliveries, error)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
-    return DeadLetter(letter_id, NOT_AN_ENTRY, None, None, raw, raw, position=position)
+    return DeadLetter(letter_id, at_ms, NOT_AN_ENTRY, record)
 
 
-def reason_of(raw: bytes) -> str:
-    """Return the reason of the letter that is stored as `raw`."""
-    return unpack(raw).reason
+def reason_of(record: bytes) -> str:
+    """Return the reason that a record states."""
+    return unpack("", 0, record).reason

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
-from typing import TypeAlias
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import redis
+from redis.client import NEVER_DECODE
 
-from celery_delayq.queue import keys, scripts
+from celery_delayq.queue import cursors, keys, scripts
+from celery_delayq.queue.connections import as_text
 from celery_delayq.queue.dead_letter import (
     DELIVERY_LIMIT,
     INVALID_TASK,
@@ -15,12 +19,10 @@ from celery_delayq.queue.dead_letter import (
     NOT_AN_ENTRY,
     REASONS,
     DeadLetter,
-    id_of,
     pack,
     reason_of,
     unpack,
 )
-from celery_delayq.queue.dead_pages import READ, WINDOW, DeadChunk, DeadPage, Place, Walk, check_limit, elements
 
 __all__ = [
     "DELIVERY_LIMIT",
@@ -37,21 +39,57 @@ __all__ = [
     "unpack",
 ]
 
-#: How far around a position one call looks at first, in letters.
-_AROUND = 50
+#: Maximum number of letters of a page, or of a chunk.
+MAX_LETTERS = 1000
 
-#: Number of letters that one call searches for a single one: on the server, and here.
-_SEARCHED, _FOUND = 500, 200
+#: Number of letters that one command reads.
+_READ = 100
 
-#: Takes letters that lie between two positions out of a dead list. Returns for each whether it was there.
-_Take: TypeAlias = Callable[[int, int, Sequence[DeadLetter]], list[bool]]
+#: An id, as `lua/lib/bury.lua` makes it.
+_ID = re.compile("[0-9a-f]{16}")
+
+#: The time (ms) and the id of a letter. Letters are sorted by these.
+Mark: TypeAlias = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class DeadPage:
+    """Some dead letters of a list, oldest first.
+
+    Attributes:
+        letters: the letters.
+        cursor: where the next page starts; None after the last page. It stays useful when letters are removed.
+    """
+
+    letters: tuple[DeadLetter, ...]
+    cursor: str | None
+
+    def __iter__(self) -> Iterator[DeadLetter]:
+        return iter(self.letters)
+
+    def __len__(self) -> int:
+        return len(self.letters)
+
+
+@dataclass(frozen=True)
+class DeadChunk:
+    """What became of some dead letters that were requeued or purged.
+
+    Attributes:
+        changed: how many were requeued or purged.
+        refused: how many cannot be requeued, because they are not messages. They stay.
+        cursor: where the next chunk starts; None after the last one.
+    """
+
+    changed: int
+    refused: int
+    cursor: str | None
 
 
 class DeadLetters:
-    """The dead list of a broker list. Safe to share between threads if the client is.
+    """The dead letters of a broker list. Safe to share between threads if the client is.
 
-    Every method raises `redis.RedisError` if the server is away or refuses a command. Letters with the same bytes have
-    the same id, and are taken for each other.
+    Every method raises `redis.RedisError` if the server is away or refuses a command.
 
     Args:
         client: any `redis.Redis`.
@@ -66,30 +104,22 @@ class DeadLetters:
         self.keys = keys.QueueKeys.of(name)
 
     def __len__(self) -> int:
-        return int(self.client.llen(self.keys.dead))
+        return int(self.client.zcard(self.keys.dead))
 
     def __iter__(self) -> Iterator[DeadLetter]:
-        """Yield the letters, oldest first: as many as there are at the beginning.
+        """Yield the letters that are there at the beginning, oldest first.
 
-        They may be requeued and purged meanwhile, these or others. None is missed and none comes twice, unless others
-        remove more than 1,000 letters while 100 are yielded.
+        They may be requeued and purged meanwhile, these or others. None is missed and none comes twice.
         """
-        left = len(self)
-        walk = Walk(self.client, self.keys.dead, Place())
-        while left > 0 and walk.more:
-            letters = walk.read(min(READ, left))
-            walk.go_past(letters)
-            left -= len(letters)
-            yield from letters
+        last, after = self._last(), None
+        while last and (marks := self._marks(after, last, _READ)):
+            yield from self._letters(marks)
+            after = marks[-1]
 
     def page(self, cursor: str | None = None, limit: int = 100) -> DeadPage:
         """Return a page of letters, oldest first. It takes no longer if there are many.
 
-        Letters may be requeued and purged between two pages. The cursor names the last letter of the page and some
-        before it, and the next page starts behind the last of these that is still there. It looks for them at their
-        position and up to 1,000 letters before it. If all of them are gone, the next page starts 1,000 letters before
-        that position, so letters may be shown twice. Letters are missed only if more than 1,000 letters before the
-        cursor were removed.
+        Letters may be requeued and purged between two pages: none of the others is missed or shown twice.
 
         Args:
             cursor: the cursor of the previous page; None for the first.
@@ -100,81 +130,54 @@ class DeadLetters:
             ValueError: `limit` is out of range, or `cursor` is not the cursor of a page.
         """
         check_limit(limit)
-        walk = Walk(self.client, self.keys.dead, Place.at(cursor))
+        after, _ = _read(cursor)
         letters: list[DeadLetter] = []
-        while walk.more and len(letters) < limit:
-            found = walk.read(min(READ, limit - len(letters)))
-            walk.go_past(found)
-            letters += found
-        return DeadPage(tuple(letters), walk.place(len(letters)).cursor if walk.more else None)
+        while wanted := min(_READ, limit - len(letters)):
+            marks = self._marks(after, None, wanted + 1)
+            letters += self._letters(marks[:wanted])
+            if len(marks) <= wanted:
+                return DeadPage(tuple(letters), None)
+            after = marks[wanted - 1]
+        return DeadPage(tuple(letters), _cursor(after))
 
-    def find(self, letter_id: str, near: int | None = None) -> DeadLetter | None:
-        """Return a letter by its id, or None. Each call to Redis is bounded.
-
-        Args:
-            letter_id: the id.
-            near: where it was, see `DeadLetter.position`. This place and 1,000 letters before it are searched first.
-        """
-        letter = None if near is None else self.find_near(letter_id, near)
-        return letter or self._find(letter_id, self._everywhere(_FOUND))
-
-    def find_near(self, letter_id: str, near: int) -> DeadLetter | None:
-        """Return a letter by its id if it is about a position, or up to 1,000 letters before it; otherwise None."""
-        return self._find(letter_id, _about(near, _FOUND))
-
-    def _find(self, letter_id: str, spans: Iterable[tuple[int, int]]) -> DeadLetter | None:
-        for first, last in spans:
-            found = elements(self.client, self.keys.dead, first, last)
-            for position, raw in reversed(list(enumerate(found, first))):
-                if id_of(raw) == letter_id:
-                    return unpack(raw, position)
-        return None
+    def find(self, letter_id: str) -> DeadLetter | None:
+        """Return a letter by its id, or None."""
+        return next(iter(self.find_many([letter_id])), None)
 
     def find_many(self, letter_ids: Collection[str]) -> list[DeadLetter]:
-        """Return the letters with these ids that are there: one pass at most. Each call to Redis is bounded."""
-        wanted, found = set(letter_ids), []
-        for first, last in self._everywhere(_FOUND) if wanted else ():
-            for position, raw in enumerate(elements(self.client, self.keys.dead, first, last), first):
-                if (letter_id := id_of(raw)) in wanted:
-                    wanted.remove(letter_id)
-                    found.append(unpack(raw, position))
-            if not wanted:
-                break
-        return found
+        """Return the letters with these ids that are there."""
+        ids = [letter_id for letter_id in letter_ids if _ID.fullmatch(letter_id)]
+        scores = self.client.zmscore(self.keys.dead, ids) if ids else []
+        there = [(letter_id, score) for letter_id, score in zip(ids, scores, strict=True) if score is not None]
+        marks = [(scripts.score_to_ms(score) or 0, letter_id) for letter_id, score in there]
+        return [letter for at in range(0, len(marks), _READ) for letter in self._letters(marks[at : at + _READ])]
 
     def requeue(self, letter: DeadLetter, message: bytes | None = None) -> bool:
-        """Move a message to the back of its broker list. Atomic. It is fast if the letter's position is about right.
+        """Move a message to the back of its broker list. Atomic.
 
         Args:
             letter: the letter.
             message: replaces the letter's message.
 
         Returns:
-            False if the letter is no longer in the dead list.
+            False if the letter is no longer there.
 
         Raises:
             ValueError: the letter is not a message, so no worker could process it.
         """
         if letter.reason == NOT_AN_ENTRY:
             raise ValueError(f"cannot requeue dead letter {letter.id}: it is not a message. To delete it, use purge()")
-        letters = [(letter.raw, message or letter.message)]
-        return any(
-            any(scripts.requeue_dead(self.keys, first=first, last=last, letters=letters).run(self.writer))
-            for first, last in self._spans(letter.position)
-        )
+        letters = [(letter.id, letter.message if message is None else message)]
+        return bool(scripts.requeue_dead(self.keys, letters=letters).run(self.writer))
 
     def purge(self, letter: DeadLetter | None = None) -> int:
         """Remove one letter, or all. Returns how many were removed. Atomic."""
         if letter is not None:
-            return int(
-                any(
-                    any(scripts.purge_dead(self.keys, first=first, last=last, letters=[letter.raw]).run(self.client))
-                    for first, last in self._spans(letter.position)
-                )
-            )
+            return self._purge([letter.id])
         with self.client.pipeline(transaction=True) as pipe:
-            pipe.llen(self.keys.dead)
+            pipe.zcard(self.keys.dead)
             pipe.unlink(self.keys.dead)
+            pipe.unlink(self.keys.records)
             return int(pipe.execute()[0])
 
     def requeue_some(
@@ -182,9 +185,8 @@ class DeadLetters:
     ) -> DeadChunk:
         """Move messages to the back of their broker list, oldest first. Each call moves 50 at most, and is atomic.
 
-        The chunks together handle as many letters as there are at the first chunk. So a message that becomes a dead
-        letter again meanwhile is not requeued for ever. Letters before the cursor are never changed. If others remove
-        all the letters that the cursor names, letters behind it may be left out; they stay in the list.
+        The chunks together handle the letters that are there at the first chunk. So a message that becomes a dead
+        letter again meanwhile is not requeued for ever.
 
         Args:
             limit: maximum number of letters to handle, 1 to 1,000.
@@ -196,69 +198,100 @@ class DeadLetters:
             ValueError: `limit` is out of range, or `cursor` is not the cursor of a chunk or page.
         """
 
-        def requeue(first: int, last: int, letters: Sequence[DeadLetter]) -> list[bool]:
-            messages = [(letter.raw, revive(letter.message)) for letter in letters]
-            return scripts.requeue_dead(self.keys, first=first, last=last, letters=messages).run(self.writer)
+        def requeue(marks: Sequence[Mark]) -> tuple[int, int]:
+            letters = self._letters(marks)
+            messages = [(one.id, revive(one.message)) for one in letters if one.reason != NOT_AN_ENTRY]
+            changed = scripts.requeue_dead(self.keys, letters=messages).run(self.writer) if messages else 0
+            return changed, len(letters) - len(messages)
 
-        return self._change(limit, cursor, requeue, frozenset({NOT_AN_ENTRY}))
+        return self._change(limit, cursor, requeue)
 
     def purge_some(self, limit: int = 1000, cursor: str | None = None) -> DeadChunk:
         """Remove letters, oldest first; see `requeue_some`. None is refused."""
+        return self._change(limit, cursor, lambda marks: (self._purge([letter_id for _, letter_id in marks]), 0))
 
-        def purge(first: int, last: int, letters: Sequence[DeadLetter]) -> list[bool]:
-            raws = [letter.raw for letter in letters]
-            return scripts.purge_dead(self.keys, first=first, last=last, letters=raws).run(self.client)
-
-        return self._change(limit, cursor, purge, frozenset())
-
-    def _change(self, limit: int, cursor: str | None, take: _Take, refused_reasons: Set[str]) -> DeadChunk:
+    def _change(self, limit: int, cursor: str | None, change: Callable[[Sequence[Mark]], tuple[int, int]]) -> DeadChunk:
         check_limit(limit)
-        place = Place.at(cursor)
-        walk = Walk(self.client, self.keys.dead, place, goes_back=False)  # nothing before it is to be changed
-        left = place.left
-        if left is None:
-            if cursor is not None:
-                walk.read(0)  # finds out where the walk begins
-            left = max(0, len(self) - walk.next)
-        changed, refused = 0, 0
-        while left > 0 and (wanted := min(scripts.MAX_TAKEN, left, limit - changed - refused)):
-            letters = walk.read(wanted)
-            kept = [letter for letter in letters if letter.reason in refused_reasons]
-            accepted = [letter for letter in letters if letter.reason not in refused_reasons]
-            first = max(0, walk.next - _AROUND)
-            taken = take(first, walk.next + len(letters) - 1, accepted) if accepted else []
-            changed += sum(taken)
-            left -= sum(taken)
-            if not all(taken):  # others took letters meanwhile: read again what is there now
-                continue
-            walk.go_past(kept)
-            refused += len(kept)
-            left = left - len(kept) if walk.more else 0
-        return DeadChunk(changed, refused, walk.place(0, left).cursor if left > 0 else None)
+        after, last = _read(cursor)
+        last = last or self._last()
+        changed = refused = 0
+        while last and (wanted := min(scripts.MAX_REQUEUED, limit - changed - refused)):
+            marks = self._marks(after, last, wanted)
+            if marks:
+                counts = change(marks)
+                changed, refused = changed + counts[0], refused + counts[1]
+                after = marks[-1]
+            if len(marks) < wanted or after == last:
+                return DeadChunk(changed, refused, None)
+        return DeadChunk(changed, refused, _cursor(after, last) if last else None)
 
-    def _spans(self, near: int | None) -> Iterator[tuple[int, int]]:
-        """Yield the parts of the list in which the server searches for one letter."""
-        if near is not None:
-            yield from _about(near, _SEARCHED)
-        yield from self._everywhere(_SEARCHED)
+    def _purge(self, letter_ids: Sequence[str]) -> int:
+        with self.client.pipeline(transaction=True) as pipe:
+            pipe.zrem(self.keys.dead, *letter_ids)
+            pipe.hdel(self.keys.records, *letter_ids)
+            return int(pipe.execute()[0])
 
-    def _everywhere(self, size: int) -> Iterator[tuple[int, int]]:
-        """Yield the first and last positions of parts of the list, the newest letters first.
+    def _last(self) -> Mark | None:
+        """Return the mark of the newest letter; None if there is none."""
+        found: Any = self.client.zrange(self.keys.dead, -1, -1, withscores=True)
+        return next(((scripts.score_to_ms(score) or 0, as_text(letter_id)) for letter_id, score in found), None)
 
-        A letter that moves meanwhile, because others before it are removed, moves to where is still to be searched.
-        """
-        yield from _parts(0, len(self) - 1, size)
+    def _marks(self, after: Mark | None, last: Mark | None, count: int) -> list[Mark]:
+        """Return the marks of the letters behind one, up to another one."""
+        found = scripts.page_dead(self.keys, after=after, last_ms=last and last[0], limit=count).run(self.client)
+        return [mark for mark in found if last is None or mark <= last]
 
-
-def _about(near: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last positions of parts of a list about a position, and of what is before it."""
-    near = max(0, near)
-    first = max(0, near - _AROUND)
-    yield first, near + _AROUND
-    yield from _parts(max(0, near - WINDOW), first - 1, size)
+    def _letters(self, marks: Sequence[Mark]) -> list[DeadLetter]:
+        """Return those of the letters with these marks that are still there."""
+        if not marks:
+            return []
+        ids = [letter_id for _, letter_id in marks]
+        records = self.client.execute_command("HMGET", self.keys.records, *ids, **{NEVER_DECODE: True})
+        return [
+            unpack(letter_id, at_ms, record)
+            for (at_ms, letter_id), record in zip(marks, records, strict=True)
+            if record is not None
+        ]
 
 
-def _parts(first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
-    while last >= first:
-        yield max(first, last - size + 1), last
-        last -= size
+def check_limit(limit: int) -> None:
+    """Check the limit of a page or a chunk.
+
+    Raises:
+        TypeError: it is not a whole number.
+        ValueError: it is out of range.
+    """
+    if type(limit) is not int:
+        raise TypeError(f"limit must be a whole number, not {limit!r}")
+    if not 1 <= limit <= MAX_LETTERS:
+        raise ValueError(f"limit must be 1 to {MAX_LETTERS}, not {limit!r}")
+
+
+def check_cursor(cursor: str | None) -> None:
+    """Check the cursor of a page or a chunk.
+
+    Raises:
+        TypeError: it is not a string.
+        ValueError: it is not a cursor.
+    """
+    _read(cursor)
+
+
+def _cursor(*marks: Mark | None) -> str:
+    return cursors.encode(marks)
+
+
+def _read(cursor: str | None) -> tuple[Mark | None, Mark | None]:
+    """Return behind which letter to begin, and at which to end."""
+    return (None, None) if cursor is None else cursors.decode(cursor, _marks_of)
+
+
+def _marks_of(after: Any, last: Any = None) -> tuple[Mark | None, Mark | None]:
+    return _mark_of(after), None if last is None else _mark_of(last)
+
+
+def _mark_of(value: Any) -> Mark:
+    at_ms, letter_id = value
+    if type(at_ms) is not int or not 0 <= at_ms < 2**53 or not _ID.fullmatch(letter_id):
+        raise ValueError("a mark must be a time and an id")
+    return at_ms, letter_id

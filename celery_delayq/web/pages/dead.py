@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from celery_delayq import messages
-from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.counts import count
 from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters
 from celery_delayq.times import to_datetime
@@ -35,38 +34,15 @@ def row_of(letters: DeadLetters, letter: DeadLetter) -> dict[str, Any]:
     headers = messages.headers_of(messages.decode(letter.message) or {})
     return {
         "letter": letter,
-        "key": key_of(letter),
         "list": letters.name,
         "task": headers.get("task"),
         "task_id": headers.get("id"),
         "args": headers.get("argsrepr"),
         "kwargs": headers.get("kwargsrepr"),
         "headers": dict(sorted(headers.items(), key=lambda header: str(header[0]))),
-        "at": None if letter.at_ms is None else to_datetime(letter.at_ms),
+        "at": to_datetime(letter.at_ms),
         "can_requeue": letter.reason != NOT_AN_ENTRY,
     }
-
-
-def key_of(letter: DeadLetter) -> str:
-    """Return the id of a letter with its place, where it is looked for first."""
-    return letter.id if letter.position is None else f"{letter.id}-{letter.position}"
-
-
-def _place_of(key: str) -> tuple[str, int | None]:
-    letter_id, _, position = key.partition("-")
-    return letter_id, int(position) if position.isascii() and position.isdigit() and len(position) < 16 else None
-
-
-def _find_all(inspector: Inspector, queue: str, keys: Sequence[str]) -> dict[str, Found | None]:
-    """Return the letters of keys. All those that are not where they were are looked for together: lists are long."""
-    places = {key: _place_of(key) for key in keys}
-    found = inspector.find_dead_many(queue, list(places.values()))
-    return {key: found.get(letter_id) for key, (letter_id, _) in places.items()}
-
-
-def find(inspector: Inspector, queue: str, key: str) -> Found | None:
-    """Return the letter of a key, and its list; None if it is not there any more."""
-    return inspector.find_dead(queue, *_place_of(key))
 
 
 def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] = ()) -> Response:
@@ -126,20 +102,19 @@ def _act(view: View, action: str) -> Response:
 
 def _act_on_some(view: View, action: str, queue: str) -> Response:
     form = view.request.form
-    keys = list(dict.fromkeys(form.all("letter")))
-    if not keys:
+    ids = list(dict.fromkeys(form.all("letter")))
+    if not ids:
         raise Refusal(400, "Nothing is selected. Go back, and select something.")
-    if len(keys) > CHUNK:
+    if len(ids) > CHUNK:
         raise Refusal(400, "At most 1,000 dead letters can be selected at once.")
     with view.broker.inspector() as inspector:
-        found = _find_all(inspector, queue, keys)
+        found = inspector.find_dead(queue, ids)
         if not is_confirmed(form):
-            return _ask(view, action, queue, {key: one for key, one in found.items() if one is not None}, len(keys))
-        answers = {key: one is not None and _change(action, *one) for key, one in found.items()}
+            return _ask(view, action, queue, found, len(ids))
+        answers = {one: one in found and _change(action, *found[one]) for one in ids}
     changed = sum(answers.values())
-    view.audit.record(action, f"{queue}: {', '.join(keys)}", changed, len(answers) - changed)
-    results = [(key.partition("-")[0], done) for key, done in answers.items()]
-    return _show(view, _done(view, action, changed, len(answers) - changed), results)
+    view.audit.record(action, f"{queue}: {', '.join(ids)}", changed, len(answers) - changed)
+    return _show(view, _done(view, action, changed, len(answers) - changed), list(answers.items()))
 
 
 def _change(action: str, letters: DeadLetters, letter: DeadLetter) -> bool:
@@ -169,7 +144,7 @@ def _ask(view: View, action: str, queue: str, found: dict[str, Found], number: i
             _back(queue),
             names,
             notes,
-            [("letter", key) for key in found],
+            [("letter", letter_id) for letter_id in found],
             is_final=action == "dead.purge",
             is_void=not found,
         ),
