@@ -443,14 +443,14 @@ def page(
 
 
 def page_dead(
-    keys: QueueKeys, *, after: tuple[int, str] | None, last_ms: int | None, limit: int
+    keys: QueueKeys, *, after: tuple[int, str] | None, until_ms: int | None, limit: int
 ) -> Call[list[tuple[int, str]]]:
-    """Return times (ms) and ids of the dead letters behind one, which need not exist any more; see `page.lua`."""
+    """Return times (ms) and ids of the dead letters behind one, without newer ones; see `page.lua`."""
     after_ms, after_id = after or ("-inf", "")
     return Call(
         load("page"),
         (keys.dead,),
-        (after_ms, "+inf" if last_ms is None else last_ms, limit, "entry" if after else "", after_id),
+        (after_ms, "+inf" if until_ms is None else until_ms, limit, "entry" if after else "", after_id),
         lambda reply: [
             (score_to_ms(score) or 0, letter_id.decode(errors="replace"))
             for letter_id, score in zip(reply[1::2], reply[2::2], strict=True)

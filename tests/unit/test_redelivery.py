@@ -140,7 +140,7 @@ class TestRecovering:
             assert redelivery.is_last_delivery(message, limit) is (number == limit - 1)
         stored, dead = redelivery.recover(redelivery.alone(raw), limit)
         assert dead
-        letter = unpack("", 0, stored)
+        letter = unpack("q", 5, "id", stored)
         assert (letter.reason, letter.deliveries, letter.message) == (DELIVERY_LIMIT, limit, raw)
 
     def test_alone_where_the_limit_was_lowered(self) -> None:
@@ -163,7 +163,7 @@ class TestRecovering:
     def test_sets_aside_what_is_no_message(self, raw: bytes, limit: int) -> None:
         stored, dead = redelivery.recover(raw, limit)
         assert dead
-        letter = unpack("", 0, stored)
+        letter = unpack("q", 5, "id", stored)
         assert (letter.reason, letter.deliveries, letter.message) == (NOT_A_MESSAGE, None, raw)
 
 

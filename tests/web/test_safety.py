@@ -11,8 +11,9 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_delayq import DeadLetters, DelayedQueue
+from celery_delayq import DelayedQueue
 from celery_delayq.queue import dead_letters
+from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.web.pages import PAGES
 from examples.private_redis import PrivateRedis
 from tests.state import bury
@@ -291,7 +292,7 @@ def test_odd_messages_are_shown(app_of_one: tuple[Celery, User, redis.Redis], pa
     raw = json.dumps({"properties": {}, "body": "e30=", **payload}).encode()
     DelayedQueue(client, "celery").offer(raw, delay_s=60, message_id="x")
     (letter_id,) = bury(client, "celery", dead_letters.pack(raw, reason="x"))
-    client.zadd(DeadLetters(client, "celery").keys.dead, {letter_id: -1e20})
+    client.zadd(QueueKeys.of("celery").dead, {letter_id: -1e20})
     for path, query in (("/waiting", {}), ("/task", {"id": "x"}), ("/dead", {"queue": "celery"})):
         answer = user.get(path, query)
         assert answer.status == 200, answer.text

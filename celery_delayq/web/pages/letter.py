@@ -24,13 +24,12 @@ def _show(view: View) -> Response:
     if not queue or not letter_id:
         raise Refusal(400, "The URL names no dead letter.")
     with view.broker.inspector() as inspector:
-        found = inspector.find_dead(queue, [letter_id]).get(letter_id)
-    if found is None:
+        letter = inspector.dead_letters(queue).find(letter_id)
+    if letter is None:
         return view.page("letter_gone.html", 404, queue=queue)
-    letters, letter = found
     why = _WHY.get(letter.reason)
     return view.page(
-        "letter.html", queue=queue, row=row_of(letters, letter), why=why and view._(why), body=body_of(letter.message)
+        "letter.html", queue=queue, row=row_of(letter), why=why and view._(why), body=body_of(letter.message)
     )
 
 
