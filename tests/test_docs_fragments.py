@@ -55,7 +55,7 @@ GIVEN = {
         with redis.Redis.from_url("redis://localhost:6379/0") as client:
             for number in range(3):
                 client.zadd("delayq:dead:{celery}", {f"{number:016x}": number})
-                client.hset("delayq:dead_records:{celery}", f"{number:016x}", '{"reason": "not-a-message"}\n{}')
+                client.hset("delayq:dead_records:{celery}", f"{number:016x}", '{"reason": "not-a-message"}\\n{}')
     """,
     "delayed-queue.md": "",
     "failover.md": "",
