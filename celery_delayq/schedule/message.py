@@ -20,7 +20,7 @@ from dateutil.parser import isoparse
 from celery_delayq.errors import DelayqError
 from celery_delayq.publishing.hooks import has_no_receivers
 from celery_delayq.queue.codec import message_key
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.occurrences import to_datetime
 from celery_delayq.schedule.scripts import Offer
 from celery_delayq.schedule.template import Arguments, MessageTemplate, When

@@ -18,7 +18,7 @@ from kombu.utils.json import dumps
 
 from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.publishing.hooks import has_no_hooks
-from celery_delayq.schedule.entry import OPTION, Definition
+from celery_delayq.schedule.definition import OPTION, Definition
 from celery_delayq.transport.capture import Caught
 
 #: Options that allow a template. Any other option may apply to a single message.
