@@ -8,8 +8,7 @@ occurrences  when an entry runs next, and which times were missed
 definition   the definition of an entry
 configured   the entries in the configuration of an app
 transitions  the next step of an entry
-message      the message of an occurrence: built by Celery, captured instead of sent
-template     further messages, built after one that Celery built
+message      the message of an occurrence: built by Celery, captured instead of sent; further ones after it
 attendance   since when planners have been running, and whose configuration counts
 entry        what a planner knows about one entry
 entries      what a planner knows about all entries, and how it learns of changes
