@@ -12,8 +12,10 @@ message      the message of an occurrence: built by Celery, captured instead of 
 attendance   since when planners have been running, and whose configuration counts
 entry        what a planner knows about one entry
 entries      what a planner knows about all entries, and how it learns of changes
+definitions  which definition of an entry counts, and what is recorded of it
 problems     why entries cannot be planned
 agenda       which entry a planner looks at next
+decision     what a planner has decided about an entry
 planner      keeps the next occurrence of every entry planned
 loop         the thread that runs a planner
 service      a planner loop for an app

@@ -1,11 +1,4 @@
-"""Entries: what a planner knows about the periodic entries, and how it learns of changes.
-
-Which definition counts
-    Entries that were added at run time are in Redis, and the same for all planners. Entries of the configuration come
-    from each planner's own configuration; during a deploy, these differ. Then the newest configuration counts: the one
-    that was first seen last (announce.lua). Its planners write the records, and remove records of entries that it no
-    longer has. Other planners touch an entry only if its record has the fingerprint of their own definition.
-"""
+"""Entries: what a planner knows about the periodic entries, and how it learns of changes."""
 
 from __future__ import annotations
 
@@ -18,10 +11,10 @@ from typing import Any
 
 from redis.exceptions import ReadOnlyError, ResponseError
 
-from celery_delayq.errors import InvalidSchedule
 from celery_delayq.schedule.attendance import Attendance
 from celery_delayq.schedule.configured import Configured
-from celery_delayq.schedule.definition import Definition, why_invalid
+from celery_delayq.schedule.definition import Definition
+from celery_delayq.schedule.definitions import Definitions
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.problems import Problems
 from celery_delayq.schedule.records import Record, Seen, State
@@ -65,14 +58,12 @@ class Entries:
         self._store = store
         self._attendance = attendance
         self._configured = configured
-        self._parse = parse
+        self._definitions = Definitions(store, configured, parse, self.problems)
         self._on_read = on_read
         #: Number of the last known change, and of the last change at the previous look.
         self._changes = self._to_hear_of = 0
         #: Numbers of later changes that this planner made itself.
         self._own_changes: set[int] = set()
-        #: Whether a planner with another configuration changed or removed an entry of this one.
-        self._overruled = False
         #: Whether a node was away when something was read or forgotten there.
         self._has_gaps = False
 
@@ -83,7 +74,7 @@ class Entries:
         """
         self._attendance.announce()
         counts = self._attendance.counts
-        missed = self._changes < self._to_hear_of or (counts and self._overruled) or self._has_gaps
+        missed = self._changes < self._to_hear_of or (counts and self._definitions.overruled) or self._has_gaps
         self._to_hear_of = self._store.changes()
         return counts != self._counted or missed or self._to_hear_of < self._changes
 
@@ -107,7 +98,7 @@ class Entries:
         self._changes = self._store.changes()
         self._own_changes.clear()
         self.problems.read()
-        self._overruled = False
+        self._definitions.overruled = False
         found: set[str] = set()
         for page in self._store.pages():
             self._write_configuration(page)
@@ -147,9 +138,10 @@ class Entries:
     def _write_configuration(self, page: dict[str, bytes]) -> None:
         """If our configuration counts, write its changed records. Removed entries are taken out of the page."""
         changes: list[tuple[str, bytes, Record | None]] = []
+        now_ms = self._attendance.now_ms()
         for name, raw in page.items() if self._attendance.counts else ():
-            record = self._record_of(name, raw)
-            changed = self._configured_record(name, record)
+            record = self._definitions.record_of(name, raw)
+            changed = self._definitions.configured_record(name, record, now_ms)
             if changed != record:
                 changes.append((name, raw, changed))
         for (name, _, record), reply in zip(changes, self._store.write_records(changes), strict=True):
@@ -160,61 +152,6 @@ class Entries:
                 if record is None:
                     del page[name]
                     self.entries.pop(name, None)
-
-    def _configured_record(self, name: str, record: Record | None) -> Record | None:
-        """Return the record that an entry should have by the configuration."""
-        definition = self._configured.entries.get(name)
-        if definition is None:
-            removed = record is not None and record.app == self._configured.app
-            return None if removed and name not in self._configured.errors else record
-        if record is None:
-            return self._new_record(definition, self._attendance.now_ms())
-        if record.app != self._configured.app:
-            owner = f"defined by app {record.app!r}" if record.app is not None else "added at run time"
-            self.problems.note(
-                name,
-                f"an entry of this name was {owner}: the entry in this configuration does not run. Rename one of them",
-            )
-        elif record.fingerprint != definition.fingerprint:
-            return replace(record, fingerprint=definition.fingerprint, definition=_data_of(definition))
-        return record
-
-    def _new_record(self, definition: Definition, since_ms: int) -> Record:
-        return Record(definition.fingerprint, since_ms, _data_of(definition), app=self._configured.app)
-
-    def _record_of(self, name: str, raw: bytes) -> Record | None:
-        try:
-            return Record.parse(raw)
-        except ValueError as exc:
-            self.problems.note(name, str(exc))
-            return None
-
-    def _known(self, name: str, record: Record | None) -> Entry | None:
-        """Return the entry if this planner may plan it, otherwise None."""
-        if record is None:
-            return None
-        if record.app is None:
-            try:
-                definition = self._parse(name, record.definition or {})
-            except InvalidSchedule as exc:
-                self.problems.note(name, why_invalid(exc))
-                return None
-        else:
-            own = self._configured.entries.get(name)
-            if own is None or record.app != self._configured.app:
-                return None
-            if record.fingerprint != own.fingerprint:
-                self._overruled = True
-                return None
-            definition = own
-        return Entry(definition, self._lean(record), error=self.problems.of(name))
-
-    def _lean(self, record: Record) -> Record:
-        """Return a record without the parts that need much memory. Equal strings are shared."""
-        queue = None if record.queue is None else self._store.queue(record.queue).name
-        own = record.app == self._configured.app
-        app = self._configured.app if own else record.app
-        return replace(record, definition=None, raw=b"", app=app, queue=queue, earlier=record.earlier or ())
 
     def _forget_removed(self, where: Mapping[str, Collection[str]]) -> None:
         """Forget the states of removed entries, given by name and queues."""
@@ -261,7 +198,7 @@ class Entries:
         changed = []
         for name, raw in zip(names, self._store.records_of(names), strict=True):
             entry = self.entries[name]
-            record = self._as_known(entry, raw)
+            record = self._definitions.as_known(entry, raw)
             if not entry.is_stored and not self._attendance.counts:
                 del self.entries[name]
             elif record is None:
@@ -299,7 +236,7 @@ class Entries:
 
     def _read_anew(self, name: str, raw: bytes, before: Entry | None) -> Entry | None:
         if raw:
-            return self._known(name, self._record_of(name, raw))
+            return self._definitions.entry_of(name, self._definitions.record_of(name, raw))
         definition = self._configured.entries.get(name)
         if definition is None or not self._attendance.counts or (before is not None and before.is_stored):
             return None
@@ -323,7 +260,7 @@ class Entries:
             self.entries[name] = entry
             self.read_state(name, entry)
         elif not raw:
-            self._overruled = self._overruled or name in self._configured.entries
+            self._definitions.overruled |= name in self._configured.entries
             self.problems.note(name, None)
             self._forget_removed({name: before.record.queues if before else []})
 
@@ -377,13 +314,13 @@ class Entries:
         states: dict[str, Seen] = {}
         for name, there in zip(names, seen, strict=True):
             entry = self.entries[name]
-            raw, record = records.get(name) or (raws[name], self._as_known(entry, raws[name]))
+            raw, record = records.get(name) or (raws[name], self._definitions.as_known(entry, raws[name]))
             if (
                 record is not None and there.raw and name not in records
             ):  # a failover has undone that it left this queue before
                 self._forget(name, queues[name], there)
             elif record is not None:
-                whole = record if entry.is_stored else self._new_record(entry.definition, record.since_ms)
+                whole = record if entry.is_stored else self._definitions.new_record(entry.definition, record.since_ms)
                 last = entry.state.on_leaving(sent=False) if entry.state is not None and entry.seen.raw else ""
                 changes.append((name, raw, whole.to(queues[name], last or record.last)))
                 states[name] = there
@@ -397,7 +334,7 @@ class Entries:
                 entry = self.entries[name]
                 if entry.record.queue is not None:
                     entry.strays = [(entry.record.queue, entry.seen)]
-                entry.record, entry.is_stored, entry.seen = self._lean(record), True, states[name]
+                entry.record, entry.is_stored, entry.seen = self._definitions.lean(record), True, states[name]
                 written.add(name)
         self.refresh([name for name in names if name not in written and name not in refused])
         return written, refused
@@ -412,7 +349,7 @@ class Entries:
             NotReplicated: a failover could undo what it has sent in such a queue; see `ScheduleStore.check_kept`.
         """
         # Several have a state only after a failover: then the latest counts.
-        entry.strays = sorted(entry.strays, key=lambda stray: (_parsed(stray[1]) or _NOWHERE).at_ms or 0)
+        entry.strays = sorted(entry.strays, key=lambda stray: (stray[1].state or _NOWHERE).at_ms or 0)
         while entry.strays:
             if not self._take_out(name, entry, *entry.strays[0], is_last=len(entry.strays) == 1):
                 self.refresh([name])
@@ -422,7 +359,7 @@ class Entries:
         return True
 
     def _take_out(self, name: str, entry: Entry, queue: str, seen: Seen, *, is_last: bool) -> bool:
-        state = _parsed(seen)
+        state = seen.state
         if state is None or entry.seen.raw or not is_last:
             return self._store.forget(name, queue, seen)
         self._store.check_kept(name, queue, seen)
@@ -443,34 +380,12 @@ class Entries:
         if entry.record.last == last:
             return True
         (raw,) = self._store.records_of([name])
-        record = self._as_known(entry, raw)
+        record = self._definitions.as_known(entry, raw)
         if record is None:
             return False
         record = replace(record, last=last)
         number = self._store.write_record(name, raw, record)
         if number:
             self._on_written(number)
-            entry.record = self._lean(record)
+            entry.record = self._definitions.lean(record)
         return bool(number)
-
-    def _as_known(self, entry: Entry, raw: bytes) -> Record | None:
-        """Return the record of an entry, or None if it has changed."""
-        if not entry.is_stored:
-            return None if raw else entry.record
-        try:
-            record = Record.parse(raw)
-        except ValueError:
-            return None
-        return record if self._lean(record) == entry.record else None
-
-
-def _data_of(definition: Definition) -> dict[str, Any]:
-    return definition.data() or {"task": definition.task, "text": definition.shown}
-
-
-def _parsed(seen: Seen) -> State | None:
-    """Return a state; None if there is none, or if it cannot be parsed."""
-    try:
-        return State.parse(seen.raw) if seen.raw else None
-    except ValueError:
-        return None

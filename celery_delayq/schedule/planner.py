@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from logging import getLogger
 from typing import Any
 
@@ -30,13 +30,13 @@ from celery_delayq.schedule import scripts
 from celery_delayq.schedule.agenda import Agenda
 from celery_delayq.schedule.attendance import Attendance
 from celery_delayq.schedule.configured import Configured
+from celery_delayq.schedule.decision import Decision, decided
 from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.entries import Entries
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.message import CannotSend, Occurrence
 from celery_delayq.schedule.occurrences import jitter_ms
-from celery_delayq.schedule.records import Record, Seen, State
-from celery_delayq.schedule.scripts import Step
+from celery_delayq.schedule.records import Record, Seen
 from celery_delayq.schedule.store import NodeLost, ScheduleStore
 from celery_delayq.schedule.transitions import (
     Policy,
@@ -52,7 +52,7 @@ logger = getLogger(__name__)
 #: Maximum number of entries in one pass. A more urgent entry waits for at most one pass.
 _BATCH = 100
 
-#: When to retry an entry that could not be entry, in ms: after the first failure, and after many failures.
+#: When to retry an entry that could not be planned, in ms: after the first failure, and after many failures.
 _RETRY_MS = (1000, 30_000)
 
 #: When to try an entry again whose node of a cluster is away, in ms.
@@ -60,27 +60,6 @@ _AWAY_MS = (1000, 2000)
 
 #: How long other planners leave an entry to its last planner, in ms; and the maximum as a fraction of the interval.
 _GRACE_MS, _GRACE_OF_INTERVAL = (500, 1000), 0.4
-
-
-@dataclass(slots=True)
-class _Decision:
-    """The decision about one entry.
-
-    Attributes:
-        name: name of the entry.
-        move: its next move.
-        step: the script call for the move.
-        state: its state after the move.
-        missed: how many of its runs the move leaves out.
-        state_if_held: its state if the occurrence is left out, because another task holds its unique key.
-    """
-
-    name: str
-    move: Transition
-    step: Step
-    state: State
-    missed: int
-    state_if_held: State | None = None
 
 
 class Planner:
@@ -279,7 +258,7 @@ class Planner:
 
     def _decide(
         self, name: str, entry: Entry, now_ms: int, *, still_waits: bool = False, gone: bool = False
-    ) -> _Decision | None:
+    ) -> Decision | None:
         """Return the decision about an entry; None if there is nothing to do, or if it was done at once."""
         try:
             if entry.strays and not self._known.gather(name, entry):
@@ -329,27 +308,12 @@ class Planner:
         except Exception as exc:  # a task, a router or a signal receiver may raise anything
             self._fail(name, entry, exc)
             return None
-        queue = occurrence.queue or entry.record.queue or ""
-        if not queue:
+        if not (occurrence.queue or entry.record.queue):
             self._fail(name, entry, CannotSend("its task sends no message, so there is no queue to plan it in"))
             return None
-        ahead = move.send_ms is not None and move.send_ms == move.at_ms
-        offer = occurrence.offer if move.send_ms is not None else None
-        if ahead and not occurrence.can_wait:
-            offer = None  # it is built again when it is due
-        task_id = occurrence.task_id if ahead and offer else ""
-        fingerprint = entry.record.fingerprint
-        state = State(fingerprint, self.id, move.at_ms, task_id, move.last_ms, move.runs, move.made_up)
-        state_if_held = None
-        if offer is not None and offer.claim is not None and entry.state is not None:
-            before = entry.state
-            state_if_held = replace(state, at_ms=move.next_ms, last_ms=before.last_ms, runs=before.runs)
-            offer = replace(offer, state_if_held=state_if_held.dump())
-        must_wait = bool(move.withdraw)
-        step = Step(name, queue, entry.seen, state.dump(), withdraw=move.withdraw, must_wait=must_wait, offer=offer)
-        return _Decision(name, move, step, state, missed, state_if_held)
+        return decided(name, entry, self.id, move, occurrence, missed)
 
-    def _settle(self, decisions: list[_Decision], records: Mapping[str, tuple[bytes, Record]]) -> list[_Decision]:
+    def _settle(self, decisions: list[Decision], records: Mapping[str, tuple[bytes, Record]]) -> list[Decision]:
         """Record the queues of entries that are new or have moved. Return the steps that can be taken."""
         queues: dict[str, str] = {}
         moved: set[str] = set()
@@ -381,10 +345,10 @@ class Planner:
                     self._known.read_state(name, entry)
         return settled
 
-    def _take(self, decisions: list[_Decision]) -> None:
+    def _take(self, decisions: list[Decision]) -> None:
         sent = time.monotonic()
         replies = self._store.plan([decision.step for decision in decisions])
-        again: list[_Decision] = []
+        again: list[Decision] = []
         changed: list[str] = []
         for decision, done in zip(decisions, replies, strict=True):
             name = decision.name
@@ -413,7 +377,7 @@ class Planner:
         if again:
             self._take(self._settle(again, {}))
 
-    def _on_planned(self, entry: Entry, decision: _Decision, done: scripts.Planned) -> None:
+    def _on_planned(self, entry: Entry, decision: Decision, done: scripts.Planned) -> None:
         if decision.missed and self._on_missed is not None:
             self._on_missed(decision.step.queue, decision.name, decision.missed)
         is_left_out = done.outcome == scripts.LEFT_OUT

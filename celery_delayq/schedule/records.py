@@ -172,6 +172,14 @@ class Seen:
         """Whether it could be read; see `UNKNOWN`."""
         return self != UNKNOWN
 
+    @property
+    def state(self) -> State | None:
+        """The state; None if there is none, or if it cannot be parsed."""
+        try:
+            return State.parse(self.raw) if self.raw else None
+        except ValueError:
+            return None
+
 
 #: A state at a node of a cluster that is away. No step from it is ever accepted: it is no number.
 UNKNOWN = Seen(b"", b"?")

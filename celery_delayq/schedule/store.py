@@ -24,7 +24,7 @@ from celery_delayq.queue.delayed_queue import DelayedQueue, database_of
 from celery_delayq.queue.registry import is_wrong_type, registered
 from celery_delayq.queue.script import Call, T, run_each
 from celery_delayq.schedule import scripts
-from celery_delayq.schedule.records import UNKNOWN, Record, Seen, State
+from celery_delayq.schedule.records import UNKNOWN, Record, Seen
 from celery_delayq.schedule.scripts import Announced, Planned, Step
 from celery_delayq.transport.replicas import NotReplicated
 
@@ -119,8 +119,7 @@ class ScheduleStore:
 
     def pages(self) -> Iterator[dict[str, bytes]]:
         """Yield all records as stored, page by page."""
-        for page in self._pages(self.keys.definitions):
-            yield {name: raw for name, raw in page if name}
+        yield from ({name: raw for name, raw in page if name} for page in self._pages(self.keys.definitions))
 
     def records(self) -> dict[str, bytes]:
         """Return all records as stored."""
@@ -148,10 +147,9 @@ class ScheduleStore:
 
         Returns the number of the change; 0 if the record had changed.
         """
-        raw = record.dump() if record else b""
         with _naming(self.keys.definitions):
-            (number,) = scripts.record(self.keys, changes=[(entry, seen, raw)]).run(self.writer)
-        return number
+            change = (entry, seen, record.dump() if record else b"")
+            return scripts.record(self.keys, changes=[change]).run(self.writer)[0]
 
     def write_records(self, changes: Sequence[tuple[str, bytes, Record | None]]) -> list[int | redis.ResponseError]:
         """Write many records as `write_record` does. Atomic for each one. Returns its number, or the server's error."""
@@ -192,8 +190,7 @@ class ScheduleStore:
         """
         schedule = self.queue(queue).keys.schedule
         try:
-            for page in self._pages(schedule):
-                yield [name for name, _ in page if name]
+            yield from ([name for name, _ in page if name] for page in self._pages(schedule))
         except _AWAY as exc:
             if not self._is_away(exc, schedule):
                 raise
@@ -276,11 +273,8 @@ class ScheduleStore:
 
         Returns whether the entry has no state there now. If so, steps that were decided before have no effect there.
         """
-        try:
-            task_id = State.parse(seen.raw).task_id if seen.raw else ""
-        except ValueError:
-            task_id = ""
-        done = self._plan_one(Step(entry, queue, seen, b"", withdraw=task_id))
+        state = seen.state
+        done = self._plan_one(Step(entry, queue, seen, b"", withdraw=state.task_id if state else ""))
         while done.outcome == scripts.CHANGED and not done.state:  # others forgot it first; count this call too
             done = self._plan_one(Step(entry, queue, Seen(b"", done.forgotten), b""))
         return done.outcome == scripts.DONE
@@ -312,9 +306,9 @@ class ScheduleStore:
 
     def forget_all(self, entry: str, queues: Sequence[str]) -> None:
         """Forget the states of an entry in these queues, even if they have changed; see `forget`."""
-        for queue, seen in zip(queues, self.seen([(entry, queue) for queue in queues]), strict=True):
-            while not self.forget(entry, queue, seen):
-                (seen,) = self.seen([(entry, queue)])
+        for queue in queues:
+            while not self.forget(entry, queue, *self.seen([(entry, queue)])):
+                pass
 
     def _plan_one(self, step: Step) -> Planned:
         (done,) = self.plan([step])
@@ -326,16 +320,14 @@ class ScheduleStore:
         """Withdraw the message of a paused entry. A message that was already transferred still runs."""
         while True:
             (seen,) = self.seen([(entry, queue)])
-            try:
-                state = State.parse(seen.raw) if seen.raw else None
-            except ValueError:  # the state cannot be parsed, so its message is unknown
+            state = seen.state
+            if seen.raw and state is None:  # the state cannot be parsed, so its message is unknown
                 self.forget(entry, queue, seen)
-                return
             if state is None or state.at_ms is None:
                 return
             idle = replace(state, at_ms=None, task_id="")
-            step = Step(entry, queue, seen, idle.dump(), withdraw=state.task_id, must_wait=bool(state.task_id))
-            done = self._plan_one(step)
+            must_wait = bool(state.task_id)
+            done = self._plan_one(Step(entry, queue, seen, idle.dump(), withdraw=state.task_id, must_wait=must_wait))
             if done.outcome == scripts.GONE:
                 idle = replace(idle, last_ms=state.at_ms, runs=state.runs + 1)
                 done = self._plan_one(Step(entry, queue, seen, idle.dump()))
@@ -358,7 +350,7 @@ class ScheduleStore:
 
     def errors(self) -> dict[str, str]:
         """Return the errors: entry -> why it could not be planned."""
-        return {name: raw.decode("utf-8", "replace") for name, raw in self._hash(self.keys.errors)}
+        return {name: raw.decode("utf-8", "replace") for page in self._pages(self.keys.errors) for name, raw in page}
 
     def error(self, entry: str) -> str | None:
         """Return why an entry could not be planned, or None."""
@@ -398,9 +390,6 @@ class ScheduleStore:
     def _get(self, key: str, entry: str) -> bytes:
         with _naming(key):
             return self.client.execute_command("HGET", key, entry, **{NEVER_DECODE: True}) or b""
-
-    def _hash(self, key: str) -> Iterator[tuple[str, bytes]]:
-        return (field for page in self._pages(key) for field in page)
 
     def _pages(self, key: str) -> Iterator[list[tuple[str, bytes]]]:
         """Yield the fields of a HASH, page by page. A field that changes in the meantime has its old or its new value.
