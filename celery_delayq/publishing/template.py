@@ -110,7 +110,7 @@ class PublishedTemplate(TaskTemplate):
         if headers.get("id") != task_id or headers.get("expires") or not published.keys().isdisjoint(TEXTS):
             return None
         template = cls(signature, producer)
-        _, made = template._made(signature, task_id)
+        _, made = template._message(signature, task_id)
         return template if _without_time(made) == _without_time(headers) else None
 
     def has(self, signature: Signature) -> bool:
@@ -134,7 +134,7 @@ class PublishedTemplate(TaskTemplate):
             Exception: the same exceptions as `apply_async()`.
         """
         task, ignore_result = self._task, self._headers["ignore_result"]
-        body, headers = self._made(signature, task_id)
+        body, headers = self._message(signature, task_id)
         # A private method, but `send_task` uses it too: errors become kombu's.
         with self._producer.connection._reraise_as_library_errors():
             if with_result and not ignore_result:
@@ -148,7 +148,7 @@ class PublishedTemplate(TaskTemplate):
             self._parent.add_trail(result)
         return result
 
-    def _made(self, signature: Signature, task_id: str) -> tuple[Any, dict[str, Any]]:
+    def _message(self, signature: Signature, task_id: str) -> tuple[Any, dict[str, Any]]:
         countdown, eta = signature.options.get("countdown"), signature.options.get("eta")
         return self.make(task_id, signature.args, signature.kwargs, countdown=countdown, eta=eta)
 
