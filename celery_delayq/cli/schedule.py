@@ -34,8 +34,8 @@ from celery_delayq.plural import plural
 from celery_delayq.queue.scripts import MAX_PAGE
 from celery_delayq.schedule import django_celery_beat, redbeat
 from celery_delayq.schedule.api import Schedule
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.encoding import written
-from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.found import Found
 from celery_delayq.schedule.periodic_task import PeriodicTask
 from celery_delayq.unique import was_new

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from celery_delayq.errors import NotAllSent
 from celery_delayq.naive import warn_of_naive
-from celery_delayq.publishing.template import TaskTemplate, key_of
+from celery_delayq.publishing.template import PublishedTemplate, key_of
 from celery_delayq.transport import is_in_memory, require_transport
 from celery_delayq.transport.batch import Batch, collecting
 from celery_delayq.transport.producer import Producer
@@ -100,7 +100,7 @@ class _Sender:
         self._with_results = with_results
         self._chunk: list[_Collected] = []
         #: `key_of` the tasks -> their template.
-        self._templates: dict[Hashable, TaskTemplate] = {}
+        self._templates: dict[Hashable, PublishedTemplate] = {}
         self._failed: list[tuple[Any, Exception]] = []
         self._uncertain: list[Signature] = []
         #: The error that ended the chunk: a task that cannot be sent, with the reason; or an error of the iterable.
@@ -150,7 +150,7 @@ class _Sender:
         self._producer.published = {}
         options = {} if self._with_results else {"add_to_parent": False}
         result = signature.apply_async(producer=self._producer, task_id=task_id, retry=False, **options)
-        template = TaskTemplate.after(signature, task_id, self._producer)
+        template = PublishedTemplate.after(signature, task_id, self._producer)
         if template is not None:
             if len(self._templates) >= _MOST_TEMPLATES:
                 del self._templates[next(iter(self._templates))]

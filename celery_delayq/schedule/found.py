@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from celery_delayq.errors import InvalidSchedule
 from celery_delayq.schedule.configured import CLEANUP, Configured
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,8 @@ class PeriodicTask:
         """
         state = None
         try:
-            state = State.parse(seen.raw) if seen.raw else None
+            raw = seen.raw or record.last.encode()  # while it goes to another queue
+            state = State.parse(raw) if raw else None
         except ValueError as exc:
             error = error or str(exc)
         data = {**_EMPTY, **(record.definition or {})}

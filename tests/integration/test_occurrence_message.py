@@ -19,7 +19,7 @@ from kombu.common import Broadcast
 
 from celery_delayq import ConfigurationError
 from celery_delayq.queue.codec import message_key
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.message import Builder, CannotSend, Occurrence
 from celery_delayq.schedule.occurrences import to_ms
 from tests.state import FAR

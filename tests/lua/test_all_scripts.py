@@ -17,6 +17,7 @@ from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys, RegistryKeys, ScheduleKeys
 from celery_delayq.queue.script import Call, load, run_each, script_of
 from celery_delayq.schedule import scripts as schedule_scripts
+from celery_delayq.schedule.records import Seen
 from examples.private_redis import PrivateRedis
 
 NAMES = sorted(
@@ -108,7 +109,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "count": ({"now_s": 1000, "numbers": {}}, 0),
     "spread": ({"edges_ms": []}, []),
     "measure": ({"spans_ms": []}, [b"1000", 0, 0, 0, b"", 0, b"", [], [], [], [], []]),
-    "plan": ({"entry": "e", "seen": b"", "forgotten": b"0", "state": b"s"}, [1, b"1000", b"s", b"0", 0]),
+    "plan": ({"step": schedule_scripts.Step("e", "q", Seen(), b"s")}, [1, b"1000", b"s", b"0", 0]),
     "record": ({"changes": []}, [1]),
     "announce": ({"app": "a", "configuration": "c", "lifetime_ms": 1}, [b"c", b"1000", b"1000", b"1000"]),
 }

@@ -13,7 +13,8 @@ from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Hold, Holder, Offered, acknowledge, hold, unique_of
 from celery_delayq.queue.keys import RegistryKeys
 from celery_delayq.queue.tidying import tidy
-from celery_delayq.schedule.scripts import CHANGED, DONE, ELSEWHERE, LEFT_OUT, Offer, Planned, plan
+from celery_delayq.schedule.records import Seen
+from celery_delayq.schedule.scripts import CHANGED, DONE, ELSEWHERE, LEFT_OUT, Offer, Planned, Step, plan
 from tests.state import nothing_changes, now_ms, out_of_memory
 from tests.support import wait_until
 
@@ -472,10 +473,9 @@ class TestPlan:
     def plan(self, queue: DelayedQueue, name: str, due_ms: int = LATER, seen: bytes = b"", **step: Any) -> Planned:
         claim = Claim(KEY, "due", 60_000, "keep")
         offer = Offer(codec.message_key(name), due_ms, name.encode(), name, claim, f"no {name}".encode())
-        return plan(
-            queue.keys,
-            **{"entry": "e", "seen": seen, "forgotten": b"0", "state": name.encode(), "offer": offer, **step},
-        ).run(queue.client)
+        there = step.pop("there", None)
+        one = Step("e", queue.name, Seen(seen), name.encode(), **{"offer": offer, **step})
+        return plan(queue.keys, one, there=there).run(queue.client)
 
     def test_one_that_waits_holds_the_key(self, queue: DelayedQueue) -> None:
         assert self.plan(queue, "one").alone

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from celery_delayq.schedule.transitions import left_out, next_transition
+from celery_delayq.schedule.transitions import left_out
 from tests.planner.conftest import Stage, run, stage, started
-from tests.unit.test_transitions import MINUTE, T, at, entry
+from tests.unit.test_transitions import MINUTE, T, at, entry, next_transition
 
 HOUR = 60 * MINUTE
 

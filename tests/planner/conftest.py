@@ -18,11 +18,11 @@ from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.configured import Configured
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.message import Occurrence
 from celery_delayq.schedule.planner import Planner
-from celery_delayq.schedule.records import Record, State, Step
-from celery_delayq.schedule.scripts import Offer
+from celery_delayq.schedule.records import Record, State
+from celery_delayq.schedule.scripts import Offer, Step
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.schedule.transitions import Policy
 from celery_delayq.settings import ScheduleSettings
@@ -130,6 +130,10 @@ class Stage:
         state = self.state(name)
         assert state is not None
         self.client.hset(self.queue().keys.schedule, name, replace(state, runs=runs).dump())
+
+    def leave(self, name: str, queue: str = "celery") -> None:
+        """Take an entry out of a queue, as a planner does that moves it."""
+        self.store.forget_all(name, [queue])
 
     def slow_step(self, name: str, queue: str) -> Step:
         """Return what a planner has decided, and not done yet: to plan an entry in a queue, as it is there now."""

@@ -17,7 +17,7 @@ from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.pipeline import RoutedPipeline
 from celery_delayq.queue.codec import message_key
 from celery_delayq.schedule.configured import Configured
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.message import Occurrence
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.records import Record, State

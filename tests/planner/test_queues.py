@@ -46,20 +46,20 @@ class TestQueues:
         run(old)
         assert (stage.waiting(), stage.waiting("other")) == ([], ["a []"])
 
-    @pytest.mark.parametrize("parked", [False, True])
+    @pytest.mark.parametrize("left", [False, True])
     @pytest.mark.parametrize("restarted", [False, True])
     def test_a_planner_that_is_killed_in_between_leaves_it_to_another(
-        self, stage: Stage, parked: bool, restarted: bool
+        self, stage: Stage, left: bool, restarted: bool
     ) -> None:
-        """The record says where it goes; the old state may be parked already."""
+        """The record says where it goes, and from which state; that may have left its queue already."""
         stage.add("a", 60)
         started(stage)
         before = stage.state("a")
         assert before is not None
         other = started(stage, queues={"t": "other"})
-        stage.add("a", 60, queue="other", earlier=["celery"])
-        if parked:
-            stage.store.park("a", "celery", stage.store.seen([("a", "celery")])[0])
+        stage.add("a", 60, queue="other", earlier=["celery"], last=before.on_leaving(sent=False))
+        if left:
+            stage.leave("a")
         if restarted:
             started(stage, queues={"t": "other"})
         else:
@@ -92,29 +92,47 @@ class TestQueues:
         assert stage.waiting("other") == ["a []"]
         assert stage.state("a") is None
 
-    def test_a_parked_state_is_not_taken_for_the_present_one(self, stage: Stage) -> None:
-        """The entry has come back to a queue in which a killed planner left its state."""
+    def test_a_message_that_was_transferred_meanwhile_is_not_sent_again(self, stage: Stage) -> None:
+        stage.add("a", 60)
+        started(stage)
+        before = stage.state("a")
+        assert before is not None
+        stage.queue().cancel(before.task_id)
+        started(stage, queues={"t": "other"})
+        stage.add("a", 60, queue="other", earlier=["celery"], last=before.on_leaving(sent=False))
+        started(stage, queues={"t": "other"})
+        after = stage.state("a", "other")
+        assert after is not None
+        assert (after.runs, after.last_ms) == (1, before.at_ms)
+        assert stage.offered("other") == [f"a [] {(before.at_ms or 0) + 60_000}"]
+
+    @pytest.mark.parametrize("moves_back", [False, True])
+    def test_a_state_that_a_failover_brings_back_is_not_taken_for_the_present_one(
+        self, stage: Stage, moves_back: bool
+    ) -> None:
+        """Not even if the entry goes back to that queue. Its message is withdrawn."""
         stage.add("a", 60)
         started(stage)
         seen = stage.store.seen([("a", "celery")])[0]
         old = State.parse(seen.raw)
-        stage.store.park("a", "celery", seen)
         present = replace(old, at_ms=(old.at_ms or 0) + 600_000, last_ms=old.at_ms, runs=9, task_id="")
         stage.client.hset(stage.queue("other").keys.schedule, "a", present.dump())
         stage.client.sadd("delayq:queues", "other")
-        started(stage)
-        after = stage.state("a")
-        assert after is not None
-        assert after.runs == 9
-        assert stage.state("a", "other") is None
+        stage.add("a", 61 if moves_back else 60, queue="other", earlier=["celery"])
+        started(stage, queues={} if moves_back else {"t": "other"})
+        runs = {queue: state and state.runs for queue in ("celery", "other") for state in [stage.state("a", queue)]}
+        assert runs == ({"celery": 9, "other": None} if moves_back else {"celery": None, "other": 9})
+        assert stage.waiting() == (["a []"] if moves_back else [])
 
     def test_one_that_goes_on_to_a_third_queue_keeps_its_state(self, stage: Stage) -> None:
         """A planner was killed while it moved the entry, and by now it goes elsewhere."""
         stage.add("a", 60)
         started(stage)
         stage.set_runs("a", 9)
-        stage.store.park("a", "celery", stage.store.seen([("a", "celery")])[0])
-        stage.add("a", 60, queue="mine", earlier=["celery"])
+        before = stage.state("a")
+        assert before is not None
+        stage.leave("a")
+        stage.add("a", 60, queue="mine", earlier=["celery"], last=before.on_leaving(sent=False))
         started(stage, queues={"t": "other"})
         after = stage.state("a", "other")
         assert after is not None
@@ -124,22 +142,22 @@ class TestQueues:
     def test_one_whose_time_comes_while_it_moves_is_planned_ahead_again(self, stage: Stage) -> None:
         stage.add("a", 0.1)
         started(stage)
-        parked = stage.store.park("a", "celery", stage.store.seen([("a", "celery")])[0])
-        assert parked is not None
-        at_ms = parked[0].at_ms
-        wait_until(lambda: stage.store.now_ms() > at_ms, "its time has come")
-        stage.add("a", 0.1, queue="other", earlier=["celery"])
+        before = stage.state("a")
+        assert before is not None
+        stage.leave("a")
+        wait_until(lambda: stage.store.now_ms() > (before.at_ms or 0), "its time has come")
+        stage.add("a", 0.1, queue="other", earlier=["celery"], last=before.on_leaving(sent=False))
         started(stage, queues={"t": "other"})
         after = stage.state("a", "other")
         assert after is not None
         assert after.task_id
-        assert f"a [] {at_ms}" in stage.offered("other")
+        assert f"a [] {before.at_ms}" in stage.offered("other")
 
     def test_a_planner_that_was_slower_than_the_move_back(self, stage: Stage) -> None:
         """It had decided what to do while the entry still went to its queue."""
         stage.add("a", 60)
         started(stage)
-        stage.store.park("a", "celery", stage.store.seen([("a", "celery")])[0])
+        stage.leave("a")
         slow = stage.slow_step("a", "other")
         stage.add("a", 60, queue="celery", earlier=["other"])
         planner = stage.planner()
@@ -149,18 +167,13 @@ class TestQueues:
         run(planner)
         assert (stage.waiting(), stage.waiting("other")) == (["a []"], [])
 
-    @pytest.mark.parametrize("parked", [False, True])
-    def test_a_planner_that_looks_after_the_move_and_has_not_heard_of_it(self, stage: Stage, parked: bool) -> None:
+    def test_a_planner_that_looks_after_the_move_and_has_not_heard_of_it(self, stage: Stage) -> None:
         started(stage, {"a": 0.3})
         looks = started(stage, {"a": 0.3})
         before = stage.state("a")
         assert before is not None
-        seen = stage.store.seen([("a", "celery")])[0]
         stage.queue().transfer(10)
         started(stage, {"a": 0.3}, queues={"t": "other"})
-        if parked:  # as in the middle of it
-            stage.client.hset(stage.queue().keys.schedule, "a", seen.raw)
-            stage.store.park("a", "celery", seen)
         wait_until(lambda: stage.store.now_ms() > (before.at_ms or 0) + 1000, "it looks whether somebody planned")
         run(looks)
         assert [entry for entry in stage.offered() if entry != f"a [] {before.at_ms}"] == []
@@ -221,18 +234,6 @@ class TestQueues:
         assert after is not None
         assert after.runs == 9
         assert stage.state("a") is None
-
-    def test_a_state_that_was_parked_twice_is_not_the_same(self, stage: Stage) -> None:
-        stage.add("a", 60)
-        started(stage)
-        before = stage.store.seen([("a", "celery")])[0]
-        first = stage.store.park("a", "celery", before)
-        stage.client.hset(stage.queue().keys.schedule, "a", before.raw)
-        stage.queue().offer(b"again", due_ms=10**13, message_id=State.parse(before.raw).task_id)
-        second = stage.store.park("a", "celery", before)
-        assert first is not None
-        assert second is not None
-        assert first[1].raw != second[1].raw
 
     def test_a_deploy_remembers_where_a_state_may_be(self, stage: Stage) -> None:
         """Planners that only hear of the change look for it in those queues."""

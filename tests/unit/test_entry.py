@@ -30,7 +30,7 @@ from kombu import Exchange, Queue
 from celery_delayq.errors import ConfigurationError, InvalidSchedule
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.configured import configured
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 
 APP = Celery("shop", set_as_current=False)
 
@@ -163,7 +163,7 @@ import datetime
 from celery import Celery
 from celery.beat import BeatLazyFunc
 from celery.schedules import crontab
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 from tests.unit.test_entry import DIFFERENT, Slots
 app = Celery("shop")
 args = [BeatLazyFunc(datetime.datetime.now), {"a", "b", "c"}, object(), Slots({"a", "b", "c"}), DIFFERENT]

@@ -18,7 +18,7 @@ PACKAGE = Path(celery_delayq.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "internals.md").read_text("utf-8")
 
 #: Names of ours that are used on another object than `self`.
-OURS = {"_app", "_headers", "_message", "_payload", "_properties", "_serializer"}
+OURS = {"_app", "_headers", "_message", "_payload", "_serializer", "_stored"}
 
 #: Not in kombu 5.6, nor in Celery 5.6.
 SINCE_5_7 = {"_publish_batch", "_expires", "_dump_pydantic_arguments"}

@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, NotAllSent
 from celery_delayq.publishing import bulk
-from celery_delayq.publishing.template import TaskTemplate
+from celery_delayq.publishing.template import PublishedTemplate
 from tests.brokers import list_for
 from tests.integration.publishing import stored
 from tests.integration.template.conftest import NAMES, QUEUES, TOPIC, notes, nothing, taken
@@ -253,7 +253,7 @@ def test_options_that_differ_for_each_task_leave_nothing_behind(
     def signatures() -> Iterator[Signature]:
         for number in range(100):
             yield app.tasks["note"].s().set(shadow=f"note {number}")
-            alive.append(sum(type(found) is TaskTemplate for found in gc.get_objects()))
+            alive.append(sum(type(found) is PublishedTemplate for found in gc.get_objects()))
 
     app.delayq.apply_async_many(signatures())
     assert max(alive) <= 10 + 1
