@@ -315,9 +315,8 @@ class Entries:
         for name, there in zip(names, seen, strict=True):
             entry = self.entries[name]
             raw, record = records.get(name) or (raws[name], self._definitions.as_known(entry, raws[name]))
-            if (
-                record is not None and there.raw and name not in records
-            ):  # a failover has undone that it left this queue before
+            if record is not None and there.raw and name not in records:
+                # A failover has undone that it left this queue before.
                 self._forget(name, queues[name], there)
             elif record is not None:
                 whole = record if entry.is_stored else self._definitions.new_record(entry.definition, record.since_ms)

@@ -1,4 +1,4 @@
-"""Planner: keeps the next occurrence of every periodic entry entry. Any number of planners may run at once.
+"""Planner: keeps the next occurrence of every periodic entry. Any number of planners may run at once.
 
 A planner keeps in memory the entries, their states, and the times at which they must move on. So it scans all
 entries only at the start and after lost notifications. It runs one script per occurrence. If another planner was
@@ -409,4 +409,5 @@ class Planner:
         entry.error = told(error)
         self._known.problems.note(name, entry.error, error)
         self._agenda.wake(name, entry, self._attendance.now_ms() + min(_RETRY_MS[0] * 2**entry.failures, _RETRY_MS[1]))
-        entry.failures = min(entry.failures + 1, 10)
+        if not isinstance(error, NotReplicated):  # it rests until a replica is back, which may be soon
+            entry.failures = min(entry.failures + 1, 10)
