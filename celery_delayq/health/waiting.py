@@ -13,7 +13,7 @@ from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 from celery_delayq.cluster.redirection import understood
 from celery_delayq.health.servers import Server
 from celery_delayq.inspector.broker_lists import BrokerList
-from celery_delayq.queue.keys import QueueKeys, RegistryKeys
+from celery_delayq.queue.keys import QueueKeys, registry
 from celery_delayq.queue.scripts import score_to_ms
 
 #: The first time that no datetime has, unix time in ms. Nothing of this package is due then.
@@ -97,7 +97,7 @@ def _ask_who(server: Server, here: Sequence[tuple[BrokerList, QueueKeys]], keypr
     """Return the server's time in ms, the subscribers of the registry, and five replies for each list."""
     with server.client.pipeline(transaction=False) as pipe:
         pipe.time()
-        pipe.pubsub_numsub(RegistryKeys.of(keyprefix).names)
+        pipe.pubsub_numsub(registry(keyprefix))
         for _, keys in here:
             pipe.zrange(keys.timeout_set, 0, 0, withscores=True)
             pipe.zcount(keys.timeout_set, AFTER_9999_MS, "+inf")

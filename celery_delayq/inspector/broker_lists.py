@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_delayq.inspector.away import Lost, LostQueue, NodesAway, execute, impatient, is_away, lost_queue, node_of
-from celery_delayq.queue import codec
+from celery_delayq.queue import codec, keys
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.delayed_queue import DelayedQueue, scores_of
-from celery_delayq.queue.keys import RegistryKeys
 from celery_delayq.queue.registry import registered
 
 #: Number of message ids that one command looks up.
@@ -86,7 +85,7 @@ class BrokerLists:
                 raise
             names = {name for queue in queues for name in self.channel.broker_lists(queue)}
             if not queues:
-                lost = Lost(registry=lost_queue(self.client, "", RegistryKeys.of(prefix).names, exc).reason)
+                lost = Lost(registry=lost_queue(self.client, "", keys.registry(prefix), exc).reason)
         for known in self._queues:
             names.update(self.channel.broker_lists(known))
         return sorted(found for found in map(self.parse, names) if not queues or found.queue in queues), lost

@@ -4,7 +4,6 @@ lua/, scripts   atomic operations, and one typed function for each
 keys, codec     names of keys, bytes of entries
 entry           an entry of a timeout set, as it is read and passed to scripts
 registry        the broker lists that may have waiting messages
-shared_registry the same, read once for all loops of a process
 delayed_queue   DelayedQueue: offer, cancel, find, page, amend, remove, release, transfer, take
 dead_letter     a message that was set aside, with the reason
 dead_pages      pages of them, while others take some away

@@ -16,7 +16,7 @@ import redis
 from celery_delayq.queue import holds
 from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.holds import Holder
-from celery_delayq.queue.keys import QueueKeys, RegistryKeys
+from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.script import Call, load
 
 #: Maximum limit of `transfer`: Lua's `unpack` fails at 8,000 values, and a call should take about 1 ms.
@@ -485,14 +485,14 @@ def tidy(keys: QueueKeys, *, places: Sequence[bytes]) -> Call[tuple[int, int]]:
     return Call(load("tidy"), (keys.timeout_set, keys.index, keys.repeated, keys.holds), places, _two_numbers)
 
 
-def retire(keys: RegistryKeys, *, names: Sequence[str]) -> Call[int]:
-    """Take names out of the registry; see `retire.lua`. Returns how many were in it."""
-    return Call(load("retire"), (keys.names, keys.retired), names, int)
+def register(registry: str, *, names: Sequence[str]) -> Call[int]:
+    """Note that broker lists are used now; see `register.lua`. Returns how many are new."""
+    return Call(load("register"), (registry,), names, int)
 
 
-def settle(keys: RegistryKeys, *, retired: Sequence[tuple[str, int]]) -> Call[int]:
-    """Forget that names were retired at a time (ms); see `settle.lua`. Returns how many were still retired."""
-    return Call(load("settle"), (keys.retired,), [part for name in retired for part in name], int)
+def forget(registry: str, *, used: Sequence[tuple[str, int]]) -> Call[int]:
+    """Remove names that were last used at a time (ms); see `forget.lua`. Returns how many were removed."""
+    return Call(load("forget"), (registry,), [part for one in used for part in one], int)
 
 
 def restore(keys: QueueKeys, *, due_ms: int, message_key: bytes, payload: bytes, mirrored: bool) -> Call[bool]:

@@ -11,7 +11,7 @@ How it tidies the index
 Why it forgets no message
     Notifications are hints. The loop looks at a queue when its subscription is confirmed. It looks at all queues every
     `interval_s` (5 s), in case a notification was lost. Every sixth time, it also reads which queues there are, and
-    removes the names of empty queues from the registry. One command looks at all queues that seem empty; on Redis
+    removes names from the registry that nobody needs. One command looks at all queues that seem empty; on Redis
     Cluster, where it takes one for each hash slot, the slots take turns.
 
 One loop is punctual, the others back it up
@@ -89,8 +89,6 @@ class TransferSettings:
         grace_s: how long the other loops leave due messages to the punctual one, in seconds.
         interval_s: how often a loop looks at its queues without being told, in seconds.
         batch_size: maximum number of messages that one script call moves.
-        idle_s: how long a queue must be empty before its name leaves the registry, and how long it is served after
-            that, in seconds. Must be greater than `registry.REGISTERED_FOR_S`.
         lead_s: how long before they are due messages move to the queues that this process consumes, in seconds, at
             least; see `Lead`. The consumer has to wait for the rest itself.
     """
@@ -99,7 +97,6 @@ class TransferSettings:
     interval_s: float = 5.0
     batch_size: int = BATCH_SIZE
     lead_s: float = 0.0
-    idle_s: float = 90.0
 
     @property
     def grace_ms(self) -> int:
@@ -306,10 +303,9 @@ class TransferLoop(LoopThread):
         elif message["type"] == "message":
             data = as_text(message["data"])
             if channel == self._known.channel and data:
-                self._known.announce(data)
+                self._known.names.add(data)
                 if self._serves(data):
                     self._watched.watch({data})
-                    self._watched[data].busy_at = time.monotonic()
             elif watched := self._watched.of_channel(channel):
                 self._on_head(watched, data)
             elif watched := self._watched.of_transferrer_channel(channel):
@@ -321,7 +317,6 @@ class TransferLoop(LoopThread):
         except (ValueError, OverflowError):
             return
         # All databases share the channel: believe a message only if it makes the loop look earlier.
-        watched.busy_at = time.monotonic()
         self._history.hurry()
         if not watched.is_to_be_looked_at and (watched.head_due_ms is None or due_ms < watched.head_due_ms):
             watched.head_due_ms = due_ms
@@ -347,8 +342,7 @@ class TransferLoop(LoopThread):
         if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
             raise exceptions.ConnectionError("Redis did not answer on the subscription")
         consumed = set(self._queues())
-        is_new = (self._looks % _LOOKS_A_REGISTRY == 0 or not self._known.is_read) and self._known.read()
-        if is_new:
+        if (self._looks % _LOOKS_A_REGISTRY == 0 or not self._known.is_read) and self._known.read():
             self._register_again()
         self._looks += 1
         names = set(filter(self._serves, self._known.names | consumed))
@@ -365,8 +359,6 @@ class TransferLoop(LoopThread):
         for watched in self._watched:
             if watched.head_due_ms is not None or watched.error:
                 watched.wake_at_ms = 0
-        if is_new:
-            self._clear_registry()
         self._tidier.choose(self._watched)
         self._looked = True
         self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
@@ -395,15 +387,9 @@ class TransferLoop(LoopThread):
         """
         for watched in self._watched:
             name = watched.queue.name
-            if watched.head_due_ms is not None and not self._known.is_in_registry(name):
+            if watched.head_due_ms is not None and name not in self._known.names:
                 watched.queue.register(again=True)
-                self._known.announce(name)
-
-    def _clear_registry(self) -> None:
-        """Remove the names of empty queues from the registry."""
-        quiet_since = time.monotonic() - self.settings.idle_s
-        idle = [watched.queue.name for watched in self._watched if watched.is_empty_since(quiet_since)]
-        self._known.clear(idle, self.settings.idle_s)
+                self._known.names.add(name)
 
     def _transfer(self, watched: Watched) -> None:
         queue = watched.queue
@@ -438,8 +424,6 @@ class TransferLoop(LoopThread):
             self.lead.moved(watched.head_due_ms, done.now_us / 1000 + lead_ms, planned_at)
         watched.error = ""
         watched.head_due_ms = done.head_due_ms
-        if done.moved or done.dead or done.head_due_ms is not None:
-            watched.busy_at = time.monotonic()
         if done.punctual != watched.punctual:
             logger.debug("The punctual loop of delayed queue %r is now %s", queue.name, done.punctual)
         watched.punctual = done.punctual

@@ -11,7 +11,7 @@ from redis import exceptions
 
 from celery_delayq.cluster.client import Routed, own_connections
 from celery_delayq.cluster.topology import Address, Topology
-from celery_delayq.queue.shared_registry import SharedRegistry
+from celery_delayq.queue.registry import Registry
 from celery_delayq.transport.watch import NodesWatch
 
 
@@ -29,13 +29,13 @@ class Nodes:
         #: Server -> a slot that it has, or had while it was a master.
         self._slots: dict[str, int | None] = {}
         self._watch: NodesWatch | None = None
-        self._registry: SharedRegistry | None = None
+        self._registry: Registry | None = None
 
-    def registry(self, keyprefix: str) -> SharedRegistry:
+    def registry(self, keyprefix: str) -> Registry:
         """Return the registry that all transfer loops share."""
         if self._registry is None:
             # All loops wait for whoever reads it.
-            self._registry = SharedRegistry(Routed(self.topology, deadline_s=0), keyprefix)
+            self._registry = Registry(Routed(self.topology, deadline_s=0), keyprefix)
         return self._registry
 
     def servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:

@@ -11,8 +11,7 @@ import redis
 
 from celery_delayq.queue import codec
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.registry import Registry
-from celery_delayq.queue.shared_registry import SharedRegistry
+from celery_delayq.queue.registry import LASTS_S, Registry
 from celery_delayq.transfer import tidier
 from tests.loop.conftest import Loops
 from tests.state import FAR, INDEX, REPEATED, delivered, fill, now_ms, offer, seed
@@ -178,67 +177,48 @@ class TestQueues:
         """Though its producer takes it for registered."""
         client = queue.client
         for number in range(2):
-            loops.start(f"loop {number}", interval_s=0.1, idle_s=0.5)
+            loops.start(f"loop {number}", interval_s=0.1)
         for number in range(2):
             queue.offer(b"%d" % number, delay_s=0.1)
             wait_until(lambda number=number: len(delivered(queue)) > number, "delivered")
+            client.zincrby("delayq:queues", -1000 * LASTS_S, queue.name)
             wait_until(lambda: not client.exists("delayq:queues"), "it left the registry")
-            wait_until(lambda: not client.exists("delayq:retired:{delayq:queues}"), "it was forgotten")
             loops.wait_for(queue, 0)
 
     def test_that_nobody_announced_are_found_at_every_sixth_look(
         self, loops: Loops, queue: DelayedQueue, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         looks, read_at = 0, []
-        names = Registry.names
+        names = Registry.read
 
         def count_look() -> tuple[str, ...]:
             nonlocal looks
             looks += 1
             return ()
 
-        def read(registry: Registry) -> set[str]:
+        def read(registry: Registry) -> dict[str, int]:
             read_at.append(looks)
             return names(registry)
 
-        monkeypatch.setattr(Registry, "names", read)
+        monkeypatch.setattr(Registry, "read", read)
         loops.start(queues=count_look, interval_s=0.05)
         wait_until(lambda: looks > 1, "it has looked")
         offer(queue, "due", 1)
-        queue.client.sadd("delayq:queues", queue.name)
+        queue.client.zadd("delayq:queues", {queue.name: FAR})
         wait_for_delivery(queue, b"due")
         wait_until(lambda: len(read_at) >= 3, "the registry is read again")
         assert read_at[:3] == [1, 7, 13]
 
-    def test_one_that_is_used_stays_in_the_registry(self, loops: Loops, queue: DelayedQueue) -> None:
-        loops.start(interval_s=0.05, idle_s=1.0)
-        retired = 0
-        for _ in range(30):
-            queue.offer(b"", delay_s=0.1)
-            wait_until(lambda: queue.size() == 0, "delivered")
-            retired += queue.client.exists("delayq:retired:{delayq:queues}")
-        assert retired == 0
-
-    def test_one_that_was_stored_while_its_name_was_leaving(self, loops: Loops, queue: DelayedQueue) -> None:
+    def test_one_with_a_message_stays_in_the_registry(self, loops: Loops, queue: DelayedQueue) -> None:
         """By a producer that was killed before it could register the name again."""
         queue.register()
-        loops.start(interval_s=0.1, idle_s=0.5)
-        wait_until(lambda: queue.client.exists("delayq:retired:{delayq:queues}"), "it is leaving")
         offer(queue, "later")
+        queue.client.zincrby("delayq:queues", -1000 * LASTS_S, queue.name)
+        old = queue.client.zscore("delayq:queues", queue.name)
+        loops.start(interval_s=0.1)
+        wait_until(lambda: queue.client.zscore("delayq:queues", queue.name) != old, "a loop has looked")
         offer(queue, "due", 1)
         wait_for_delivery(queue, b"due")
-        wait_until(lambda: queue.client.smembers("delayq:queues") == {b"q"}, "it is back")
-
-    def test_that_were_announced_are_watched_although_loops_share_an_older_reading(
-        self, loops: Loops, queue: DelayedQueue
-    ) -> None:
-        loop = loops.start(registry=SharedRegistry(queue.client), interval_s=0.05)
-        wait_until(lambda: loop._looks, "it has read the registry")
-        queue.register()
-        loops.wait_for(queue)
-        looks = loop._looks
-        wait_until(lambda: loop._looks > looks + 12, "it has taken the names from the registry twice")
-        assert loops.listeners(queue.keys.channel) == 1
 
     def test_of_the_caller_are_served_without_being_registered(self, loops: Loops, queue: DelayedQueue) -> None:
         offer(queue, "a", 1)
@@ -250,7 +230,7 @@ class TestQueues:
         offer(queue, "later")
         assert not queue.client.exists("delayq:queues")
         loops.start(queues=lambda: ["q"], interval_s=0.1)
-        wait_until(lambda: queue.client.smembers("delayq:queues") == {b"q"}, "registered")
+        wait_until(lambda: set(queue.client.zrange("delayq:queues", 0, -1)) == {b"q"}, "registered")
 
     def test_of_the_caller_may_change(self, loops: Loops, queue: DelayedQueue) -> None:
         names: list[str] = []
@@ -306,7 +286,7 @@ class TestQueues:
 
     def test_a_name_that_is_no_text_does_not_stop_the_others(self, loops: Loops, queue: DelayedQueue) -> None:
         client = queue.client
-        client.sadd("delayq:queues", b"\xff\xfe")
+        client.zadd("delayq:queues", {b"\xff\xfe": FAR})
         loops.start()
         client.publish("delayq:queues", b"\xff")
         queue.offer(b"pay", due_ms=1)

@@ -14,7 +14,7 @@ from redis.exceptions import ReadOnlyError
 from celery_delayq.queue import codec, holds, scripts
 from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.keys import QueueKeys, RegistryKeys, ScheduleKeys
+from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, registry
 from celery_delayq.queue.script import Call, load, run_each, script_of
 from celery_delayq.schedule import scripts as schedule_scripts
 from examples.private_redis import PrivateRedis
@@ -27,8 +27,8 @@ NAMES = sorted(
 WITHOUT_QUEUE = {
     "record": ScheduleKeys.of(),
     "announce": ScheduleKeys.of(),
-    "retire": RegistryKeys.of(),
-    "settle": RegistryKeys.of(),
+    "register": registry(),
+    "forget": registry(),
 }
 
 #: Whose keys are those of several queues in one slot.
@@ -91,8 +91,8 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "remove": ({"entries": []}, []),
     "release": ({"messages": []}, []),
     "restore": ({"due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False}, 1),
-    "retire": ({"names": []}, 1),
-    "settle": ({"retired": []}, 1),
+    "register": ({"names": []}, 1),
+    "forget": ({"used": []}, 1),
     "tidy": ({"places": []}, [0, 0]),
     "amend": ({"due_ms": 1, "messages": []}, []),
     "renew": ({"consumer": "me", "lease_ms": 1, "join": True}, [b"1000", [1], [1]]),

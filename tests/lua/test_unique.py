@@ -11,7 +11,7 @@ import redis
 from celery_delayq.queue import codec, holds, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Hold, Holder, Offered, acknowledge, hold, unique_of
-from celery_delayq.queue.keys import RegistryKeys
+from celery_delayq.queue.keys import registry
 from celery_delayq.queue.tidying import tidy
 from celery_delayq.schedule.scripts import CHANGED, DONE, ELSEWHERE, LEFT_OUT, Offer, Planned, plan
 from tests.state import nothing_changes, now_ms, out_of_memory
@@ -21,7 +21,7 @@ LATER = 2**44
 KEY = "remind:42"
 
 #: What an offer writes besides.
-REGISTRY = {RegistryKeys.of().names.encode()}
+REGISTRY = {registry().encode()}
 
 
 def offered(
