@@ -142,9 +142,8 @@ class BrokerLists:
             for found in lists:
                 pipe.zcard(self.delayed_queue(found).keys.timeout_set)
             sizes = execute(self.asking, pipe)
-        away = {found: size for found, size in zip(lists, sizes, strict=True) if isinstance(size, Exception)}
-        lost |= Lost(tuple(self.lose(found, exc) for found, exc in away.items()))
-        return [found for found, size in zip(lists, sizes, strict=True) if size and found not in away], lost
+        answered, lost = self.complete(dict(zip(lists, sizes, strict=True)), lost, partial=True)
+        return [found for found, size in answered.items() if size], lost
 
     def count(self, *queues: str, due_from_ms: int | None = None, due_to_ms: int | None = None) -> int:
         """Return how many messages wait in the lists, see `known`, in a time span, both ends included.

@@ -15,6 +15,7 @@ from typing import Any
 
 from redis import exceptions
 
+from celery_delayq.inspector.away import is_away
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, hurried, is_cluster
 from celery_delayq.queue.scripts import Measured
@@ -121,22 +122,22 @@ class Reader:
             redis.RedisError: the server is away, or refuses everything; on a cluster, no node of a queue answers.
         """
         begin = time.monotonic()
-        away = _Away(self._client)
         queues: dict[str, Queue] = {}
         unreadable: set[str] = set()
         replies = self._lists.measure(self._find(), spans_ms=_SPANS_MS)
         for one, reply in replies.items():
-            if isinstance(reply, CONNECTION_ERRORS) and away.add(one, reply):
+            if isinstance(reply, CONNECTION_ERRORS) and not is_cluster(self._client):
+                raise reply
+            if is_away(self._client, reply) and self._lists.node_of(one) is not None:
                 continue
             if isinstance(reply, Exception):
                 unreadable.add(one.queue)
                 self._note(f"The metrics leave out {one.label}, as the server refuses it", reply)
             else:
-                away.answers(one)
                 queues.setdefault(one.queue, Queue()).add(reply)
         if replies and not queues:
             raise next(reply for reply in replies.values() if isinstance(reply, Exception))
-        return Snapshot(queues, unreadable, away.nodes(), self._entries(), time.monotonic() - begin)
+        return Snapshot(queues, unreadable, _nodes(self._client), self._entries(), time.monotonic() - begin)
 
     def _find(self) -> list[BrokerList]:
         """Return the lists of the app's queues, and those for which messages wait or something was counted.
@@ -181,43 +182,15 @@ class Reader:
             logger.warning("%s", text)
 
 
-class _Away:
-    """Which nodes of a cluster answer."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._answers: dict[str, bool] = {}
-
-    def add(self, one: BrokerList, error: Exception) -> bool:
-        """Record that the node of a list does not; returns False if no node of the cluster serves the list.
-
-        Raises:
-            redis.ConnectionError: `error`, if there is no cluster.
-        """
-        if not is_cluster(self._client):
-            raise error
-        address = self._client.topology.address_of(one.name)
-        if address is not None:
-            self._answers[str(address)] = False
-        return address is not None
-
-    def answers(self, one: BrokerList) -> None:
-        """Record that it does."""
-        if is_cluster(self._client):
-            self._answers.setdefault(str(self._client.topology.address_of(one.name)), True)
-
-    def nodes(self) -> dict[str, bool]:
-        """Return for each node of a cluster whether it answers; ask those that have no list."""
-        if not is_cluster(self._client):
-            return {}
-        for node in self._client.masters():
-            if str(node.address) not in self._answers:
-                try:
-                    self._client.with_home(node).ping()
-                    self._answers[str(node.address)] = True
-                except (*LOST, exceptions.ResponseError):
-                    self._answers[str(node.address)] = False
-        return self._answers
+def _nodes(client: Any) -> dict[str, bool]:
+    """Return for each node of a cluster whether it answers."""
+    found: dict[str, bool] = {}
+    for node in client.masters() if is_cluster(client) else ():
+        try:
+            found[str(node.address)] = bool(client.with_home(node).ping())
+        except (*LOST, exceptions.ResponseError):
+            found[str(node.address)] = False
+    return found
 
 
 _SPANS_MS = tuple(seconds * 1000 for seconds in WITHIN_S)

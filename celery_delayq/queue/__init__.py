@@ -10,7 +10,6 @@ dead_pages      pages of them, while others take some away
 dead_letters    DeadLetters: page, find, requeue, purge
 cursors         what the cursor of a page is made of
 orphans         delayed queues that Java left behind
-tidying         removes places in the index that other programs left behind
 clock           the server's clock
 connections     errors that mean a lost connection; outages
 """

@@ -22,7 +22,6 @@ from redis.client import NEVER_DECODE
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, at_server_of, hurried, is_cluster, passing_refusal
 from celery_delayq.queue.entry import pairs
-from celery_delayq.queue.script import run_each
 
 logger = getLogger(__name__)
 
@@ -117,7 +116,6 @@ class Registry:
         if needed := [name for name in old if found[name] != 0]:
             scripts.register(self.key, names=needed).run(self.client)
         if unused := [name for name in old if found[name] == 0]:
-            run_each(self.client, [scripts.tidy(keys.QueueKeys.of(name), places=[]) for name in unused])
             scripts.forget(self.key, used=[(name, used[name]) for name in unused]).run(self.client)
 
     def _report(self, exc: Exception) -> None:

@@ -472,14 +472,6 @@ def amend(keys: QueueKeys, *, due_ms: int | None, messages: Sequence[tuple[bytes
     return Call(load("amend"), keys.waiting, args, lambda reply: [int(due) if due else None for due in reply])
 
 
-def tidy(keys: QueueKeys, *, places: Sequence[bytes]) -> Call[tuple[int, int]]:
-    """Forget places of entries that no longer wait; see `tidy.lua`.
-
-    Returns how many were forgotten, and how many more places than entries are left.
-    """
-    return Call(load("tidy"), (keys.timeout_set, keys.index, keys.repeated, keys.holds), places, _two_numbers)
-
-
 def register(registry: str, *, names: Sequence[str]) -> Call[int]:
     """Note that broker lists are used now; see `register.lua`. Returns how many are new."""
     return Call(load("register"), (registry,), names, int)

@@ -4,10 +4,6 @@ How it stays on time
     The loop sleeps on a Pub/Sub connection until the earliest head is due. A notification of an earlier head wakes it,
     and so does every other event that it has to handle.
 
-How it tidies the index
-    Entries that somebody else took away leave places in the index. While the loop has nothing else to do after a look,
-    it forgets such places, in bounded steps (`Tidier`). About one of the loops that watch a queue does this.
-
 Why it forgets no message
     Notifications are hints. The loop looks at a queue when its subscription is confirmed. It looks at all queues every
     `interval_s` (5 s), in case a notification was lost. Every sixth time, it also reads which queues there are, and
@@ -52,7 +48,6 @@ from celery_delayq.transfer.history import History
 from celery_delayq.transfer.known_queues import KnownQueues
 from celery_delayq.transfer.lead import WAKE_AT, Lead
 from celery_delayq.transfer.thread import LoopThread, interrupt, socket_of
-from celery_delayq.transfer.tidier import Tidier
 from celery_delayq.transfer.watched import Watched, WatchedQueues
 
 logger = getLogger(__name__)
@@ -123,7 +118,7 @@ class TransferLoop(LoopThread):
         may_begin: returns whether the loop may begin. The loop's thread calls it before it first connects, until it
             returns true, for at most `LONGEST_DELAY_S`.
         serves: returns whether a list is this loop's server's; on Redis Cluster, other nodes have the other lists.
-        history: says what a failover lost. Give each loop of a process the same one: it must outlive connections.
+        history: says what a failover lost.
         registry: which queues there are; by default, the loop reads that with its own client.
         slot_of: returns the hash slot of a key, if keys of several slots cannot be in one command.
         chores: called every `CHORES_S`, and at the end, with the loop's client and `serves`: for what needs a
@@ -167,7 +162,6 @@ class TransferLoop(LoopThread):
         # What belongs to one connection.
         self._client: redis.Redis
         self._watched: WatchedQueues
-        self._tidier: Tidier
         self._next_look = 0.0
         #: The number of looks since the loop connected.
         self._looks = 0
@@ -222,7 +216,6 @@ class TransferLoop(LoopThread):
         self._looked = False
         self._looks = 0
         self._watched = WatchedQueues(client, pubsub, self._keyprefix)
-        self._tidier = Tidier(client)
         # The first look follows the confirmation: queues that are registered later will be announced.
         self._next_look = time.monotonic() + self.settings.interval_s
         pubsub.subscribe(self._known.channel)
@@ -258,8 +251,6 @@ class TransferLoop(LoopThread):
                 self._outage.ends()
             if time.monotonic() >= self._next_look:
                 self._look()
-            elif self._tidier.has_work:
-                self._tidier.step()
             if time.monotonic() >= self._history.next_at:
                 self._history.read(self._client)
             if self._has_time_for_chores():
@@ -281,8 +272,6 @@ class TransferLoop(LoopThread):
         return min(self._seconds_until_work(), until_chores_s)
 
     def _seconds_until_work(self) -> float:
-        if self._tidier.has_work:
-            return 0
         wakes = [watched.wake_at_ms for watched in self._watched if watched.wake_at_ms is not None]
         retry_at = min((watched.retry_at for watched in self._watched), default=math.inf)
         wait_s = min(min(self._next_look, self._history.next_at, retry_at) - time.monotonic(), self.settings.interval_s)
@@ -359,7 +348,6 @@ class TransferLoop(LoopThread):
         for watched in self._watched:
             if watched.head_due_ms is not None or watched.error:
                 watched.wake_at_ms = 0
-        self._tidier.choose(self._watched)
         self._looked = True
         self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
 

@@ -31,8 +31,6 @@ class Watched:
     punctual: str = ""
     #: The server's last error for this queue, kept so that it is logged once.
     error: str = ""
-    #: The rest of the pass through the index; None if no pass has begun.
-    tidying: Iterator[int] | None = None
 
     @property
     def is_to_be_looked_at(self) -> bool:

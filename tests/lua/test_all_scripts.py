@@ -93,7 +93,6 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "restore": ({"due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False}, 1),
     "register": ({"names": []}, 1),
     "forget": ({"used": []}, 1),
-    "tidy": ({"places": []}, [0, 0]),
     "amend": ({"due_ms": 1, "messages": []}, []),
     "renew": ({"consumer": "me", "lease_ms": 1, "join": True}, [b"1000", [1], [1]]),
     "fetch": ({"consumer": "me", "limit": 1}, []),

@@ -11,10 +11,8 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_delayq.cluster.topology import Topology
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys, registry
-from celery_delayq.transport.nodes import Nodes
 from examples.private_redis import PrivateRedis
 from tests.brokers import ClusterServer
 from tests.redis_cluster import servers
@@ -195,15 +193,3 @@ def test_it_goes_on_while_nobody_has_the_slots_of_a_node(
             DelayedQueue(client, queue).offer(b"a message", delay_s=0.2)
             wait_for(client, queue, 1)
         assert transferred(command) == 2
-
-
-def test_nobody_is_the_successor_of_a_node_whose_slots_nobody_has(
-    topology: Topology, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = Nodes(topology, lambda: None)
-    (*_, server) = nodes.servers()
-    assert nodes.successor(server) == server
-    monkeypatch.setattr(
-        topology, "_slots", [node if node and str(node.address) != server else None for node in topology._slots]
-    )
-    assert nodes.successor(server) is None

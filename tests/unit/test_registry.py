@@ -56,13 +56,6 @@ class TestWhatIsEmpty:
             clear(registry)
         assert registered(registry.client) == {"q"}
 
-    def test_takes_along_what_others_left_in_the_index(self, registry: Registry, queue: DelayedQueue) -> None:
-        queue.offer(b"", due_ms=FAR)
-        registry.client.delete(queue.keys.timeout_set)
-        time_passes(registry)
-        clear(registry)
-        assert state(registry.client) == {}
-
     def test_some_at_a_time_the_longest_unused_first(self, registry: Registry) -> None:
         registry.client.zadd(registry.key, {f"q{number:03}": number for number in reversed(range(750))})
         clear(registry)
