@@ -155,11 +155,6 @@ class Topology:
             pool = node.client.connection_pool
         return pool
 
-    def slot_at(self, address: Address) -> int | None:
-        """Return a slot that the master at an address serves; None if there is none. Sends nothing."""
-        served = (slot for slot, node in enumerate(self._slots) if node is not None and node.address == address)
-        return next(served, None)
-
     def address_of(self, name: str | bytes) -> Address | None:
         """Return the address of the master that serves a key; None if that is not known. Sends nothing."""
         node = self._slots[key_slot(name.encode() if isinstance(name, str) else name)]

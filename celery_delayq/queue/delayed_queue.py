@@ -121,7 +121,6 @@ class DelayedQueue:
         if not isinstance(payload, bytes):
             raise TypeError(f"a payload must be bytes, not {type(payload).__name__}")
         message_id = str(uuid.uuid4()) if message_id is None else message_id
-        begun = time.monotonic()
         just_registered = self.register()
         _, alone = scripts.offer(
             self.keys,
@@ -132,8 +131,8 @@ class DelayedQueue:
             mirrored=self.mirror_list,
             attempt=attempt,
         ).run(self.writer)
-        if alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
-            # The queue was empty: its name may have left the registry, or the server may have lost its data.
+        if alone and not just_registered:
+            # The queue was empty: the server may have lost its data, and with them the registry.
             self.register(again=True)
         return message_id
 
@@ -166,7 +165,6 @@ class DelayedQueue:
         Returns:
             What became of it.
         """
-        begun = time.monotonic()
         just_registered = (due_ms is not None or pace is not None) and self.register()
         there: keys.QueueKeys | None = None
         while True:
@@ -189,7 +187,7 @@ class DelayedQueue:
                 there = keys.QueueKeys.of(offered.broker_list)
             else:
                 self.writer.execute_command("HDEL", self.keys.holds, claim.unique)
-        if offered.alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
+        if offered.alone and not just_registered:
             self.register(again=True)  # see `offer`
         return offered
 
@@ -217,7 +215,6 @@ class DelayedQueue:
         Returns:
             When it is due, unix time in ms; 0 if an earlier attempt stored it, and it waits no longer.
         """
-        begun = time.monotonic()
         just_registered = self.register()
         due, alone = offer_throttled(
             self.keys,
@@ -229,7 +226,7 @@ class DelayedQueue:
             tail=tail,
             attempt=attempt,
         ).run(self.writer)
-        if alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
+        if alone and not just_registered:
             self.register(again=True)  # see `offer`
         return due
 
@@ -277,10 +274,9 @@ class DelayedQueue:
     def register(self, *, again: bool = False) -> bool:
         """Make sure that transfer loops know this queue. Sends at most one command a minute, unless `again` is true.
 
-        The registry has its own hash slot, so the script that offers cannot write it. It is written first, and a queue
-        that stays empty leaves it again. A new queue is announced on the channel of the same name. If the registry key
-        has another type, that is logged, and no error is raised; nor is one on a cluster while the registry's node is
-        away, see `Registry.add`.
+        The registry has its own hash slot, so the script that offers cannot write it. It is written first. A new queue
+        is announced on the channel of the same name. If the registry key has another type, that is logged, and no error
+        is raised; nor is one on a cluster while the registry's node is away, see `Registry.add`.
 
         Returns:
             Whether a command was sent.

@@ -14,8 +14,9 @@ import redis
 
 from celery_delayq.queue import holds
 from celery_delayq.queue.attempt import Attempt
+from celery_delayq.queue.connections import as_text
 from celery_delayq.queue.holds import Holder
-from celery_delayq.queue.keys import QueueKeys, RegistryKeys
+from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.script import Call, load
 
 #: Maximum limit of `transfer`: Lua's `unpack` fails at 8,000 values, and a call should take about 1 ms.
@@ -170,16 +171,15 @@ class Measured:
     """Numbers of one broker list.
 
     Attributes:
-        now_ms: the server's time, unix time in ms.
+        now_ms: the time, unix time in ms.
         ready: messages on the list.
         delayed: waiting messages, overdue ones included.
         overdue: those that are due.
         head_due_ms: when the first one is due, unix time in ms; None if none waits.
         dead: dead letters.
         punctual: id of the loop that moved messages last; empty if there is none.
-        lasting: consumers whose leases last.
-        ended: consumers whose leases have ended, and whose messages nobody has recovered yet.
-        given_up: consumers that were given up lately.
+        leases: consumer -> when its lease ends, or has ended, unix time in ms; negated when it was given up.
+        in_flight: consumer -> how many messages it holds; empty unless somebody has asked for that, too.
         due: how many messages are due within each span.
         totals: what was counted so far.
     """
@@ -191,9 +191,8 @@ class Measured:
     head_due_ms: int | None = None
     dead: int = 0
     punctual: str = ""
-    lasting: tuple[str, ...] = ()
-    ended: tuple[str, ...] = ()
-    given_up: tuple[str, ...] = ()
+    leases: Mapping[str, float] = field(default_factory=dict)
+    in_flight: dict[str, int] = field(default_factory=dict)
     due: tuple[int, ...] = ()
     totals: Mapping[str, int] = field(default_factory=dict)
 
@@ -202,9 +201,7 @@ class Measured:
         """Return what a reply says."""
         if len(reply) == 1:
             return cls(int(reply[0]))
-        now, ready, delayed, overdue, head, dead, punctual, *consumers, due, totals = reply
-        lasting, ended, given_up = (tuple(name.decode(errors="surrogateescape") for name in part) for part in consumers)
-        counted = zip(totals[::2], totals[1::2], strict=True)
+        now, ready, delayed, overdue, head, dead, punctual, leases, due, totals = reply
         return cls(
             int(now),
             ready,
@@ -212,19 +209,17 @@ class Measured:
             overdue,
             score_to_ms(head),
             dead,
-            (punctual or b"").decode(errors="replace").partition(":")[2],
-            lasting,
-            ended,
-            given_up,
-            tuple(due),
-            {name.decode(errors="replace"): int(n) for name, n in counted if n.isdigit()},
+            as_text(punctual).partition(":")[2],
+            {as_text(name): float(score) for name, score in zip(leases[::2], leases[1::2], strict=True) if name},
+            due=tuple(due),
+            totals={as_text(what): int(n) for what, n in zip(totals[::2], totals[1::2], strict=True) if n.isdigit()},
         )
 
 
-def measure(keys: QueueKeys, *, spans_ms: Sequence[int]) -> Call[Measured]:
-    """Return the numbers of a list; see `measure.lua`."""
+def measure(keys: QueueKeys, *, now_ms: int | None = None, spans_ms: Sequence[int] = ()) -> Call[Measured]:
+    """Return the numbers of a list now, by default by the server's clock; see `measure.lua`."""
     names = (keys.queue, keys.timeout_set, keys.dead, keys.transferrer, keys.consumers, keys.metrics)
-    return Call(load("measure"), names, spans_ms, Measured.of)
+    return Call(load("measure"), names, ("" if now_ms is None else now_ms, *spans_ms), Measured.of)
 
 
 def spread(keys: QueueKeys, *, edges_ms: Sequence[int]) -> Call[list[int]]:
@@ -485,22 +480,14 @@ def amend(keys: QueueKeys, *, due_ms: int | None, messages: Sequence[tuple[bytes
     return Call(load("amend"), keys.waiting, args, lambda reply: [int(due) if due else None for due in reply])
 
 
-def tidy(keys: QueueKeys, *, places: Sequence[bytes]) -> Call[tuple[int, int]]:
-    """Forget places of entries that no longer wait; see `tidy.lua`.
-
-    Returns how many were forgotten, and how many more places than entries are left.
-    """
-    return Call(load("tidy"), (keys.timeout_set, keys.index, keys.repeated, keys.holds), places, _two_numbers)
+def register(registry: str, *, names: Sequence[str]) -> Call[int]:
+    """Note that broker lists are used now; see `register.lua`. Returns how many are new."""
+    return Call(load("register"), (registry,), names, int)
 
 
-def retire(keys: RegistryKeys, *, names: Sequence[str]) -> Call[int]:
-    """Take names out of the registry; see `retire.lua`. Returns how many were in it."""
-    return Call(load("retire"), (keys.names, keys.retired), names, int)
-
-
-def settle(keys: RegistryKeys, *, retired: Sequence[tuple[str, int]]) -> Call[int]:
-    """Forget that names were retired at a time (ms); see `settle.lua`. Returns how many were still retired."""
-    return Call(load("settle"), (keys.retired,), [part for name in retired for part in name], int)
+def forget(registry: str, *, used: Sequence[tuple[str, int]]) -> Call[int]:
+    """Remove names that were last used at a time (ms); see `forget.lua`. Returns how many were removed."""
+    return Call(load("forget"), (registry,), [part for one in used for part in one], int)
 
 
 def restore(keys: QueueKeys, *, due_ms: int, message_key: bytes, payload: bytes, mirrored: bool) -> Call[bool]:

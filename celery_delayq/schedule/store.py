@@ -173,7 +173,7 @@ class ScheduleStore:
         try:
             return registered(self.client, self._keyprefix)
         except (*LOST, redis.ResponseError) as exc:
-            if not self._is_away(exc, keys.RegistryKeys.of(self._keyprefix).names) and not is_wrong_type(exc):
+            if not self._is_away(exc, keys.registry(self._keyprefix)) and not is_wrong_type(exc):
                 raise
         # The registry cannot be read: use the queues in the records.
         names: set[str] = set()
@@ -260,7 +260,7 @@ class ScheduleStore:
             step.queue for step, done in zip(steps, replies, strict=True) if isinstance(done, Planned) and done.alone
         }
         for name in alone - just_registered:
-            # The queue was empty: its name may have left the registry, or a failover may have undone it.
+            # The queue was empty: a failover may have undone its registration.
             with suppress(redis.ResponseError):
                 self.queue(name).register(again=True)
         return replies

@@ -3,7 +3,6 @@
 loop          TransferLoop: transfers on one connection, together with other loops
 known_queues  KnownQueues: which queues it knows
 watched       WatchedQueues: which of them it watches, and what it knows about each
-tidier        Tidier: tidies their index while there is nothing else to do
 settings      how loops behave
 lead          Lead: how long before they are due it moves messages
 history       History: notices what a failover lost

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import redis
 from redis import exceptions
 
+from celery_delayq.queue.connections import is_cluster
+
 #: How often to read the offset, in seconds: of a replicated server; of one that is written to little; of one without
 #: replicas.
 REPLICATED_S, QUIET_S, ALONE_S = 1.0, 8.0, 30.0
@@ -22,7 +24,7 @@ REPLICATED_S, QUIET_S, ALONE_S = 1.0, 8.0, 30.0
 _QUIET_BYTES_S = 10_000
 
 
-class _Moment(NamedTuple):
+class Moment(NamedTuple):
     """What a master said of its data: where it is, its replication id, its offset, and when that was (monotonic)."""
 
     address: str
@@ -31,16 +33,21 @@ class _Moment(NamedTuple):
     at: float
 
 
+#: Replication id -> what the master with it said last: what a process knows of all servers. It outlives connections.
+Moments = dict[str, Moment]
+
+
 class History:
-    """What a process knows about the history of its server. For one thread at a time; it outlives connections.
+    """Follows the history of the data of one server. For one thread at a time.
 
     Args:
         logger: where to say what was lost.
+        moments: what is known, also of former servers.
     """
 
-    def __init__(self, logger: Logger) -> None:
+    def __init__(self, logger: Logger, moments: Moments | None = None) -> None:
         self._logger = logger
-        self._last: _Moment | None = None
+        self._moments = {} if moments is None else moments
         #: When to read again, and how soon if something is written (monotonic).
         self.next_at = self._soon_at = 0.0
 
@@ -63,17 +70,20 @@ class History:
             return
         if info.get("role") != "master" or "master_replid" not in info:
             return
-        before = self._last
-        self._last = now = _Moment(
-            address_of(client), str(info["master_replid"]), int(info["master_repl_offset"]), asked
-        )
+        now = Moment(address_of(client), str(info["master_replid"]), int(info["master_repl_offset"]), asked)
+        before = self._moments.get(now.id) or self._moments.get(str(info.get("master_replid2")))
+        if before is None and not is_cluster(client):  # on a cluster, another one's
+            before = next(iter(self._moments.values()), None)
+        if before is not None:
+            self._moments.pop(before.id, None)
+        self._moments[now.id] = now
         if info.get("repl_backlog_active"):  # also while its replicas are away: then it has the most to lose
             is_quiet = before is not None and now.offset - before.offset < _QUIET_BYTES_S * (asked - before.at)
             self.next_at, self._soon_at = asked + (QUIET_S if is_quiet else REPLICATED_S), asked + REPLICATED_S
         if before is not None and (before.id != now.id or before.offset > now.offset):
             self._compare(before, now, info)
 
-    def _compare(self, before: _Moment, now: _Moment, info: dict[str, Any]) -> None:
+    def _compare(self, before: Moment, now: Moment, info: dict[str, Any]) -> None:
         """Say what was lost between two moments, if the history of the data did not just go on."""
         former_id, followed = str(info.get("master_replid2", "")), int(info.get("second_repl_offset", -1)) - 1
         if now.id == before.id:  # it has loaded older data

@@ -4,14 +4,10 @@ How it stays on time
     The loop sleeps on a Pub/Sub connection until the earliest head is due. A notification of an earlier head wakes it,
     and so does every other event that it has to handle.
 
-How it tidies the index
-    Entries that somebody else took away leave places in the index. While the loop has nothing else to do after a look,
-    it forgets such places, in bounded steps (`Tidier`). About one of the loops that watch a queue does this.
-
 Why it forgets no message
     Notifications are hints. The loop looks at a queue when its subscription is confirmed. It looks at all queues every
     `interval_s` (5 s), in case a notification was lost. Every sixth time, it also reads which queues there are, and
-    removes the names of empty queues from the registry. One command looks at all queues that seem empty; on Redis
+    removes names from the registry that nobody needs. One command looks at all queues that seem empty; on Redis
     Cluster, where it takes one for each hash slot, the slots take turns.
 
 One loop is punctual, the others back it up
@@ -52,7 +48,6 @@ from celery_delayq.transfer.known_queues import KnownQueues
 from celery_delayq.transfer.lead import WAKE_AT, Lead
 from celery_delayq.transfer.settings import TransferSettings
 from celery_delayq.transfer.thread import LoopThread, interrupt, socket_of
-from celery_delayq.transfer.tidier import Tidier
 from celery_delayq.transfer.watched import Watched, WatchedQueues
 
 logger = getLogger(__name__)
@@ -100,7 +95,7 @@ class TransferLoop(LoopThread):
         may_begin: returns whether the loop may begin. The loop's thread calls it before it first connects, until it
             returns true, for at most `LONGEST_DELAY_S`.
         serves: returns whether a list is this loop's server's; on Redis Cluster, other nodes have the other lists.
-        history: says what a failover lost. Give each loop of a process the same one: it must outlive connections.
+        history: says what a failover lost.
         registry: which queues there are; by default, the loop reads that with its own client.
         slot_of: returns the hash slot of a key, if keys of several slots cannot be in one command.
         chores: called every `CHORES_S`, and at the end, with the loop's client and `serves`: for what needs a
@@ -144,7 +139,6 @@ class TransferLoop(LoopThread):
         # What belongs to one connection.
         self._client: redis.Redis
         self._watched: WatchedQueues
-        self._tidier: Tidier
         self._next_look = 0.0
         #: The number of looks since the loop connected.
         self._looks = 0
@@ -199,7 +193,6 @@ class TransferLoop(LoopThread):
         self._looked = False
         self._looks = 0
         self._watched = WatchedQueues(client, pubsub, self._keyprefix)
-        self._tidier = Tidier(client)
         # The first look follows the confirmation: queues that are registered later will be announced.
         self._next_look = time.monotonic() + self.settings.interval_s
         pubsub.subscribe(self._known.channel)
@@ -235,8 +228,6 @@ class TransferLoop(LoopThread):
                 self._outage.ends()
             if time.monotonic() >= self._next_look:
                 self._look()
-            elif self._tidier.has_work:
-                self._tidier.step()
             if time.monotonic() >= self._history.next_at:
                 self._history.read(self._client)
             if self._has_time_for_chores():
@@ -258,8 +249,6 @@ class TransferLoop(LoopThread):
         return min(self._seconds_until_work(), until_chores_s)
 
     def _seconds_until_work(self) -> float:
-        if self._tidier.has_work:
-            return 0
         wakes = [watched.wake_at_ms for watched in self._watched if watched.wake_at_ms is not None]
         retry_at = min((watched.retry_at for watched in self._watched), default=math.inf)
         wait_s = min(min(self._next_look, self._history.next_at, retry_at) - time.monotonic(), self.settings.interval_s)
@@ -280,10 +269,9 @@ class TransferLoop(LoopThread):
         elif message["type"] == "message":
             data = as_text(message["data"])
             if channel == self._known.channel and data:
-                self._known.announce(data)
+                self._known.names.add(data)
                 if self._serves(data):
                     self._watched.watch({data})
-                    self._watched[data].busy_at = time.monotonic()
             elif watched := self._watched.of_channel(channel):
                 self._on_head(watched, data)
             elif watched := self._watched.of_transferrer_channel(channel):
@@ -295,7 +283,6 @@ class TransferLoop(LoopThread):
         except (ValueError, OverflowError):
             return
         # All databases share the channel: believe a message only if it makes the loop look earlier.
-        watched.busy_at = time.monotonic()
         self._history.hurry()
         if not watched.is_to_be_looked_at and (watched.head_due_ms is None or due_ms < watched.head_due_ms):
             watched.head_due_ms = due_ms
@@ -321,8 +308,7 @@ class TransferLoop(LoopThread):
         if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
             raise exceptions.ConnectionError("Redis did not answer on the subscription")
         consumed = set(self._queues())
-        is_new = (self._looks % _LOOKS_A_REGISTRY == 0 or not self._known.is_read) and self._known.read()
-        if is_new:
+        if (self._looks % _LOOKS_A_REGISTRY == 0 or not self._known.is_read) and self._known.read():
             self._register_again()
         self._looks += 1
         names = set(filter(self._serves, self._known.names | consumed))
@@ -339,9 +325,6 @@ class TransferLoop(LoopThread):
         for watched in self._watched:
             if watched.head_due_ms is not None or watched.error:
                 watched.wake_at_ms = 0
-        if is_new:
-            self._clear_registry()
-        self._tidier.choose(self._watched)
         self._looked = True
         self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
 
@@ -369,15 +352,9 @@ class TransferLoop(LoopThread):
         """
         for watched in self._watched:
             name = watched.queue.name
-            if watched.head_due_ms is not None and not self._known.is_in_registry(name):
+            if watched.head_due_ms is not None and name not in self._known.names:
                 watched.queue.register(again=True)
-                self._known.announce(name)
-
-    def _clear_registry(self) -> None:
-        """Remove the names of empty queues from the registry."""
-        quiet_since = time.monotonic() - self.settings.idle_s
-        idle = [watched.queue.name for watched in self._watched if watched.is_empty_since(quiet_since)]
-        self._known.clear(idle, self.settings.idle_s)
+                self._known.names.add(name)
 
     def _transfer(self, watched: Watched) -> None:
         queue = watched.queue
@@ -412,8 +389,6 @@ class TransferLoop(LoopThread):
             self.lead.moved(watched.head_due_ms, done.now_us / 1000 + lead_ms, planned_at)
         watched.error = ""
         watched.head_due_ms = done.head_due_ms
-        if done.moved or done.dead or done.head_due_ms is not None:
-            watched.busy_at = time.monotonic()
         if done.punctual != watched.punctual:
             logger.debug("The punctual loop of delayed queue %r is now %s", queue.name, done.punctual)
         watched.punctual = done.punctual

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -32,19 +31,11 @@ class Watched:
     punctual: str = ""
     #: The server's last error for this queue, kept so that it is logged once.
     error: str = ""
-    #: When a message was last known to wait, or the loop began to watch, by the monotonic clock.
-    busy_at: float = field(default_factory=time.monotonic)
-    #: The rest of the pass through the index; None if no pass has begun.
-    tidying: Iterator[int] | None = None
 
     @property
     def is_to_be_looked_at(self) -> bool:
         """Whether the loop is about to look anyway. A look tells more than a notification: also the server's time."""
         return self.wake_at_ms == 0
-
-    def is_empty_since(self, moment: float) -> bool:
-        """Whether no message was known to wait since `moment`, by the monotonic clock."""
-        return self.head_due_ms is None and not self.error and self.busy_at <= moment
 
 
 class WatchedQueues:

@@ -73,7 +73,7 @@ if TYPE_CHECKING:  # what only a consumer, or a cluster, needs is imported when 
     from celery_delayq.fetching.held import Held
     from celery_delayq.queue.delayed_queue import DelayedQueue
     from celery_delayq.queue.scripts import Transferred
-    from celery_delayq.transfer.history import History
+    from celery_delayq.transfer.history import Moments
     from celery_delayq.transfer.loop import TransferLoop
     from celery_delayq.transfer.settings import TransferSettings
     from celery_delayq.transport.last_delivery import LastDelivery
@@ -131,8 +131,8 @@ class Transport(kombu_redis.Transport):
         self.nodes: Nodes | None = None
         #: Server -> transfer loop; "" is the name of a single server.
         self._loops: dict[str, TransferLoop] = {}
-        #: Settings and histories of the loops; None while none may run.
-        self._transfer: tuple[TransferSettings | None, dict[str, History]] | None = None
+        #: Settings of the loops, and what they know of servers; None while none may run.
+        self._transfer: tuple[TransferSettings | None, Moments] | None = None
         #: Makes the event loop call nothing of this connection any more.
         self._leave_loop: Callable[[], object] = bool
         #: Server -> station; "" is the name of a single server.
@@ -308,19 +308,17 @@ class Transport(kombu_redis.Transport):
 
     # -- the transfer loops of this connection
 
-    def start_transfer(
-        self, settings: TransferSettings | None = None, histories: dict[str, History] | None = None
-    ) -> None:
+    def start_transfer(self, settings: TransferSettings | None = None, moments: Moments | None = None) -> None:
         """Start to transfer all registered queues and all queues that this connection consumes.
 
         There is one loop for each server. They replace loops that already run, and end with the connection.
 
         Args:
             settings: of the loops.
-            histories: server -> what is known of it from earlier connections, see `TransferLoop`.
+            moments: what is known of servers from earlier connections, see `History`.
         """
         self.stop_transfer()
-        self._transfer = settings, {} if histories is None else histories
+        self._transfer = settings, {} if moments is None else moments
         self._start_loops(self._servers())
 
     def _servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:
@@ -330,10 +328,11 @@ class Transport(kombu_redis.Transport):
         return {"": (Connector(self.client, failover=self.has_failover), lambda name: True)}
 
     def _start_loops(self, servers: dict[str, tuple[Any, Callable[[str], bool]]]) -> None:
+        from celery_delayq.transfer.history import History
         from celery_delayq.transfer.loop import TransferLoop
 
         assert self._transfer is not None
-        settings, histories = self._transfer
+        settings, moments = self._transfer
         keyprefix = self.client.transport_options.get("global_keyprefix", "")
         for server in servers.keys() - self._loops.keys():
             connect, serves = servers[server]
@@ -344,7 +343,7 @@ class Transport(kombu_redis.Transport):
                 settings=settings,
                 on_pass=self.on_pass,
                 may_begin=self.may_transfer,
-                history=self._history_of(server, histories),
+                history=History(logger, moments),
                 serves=serves,
                 registry=None if self.nodes is None else self.nodes.registry(keyprefix),
                 slot_of=self.Channel.slot_of,
@@ -352,15 +351,6 @@ class Transport(kombu_redis.Transport):
             )
             self._to_end.add(loop)
             loop.start()
-
-    def _history_of(self, server: str, histories: dict[str, History]) -> History:
-        """Return what is known of a server; of its former master, if it has taken over."""
-        from celery_delayq.transfer.history import History
-
-        for former in histories.keys() - self._loops.keys():
-            if self.nodes is not None and server not in histories and self.nodes.successor(former) == server:
-                histories[server] = histories.pop(former)
-        return histories.setdefault(server, History(logger))
 
     def follow_nodes(self) -> None:
         """Have a transfer loop for each master of the cluster; for the thread that started them."""

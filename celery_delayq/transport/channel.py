@@ -27,7 +27,7 @@ from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.connections import close_idle, passing_refusal, refusals
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Offered
-from celery_delayq.queue.keys import RegistryKeys
+from celery_delayq.queue.keys import registry
 from celery_delayq.settings import HEALTH_CHECK_S, SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS
 from celery_delayq.transport.bindings import AGAIN_S
 from celery_delayq.transport.capture import Captured, Caught, captured_for
@@ -423,7 +423,7 @@ class DelayedChannel(kombu_redis.Channel):
             ConfigurationError: it is a node of a cluster, or a Redis Sentinel.
         """
         try:
-            self.plain_client.srem(RegistryKeys.of(self.global_keyprefix).names, "")  # "" is never in it
+            self.plain_client.zrem(registry(self.global_keyprefix), "")  # "" is never in it
         except redis.ResponseError as exc:  # no permission, for example
             refuse_wrong_server(exc, self.plain_client)
             if passing_refusal(exc):

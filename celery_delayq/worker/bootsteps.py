@@ -24,7 +24,7 @@ from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
 from celery_delayq.settings import settings_of
 from celery_delayq.times import to_datetime
-from celery_delayq.transfer.history import History
+from celery_delayq.transfer.history import Moments
 from celery_delayq.transfer.lead import LONGEST_LEAD_S
 from celery_delayq.transport import Transport
 from celery_delayq.transport.ahead import LAST_PART_S
@@ -103,8 +103,8 @@ class Transfer(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         self.settings = settings_of(consumer.app)
         self._server_checked = False
-        #: Server -> what is known of it.
-        self._histories: dict[str, History] = {}
+        #: What is known of servers from earlier connections.
+        self._moments: Moments = {}
         self._counting = counting_of(consumer)
         self._handover = Handover(
             consumer.pool,
@@ -169,7 +169,7 @@ class Transfer(bootsteps.StartStopStep):
             )
         if self._counting is not None:
             self._counting.attach(transport, consumer.connection.default_channel)
-        transport.start_transfer(self.settings.transfer, self._histories)
+        transport.start_transfer(self.settings.transfer, self._moments)
 
     def stop(self, consumer: Any) -> None:
         """Stop the loop; other loops take over at once."""

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.shared_registry import SharedRegistry
+from celery_delayq.queue.registry import Registry
 from examples.private_redis import PrivateRedis
 from tests.loop.conftest import CountedConnect, Loops
 from tests.state import FAR, delivered
@@ -155,12 +155,12 @@ class TestRefusal:
         """Whoever reads it for all of them waits half a second; a loop waits longer for its own server."""
         asked: list[int] = []
 
-        class Impatient(SharedRegistry):
-            def names(self) -> set[str]:
+        class Impatient(Registry):
+            def read(self) -> dict[str, int]:
                 asked.append(loop._looks)
                 if len(asked) < 3:
                     raise redis.TimeoutError("this takes too long")
-                return super().names()
+                return super().read()
 
         queue.offer(b"pay", due_ms=1)
         connect = CountedConnect(loops)

@@ -23,14 +23,22 @@ def test_nothing_is_nothing(queue: DelayedQueue) -> None:
     assert before <= found.now_ms <= now_ms(queue.client)
 
 
+def test_now_may_be_what_the_caller_says(queue: DelayedQueue) -> None:
+    for message_id, due_ms in (("a", 5_000), ("b", 5_001), ("c", 65_000)):
+        offer(queue, message_id, due_ms)
+    found = scripts.measure(queue.keys, now_ms=5_000, spans_ms=SPANS).run(queue.client)
+    assert (found.now_ms, found.overdue, found.due) == (5_000, 1, (3, 3))
+    assert scripts.measure(queue.keys, now_ms=4_999).run(queue.client).due == ()
+
+
 def test_everything_is_read_and_nothing_changes(queue: DelayedQueue) -> None:
     now = now_ms(queue.client)
     for message_id, due_ms in (("a", 1), ("b", now + 30_000), ("c", now + 1_800_000)):
         offer(queue, message_id, due_ms)
     publish(queue, b"ready", b"too")
-    lease(queue, "lasting")
-    lease(queue, "ended", ms_left=-1)
-    queue.client.zadd(queue.keys.consumers, {"given up": -now})
+    leases = {name: float(lease(queue, name, ms_left=ms)) for name, ms in (("lasting", 3_600_000), ("ended", -1))}
+    leases["given up"] = -now
+    queue.client.zadd(queue.keys.consumers, {"given up": -now, "": 1})
     give(queue, "lasting", b"held")
     bury(queue.client, "q", b"dead")
     queue.client.set(queue.keys.transferrer, "1:host:4711:1")
@@ -45,9 +53,7 @@ def test_everything_is_read_and_nothing_changes(queue: DelayedQueue) -> None:
         head_due_ms=1,
         dead=1,
         punctual="host:4711:1",
-        lasting=("lasting",),
-        ended=("ended",),
-        given_up=("given up",),
+        leases=leases,
         due=(2, 3),
         totals={"x": 2},
     )

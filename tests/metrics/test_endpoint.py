@@ -27,7 +27,7 @@ from celery_delayq.metrics.source import Source
 from examples.private_redis import PrivateRedis
 from tests.cli.running import failed, run
 from tests.metrics.parsing import parsed
-from tests.state import publish
+from tests.state import FAR, publish
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import CeleryCommand
@@ -210,7 +210,7 @@ def test_once_prints_the_metrics(app: Celery, waiting: DelayedQueue) -> None:
 def test_once_prints_names_as_prometheus_wants_them(app: Celery, broker_client: redis.Redis) -> None:
     names = {"q\x1b[31m", "q\rq", "q\u2028q", 'q"q', "q\nq"}
     for name in names:
-        broker_client.sadd("delayq:queues", name)
+        broker_client.zadd("delayq:queues", {name: FAR})
     done = run(app, "metrics", "--once")
     assert names <= {labels["queue_name"] for labels in parsed(done.stdout).named(READY)}
 

@@ -17,7 +17,7 @@ from celery_delayq.metrics.histograms import fields_of
 from celery_delayq.metrics.history import History, Point, read
 from celery_delayq.queue import scripts
 from celery_delayq.queue.keys import QueueKeys
-from tests.state import nothing_changes, now_ms
+from tests.state import FAR, nothing_changes, now_ms
 
 pytestmark = pytest.mark.on_cluster(always=True)
 
@@ -70,12 +70,12 @@ class TestPoints:
 
     def test_have_percentiles_of_all_queues(self, lists: BrokerLists, hours: int, number: int, point_ms: int) -> None:
         at_s = count(lists.client, 0, late(0.0, 50))
-        lists.client.sadd("delayq:queues", "other")
+        lists.client.zadd("delayq:queues", {"other": FAR})
         try:
             count(lists.client, 0, late(0.02, 50), "other")
             both, one = point_at(read(lists, hours), at_s), point_at(read(lists, hours, queue="other"), at_s)
         finally:
-            lists.client.srem("delayq:queues", "other")
+            lists.client.zrem("delayq:queues", "other")
         assert (both.transferred, both.p50_s) == (100, 0.0)
         assert both.p95_s == pytest.approx(0.01 + 0.015 * 0.9)
         assert (one.transferred, one.p50_s) == (50, pytest.approx(0.0175))

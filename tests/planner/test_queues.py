@@ -11,6 +11,7 @@ from celery_delayq.schedule.records import State
 from celery_delayq.schedule.scripts import CHANGED, DONE
 from celery_delayq.schedule.store import ScheduleStore
 from tests.planner.conftest import Stage, run, started
+from tests.state import FAR
 from tests.support import wait_until
 
 pytestmark = pytest.mark.on_cluster(always=True)
@@ -36,7 +37,7 @@ class TestQueues:
         planner.read()
         run(planner)
         assert stage.waiting() != []
-        assert stage.client.sismember("delayq:queues", "celery")
+        assert stage.client.zscore("delayq:queues", "celery")
 
     def test_and_the_old_planner_does_not_move_it_back(self, stage: Stage) -> None:
         old = started(stage, {"a": 60})
@@ -87,7 +88,7 @@ class TestQueues:
     def test_a_state_that_cannot_be_read_is_not_moved(self, stage: Stage) -> None:
         stage.add("a", 60, queue="other", earlier=["celery"])
         stage.client.hset(stage.queue().keys.schedule, "a", "junk")
-        stage.client.sadd("delayq:queues", "celery")
+        stage.client.zadd("delayq:queues", {"celery": FAR})
         started(stage, queues={"t": "other"})
         assert stage.waiting("other") == ["a []"]
         assert stage.state("a") is None
@@ -117,7 +118,7 @@ class TestQueues:
         old = State.parse(seen.raw)
         present = replace(old, at_ms=(old.at_ms or 0) + 600_000, last_ms=old.at_ms, runs=9, task_id="")
         stage.client.hset(stage.queue("other").keys.schedule, "a", present.dump())
-        stage.client.sadd("delayq:queues", "other")
+        stage.client.zadd("delayq:queues", {"other": FAR})
         stage.add("a", 61 if moves_back else 60, queue="other", earlier=["celery"])
         started(stage, queues={} if moves_back else {"t": "other"})
         runs = {queue: state and state.runs for queue in ("celery", "other") for state in [stage.state("a", queue)]}
