@@ -369,6 +369,7 @@ class Entries:
             outcome = self._store.leave(name, queue, seen, state.task_id)
             if outcome != GONE:
                 return outcome == DONE
+            self._store.check_kept(name, queue, seen)  # it was sent after the check before
         is_recorded = self._write_last(name, entry, state.on_leaving(sent=True))
         return is_recorded and self._store.leave(name, queue, seen, "") == DONE
 
