@@ -7,12 +7,14 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from zlib import crc32
 
 import pytest
 import redis
 
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import Renewed
 
 #: Due times in the far future, unix time in ms.
@@ -23,7 +25,7 @@ TIMEOUT_SET = "redisson_delay_queue_timeout:{q}"
 DELAY_LIST = "redisson_delay_queue:{q}"
 INDEX = "delayq:index:{q}"
 REPEATED = "delayq:repeated:{q}"
-DEAD = "delayq:dead:{q}"
+DEAD, RECORDS = "delayq:dead:{q}", "delayq:dead_records:{q}"
 TRANSFERRER = "delayq:transfer:{q}"
 
 _READ: dict[bytes, Callable[[redis.Redis, bytes], Any]] = {
@@ -108,6 +110,39 @@ def delivered(queue: DelayedQueue) -> list[bytes]:
     return oldest_first(queue.client, queue.name)
 
 
+def bury(client: redis.Redis, name: str, *records: bytes, at_ms: int | None = None) -> list[str]:
+    """Write records of dead letters as the scripts do, each dead a ms after the one before; return their ids.
+
+    Args:
+        client: any.
+        name: the broker list.
+        records: what to write.
+        at_ms: when the first one died; after all others if it is None.
+    """
+    keys = QueueKeys.of(name)
+    count: Any = client.zcard(keys.dead)
+    last: Any = client.zrange(keys.dead, -1, -1, withscores=True)
+    if at_ms is None:
+        at_ms = int(last[0][1]) + 1 if last else 1
+    number = f"{(count + crc32(name.encode())) % 4096:03x}"
+    times = {f"{ms // 1000:08x}{ms % 1000 * 1000:05x}{number}": ms for ms in range(at_ms, at_ms + len(records))}
+    letters = list(zip(times.items(), records, strict=True))
+    for start in range(0, len(letters), 10_000):
+        some = letters[start : start + 10_000]
+        client.zadd(keys.dead, dict(time for time, _ in some))
+        client.hset(keys.records, mapping={letter_id: record for (letter_id, _), record in some})
+    return list(times)
+
+
+def records(client: redis.Redis, name: str) -> list[bytes]:
+    """Return the records of the dead letters of a broker list, the oldest first."""
+    keys = QueueKeys.of(name)
+    ids: Any = client.zrange(keys.dead, 0, -1)
+    found: Any = client.hmget(keys.records, ids) if ids else []
+    assert client.hlen(keys.records) == len(ids)
+    return list(found)
+
+
 @contextmanager
 def nothing_changes(client: redis.Redis) -> Iterator[None]:
     """Fail if the database is another one after the block."""
@@ -143,7 +178,7 @@ def wrong_type(queue: DelayedQueue, key: str, call: Callable[[], object]) -> Non
     """Give a key another type; the call must fail then, and change nothing."""
     client = queue.client
     client.delete(key)
-    lists = (queue.keys.queue, queue.keys.dead, queue.keys.delay_list)
+    lists = (queue.keys.queue, queue.keys.delay_list)
     if key in lists or key.startswith(queue.keys.in_flight("")):
         client.set(key, "no list")
     else:

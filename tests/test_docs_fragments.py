@@ -51,12 +51,11 @@ GIVEN = {
     "cluster.md": "",
     "dead-letters.md": """
         import redis
-        from celery_delayq.queue.dead_letters import pack
 
         with redis.Redis.from_url("redis://localhost:6379/0") as client:
             for number in range(3):
-                letter = pack(b"{}", reason="not a message", at_ms=number)
-                client.rpush("delayq:dead:{celery}", letter)
+                client.zadd("delayq:dead:{celery}", {f"{number:016x}": number})
+                client.hset("delayq:dead_records:{celery}", f"{number:016x}", '{"reason": "not-a-message"}\\n{}')
     """,
     "delayed-queue.md": "",
     "failover.md": "",

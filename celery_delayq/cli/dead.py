@@ -6,6 +6,7 @@ import base64
 import math
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -30,13 +31,9 @@ from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown
 from celery_delayq.inspector import Inspector
 from celery_delayq.plural import plural
-from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadChunk, DeadLetter, DeadLetters
-from celery_delayq.queue.dead_pages import MAX_LETTERS
+from celery_delayq.queue.dead_letters import MAX_LETTERS, NOT_AN_ENTRY, DeadChunk, DeadLetter, DeadLetters
 from celery_delayq.times import to_datetime
 from celery_delayq.transport.redelivery import revived
-
-#: A dead letter and the list that holds it.
-Found = tuple[DeadLetters, DeadLetter]
 
 _queue_argument: Decorator = click.argument("queue", shell_complete=complete_queue)
 
@@ -71,13 +68,14 @@ def list_(ctx: click.Context, queue: str, limit: int, cursor: str | None, everyt
     left = math.inf if everything else limit
     is_empty = True
     with inspecting(ctx.obj.app) as inspector, usage_errors():
+        letters = inspector.dead_letters(queue)
         while left:
-            page = inspector.dead_page(queue, int(min(left, MAX_LETTERS)), cursor)
+            page = letters.page(cursor, int(min(left, MAX_LETTERS)))
             cursor = page.cursor
             left -= len(page)
             if len(page):
                 is_empty = False
-                _write([_row(*found) for found in page], as_json)
+                _write([_row(letter) for letter in page], as_json)
             if cursor is None:
                 break
         if is_empty:
@@ -110,8 +108,7 @@ def table_of(rows: Iterable[dict[str, Any]], width: int) -> Table:
         add_columns(table, "deliveries", right=True, firm=True)
         add_columns(table, "set aside (UTC)", firm=True)
     for row in rows:
-        at = None if row["at"] is None else datetime.fromisoformat(row["at"])
-        rest = () if narrow else (text(row["deliveries"]), text(shown(at, short=True)))
+        rest = () if narrow else (text(row["deliveries"]), text(shown(datetime.fromisoformat(row["at"]), short=True)))
         task = text(short_name(row["task"]) if narrow else row["task"], one_line=narrow)
         table.add_row(text(row["id"]), text(row["task_id"]), task, text(row["reason"]), *rest)
     return table
@@ -125,8 +122,8 @@ def table_of(rows: Iterable[dict[str, Any]], width: int) -> Table:
 def show(ctx: click.Context, queue: str, letter_id: str, with_body: bool, as_json: bool) -> None:
     """Show a dead letter of QUEUE in full. Nothing is unpickled."""
     with inspecting(ctx.obj.app) as inspector:
-        ((letters, letter),) = _chosen(inspector, queue, [letter_id])
-    fields = {**_row(letters, letter), "size": len(letter.message)}
+        (letter,) = _chosen(_letters(inspector, queue), queue, [letter_id])
+    fields = {**_row(letter), "size": len(letter.message)}
     if (message := messages.decode(letter.message)) is None:
         fields["message_base64"] = base64.b64encode(letter.message).decode()
     else:
@@ -136,17 +133,17 @@ def show(ctx: click.Context, queue: str, letter_id: str, with_body: bool, as_jso
     print_details(fields, as_json)
 
 
-def _row(letters: DeadLetters, letter: DeadLetter) -> dict[str, Any]:
+def _row(letter: DeadLetter) -> dict[str, Any]:
     headers = messages.headers_of(messages.decode(letter.message) or {})
     return {
         "id": letter.id,
-        "list": letters.name,
+        "list": letter.list_name,
         "task": headers.get("task"),
         "task_id": headers.get("id"),
         "reason": letter.reason,
         "error": letter.error,
         "deliveries": letter.deliveries,
-        "at": None if letter.at_ms is None else to_datetime(letter.at_ms).isoformat(timespec="seconds"),
+        "at": to_datetime(letter.at_ms).isoformat(timespec="seconds"),
     }
 
 
@@ -154,19 +151,21 @@ def _row(letters: DeadLetters, letter: DeadLetter) -> dict[str, Any]:
 @_choosing
 def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Move dead letters to the end of QUEUE, by their IDs. Their delivery count starts again at zero."""
-
-    def put_back(letters: DeadLetters, letter: DeadLetter) -> bool:
-        if letter.reason != NOT_AN_ENTRY:
-            return letters.requeue(letter, revived(letter.message))
-        say(f"cannot requeue {letter.id}: it is not a message. To delete it, use `dead purge`", err=True)
-        return False
-
     _check_choice(ids, everything)
     with inspecting(ctx.obj.app) as inspector:
+        letters = _letters(inspector, queue)
+
+        def put_back(letter: DeadLetter) -> bool:
+            if letter.reason != NOT_AN_ENTRY:
+                return letters.requeue(letter, revived(letter.message))
+            say(f"cannot requeue {letter.id}: it is not a message. To delete it, use `dead purge`", err=True)
+            return False
+
         if everything:
-            _change_all(ctx, queue, "requeued", _total(inspector, queue), inspector.requeue_dead_some, as_json)
+            change = partial(letters.requeue_some, MAX_LETTERS, revive=revived)
+            _change_all(ctx, "requeued", len(letters), change, as_json)
         else:
-            _change(ctx, _chosen(inspector, queue, ids), "requeued", put_back, as_json)
+            _change(ctx, "requeued", _chosen(letters, queue, ids), put_back, as_json)
 
 
 @command("purge")
@@ -176,14 +175,13 @@ def purge(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool
     """Delete dead letters of QUEUE for good, by their IDs."""
     _check_choice(ids, everything)
     with inspecting(ctx.obj.app) as inspector:
+        letters = _letters(inspector, queue)
         if everything:
-            total = _total(inspector, queue)
-            if total:
+            if total := len(letters):
                 confirm(f"Delete {plural(total, 'dead letter')} of {queue!r} for good?", yes)
-            _change_all(ctx, queue, "purged", total, inspector.purge_dead_some, as_json)
+            _change_all(ctx, "purged", total, partial(letters.purge_some, MAX_LETTERS), as_json)
         else:
-            found = _chosen(inspector, queue, ids)
-            _change(ctx, found, "purged", lambda letters, letter: bool(letters.purge(letter)), as_json)
+            _change(ctx, "purged", _chosen(letters, queue, ids), lambda letter: bool(letters.purge(letter)), as_json)
 
 
 def _check_choice(ids: tuple[str, ...], everything: bool) -> None:
@@ -191,70 +189,45 @@ def _check_choice(ids: tuple[str, ...], everything: bool) -> None:
         raise click.UsageError("give either ids from `dead list`, or --all")
 
 
-def _total(inspector: Inspector, queue: str) -> int:
-    total = inspector.dead_total(queue)
-    if not total:
+def _letters(inspector: Inspector, queue: str) -> DeadLetters:
+    """Return the dead letters of a queue. A queue without any has to be known."""
+    letters = inspector.dead_letters(queue)
+    if not letters:
         inspector.check_queue(queue)
-    return total
+    return letters
 
 
-def _chosen(inspector: Inspector, queue: str, ids: Sequence[str]) -> list[Found]:
-    """Return the dead letters of a queue with these ids. Reads list by list until all are found."""
-    wanted = set(ids)
-    found: list[Found] = []
-    is_empty = True
-    for letters in inspector.dead_letters(queue):
-        for letter in letters if wanted else ():
-            is_empty = False
-            if letter.id in wanted:
-                wanted.remove(letter.id)
-                found.append((letters, letter))
-            if not wanted:
-                break
-    if is_empty:
-        inspector.check_queue(queue)
-    if wanted:
-        raise click.ClickException(f"no dead letter of {queue!r} has the id {', '.join(sorted(wanted))}")
-    return found
+def _chosen(letters: DeadLetters, queue: str, ids: Sequence[str]) -> list[DeadLetter]:
+    """Return the dead letters with these ids."""
+    found = letters.find_many(ids)
+    if missing := sorted(set(ids) - set(found)):
+        raise click.ClickException(f"no dead letter of {queue!r} has the id {', '.join(missing)}")
+    return list(found.values())
 
 
 def _change(
-    ctx: click.Context,
-    found: list[Found],
-    done: str,
-    change: Callable[[DeadLetters, DeadLetter], bool],
-    as_json: bool,
+    ctx: click.Context, done: str, found: list[DeadLetter], change: Callable[[DeadLetter], bool], as_json: bool
 ) -> None:
     """Change messages and report how many were changed. Exits with 1 if one was not."""
-    answers = [(letter.id, change(letters, letter)) for letters, letter in tracked(found, done)]
+    answers = {letter.id: change(letter) for letter in tracked(found, done)}
     if as_json:
-        for letter_id, changed in answers:
+        for letter_id, changed in answers.items():
             print_json({"id": letter_id, "done": changed})
     else:
-        say(f"{plural(sum(changed for _, changed in answers), 'message')} {done}.")
-    if not all(changed for _, changed in answers):
+        say(f"{plural(sum(answers.values()), 'message')} {done}.")
+    if not all(answers.values()):
         ctx.exit(1)
 
 
-def _change_all(
-    ctx: click.Context,
-    queue: str,
-    done: str,
-    total: int,
-    change: Callable[[str, int, str | None], DeadChunk],
-    as_json: bool,
-) -> None:
+def _change_all(ctx: click.Context, done: str, total: int, change: Callable[..., DeadChunk], as_json: bool) -> None:
     """Change all dead letters of a queue, chunk by chunk. Exits with 1 if one was refused, or if there were none."""
-    changed, refused, cursor = 0, 0, None
+    chunk, changed, refused = None, 0, 0
     with progress(done) as on_progress:
-        while total:
-            chunk = change(queue, MAX_LETTERS, cursor)
+        while chunk is None or chunk.cursor is not None:
+            chunk = change(cursor=chunk and chunk.cursor)
             changed += chunk.changed
             refused += chunk.refused
-            cursor = chunk.cursor
             on_progress(changed + refused, max(total, changed + refused))
-            if cursor is None:
-                break
     if refused:
         say(f"cannot requeue {plural(refused, 'dead letter')}: not a message. To delete it, use `dead purge`", err=True)
     if as_json:

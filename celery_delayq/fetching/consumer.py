@@ -441,7 +441,7 @@ class Consumer:
         return self._departures.leave(self.client, departures)
 
     def set_aside(self, tag: str, record: bytes) -> None:
-        """Move a message to the dead list, as `record`. Never raises, see `requeue`."""
+        """Let a message be a dead letter with this record. Never raises, see `requeue`."""
         held = self._let_go(tag)
         if held is not None:
             self._leave({tag: Departure(held, "dead", record)})

@@ -30,8 +30,8 @@ class Departure:
 
     Attributes:
         held: the message.
-        to: "nowhere" if it is acknowledged; the "front" or the "back" of its broker list; or "dead", the dead list.
-        written: the bytes to store there.
+        to: "nowhere" if it is acknowledged; the "front" or the "back" of its broker list; or "dead" for a dead letter.
+        written: the bytes to store there: a message, or the record of a dead letter.
     """
 
     held: Held

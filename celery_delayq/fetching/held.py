@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from celery_delayq.queue.holds import Holder
 
 #: Functions that rewrite a message for redelivery. `PutBack` is for a message that its own consumer puts back.
-#: `Recover` is for a message whose consumer is gone; it also returns whether the message belongs in the dead list.
+#: `Recover` is for a message whose consumer is gone; it also returns whether that is the record of a dead letter.
 PutBack = Callable[[bytes], bytes]
 Recover = Callable[[bytes], tuple[bytes, bool]]
 

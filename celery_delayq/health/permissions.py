@@ -78,7 +78,6 @@ COMMANDS = tuple(
     LPUSH KEY value
     LRANGE KEY 0 0
     LREM KEY 1 value
-    LSET KEY 0 value
     PEXPIRE KEY 1
     PING
     PSUBSCRIBE CHANNEL

@@ -103,7 +103,7 @@ def _ask_who(server: Server, here: Sequence[tuple[BrokerList, QueueKeys]], keypr
             pipe.zcount(keys.timeout_set, AFTER_9999_MS, "+inf")
             pipe.pubsub_numsub(keys.transferrer_channel)
             pipe.llen(keys.queue)
-            pipe.llen(keys.dead)
+            pipe.zcard(keys.dead)
         replies = pipe.execute(raise_on_error=False)
     if isinstance(replies[0], Exception):
         raise replies[0]

@@ -8,7 +8,6 @@
     counts        message counts per queue
     consumers     who consumes which lists, and what they hold
     bulk          changes of many tasks, a chunk at a time
-    dead          dead letters of a queue: pages, chunks
     backup        export, import, release
     holders       who holds a unique key
     inspector     Inspector: tasks by their ids, and the lists for everything else

@@ -122,7 +122,7 @@ def _ask(
             pipe.llen(keys.queue)
             pipe.zcard(keys.timeout_set)
             pipe.zcount(keys.timeout_set, "-inf", now_ms)
-            pipe.llen(keys.dead)
+            pipe.zcard(keys.dead)
             pipe.zrange(keys.timeout_set, 0, 0, withscores=True)
             pipe.get(keys.transferrer)
             pipe.zrange(keys.consumers, 0, -1)

@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 from redis.exceptions import ResponseError
 
 from celery_delayq.errors import UnknownQueue
-from celery_delayq.inspector import dead
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.pages import Criteria, OnProgress, walk
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.messages import with_eta
-from celery_delayq.queue.dead_letters import DeadChunk, DeadLetter, DeadLetters
+from celery_delayq.queue.dead_letters import DeadLetters
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.times import Time, due_at, to_ms
 
@@ -121,35 +120,11 @@ class Inspector:
         """Move waiting tasks to their broker lists; see `DelayQ.run_now`. Atomic for each entry."""
         return self._move(task_ids, None)
 
-    def dead_letters(self, queue: str) -> list[DeadLetters]:
-        """Return the dead lists of a queue, one for each priority. The queue need not be known."""
-        return dead.dead_lists(self.lists, queue)
-
-    def dead_total(self, queue: str) -> int:
-        """Return how many dead letters a queue has."""
-        return sum(dead.sizes_of(self.dead_letters(queue)).values())
-
-    def dead_page(self, queue: str, limit: int = 100, cursor: str | None = None) -> dead.DeadLettersPage:
-        """Return a page of the dead letters of a queue; see `dead.page`."""
-        return dead.page(self.lists, queue, limit, cursor)
-
-    def find_dead(self, queue: str, letter_id: str, near: int | None = None) -> tuple[DeadLetters, DeadLetter] | None:
-        """Return a dead letter of a queue and its list, or None; see `dead.find`."""
-        return dead.find(self.lists, queue, letter_id, near)
-
-    def find_dead_many(
-        self, queue: str, places: Sequence[tuple[str, int | None]]
-    ) -> dict[str, tuple[DeadLetters, DeadLetter]]:
-        """Return those dead letters of a queue that are there, with their lists, by id; see `dead.find_many`."""
-        return dead.find_many(self.lists, queue, places)
-
-    def requeue_dead_some(self, queue: str, limit: int = 1000, cursor: str | None = None) -> DeadChunk:
-        """Requeue some dead letters of a queue; see `dead.requeue_some`."""
-        return dead.requeue_some(self.lists, queue, limit, cursor)
-
-    def purge_dead_some(self, queue: str, limit: int = 1000, cursor: str | None = None) -> DeadChunk:
-        """Remove some dead letters of a queue; see `dead.purge_some`."""
-        return dead.purge_some(self.lists, queue, limit, cursor)
+    def dead_letters(self, queue: str) -> DeadLetters:
+        """Return the dead letters of a queue, of all priorities. The queue need not be known."""
+        known, _ = self.lists.known(queue)
+        names = {found.name for found in known} | set(self.lists.channel.broker_lists(queue))
+        return DeadLetters(self.lists.client, *names, writer=self.lists.channel.writer)
 
     def _move(self, task_ids: Sequence[str], eta: str | None) -> dict[str, bool]:
         return _answers(self._each(task_ids, lambda queue, task_id: _release(queue, task_id, eta)))

@@ -6,9 +6,7 @@ entry           an entry of a timeout set, as it is read and passed to scripts
 registry        the broker lists that may have waiting messages
 shared_registry the same, read once for all loops of a process
 delayed_queue   DelayedQueue: offer, cancel, find, page, amend, remove, release, transfer, take
-dead_letter     a message that was set aside, with the reason
-dead_pages      pages of them, while others take some away
-dead_letters    DeadLetters: page, find, requeue, purge
+dead_letters    messages that were set aside, with the reason: page, find, requeue, purge
 cursors         what the cursor of a page is made of
 orphans         delayed queues that Java left behind
 tidying         removes places in the index that other programs left behind

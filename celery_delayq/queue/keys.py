@@ -60,7 +60,8 @@ class QueueKeys:
         channel: Pub/Sub, the due time of a new head. Redisson's name.
         index: HASH, message id -> place of its entry.
         repeated: ZSET, message ids with the places of their further entries.
-        dead: LIST, dead letters.
+        dead: ZSET, dead letter -> when the message was set aside (ms).
+        records: HASH, dead letter -> its record.
         transferrer: STRING, the loop that transfers this queue punctually.
         transferrer_channel: Pub/Sub, signs of life of that loop. Pub/Sub has no databases, so the name includes one.
         consumers: ZSET, consumer id -> end of its lease (ms); or, negated, the time at which it was given up (ms).
@@ -76,6 +77,7 @@ class QueueKeys:
     index: str
     repeated: str
     dead: str
+    records: str
     transferrer: str
     transferrer_channel: str
     consumers: str
@@ -94,6 +96,7 @@ class QueueKeys:
             index=companion("delayq:index", name),
             repeated=companion("delayq:repeated", name),
             dead=companion("delayq:dead", name),
+            records=companion("delayq:dead_records", name),
             transferrer=companion("delayq:transfer", name),
             transferrer_channel=companion(f"delayq:transfer_channel:{db}", name),
             consumers=companion("delayq:consumers", name),
@@ -106,6 +109,11 @@ class QueueKeys:
     def waiting(self) -> tuple[str, str, str, str]:
         """The keys that hold waiting messages, in the order in which scripts expect them."""
         return self.timeout_set, self.index, self.repeated, self.delay_list
+
+    @property
+    def dead_letters(self) -> tuple[str, str]:
+        """The keys that hold dead letters, in the order in which scripts expect them."""
+        return self.dead, self.records
 
     def in_flight(self, consumer: str) -> str:
         """Return the name of the LIST of messages of this queue that a consumer holds, newest first."""

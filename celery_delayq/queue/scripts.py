@@ -6,7 +6,6 @@ Each returns a call, see `celery_delayq.queue.script.Call`: `scripts.resign(keys
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -29,7 +28,7 @@ class Transferred:
 
     Attributes:
         moved: number of messages that were moved to the broker list.
-        dead: number of entries that were moved to the dead list.
+        dead: number of entries that became dead letters.
         head_due_ms: due time of the next entry, unix time in ms; None if there is none.
         now_us: the server's time, unix time in microseconds.
         last_sign_ms: last sign of life of the punctual transferrer, unix time in ms.
@@ -134,7 +133,7 @@ def transfer(keys: QueueKeys, *, limit: int, transferrer: str, grace_ms: int, le
     """Move due messages to the broker list, see `transfer.lua`."""
     return Call(
         load("transfer"),
-        (keys.queue, *keys.waiting, keys.dead, keys.transferrer, keys.holds),
+        (keys.queue, *keys.waiting, *keys.dead_letters, keys.transferrer, keys.holds),
         (limit, transferrer, grace_ms, keys.transferrer_channel, lead_ms),
         Transferred.of,
     )
@@ -324,41 +323,34 @@ def put_back(
 ) -> Call[int]:
     """Move messages out of a consumer's in-flight list; see `put_back.lua`. Returns how many were in it.
 
-    They move to the front of the broker list (newest first), to its back, or to the dead list. Each message is given
-    as it was fetched, and as it should be stored. `holders` has those of messages whose tasks give up their unique
-    keys, in the same order.
+    They move to the front of the broker list (newest first), to its back, or to the dead letters. Each message is given
+    as it was fetched, and as it should be stored: a dead letter as its record. `holders` has those of messages whose
+    tasks give up their unique keys, in the same order.
     """
-    names = (keys.in_flight(consumer), keys.dead if dead else keys.queue, keys.holds)
-    side = "RIGHT" if to_front or dead else "LEFT"
+    names = (keys.in_flight(consumer), keys.queue, *keys.dead_letters, keys.holds)
+    side = "DEAD" if dead else "RIGHT" if to_front else "LEFT"
     return Call(load("put_back"), names, (side, holds.written(holders), *_parts(messages)), int)
 
 
 def replace(keys: QueueKeys, *, consumer: str, message: bytes, new: bytes) -> Call[bool]:
     """Replace a message in a consumer's in-flight list; the new one is the oldest. Returns whether it was there."""
     in_flight = keys.in_flight(consumer)
-    return Call(load("put_back"), (in_flight, in_flight, keys.holds), ("RIGHT", b"", message, new), bool)
+    names = (in_flight, in_flight, *keys.dead_letters, keys.holds)
+    return Call(load("put_back"), names, ("RIGHT", b"", message, new), bool)
 
 
-#: Maximum number of letters that one call of `requeue_dead` or `purge_dead` takes.
-MAX_TAKEN = 50
+#: Maximum number of letters that one call of `requeue_dead` moves.
+MAX_REQUEUED = 50
 
 
-def requeue_dead(keys: QueueKeys, *, first: int, last: int, letters: Sequence[tuple[bytes, bytes]]) -> Call[list[bool]]:
-    """Move letters from the dead list to the back of the broker list; see `requeue_dead.lua`.
+def requeue_dead(keys: QueueKeys, *, letters: Sequence[tuple[str, bytes]]) -> Call[int]:
+    """Move dead letters (id, message to write) to the back of the broker list; see `requeue_dead.lua`.
 
-    They are searched for between two positions. Each is given as it is stored, with the message to write. Returns for
-    each whether it was there.
+    Returns how many were there.
     """
-    args: list[bytes | str | int] = [first, last, os.urandom(16), *_parts(letters)]
-    return Call(load("requeue_dead"), (keys.dead, keys.queue), args, _flags)
-
-
-def purge_dead(keys: QueueKeys, *, first: int, last: int, letters: Sequence[bytes]) -> Call[list[bool]]:
-    """Remove letters from the dead list; see `purge_dead.lua`. Returns for each whether it was there.
-
-    They are searched for between two positions.
-    """
-    return Call(load("purge_dead"), (keys.dead,), (first, last, os.urandom(16), *letters), _flags)
+    return Call(
+        load("requeue_dead"), (*keys.dead_letters, keys.queue), [part for pair in letters for part in pair], int
+    )
 
 
 @dataclass(frozen=True)
@@ -391,13 +383,13 @@ def recover(
     """Put back the messages of a consumer that is gone; see `recover.lua`. The score is empty if it is not known.
 
     The channel is the consumer's if its process is known to have ended, otherwise empty. Messages are given newest
-    first: each as it is stored, as it should be stored, and whether it moves to the dead list. `holders` has those of
-    messages whose tasks give up their unique keys, in the same order.
+    first: each as it is stored, what should be stored, and whether that is the record of a dead letter. `holders` has
+    those of messages whose tasks give up their unique keys, in the same order.
     """
     args = [part for raw, new, dead in messages for part in (raw, new, "D" if dead else "Q")]
     return Call(
         load("recover"),
-        (keys.consumers, keys.in_flight(consumer), keys.queue, keys.dead, keys.holds),
+        (keys.consumers, keys.in_flight(consumer), keys.queue, *keys.dead_letters, keys.holds),
         (consumer, score, int(gone), alive_channel, holds.written(holders), *args),
         lambda reply: Recovered(bool(reply[0]), _flags(reply[1]), *reply[2:]),
     )
@@ -447,6 +439,22 @@ def page(
         (keys.timeout_set,),
         (first_due, last_due, limit, skip, after, *apart),
         lambda reply: (int(reply[0]), list(zip(reply[1::2], reply[2::2], strict=True))),
+    )
+
+
+def page_dead(
+    keys: QueueKeys, *, after: tuple[int, str] | None, until_ms: int | None, limit: int
+) -> Call[list[tuple[int, str]]]:
+    """Return times (ms) and ids of the dead letters behind one, without newer ones; see `page.lua`."""
+    after_ms, after_id = after or ("-inf", "")
+    return Call(
+        load("page"),
+        (keys.dead,),
+        (after_ms, "+inf" if until_ms is None else until_ms, limit, "entry" if after else "", after_id),
+        lambda reply: [
+            (score_to_ms(score) or 0, letter_id.decode(errors="replace"))
+            for letter_id, score in zip(reply[1::2], reply[2::2], strict=True)
+        ],
     )
 
 

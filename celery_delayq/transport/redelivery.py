@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from celery_delayq import messages
@@ -56,7 +55,7 @@ def not_alone(raw: bytes) -> bytes:
 
 
 def recover(raw: bytes, delivery_limit: int) -> tuple[bytes, bool]:
-    """Return a message whose consumer is gone in the form to store: as redelivered, or as a dead letter.
+    """Return a message whose consumer is gone in the form to store: as redelivered, or as the record of a dead letter.
 
     A crash counts against every message that was in flight, since nobody knows which of them caused it. But the count
     only rises to one less than the limit. The message becomes a dead letter after its last delivery, if nothing else
@@ -67,17 +66,14 @@ def recover(raw: bytes, delivery_limit: int) -> tuple[bytes, bool]:
         delivery_limit: number of deliveries after which a message is dead; 0 for no limit.
 
     Returns:
-        The bytes to store, and whether they belong in the dead list.
+        The bytes to store, and whether they are the record of a dead letter.
     """
     message = messages.decode(raw, objects=True)
     if message is None:
         return not_a_message(raw), True
     before, count = deliveries(message), deliveries(message) + 1
     if _pop_header(message, ALONE) and delivery_limit and count >= delivery_limit:
-        letter = dead_letters.pack(
-            encode(message), reason=dead_letters.DELIVERY_LIMIT, at_ms=int(time.time() * 1000), deliveries=count
-        )
-        return letter, True
+        return dead_letters.pack(encode(message), reason=dead_letters.DELIVERY_LIMIT, deliveries=count), True
     _mark(message)
     if not isinstance(message.get("headers"), dict):
         message["headers"] = {}
@@ -92,8 +88,8 @@ def holder_of(raw: bytes) -> Holder | None:
 
 
 def not_a_message(raw: bytes) -> bytes:
-    """Return a dead letter with bytes that are not a kombu message."""
-    return dead_letters.pack(raw, reason=dead_letters.NOT_A_MESSAGE, at_ms=int(time.time() * 1000))
+    """Return the record of a dead letter with bytes that are not a kombu message."""
+    return dead_letters.pack(raw, reason=dead_letters.NOT_A_MESSAGE)
 
 
 def revived(raw: bytes) -> bytes:

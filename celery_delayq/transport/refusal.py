@@ -6,7 +6,6 @@ Without it, a message that raises in its consumer's callback would end a worker,
 
 from __future__ import annotations
 
-import time
 from logging import getLogger
 from typing import Any
 
@@ -92,9 +91,8 @@ class Refusal:
             _dead_list(consumer, held.name),
             error,
         )
-        now_ms = int(time.time() * 1000)
         message = redelivery.not_alone(held.message)
-        consumer.set_aside(tag, dead_letters.pack(message, reason=dead_letters.INVALID_TASK, at_ms=now_ms, error=error))
+        consumer.set_aside(tag, dead_letters.pack(message, reason=dead_letters.INVALID_TASK, error=error))
 
 
 def _names(payload: dict[str, Any]) -> tuple[object, object]:

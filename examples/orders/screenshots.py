@@ -57,10 +57,11 @@ def fill() -> None:
     keys, now_s = QueueKeys.of("mail"), int(time.time())
     for number in range(3):
         message = b'{"headers": {"id": "remind:%d", "task": "shop.remind", "argsrepr": "(%d,)"}, "properties": {}}'
-        letter = dead_letters.pack(
-            message % (number, number), reason="delivery-limit", at_ms=(now_s - 600 * number) * 1000, deliveries=5
-        )
-        shop.database.rpush(keys.dead, letter)
+        died_s = now_s - 600 * (2 - number)
+        letter_id = f"{died_s:08x}00000000"
+        shop.database.zadd(keys.dead, {letter_id: died_s * 1000})
+        record = dead_letters.pack(message % (number, number), reason="delivery-limit", deliveries=5)
+        shop.database.hset(keys.records, letter_id, record)
     for ago_s in range(0, 8 * 3600, 60):
         transferred = round(60 + 40 * math.sin(ago_s / 5000) + chance.uniform(-12, 12))
         numbers = {

@@ -11,7 +11,7 @@ from celery import Celery
 from celery_delayq import DelayedQueue
 from tests.cli.running import Command, run
 from tests.cli.test_check import found
-from tests.state import lease, offer, publish
+from tests.state import bury, lease, offer, publish
 from tests.worker_app import publisher
 
 pytestmark = pytest.mark.on_cluster
@@ -34,7 +34,7 @@ def test_ready_messages_that_nobody_consumes(waiting: DelayedQueue, command: Com
 
 
 def test_dead_letters(waiting: DelayedQueue, broker_client: redis.Redis, command: Command) -> None:
-    broker_client.rpush(waiting.keys.dead, b"one", b"two")
+    bury(broker_client, waiting.name, b"one", b"two")
     assert warnings(command, "queues") == ["There are 2 dead letters in queue 'celery'."]
 
 

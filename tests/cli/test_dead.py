@@ -17,6 +17,7 @@ from celery_delayq.queue import cursors, dead_letters
 from celery_delayq.transport.redelivery import DELIVERY_COUNT
 from tests.brokers import list_for
 from tests.cli.running import Command, failed, is_wrong_use
+from tests.state import bury
 
 pytestmark = pytest.mark.on_cluster(always=True)
 
@@ -39,11 +40,10 @@ def killer(app: Celery, broker_client: redis.Redis, command: Command, urgent: st
 
 
 def set_aside(client: redis.Redis, name: str, message: bytes) -> str:
-    """Put a message in a dead list; return its id there."""
-    letters = DeadLetters(client, name)
-    raw = dead_letters.pack(message, reason=dead_letters.DELIVERY_LIMIT, at_ms=1_700_000_000_000, deliveries=3)
-    client.rpush(letters.keys.dead, raw)
-    return dead_letters.unpack(raw).id
+    """Let a message be a dead letter; return its id."""
+    record = dead_letters.pack(message, reason=dead_letters.DELIVERY_LIMIT, deliveries=3)
+    (letter_id,) = bury(client, name, record, at_ms=1_700_000_000_000)
+    return letter_id
 
 
 def test_list_shows_the_messages_of_all_priorities(
@@ -95,14 +95,11 @@ def test_show_has_the_message(command: Command, killer: dict[str, str], broker_c
 
 
 def test_an_invalid_task_is_shown_whatever_its_headers_are(command: Command, broker_client: redis.Redis) -> None:
-    letters = DeadLetters(broker_client, QUEUE)
     headers: dict[str, object]
     for number, headers in enumerate(({"task": {}, "id": []}, {"task": 5, "id": None, "eta": {}}, {})):
         message = json.dumps({"headers": headers, "properties": {}, "body": number}).encode()
-        raw = dead_letters.pack(
-            message, reason=dead_letters.INVALID_TASK, at_ms=number, error="its id must be a string"
-        )
-        broker_client.rpush(letters.keys.dead, raw)
+        record = dead_letters.pack(message, reason=dead_letters.INVALID_TASK, error="its id must be a string")
+        bury(broker_client, QUEUE, record)
         row = command("dead", "list", "--json").json()[number]
         assert (row["reason"], row["error"]) == ("invalid-task", "its id must be a string")
         assert (row["task"], row["task_id"]) == (headers.get("task"), headers.get("id"))
@@ -114,7 +111,7 @@ def test_an_invalid_task_is_shown_whatever_its_headers_are(command: Command, bro
 def test_an_entry_that_was_none_is_listed_and_not_requeued(
     command: Command, killer: dict[str, str], broker_client: redis.Redis
 ) -> None:
-    broker_client.rpush(DeadLetters(broker_client, QUEUE).keys.dead, b"no entry")
+    bury(broker_client, QUEUE, b"no entry")
     row = command("dead", "list", "--json").json()[0]
     assert row["reason"] == "not-an-entry"
     done = command("dead", "requeue", QUEUE, row["id"], "--json")
@@ -145,7 +142,7 @@ def test_purge_deletes_only_what_was_named(
     assert command("dead", "purge", QUEUE, killer["id"]).stdout == "1 message purged.\n"
     assert [row["id"] for row in command("dead", "list", "--json").json()] == [other]
     assert command("dead", "purge", QUEUE, "--all", "--yes", "--json").json() == [{"purged": 1, "refused": 0}]
-    assert not broker_client.exists(DeadLetters(broker_client, QUEUE).keys.dead)
+    assert not len(DeadLetters(broker_client, QUEUE))
 
 
 def test_to_purge_all_wants_yes(command: Command, killer: dict[str, str]) -> None:
@@ -188,11 +185,8 @@ class TestMany:
         found = []
         for name in (QUEUE, urgent):
             messages = [b'{"headers": {}, "properties": {}, "body": "%d"}' % number for number in range(800)]
-            raws = [
-                dead_letters.pack(message, reason=dead_letters.DELIVERY_LIMIT, at_ms=len(found)) for message in messages
-            ]
-            broker_client.rpush(DeadLetters(broker_client, name).keys.dead, *raws)
-            found += [dead_letters.unpack(raw).id for raw in raws]
+            records = [dead_letters.pack(message, reason=dead_letters.DELIVERY_LIMIT) for message in messages]
+            found += bury(broker_client, name, *records, at_ms=1 + len(found))
         return found
 
     def test_list_shows_a_hundred_and_the_cursor_goes_on(self, command: Command, ids: list[str]) -> None:

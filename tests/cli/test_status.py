@@ -7,11 +7,11 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from celery import Celery
 
-from celery_delayq import DeadLetters, DelayedQueue
+from celery_delayq import DelayedQueue
 from celery_delayq.cluster.client import Routed
 from tests.cli.running import Command, Done, failed, is_wrong_use
 from tests.integration.publishing import publish
-from tests.state import give, lease, now_ms
+from tests.state import bury, give, lease, now_ms
 from tests.state import publish as put
 
 pytestmark = pytest.mark.on_cluster
@@ -33,7 +33,7 @@ def fill(app: Celery, queue: DelayedQueue) -> list[datetime]:
     put(queue, b"ready")
     lease(queue, "consumer")
     give(queue, "consumer", b"held", b"held too")
-    queue.client.rpush(DeadLetters(queue.client, queue.name).keys.dead, b"dead")
+    bury(queue.client, queue.name, b"dead")
     queue.client.set(queue.keys.transferrer, "0:host:4711:1")
     return etas
 

@@ -13,7 +13,7 @@ from celery_delayq.queue import dead_letters
 from examples.private_redis import PrivateRedis
 from tests.cli.running import TerminalCommand
 from tests.integration.publishing import publish
-from tests.state import fill
+from tests.state import bury, fill
 from tests.support import wait_until
 from tests.workers import Worker
 
@@ -101,14 +101,14 @@ def test_a_search_by_name_shows_its_progress(waiting: DelayedQueue, terminal: Te
 
 @pytest.mark.parametrize(("verb", "done"), [("requeue", "requeued"), ("purge", "purged")])
 def test_dead_letters_show_their_progress(waiting: DelayedQueue, terminal: Terminal, verb: str, done: str) -> None:
-    letters = [dead_letters.pack(b"%d" % number, reason=dead_letters.NOT_A_MESSAGE, at_ms=1) for number in range(3000)]
-    waiting.client.rpush(waiting.keys.dead, *letters)
+    letters = [dead_letters.pack(b"%d" % number, reason=dead_letters.NOT_A_MESSAGE) for number in range(3000)]
+    bury(waiting.client, waiting.name, *letters)
     yes = ["--yes"] if verb == "purge" else []
     with terminal("dead", verb, "celery", "--all", *yes) as command:
         command.wait_for_log(f"3,000 messages {done}.")
         assert command.wait() == 0
         assert "/3000" in command.log
-    assert waiting.client.llen(waiting.keys.dead) == 0
+    assert not waiting.client.exists(waiting.keys.dead)
 
 
 def test_status_tells_which_worker_is_punctual(

@@ -14,7 +14,7 @@ from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue import scripts
 from celery_delayq.queue.scripts import MAX_PUT_BACK
 from tests.consumer.conftest import Consumers, hold_all, in_another_thread
-from tests.state import nothing_changes
+from tests.state import nothing_changes, records
 from tests.support import wait_until
 
 CLIENTS: dict[str, dict[str, Any]] = {
@@ -314,11 +314,11 @@ class TestGivingBack:
         consumer.put_back([first, second])
         assert consumers.waiting() == [b"2 again"]
 
-    def test_to_the_dead_list(self, consumers: Consumers) -> None:
+    def test_to_the_dead_letters(self, consumers: Consumers) -> None:
         consumer = consumers.make()
         garbage, _ = consumers.take(consumer, b"garbage", b"2")
         consumer.set_aside(garbage, b"record of it")
-        assert consumers.client.lrange("delayq:dead:{q}", 0, -1) == [b"record of it"]
+        assert records(consumers.client, "q") == [b"record of it"]
         assert consumers.in_flight(consumer) == [b"2"]
 
     def test_what_is_not_held_is_found(self, consumers: Consumers) -> None:

@@ -12,11 +12,12 @@ import redis
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue import keys
 from tests.consumer.conftest import Consumers
+from tests.state import records
 from tests.support import wait_until
 
 Q = keys.QueueKeys.of("q")
 
-#: How a message may leave, and where it is then: what waits on "q", and what is in its dead list.
+#: How a message may leave, and where it is then: what waits on "q", and the records of its dead letters.
 WAYS: dict[str, tuple[Callable[[Consumer, str], Any], list[bytes], list[bytes]]] = {
     "acknowledged": (lambda consumer, tag: consumer.ack(tag), [], []),
     "requeued": (lambda consumer, tag: consumer.requeue(tag), [b"1 again"], []),
@@ -80,7 +81,7 @@ def test_what_is_refused_is_done_later(consumers: Consumers, way: str) -> None:
     assert consumer.held.keys() == {other}
     assert consumers.in_flight(consumer) == [b"2"]
     assert consumers.waiting() == waiting
-    assert consumers.client.lrange(Q.dead, 0, -1) == dead
+    assert records(consumers.client, "q") == dead
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -99,7 +100,7 @@ def test_what_did_not_arrive_is_done_later(lasting: Consumers, way: str) -> None
     assert (consumer.owed, consumer.held) == ({}, {})
     assert lasting.in_flight(consumer) == []
     assert lasting.waiting() == waiting
-    assert lasting.client.lrange(Q.dead, 0, -1) == dead
+    assert records(lasting.client, "q") == dead
 
 
 def test_several_go_to_the_front_in_their_order(consumers: Consumers) -> None:
@@ -128,7 +129,7 @@ def test_what_is_owed_for_one_list_holds_up_no_other(consumers: Consumers, way: 
         assert list(consumer.owed) == [other]
         assert consumers.in_flight(consumer) == []
     assert consumers.waiting() == waiting
-    assert consumers.client.lrange(Q.dead, 0, -1) == dead
+    assert records(consumers.client, "q") == dead
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -143,7 +144,7 @@ def test_a_consumer_that_is_closed_settles_what_is_owed(consumers: Consumers, wa
     assert consumer.finish()
     assert consumers.in_flight(consumer) == []
     assert consumers.waiting() == waiting
-    assert consumers.client.lrange(Q.dead, 0, -1) == dead
+    assert records(consumers.client, "q") == dead
 
 
 def test_an_acknowledgement_that_is_owed_is_sent_although_the_process_ends(consumers: Consumers) -> None:

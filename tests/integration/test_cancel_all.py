@@ -16,7 +16,7 @@ from celery_delayq import DelayedQueue, messages
 from celery_delayq.inspector.histogram import Bucket
 from celery_delayq.queue import codec
 from tests.brokers import list_for
-from tests.state import FAR, calls, give, lease, nothing_changes, now_ms, offer
+from tests.state import FAR, bury, calls, give, lease, nothing_changes, now_ms, offer
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
@@ -157,7 +157,7 @@ class TestCounts:
         offer(high, "high", now + 30_000)
         client.lpush("celery", b"ready")
         client.lpush(high.name, b"ready", b"ready")
-        client.rpush(waiting.keys.dead, b"dead")
+        bury(client, waiting.name, b"dead")
         for consumer in ("one", "two"):
             lease(waiting, consumer)
             give(waiting, consumer, b"held", b"held")

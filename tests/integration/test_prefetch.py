@@ -379,7 +379,7 @@ def log_of_all(workers: list[Worker]) -> str:
 
 
 @pytest.mark.one_server("it takes long; see tests/faults/test_poison.py")
-def test_a_task_that_kills_its_workers_ends_in_the_dead_list(
+def test_a_task_that_kills_its_workers_becomes_a_dead_letter(
     app: Celery, ledger: Ledger, doomed: Any, broker_client: redis.Redis
 ) -> None:
     doomed(3)
@@ -392,7 +392,6 @@ def test_a_task_that_kills_its_workers_ends_in_the_dead_list(
     assert len({run.note for run in ledger.runs()}) == 3
     (letter,) = DeadLetters(broker_client, "celery")
     assert (letter.reason, letter.deliveries) == (DELIVERY_LIMIT, 3)
-    assert letter.at_ms is not None
     assert begin_ms < letter.at_ms < time.time() * 1000 + 1000
     assert result.id.encode() in letter.message
     assert app.tasks["note"].delay(1).get(timeout=20) == 1, "one worker is alive"

@@ -9,6 +9,7 @@ from logging import INFO
 import pytest
 import redis
 
+from celery_delayq import DeadLetters
 from celery_delayq.queue import codec
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.registry import Registry
@@ -93,7 +94,7 @@ class TestOneLoop:
         queue.offer(b"after", delay_s=0.3)
         loops.start()
         wait_for_delivery(queue, b"before", b"between", b"after")
-        assert queue.client.lrange("delayq:dead:{q}", 0, -1) == [b"garbage", b""]
+        assert [letter.message for letter in DeadLetters(queue.client, "q")] == [b"garbage", b""]
         (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
         assert "2 entries" in record.getMessage()
         assert "delayq:dead:{q}" in record.getMessage()

@@ -99,8 +99,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "fetch": ({"consumer": "me", "limit": 1}, []),
     "purge": ({"limit": 1, "mark": b""}, [0]),
     "put_back": ({"consumer": "me", "messages": []}, 0),
-    "requeue_dead": ({"first": 0, "last": 1, "letters": []}, []),
-    "purge_dead": ({"first": 0, "last": 1, "letters": []}, []),
+    "requeue_dead": ({"letters": []}, 0),
     "recover": (
         {"consumer": "you", "score": b"1", "gone": True, "alive_channel": "here", "messages": []},
         [1, [], 0, b""],

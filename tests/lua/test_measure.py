@@ -7,7 +7,7 @@ import pytest
 from celery_delayq.queue import scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Measured
-from tests.state import give, lease, nothing_changes, now_ms, offer, publish, state, wrong_type
+from tests.state import bury, give, lease, nothing_changes, now_ms, offer, publish, state, wrong_type
 
 SPANS = [60_000, 3_600_000]
 
@@ -32,7 +32,7 @@ def test_everything_is_read_and_nothing_changes(queue: DelayedQueue) -> None:
     lease(queue, "ended", ms_left=-1)
     queue.client.zadd(queue.keys.consumers, {"given up": -now})
     give(queue, "lasting", b"held")
-    queue.client.rpush(queue.keys.dead, b"dead")
+    bury(queue.client, "q", b"dead")
     queue.client.set(queue.keys.transferrer, "1:host:4711:1")
     scripts.count(queue.keys, now_s=100, numbers={"x": 2}).run(queue.client)
     with nothing_changes(queue.client):

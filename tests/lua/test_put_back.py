@@ -11,7 +11,21 @@ from hypothesis import strategies as st
 from celery_delayq.queue import scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from tests.properties import on_a_server
-from tests.state import DEAD, delivered, give, held, nothing_changes, out_of_memory, publish, state, wrong_type
+from tests.state import (
+    DEAD,
+    RECORDS,
+    bury,
+    delivered,
+    give,
+    held,
+    nothing_changes,
+    now_ms,
+    out_of_memory,
+    publish,
+    records,
+    state,
+    wrong_type,
+)
 
 ME = "host:1:me"
 IN_FLIGHT = "delayq:inflight:{q}:host:1:me"
@@ -39,11 +53,29 @@ class TestWhere:
         assert put_back(queue, b"1", b"2", to_front=False, mark=b" again") == 2
         assert delivered(queue) == [b"waiting", b"1 again", b"2 again"]
 
-    def test_to_the_end_of_the_dead_list(self, queue: DelayedQueue) -> None:
-        queue.client.rpush(DEAD, b"dead before")
-        give(queue, ME, b"1", b"2")
-        assert put_back(queue, b"1", dead=True, mark=b" letter") == 1
-        assert state(queue.client) == {DEAD: [b"dead before", b"1 letter"], IN_FLIGHT: [b"2"]}
+    def test_to_the_dead_letters_in_their_order(self, queue: DelayedQueue) -> None:
+        bury(queue.client, "q", b"dead before")
+        give(queue, ME, b"1", b"2", b"3")
+        assert put_back(queue, b"1", b"3", dead=True, mark=b" letter") == 2
+        assert records(queue.client, "q") == [b"dead before", b"1 letter", b"3 letter"]
+        assert state(queue.client).keys() == {DEAD, RECORDS, IN_FLIGHT}
+        assert held(queue, ME) == [b"2"]
+
+    def test_a_dead_letter_has_the_time_of_the_server_and_an_id_that_none_had(self, queue: DelayedQueue) -> None:
+        before = now_ms(queue.client)
+        give(queue, ME, *(b"same" for _ in range(100)))
+        for _ in range(2):
+            assert put_back(queue, *(b"same" for _ in range(50)), dead=True) == 50
+        times = [score for _, score in queue.client.zrange(DEAD, 0, -1, withscores=True)]
+        assert len(times) == queue.client.hlen(RECORDS) == 100
+        assert before <= min(times) <= max(times) <= now_ms(queue.client)
+
+    def test_a_call_that_is_repeated_gives_one_dead_letter(self, queue: DelayedQueue) -> None:
+        """Its reply was lost."""
+        give(queue, ME, b"1")
+        assert put_back(queue, b"1", dead=True) == 1
+        with nothing_changes(queue.client):
+            assert put_back(queue, b"1", dead=True) == 0
 
     def test_to_its_own_list_written_anew(self, queue: DelayedQueue) -> None:
         give(queue, ME, b"1", b"2", b"2")
@@ -104,13 +136,15 @@ class TestTheSameBytesTwice:
             give(one_queue, ME, *in_flight)
         moved = Counter(in_flight) & Counter(asked)
         assert put_back(one_queue, *asked, to_front=to_front, dead=dead) == moved.total()
-        there = one_queue.client.lrange(DEAD if dead else "q", 0, -1)
+        there = records(one_queue.client, "q") if dead else delivered(one_queue)
         assert Counter(there) == moved
         assert Counter(held(one_queue, ME)) == Counter(in_flight) - moved
 
 
 class TestTrouble:
-    @pytest.mark.parametrize(("key", "dead"), [("q", False), (DEAD, True), (IN_FLIGHT, False), (IN_FLIGHT, True)])
+    @pytest.mark.parametrize(
+        ("key", "dead"), [("q", False), (DEAD, True), (RECORDS, True), (IN_FLIGHT, False), (IN_FLIGHT, True)]
+    )
     def test_keys_of_another_type(self, queue: DelayedQueue, key: str, dead: bool) -> None:
         publish(queue, b"waiting")
         give(queue, ME, b"1", b"2")
@@ -121,4 +155,4 @@ class TestTrouble:
         give(queue, ME, b"1", b"2")
         with out_of_memory(queue.client):
             assert put_back(queue, b"2", b"gone", b"1", dead=dead, mark=b" longer than before") == 2
-        assert len(queue.client.lrange(DEAD if dead else "q", 0, -1)) == 2
+        assert len(records(queue.client, "q") if dead else delivered(queue)) == 2

@@ -18,6 +18,8 @@ from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Recovered
 from tests.state import (
     DEAD,
+    RECORDS,
+    bury,
     delivered,
     give,
     held,
@@ -26,6 +28,7 @@ from tests.state import (
     now_ms,
     out_of_memory,
     publish,
+    records,
     renew,
     state,
     wrong_type,
@@ -98,13 +101,15 @@ class TestMessages:
         assert last == Recovered(given_up=True, moved=[True], left=0, score=b"")
         assert delivered(queue) == [b"1", b"2", b"3"]
 
-    def test_that_are_dead_go_to_the_dead_list(self, queue: DelayedQueue) -> None:
-        queue.client.rpush(DEAD, b"dead before")
+    def test_that_are_dead_become_dead_letters(self, queue: DelayedQueue) -> None:
+        bury(queue.client, "q", b"dead before")
         give(queue, GONE, b"1", b"2")
         before = ended(queue)
         first = recover(queue, before, b"2", dead=True, mark=b" letter")
         assert recover(queue, first.score, b"1", gone=True).left == 0
-        assert state(queue.client) == {"q": [b"1"], DEAD: [b"dead before", b"2 letter"]}
+        assert records(queue.client, "q") == [b"dead before", b"2 letter"]
+        assert state(queue.client).keys() == {"q", DEAD, RECORDS}
+        assert delivered(queue) == [b"1"]
 
     def test_that_are_not_in_flight_any_more_are_added_nowhere(self, queue: DelayedQueue) -> None:
         give(queue, GONE, b"1", b"3")
@@ -257,12 +262,12 @@ class TestGivenUp:
 
 
 class TestTrouble:
-    @pytest.mark.parametrize("key", ["q", CONSUMERS, IN_FLIGHT, DEAD])
+    @pytest.mark.parametrize("key", ["q", CONSUMERS, IN_FLIGHT, DEAD, RECORDS])
     def test_keys_of_another_type(self, queue: DelayedQueue, key: str) -> None:
         """Not even the mark is there if they cannot be put back."""
         publish(queue, b"waiting")
         give(queue, GONE, b"1", b"2")
-        queue.client.rpush(DEAD, b"dead before")
+        bury(queue.client, "q", b"dead before")
         seen = ended(queue)
         wrong_type(queue, key, lambda: recover(queue, seen, b"2", b"1"))
 
@@ -275,7 +280,7 @@ class TestTrouble:
             assert (first.given_up, first.moved, first.left) == (True, [True], 1)
             last = recover(queue, first.score, b"1", dead=dead, mark=b" longer than before", gone=True)
         assert (last.moved, last.score) == ([True], b"")
-        assert len(queue.client.lrange(DEAD if dead else "q", 0, -1)) == 2
+        assert len(records(queue.client, "q") if dead else delivered(queue)) == 2
 
 
 MESSAGES = st.sampled_from([b"a", b"b", b"c", b"\x00\xff"])
@@ -366,7 +371,8 @@ class Interleaved(RuleBasedStateMachine):
 
     @invariant()
     def each_message_is_there_once(self) -> None:
-        lists = [value for key, value in state(self.queue.client).items() if key != CONSUMERS]
+        lists = [value for key, value in state(self.queue.client).items() if key not in (CONSUMERS, DEAD, RECORDS)]
+        lists.append(records(self.queue.client, "q"))
         found = Counter(message.rstrip(b"+") for messages in lists for message in messages)
         assert found == +self.there
 

@@ -17,7 +17,7 @@ from tests.brokers import list_for
 from tests.foreign import defined
 from tests.integration.publishing import publish
 from tests.metrics.parsing import Metrics, Scrape
-from tests.state import give, lease, now_ms
+from tests.state import bury, give, lease, now_ms
 from tests.state import publish as put
 from tests.support import wait_until
 
@@ -40,7 +40,7 @@ def test_counts_are_those_of_all_priorities(app: Celery, waiting: DelayedQueue, 
     lease(other, "two", ms_left=-1000)
     give(other, "one", b"held")
     give(other, "two", b"left", b"behind")
-    client.rpush(other.keys.dead, b"dead")
+    bury(client, other.name, b"dead")
     client.set(other.keys.transferrer, "0:host:4711:1")
     found = scrape()
     assert gauges(found) == {"ready": 3, "delayed": 0, "overdue": 0, "in_flight": 3, "dead": 1}

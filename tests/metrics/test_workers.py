@@ -91,7 +91,7 @@ def test_a_dead_letter_is_counted_with_its_reason(
 ) -> None:
     with Worker(broker=broker_url, ledger=ledger.url) as worker:
         waiting.client.lpush("celery", b"garbage")
-        wait_until(lambda: waiting.client.llen(waiting.keys.dead) == 1, "it is dead")
+        wait_until(lambda: waiting.client.zcard(waiting.keys.dead) == 1, "it is dead")
         worker.send_signal(signal.SIGTERM)
         worker.wait()
     found = scrape()

@@ -134,7 +134,7 @@ class ClusterScene(Scene):
         return [
             letter
             for queue in self.queues
-            for letter in self.cluster.owner(queue).client.lrange(QueueKeys.of(queue).dead, 0, -1)
+            for letter in self.cluster.owner(queue).client.hvals(QueueKeys.of(queue).records)
         ]
 
     def complaints(self) -> list[str]:

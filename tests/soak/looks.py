@@ -19,7 +19,7 @@ from tests.workers import Worker
 #: another name in a cluster.
 _DOCUMENTED = ("delayq:queues", "delayq:retired:", "delayq:schedule", "_kombu.", "{_kombu.")
 
-_CONSUMERS, _DEAD = "delayq:consumers:", "delayq:dead:"
+_CONSUMERS, _DEAD = "delayq:consumers:", "delayq:dead"
 
 #: For so long, a worker without a task is looked at, and so much it may compute meanwhile, in seconds.
 _REST_S, _BUSY_S = 2.0, 1.0

@@ -247,7 +247,7 @@ class Scene:
     def dead(self) -> list[bytes]:
         """Return the dead letters."""
         with self.client() as client:
-            return list(client.lrange(QueueKeys.of("celery").dead, 0, -1))
+            return list(client.hvals(QueueKeys.of("celery").records))
 
     def occupy(self, worker: Worker, seconds: float) -> None:
         """Submit tasks that take so long until one of them runs in a worker."""

@@ -37,6 +37,7 @@ def test_every_name_of_a_queue() -> None:
         "index": "delayq:index:{shop.celery}",
         "repeated": "delayq:repeated:{shop.celery}",
         "dead": "delayq:dead:{shop.celery}",
+        "records": "delayq:dead_records:{shop.celery}",
         "transferrer": "delayq:transfer:{shop.celery}",
         "transferrer_channel": "delayq:transfer_channel:3:{shop.celery}",
         "consumers": "delayq:consumers:{shop.celery}",

@@ -11,7 +11,7 @@ import redis
 
 from celery_delayq import DelayedQueue
 from celery_delayq.queue.registry import REGISTERED_FOR_S, Registry
-from tests.state import FAR, nothing_changes, offer, state
+from tests.state import FAR, bury, nothing_changes, offer, state
 
 IDLE_S = 90.0
 
@@ -94,7 +94,7 @@ class TestWhatIsNot:
     def test_has_dead_letters_or_periodic_tasks(self, registry: Registry, queue: DelayedQueue, which: str) -> None:
         registry.add("q")
         if which == "dead":
-            registry.client.rpush(queue.keys.dead, "letter")
+            bury(registry.client, queue.name, b"letter")
         else:
             registry.client.hset(queue.keys.schedule, "entry", "state")
         with nothing_changes(registry.client):

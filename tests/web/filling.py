@@ -15,7 +15,7 @@ import redis
 from celery import Celery, chain, chord
 from kombu import pools
 
-from celery_delayq import DeadLetters, DelayedQueue
+from celery_delayq import DelayedQueue
 from celery_delayq.queue import dead_letters
 from celery_delayq.transport.redelivery import DELIVERY_COUNT
 from tests import brokers, state
@@ -140,21 +140,17 @@ def _overdue_and_fetched(app: Celery, client: redis.Redis, filled: Filled) -> No
 
 
 def _dead(app: Celery, client: redis.Redis, filled: Filled) -> None:
-    letters = DeadLetters(client, "celery")
     at_ms = state.now_ms(client) - 3_600_000
     _, killer = message_of(app, client, "shop.payments.charge", 1008, 100, eta=None, **{DELIVERY_COUNT: 5})
     _, invalid = message_of(app, client, "shop.orders.ship", 1009, eta="the day after", timelimit=[None, None])
-    for raw in (
-        dead_letters.pack(killer, reason=dead_letters.DELIVERY_LIMIT, at_ms=at_ms, deliveries=6),
-        dead_letters.pack(b"not kombu's JSON", reason=dead_letters.NOT_A_MESSAGE, at_ms=at_ms + 1000, deliveries=1),
-        dead_letters.pack(
-            invalid, reason=dead_letters.INVALID_TASK, at_ms=at_ms + 2000, error="its eta is no ISO 8601 time"
-        ),
+    records = [
+        dead_letters.pack(killer, reason=dead_letters.DELIVERY_LIMIT, deliveries=6),
+        dead_letters.pack(b"not kombu's JSON", reason=dead_letters.NOT_A_MESSAGE, deliveries=1),
+        dead_letters.pack(invalid, reason=dead_letters.INVALID_TASK, error="its eta is no ISO 8601 time"),
         b"\x00\x01 an entry that is cut off",
-    ):
-        client.rpush(letters.keys.dead, raw)
-        letter = dead_letters.unpack(raw)
-        filled.dead[letter.reason] = letter.id
+    ]
+    for letter_id, record in zip(state.bury(client, "celery", *records, at_ms=at_ms), records, strict=True):
+        filled.dead[dead_letters.reason_of(record)] = letter_id
 
 
 def _periodic(app: Celery, filled: Filled) -> None:

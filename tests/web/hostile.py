@@ -9,7 +9,7 @@ from typing import Any
 import redis
 from celery import Celery
 
-from celery_delayq import DeadLetters, DelayedQueue
+from celery_delayq import DelayedQueue
 from celery_delayq.queue import dead_letters
 from celery_delayq.queue.keys import RegistryKeys, ScheduleKeys
 from tests import state
@@ -146,22 +146,18 @@ def _entries(client: redis.Redis, message: dict[str, Any], filled: Hostile) -> N
 
 
 def _dead(client: redis.Redis, message: dict[str, Any], filled: Hostile) -> None:
-    letters = DeadLetters(client, "celery")
     raws = [
-        dead_letters.pack(
-            hostile_message(message, text, text), reason=dead_letters.INVALID_TASK, at_ms=number, error=text
-        )
+        dead_letters.pack(hostile_message(message, text, text), reason=dead_letters.INVALID_TASK, error=text)
         for number, text in enumerate(TEXTS.values())
     ]
     raws += [
-        dead_letters.pack(BYTES, reason=TEXTS["script"], at_ms=10**18, deliveries=-1),
-        dead_letters.pack(b"", reason="", at_ms=-1, deliveries=10**30),
+        dead_letters.pack(BYTES, reason=TEXTS["script"], deliveries=-1),
+        dead_letters.pack(b"", reason="", deliveries=10**30),
         BYTES,
         b"",
         TEXTS["script"].encode(),
     ]
-    client.rpush(letters.keys.dead, *raws)
-    filled.dead = [dead_letters.unpack(raw).id for raw in raws]
+    filled.dead = state.bury(client, "celery", *raws)
 
 
 def _periodic(app: Celery, client: redis.Redis, filled: Hostile) -> None:

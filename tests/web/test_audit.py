@@ -11,9 +11,10 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_delayq import DeadLetters, DelayedQueue
+from celery_delayq import DelayedQueue
 from celery_delayq.queue import dead_letters
 from celery_delayq.web.broker import Broker
+from tests import state
 from tests.web import direct
 from tests.web.direct import User, user_of
 
@@ -65,13 +66,11 @@ def test_each_change_of_tasks_has_a_line(app: Celery, ann: User, lines: Lines) -
 
 
 def test_each_change_of_dead_letters_has_a_line(client: redis.Redis, ann: User, lines: Lines) -> None:
-    letters = DeadLetters(client, "celery")
-    raws = [dead_letters.pack(b"x%d" % number, reason="x", at_ms=1) for number in range(4)]
-    client.rpush(letters.keys.dead, *raws)
-    ids = [dead_letters.unpack(raw).id for raw in raws]
+    raws = [dead_letters.pack(b"x%d" % number, reason="x") for number in range(4)]
+    ids = state.bury(client, "celery", *raws)
     query = {"queue": "celery"}
-    ann.act("/dead", "dead.purge", query, letter=f"{ids[0]}-0")
-    assert lines() == [f"dead.purge by ann from 192.0.2.1: celery: {ids[0]}-0: 1 done, 0 not"]
+    ann.act("/dead", "dead.purge", query, letter=f"{ids[0]}")
+    assert lines() == [f"dead.purge by ann from 192.0.2.1: celery: {ids[0]}: 1 done, 0 not"]
     ann.act("/dead", "dead.requeue", query, letter=f"{ids[1]}")
     assert lines() == [f"dead.requeue by ann from 192.0.2.1: celery: {ids[1]}: 1 done, 0 not"]
     ann.act("/dead", "dead.purge", query, scope="matching")

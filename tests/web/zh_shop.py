@@ -11,12 +11,12 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue, DelayQ
-from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, INVALID_TASK, DeadLetters, pack
+from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, INVALID_TASK, pack
 from celery_delayq.queue.keys import ScheduleKeys
 from celery_delayq.schedule.records import Record
 from celery_delayq.web.request import Params, Request, Response, encoded
 from celery_delayq.web.site import Site
-from tests.state import FAR, give, lease, now_ms, offer
+from tests.state import FAR, bury, give, lease, now_ms, offer
 
 QUEUE, EMPTY = "队列甲", "队列乙"
 
@@ -89,10 +89,9 @@ def _bury(client: redis.Redis) -> None:
         headers = {"id": str(number), "task": "发送", "argsrepr": "(1,)", "kwargsrepr": "{}"}
         return json.dumps({"headers": headers, "properties": {}, "body": ""}).encode()
 
-    dead = DeadLetters(client, QUEUE).keys.dead
-    letters = [pack(message(n), reason=DELIVERY_LIMIT, at_ms=n, deliveries=5) for n in range(MANY)]
-    letters.append(pack(message(99), reason=INVALID_TASK, at_ms=99, error="没有这个任务"))
-    client.rpush(dead, b"1234", *letters)
+    letters = [pack(message(n), reason=DELIVERY_LIMIT, deliveries=5) for n in range(MANY)]
+    letters.append(pack(message(99), reason=INVALID_TASK, error="没有这个任务"))
+    bury(client, QUEUE, b"1234", *letters)
 
 
 class Chinese:

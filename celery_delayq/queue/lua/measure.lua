@@ -3,7 +3,7 @@ measure: read the numbers of a queue, by commands of O(log N) for N waiting mess
 
 KEYS[1] broker list   LIST
 KEYS[2] timeout set   ZSET
-KEYS[3] dead list     LIST
+KEYS[3] dead          ZSET, see lib/bury.lua
 KEYS[4] transferrer   STRING, see transfer.lua
 KEYS[5] consumers     ZSET, see renew.lua
 KEYS[6] totals        HASH, see count.lua
@@ -14,7 +14,7 @@ Returns {now, ready, delayed, overdue, head, dead, transferrer, lasting, ended, 
 state of their leases (1,000 each at most), how many messages become due within each span, and the totals. Only {now} if
 there is nothing of that: most queues have messages of one priority only.
 ]]
-local queue, timeout_set, dead_list, transferrer, consumers, totals =
+local queue, timeout_set, dead, transferrer, consumers, totals =
     KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local MOST = 1000
 
@@ -22,7 +22,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_text = string.format('%.0f', now)
 
-if redis.call('EXISTS', queue, timeout_set, dead_list, transferrer, consumers, totals) == 0 then
+if redis.call('EXISTS', queue, timeout_set, dead, transferrer, consumers, totals) == 0 then
     return {now_text}
 end
 
@@ -36,7 +36,7 @@ return {
     redis.call('ZCARD', timeout_set),
     redis.call('ZCOUNT', timeout_set, '-inf', now_text),
     redis.call('ZRANGE', timeout_set, 0, 0, 'WITHSCORES')[2] or '',
-    redis.call('LLEN', dead_list),
+    redis.call('ZCARD', dead),
     redis.call('GET', transferrer) or '',
     redis.call('ZRANGEBYSCORE', consumers, '(' .. now_text, '+inf', 'LIMIT', 0, MOST),
     redis.call('ZRANGEBYSCORE', consumers, '(0', now_text, 'LIMIT', 0, MOST),

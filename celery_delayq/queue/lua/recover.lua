@@ -8,14 +8,15 @@ alive after all (suspended, partitioned), it learns that from its next renewal, 
 KEYS[1] consumers    ZSET, see renew.lua
 KEYS[2] in-flight    LIST, of the consumer
 KEYS[3] broker list  LIST
-KEYS[4] dead list    LIST
-KEYS[5] holds        HASH, see offer_unique.lua
+KEYS[4] dead         ZSET, dead letter -> time (ms), see lib/bury.lua
+KEYS[5] records      HASH, dead letter -> its record
+KEYS[6] holds        HASH, see offer_unique.lua
 ARGV[1] consumer
 ARGV[2] score        as seen by the caller; '' if it is not known, because its data was deleted
 ARGV[3] gone         '1' if the caller considers it gone, '0' to require that its lease has ended
 ARGV[4] channel      that the consumer subscribes to while it lives, if its process is known to have ended; or ''
-ARGV[5] holders      of the messages that go to the dead list, see lib/done_with.lua; '' if none does
-ARGV[6..] message, the message to write instead, and 'Q' (broker list) or 'D' (dead list), in turns, newest first
+ARGV[5] holders      of the messages that become dead letters, see lib/done_with.lua; '' if none does
+ARGV[6..] message, what to write instead, and 'Q' (broker list) or 'D' (record of a dead letter), in turns, newest first
 
 Returns {recovered, moved, left, score}: 1, or 0 if it is alive; for each message 1 if it was moved, otherwise 0; how
 many messages are left; its new score, '' if it was forgotten.
@@ -25,10 +26,11 @@ blocking command that it sent earlier may still give it a message. The next call
 
 Limits: at most 100 messages per call.
 ]]
-local consumers, in_flight, queue, dead_list, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local consumers, in_flight, queue, dead, records, holds = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local consumer, seen, gone, channel, holders = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5]
 local REMEMBER_MS = 60000
 
+-- include: bury
 -- include: done_with
 
 local time = redis.call('TIME')
@@ -44,7 +46,8 @@ end
 
 -- Keys of another type fail here, before anything is changed.
 redis.call('LLEN', queue)
-redis.call('LLEN', dead_list)
+redis.call('ZCARD', dead)
+redis.call('HLEN', records)
 if holders ~= '' then
     redis.call('HLEN', holds)
 end
@@ -57,7 +60,11 @@ local moved = {}
 for at = 6, #ARGV, 3 do
     moved[#moved + 1] = redis.call('LREM', in_flight, 1, ARGV[at])
     if moved[#moved] == 1 then
-        redis.call('RPUSH', ARGV[at + 2] == 'D' and dead_list or queue, ARGV[at + 1])
+        if ARGV[at + 2] == 'D' then
+            bury(dead, records, time, ARGV[at + 1])
+        else
+            redis.call('RPUSH', queue, ARGV[at + 1])
+        end
         done_with(holds, holders, (at - 3) / 3, now)
     end
 end

@@ -1,8 +1,8 @@
 --[[
 transfer: move messages that are due from a delayed queue to its broker list, earliest first.
 
-Guarantee: every entry is moved once. A batch is examined before anything is changed. Corrupt entries move to the dead
-list and do not block the queue. Only the punctual transferrer moves messages as soon as they are due. Another one must
+Guarantee: every entry is moved once. A batch is examined before anything is changed. Corrupt entries become dead
+letters and do not block the queue. Only the punctual transferrer moves messages as soon as they are due. Another one must
 wait until nothing was moved for a grace period; by moving a message, it becomes the punctual one.
 
 KEYS[1] broker list   LIST
@@ -10,16 +10,17 @@ KEYS[2] timeout set   ZSET
 KEYS[3] index         HASH, see offer.lua
 KEYS[4] repeated      ZSET, see offer.lua
 KEYS[5] delay list    LIST
-KEYS[6] dead list     LIST
-KEYS[7] transferrer   STRING, "<ms of its last sign of life>:<id>"
-KEYS[8] holds         HASH, see offer_unique.lua
+KEYS[6] dead          ZSET, dead letter -> time (ms), see lib/bury.lua
+KEYS[7] records       HASH, dead letter -> its record
+KEYS[8] transferrer   STRING, "<ms of its last sign of life>:<id>"
+KEYS[9] holds         HASH, see offer_unique.lua
 ARGV[1] limit         entries per call, at most 1000
 ARGV[2] transferrer   id of the caller, or '' to move all due messages without becoming the punctual one
 ARGV[3] grace         ms
 ARGV[4] channel       for signs of life, "<ms>:<head or empty>:<id>"
 ARGV[5] lead          ms; messages that are due within this time count as due
 
-Returns {moved, dead, head, now, last, id, former, number, due, ...}: entries moved, entries set aside, due time of the
+Returns {moved, buried, head, now, last, id, former, number, due, ...}: entries moved, entries set aside, due time of the
 next (ms, or ''), the server's time (microseconds), the last sign of life (ms) and id of the punctual transferrer ('' if
 there is none), and the id that was there before this call. Then, for each slice, how many entries were moved, and when the
 first of them was due (ms).
@@ -30,10 +31,11 @@ and stops after that much. Fewer entries while Redisson's delay list is in use, 
 Source: Redisson RedissonDelayedQueue.pushTaskAsync. Differences: LPUSH, because kombu takes from the right; both
 packings; corrupt entries; the index; one punctual transferrer; now is the server's time.
 ]]
-local queue, timeout_set, index, repeated, delay_list, dead_list, transferrer, holds =
-    KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local queue, timeout_set, index, repeated, delay_list, dead, records, transferrer, holds =
+    KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local limit, caller, grace, channel, lead = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 
+-- include: bury
 -- include: entry_format
 
 -- This many small messages fit into 16 KiB. A larger reply is copied once more on its way into Lua.
@@ -61,15 +63,15 @@ if recorded then
     end
 end
 
-local function result(moved, dead)
+local function result(moved)
     local now_us_text, last_text = string.format('%.0f', now_us), string.format('%.0f', last)
-    return {moved, dead, head(), now_us_text, last_text, punctual, former, unpack(slices)}
+    return {moved, buried, head(), now_us_text, last_text, punctual, former, unpack(slices)}
 end
 
 if caller ~= '' and punctual ~= '' and punctual ~= caller then
     local due = tonumber(head())
     if not due or now < math.max(due, last) + grace then
-        return result(0, 0)
+        return result(0)
     end
 end
 
@@ -105,14 +107,15 @@ end
 redis.call('LLEN', queue)
 redis.call('HLEN', index)
 redis.call('ZCARD', repeated)
-redis.call('LLEN', dead_list)
+redis.call('ZCARD', dead)
+redis.call('HLEN', records)
 local to_walk = redis.call('LLEN', delay_list)
 limit = most_entries(to_walk, limit)
 
-local moved, dead, bytes, slice = 0, 0, 0, 1
-while moved + dead < limit and bytes < MAX_BYTES do
+local moved, bytes, slice = 0, 0, 1
+while moved + buried < limit and bytes < MAX_BYTES do
     local entries = redis.call(
-        'ZRANGEBYSCORE', timeout_set, '-inf', due_text, 'LIMIT', 0, math.min(slice, limit - moved - dead))
+        'ZRANGEBYSCORE', timeout_set, '-inf', due_text, 'LIMIT', 0, math.min(slice, limit - moved - buried))
     if #entries == 0 then
         break
     end
@@ -148,8 +151,8 @@ while moved + dead < limit and bytes < MAX_BYTES do
     end
     -- Remove first: if the server is out of memory, a script may add only after it has removed something.
     redis.call('ZREMRANGEBYRANK', timeout_set, 0, #entries - 1)
-    if #garbage > 0 then
-        redis.call('RPUSH', dead_list, unpack(garbage))
+    for _, entry in ipairs(garbage) do
+        bury(dead, records, time, '{"reason": "not-an-entry"}\n' .. entry)
     end
     if #payloads > 0 then
         redis.call('LPUSH', queue, unpack(payloads))
@@ -166,9 +169,9 @@ while moved + dead < limit and bytes < MAX_BYTES do
     for _, entry in ipairs(listed) do
         redis.call('LREM', delay_list, 1, entry)
     end
-    moved, dead = moved + #payloads, dead + #garbage
+    moved = moved + #payloads
     -- Read as many as should fit, judging by the previous ones: a few large messages must not block the server.
-    local average = bytes / (moved + dead) + 1
+    local average = bytes / (moved + buried) + 1
     slice = math.max(1, math.min(MAX_SLICE, math.floor((MAX_BYTES - bytes) / average)))
 end
 
@@ -179,7 +182,7 @@ end
 
 -- Two signs of life per grace period keep the others from looking; more would only wake them. One more sign is needed
 -- if the next transfer, and with it the next sign, comes so late that the others would look first.
-if moved + dead > 0 and caller ~= '' then
+if moved + buried > 0 and caller ~= '' then
     local next_due = tonumber(head()) or math.huge
     if punctual ~= caller or now - last >= grace / 2 or next_due - last >= grace * 3 / 4 then
         last, punctual = now, caller
@@ -187,4 +190,4 @@ if moved + dead > 0 and caller ~= '' then
         redis.pcall('PUBLISH', channel, now_text .. ':' .. head() .. ':' .. caller)
     end
 end
-return result(moved, dead)
+return result(moved)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 from celery_delayq import messages
-from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.counts import count
-from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters
+from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters, DeadPage
 from celery_delayq.times import to_datetime
 from celery_delayq.transport.redelivery import revived
 from celery_delayq.web.access import Refusal
@@ -16,9 +16,6 @@ from celery_delayq.web.pages.steps import CHUNK, Progress, Question, ask, is_con
 from celery_delayq.web.rendering import cut
 from celery_delayq.web.request import Response, encoded
 from celery_delayq.web.view import Page, View
-
-#: A letter, and its list.
-Found: TypeAlias = tuple[DeadLetters, DeadLetter]
 
 #: Letters on a page.
 _LIMIT = 50
@@ -30,43 +27,19 @@ _OFFERED = 500
 _NAMED = 100
 
 
-def row_of(letters: DeadLetters, letter: DeadLetter) -> dict[str, Any]:
+def row_of(letter: DeadLetter) -> dict[str, Any]:
     """Return what a page shows of a dead letter, by its headers alone."""
     headers = messages.headers_of(messages.decode(letter.message) or {})
     return {
         "letter": letter,
-        "key": key_of(letter),
-        "list": letters.name,
         "task": headers.get("task"),
         "task_id": headers.get("id"),
         "args": headers.get("argsrepr"),
         "kwargs": headers.get("kwargsrepr"),
         "headers": dict(sorted(headers.items(), key=lambda header: str(header[0]))),
-        "at": None if letter.at_ms is None else to_datetime(letter.at_ms),
+        "at": to_datetime(letter.at_ms),
         "can_requeue": letter.reason != NOT_AN_ENTRY,
     }
-
-
-def key_of(letter: DeadLetter) -> str:
-    """Return the id of a letter with its place, where it is looked for first."""
-    return letter.id if letter.position is None else f"{letter.id}-{letter.position}"
-
-
-def _place_of(key: str) -> tuple[str, int | None]:
-    letter_id, _, position = key.partition("-")
-    return letter_id, int(position) if position.isascii() and position.isdigit() and len(position) < 16 else None
-
-
-def _find_all(inspector: Inspector, queue: str, keys: Sequence[str]) -> dict[str, Found | None]:
-    """Return the letters of keys. All those that are not where they were are looked for together: lists are long."""
-    places = {key: _place_of(key) for key in keys}
-    found = inspector.find_dead_many(queue, list(places.values()))
-    return {key: found.get(letter_id) for key, (letter_id, _) in places.items()}
-
-
-def find(inspector: Inspector, queue: str, key: str) -> Found | None:
-    """Return the letter of a key, and its list; None if it is not there any more."""
-    return inspector.find_dead(queue, *_place_of(key))
 
 
 def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] = ()) -> Response:
@@ -75,11 +48,12 @@ def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] =
         counts = count(inspector.lists, span=1, buckets=1, partial=True)
         dead = {queue.queue: queue.dead for queue in counts.queues}
         queue = query.get("queue") or next((name for name, number in dead.items() if number), "")
-        page = None
+        page, total = DeadPage((), None), 0
         is_away = queue in {lost.queue for lost in counts.lost.queues}
         if queue and not is_away:
+            letters = inspector.dead_letters(queue)
             try:
-                page = inspector.dead_page(queue, limit=_LIMIT, cursor=query.get("cursor") or None)
+                page, total = letters.page(query.get("cursor") or None, _LIMIT), len(letters)
             except ValueError as exc:
                 raise Refusal(400, str(exc)) from exc
     return view.page(
@@ -87,9 +61,9 @@ def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] =
         queue=queue,
         is_away=is_away,
         dead=_offered(dead),
-        rows=[row_of(*found) for found in page.letters] if page is not None else [],
-        total=page.total if page is not None else 0,
-        cursor=page.cursor if page is not None else None,
+        rows=[row_of(letter) for letter in page],
+        total=total,
+        cursor=page.cursor,
         lost=counts.lost,
         message=message,
         results=results,
@@ -126,20 +100,20 @@ def _act(view: View, action: str) -> Response:
 
 def _act_on_some(view: View, action: str, queue: str) -> Response:
     form = view.request.form
-    keys = list(dict.fromkeys(form.all("letter")))
-    if not keys:
+    ids = list(dict.fromkeys(form.all("letter")))
+    if not ids:
         raise Refusal(400, "Nothing is selected. Go back, and select something.")
-    if len(keys) > CHUNK:
+    if len(ids) > CHUNK:
         raise Refusal(400, "At most 1,000 dead letters can be selected at once.")
     with view.broker.inspector() as inspector:
-        found = _find_all(inspector, queue, keys)
+        letters = inspector.dead_letters(queue)
+        found = letters.find_many(ids)
         if not is_confirmed(form):
-            return _ask(view, action, queue, {key: one for key, one in found.items() if one is not None}, len(keys))
-        answers = {key: one is not None and _change(action, *one) for key, one in found.items()}
+            return _ask(view, action, queue, found, len(ids))
+        answers = {one: one in found and _change(action, letters, found[one]) for one in ids}
     changed = sum(answers.values())
-    view.audit.record(action, f"{queue}: {', '.join(keys)}", changed, len(answers) - changed)
-    results = [(key.partition("-")[0], done) for key, done in answers.items()]
-    return _show(view, _done(view, action, changed, len(answers) - changed), results)
+    view.audit.record(action, f"{queue}: {', '.join(ids)}", changed, len(answers) - changed)
+    return _show(view, _done(view, action, changed, len(answers) - changed), list(answers.items()))
 
 
 def _change(action: str, letters: DeadLetters, letter: DeadLetter) -> bool:
@@ -148,8 +122,8 @@ def _change(action: str, letters: DeadLetters, letter: DeadLetter) -> bool:
     return letter.reason != NOT_AN_ENTRY and letters.requeue(letter, revived(letter.message))
 
 
-def _ask(view: View, action: str, queue: str, found: dict[str, Found], number: int) -> Response:
-    rows = [row_of(*one) for one in found.values()]
+def _ask(view: View, action: str, queue: str, found: dict[str, DeadLetter], number: int) -> Response:
+    rows = [row_of(letter) for letter in found.values()]
     notes = []
     if len(found) < number:
         notes.append(
@@ -169,7 +143,7 @@ def _ask(view: View, action: str, queue: str, found: dict[str, Found], number: i
             _back(queue),
             names,
             notes,
-            [("letter", key) for key in found],
+            [("letter", letter_id) for letter_id in found],
             is_final=action == "dead.purge",
             is_void=not found,
         ),
@@ -179,8 +153,9 @@ def _ask(view: View, action: str, queue: str, found: dict[str, Found], number: i
 def _act_on_all(view: View, action: str, queue: str) -> Response:
     form = view.request.form
     with view.broker.inspector() as inspector:
+        letters = inspector.dead_letters(queue)
         if not is_confirmed(form):
-            total = inspector.dead_total(queue)
+            total = len(letters)
             names = [view._("All dead letters of queue %(queue)s", queue=queue)]
             return ask(
                 view,
@@ -195,10 +170,10 @@ def _act_on_all(view: View, action: str, queue: str) -> Response:
                     is_final=action == "dead.purge",
                 ),
             )
-        total = so_far(form, "total") or inspector.dead_total(queue)
-        change = inspector.purge_dead_some if action == "dead.purge" else inspector.requeue_dead_some
+        total = so_far(form, "total") or len(letters)
+        change = letters.purge_some if action == "dead.purge" else partial(letters.requeue_some, revive=revived)
         try:
-            chunk = change(queue, CHUNK, form.get("cursor") or None)
+            chunk = change(CHUNK, form.get("cursor") or None)
         except ValueError as exc:
             raise Refusal(400, str(exc)) from exc
     view.audit.record(action, f"all of {queue}", chunk.changed, chunk.refused)

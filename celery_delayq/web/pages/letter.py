@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, INVALID_TASK, NOT_A_MESSAGE, NOT_AN_ENTRY
 from celery_delayq.web.access import Refusal
-from celery_delayq.web.pages.dead import find, row_of
+from celery_delayq.web.pages.dead import row_of
 from celery_delayq.web.pages.task import body_of
 from celery_delayq.web.request import Response
 from celery_delayq.web.view import Page, View
@@ -20,17 +20,16 @@ _WHY = {
 
 
 def _show(view: View) -> Response:
-    queue, key = view.request.query.get("queue"), view.request.query.get("letter")
-    if not queue or not key:
+    queue, letter_id = view.request.query.get("queue"), view.request.query.get("letter")
+    if not queue or not letter_id:
         raise Refusal(400, "The URL names no dead letter.")
     with view.broker.inspector() as inspector:
-        found = find(inspector, queue, key)
-    if found is None:
+        letter = inspector.dead_letters(queue).find(letter_id)
+    if letter is None:
         return view.page("letter_gone.html", 404, queue=queue)
-    letters, letter = found
     why = _WHY.get(letter.reason)
     return view.page(
-        "letter.html", queue=queue, row=row_of(letters, letter), why=why and view._(why), body=body_of(letter.message)
+        "letter.html", queue=queue, row=row_of(letter), why=why and view._(why), body=body_of(letter.message)
     )
 
 

@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from celery_delayq import DeadLetters
 from celery_delayq.queue import dead_letters
+from tests.state import bury
 from tests.web.filling import Filled, fill, message_of
 from tests.web.pages.lists import expect_ids, press, rows, said, select, shown
 from tests.web.visit import Visits
@@ -62,7 +63,7 @@ def test_one_that_is_requeued_elsewhere_meanwhile(
 
 
 def test_one_that_is_gone_before_the_question(visit: Visits, url: str, filled: Filled, letters: DeadLetters) -> None:
-    page = visit(f"{url}letter?queue=celery&letter={filled.dead['delivery-limit']}-0")
+    page = visit(f"{url}letter?queue=celery&letter={filled.dead['delivery-limit']}")
     letters.purge()
     press(page, "Requeue …")
     expect(page.locator("main")).to_contain_text("1 is no longer there.")
@@ -76,8 +77,8 @@ def test_all_of_a_queue(
 ) -> None:
     """First all are requeued that can be, then the rest is deleted."""
     _, message = message_of(app, client, "shop.orders.remind", 1)
-    more = [dead_letters.pack(message, reason="delivery-limit", at_ms=number) for number in range(1500)]
-    client.rpush(letters.keys.dead, *more)
+    more = [dead_letters.pack(message, reason="delivery-limit") for number in range(1500)]
+    bury(client, "celery", *more)
     page = visit(f"{url}dead")
     page.locator("select[name=queue]").select_option("mail")
     press(page, "Show")

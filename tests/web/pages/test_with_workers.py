@@ -10,10 +10,10 @@ import redis
 from celery import Celery
 from playwright.sync_api import expect
 
-from celery_delayq import DeadLetters
 from celery_delayq.queue import dead_letters
 from examples.private_redis import PrivateRedis
 from tests import brokers
+from tests.state import bury
 from tests.support import wait_until
 from tests.web.filling import message_of, shop
 from tests.web.pages.lists import press, said, select
@@ -67,10 +67,10 @@ def test_a_dead_letter_is_requeued_and_runs(
     visit: Visits, url: str, app: Celery, client: redis.Redis, worker: Worker
 ) -> None:
     task_id, message = message_of(app, client, "shop.orders.ship", 1, eta=None)
-    raw = dead_letters.pack(message, reason=dead_letters.DELIVERY_LIMIT, at_ms=1_000_000, deliveries=6)
-    client.rpush(DeadLetters(client, "celery").keys.dead, raw)
+    raw = dead_letters.pack(message, reason=dead_letters.DELIVERY_LIMIT, deliveries=6)
+    (letter_id,) = bury(client, "celery", raw)
     page = visit(f"{url}dead?queue=celery")
-    select(page, dead_letters.unpack(raw).id)
+    select(page, letter_id)
     press(page, "Requeue …", "Requeue")
     expect(said(page)).to_have_text("1 message requeued.")
     wait_until_it_ran(worker, task_id)
