@@ -91,8 +91,8 @@ def test_at_the_very_moment_of_the_transfer_either_it_or_the_worker_gets_the_tas
         last.get(timeout=20)
     assert ledger.verdict(promised) == Verdict(set(), set(), set())
     assert {run.task_id for run in ledger.runs()} == promised.keys() | {last.id}
-    assert len(cancelled) > 5, "the race did not happen"
-    assert len(promised) > 5, "the race did not happen"
+    assert len(cancelled) > 30, "the race did not happen"
+    assert len(promised) > 30, "the race did not happen"
 
 
 @pytest.mark.usefixtures("waiting")
