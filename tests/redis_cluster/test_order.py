@@ -11,7 +11,8 @@ from tests.fetching.reading import publish, reader, with_options
 from tests.redis_cluster.servers import Cluster
 
 
-@pytest.mark.parametrize(("strategy", "prefetch"), [("round_robin", 1), ("priority", 4), ("sorted", 0)])
+@pytest.mark.parametrize("prefetch", [1, 4, 0])
+@pytest.mark.parametrize("strategy", ["round_robin", "priority", "sorted"])
 def test_no_queue_starves_beside_those_of_other_nodes(cluster: Cluster, strategy: str, prefetch: int) -> None:
     queues = [cluster.key_of(node, prefix="queue") for node in cluster.nodes]
     with with_options(ClusterServer(cluster), queue_order_strategy=strategy) as ours:
@@ -20,7 +21,7 @@ def test_no_queue_starves_beside_those_of_other_nodes(cluster: Cluster, strategy
         with reader(ours, *queues, prefetch=prefetch) as it:
             received = Counter(it.drain(450, timeout=30)[:300])
     assert set(received) == set(queues)
-    assert min(received.values()) >= 20, received
+    assert min(received.values()) >= 50, received
 
 
 @pytest.mark.parametrize("prefetch", [1, 4])
