@@ -18,7 +18,7 @@ from celery_delayq.schedule.definitions import Definitions
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.problems import Problems
 from celery_delayq.schedule.records import Record, Seen, State
-from celery_delayq.schedule.scripts import DONE, GONE
+from celery_delayq.schedule.scripts import DONE, GONE, Step
 from celery_delayq.schedule.store import NodeLost, ScheduleStore
 
 logger = getLogger(__name__)
@@ -256,7 +256,9 @@ class Entries:
         if entry is not None:
             if entry.record.queue is not None:
                 entry.seen = seen.pop()
-            entry.strays = list(zip(queues, seen, strict=False))
+            strays = zip(queues, seen, strict=False)
+            # Whoever planned it in its own queue has gathered it before, so only a failover has left another state.
+            entry.strays = [stray for stray in strays if not entry.seen.raw or stray[1].raw or not stray[1].is_known]
             self.entries[name] = entry
             self.read_state(name, entry)
         elif not raw:
@@ -358,20 +360,47 @@ class Entries:
         return True
 
     def _take_out(self, name: str, entry: Entry, queue: str, seen: Seen, *, is_last: bool) -> bool:
-        state = seen.state
-        if state is None or entry.seen.raw or not is_last:
+        state, own = seen.state, entry.seen.state
+        is_later = state is not None and own is not None and 0 < (own.at_ms or 0) < (state.at_ms or 0)
+        if state is None or not is_last or (entry.seen.raw and not is_later):
             return self._store.forget(name, queue, seen)
         self._store.check_kept(name, queue, seen)
+        if own is not None:
+            return self._go_on_from(name, entry, queue, seen, state)
         # Never back from "sent": somebody may be about to forget the state, after he has recorded that.
         if entry.record.last != state.on_leaving(sent=True):
             if not self._write_last(name, entry, state.on_leaving(sent=False)):
                 return False
+            self._store.check_record_kept(name, queue)
             outcome = self._store.leave(name, queue, seen, state.task_id)
             if outcome != GONE:
                 return outcome == DONE
             self._store.check_kept(name, queue, seen)  # it was sent after the check before
-        is_recorded = self._write_last(name, entry, state.on_leaving(sent=True))
-        return is_recorded and self._store.leave(name, queue, seen, "") == DONE
+        if not self._write_last(name, entry, state.on_leaving(sent=True)):
+            return False
+        self._store.check_record_kept(name, queue)
+        return self._store.leave(name, queue, seen, "") == DONE
+
+    def _go_on_from(self, name: str, entry: Entry, queue: str, seen: Seen, state: State) -> bool:
+        """Put a state of another queue in place of an earlier one: a failover has undone that this queue was left."""
+        outcome = self._store.leave(name, queue, seen, state.task_id)
+        if outcome == GONE:
+            self._store.check_kept(name, queue, seen)
+            outcome, sent = self._store.leave(name, queue, seen, ""), True
+        else:
+            sent = False
+        if outcome != DONE:
+            return False
+        own = entry.seen.state
+        assert own is not None
+        assert entry.record.queue is not None
+        later = state.on_leaving(sent=sent).encode()
+        step = Step(name, entry.record.queue, entry.seen, later, withdraw=own.task_id)
+        (done,) = self._store.plan([step])
+        if isinstance(done, Exception):
+            raise done
+        entry.seen = Seen(done.state, done.forgotten)
+        return done.outcome == DONE
 
     def _write_last(self, name: str, entry: Entry, last: str) -> bool:
         """Record the state with which an entry leaves its queue. Returns False if the record has changed."""

@@ -58,6 +58,9 @@ _RETRY_MS = (1000, 30_000)
 #: When to try an entry again whose node of a cluster is away, in ms.
 _AWAY_MS = (1000, 2000)
 
+#: How long other planners leave an entry to the one that moves it to another queue, in ms.
+_ASIDE_MS = (20, 200)
+
 #: How long other planners leave an entry to its last planner, in ms; and the maximum as a fraction of the interval.
 _GRACE_MS, _GRACE_OF_INTERVAL = (500, 1000), 0.4
 
@@ -160,7 +163,9 @@ class Planner:
             return
         if moves_on_ms is not None and moves_on_ms <= now_ms and self._reading is not None:
             self._overdue.add(name)
-        if entry.strays or state is None or state.fingerprint != entry.record.fingerprint:
+        if entry.record.queue is not None and not entry.seen.raw:  # another planner moves it just now, or has died
+            self._agenda.wake(name, entry, now_ms + round(random.uniform(*_ASIDE_MS)))
+        elif entry.strays or state is None or state.fingerprint != entry.record.fingerprint:
             self._agenda.ripen(name, entry, now_ms)
         elif state.at_ms is None or entry.is_idle:
             try:
@@ -343,6 +348,7 @@ class Planner:
                     settled.append(decision)
                 else:
                     self._known.read_state(name, entry)
+                    self._agenda.ripen(name, entry, self._attendance.now_ms())
         return settled
 
     def _take(self, decisions: list[Decision]) -> None:

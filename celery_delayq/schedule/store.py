@@ -294,11 +294,20 @@ class ScheduleStore:
         Raises:
             NotReplicated: a failover could undo it: no replica has it.
         """
+        self._check_kept(queue, self._call(Step(entry, queue, seen, seen.raw)))
+
+    def check_record_kept(self, entry: str, queue: str) -> None:
+        """Check that a replica has the record with the state with which an entry leaves a queue, see `check_kept`."""
+        raw = self.record(entry) if self._keeper is not None else b""
+        self._check_kept(queue, scripts.record(self.keys, changes=[(entry, raw, raw)]))
+
+    def _check_kept(self, queue: str, write: Call[Any]) -> None:
+        """Wait for the replicas of a node, after any write to it."""
         if self._keeper is None:
             return
         try:
             if time.monotonic() >= self._hurried_until.get(queue, 0.0):
-                run_each(self._keeper, [self._call(Step(entry, queue, seen, seen.raw))])  # any write to that node
+                run_each(self._keeper, [write])
                 return
         except NotReplicated:
             self._hurried_until[queue] = time.monotonic() + _HURRIED_S
