@@ -18,6 +18,7 @@ from tests.clocks import has_faketime
 from tests.redis_cluster import servers as cluster_servers
 from tests.redis_cluster.servers import Cluster
 from tests.support import missing, servers
+from tests.workers import CeleryCommand
 
 # A shell without job control starts what runs in its background with SIGINT ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -63,6 +64,11 @@ _VERSIONS = (
     *(f"integration/test_{name}.py" for name in ("side_by_side", "stock_eta_tasks")),
     *("redis_cluster/test_failover.py", "redis_cluster/test_tls.py"),
 )
+
+
+def pytest_configure() -> None:
+    """Let workers start quickly."""
+    CeleryCommand.is_forked = True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
