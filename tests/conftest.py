@@ -167,6 +167,14 @@ def nothing_astray(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def same_zone() -> Iterator[None]:
+    """Fail if a module leaves another time zone behind: processes of later tests would inherit it."""
+    before = os.environ.get("TZ")
+    yield
+    assert os.environ.get("TZ") == before
+
+
 @pytest.fixture
 def faketime() -> None:
     """The tool that fakes a process's clock is here."""
