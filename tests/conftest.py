@@ -132,8 +132,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Choose how many processes `--numprocesses=auto` means: most tests wait for workers most of the time."""
-    return 2 * (os.cpu_count() or 1)
+    """Choose how many processes `--numprocesses=auto` means: most tests wait for workers most of the time.
+
+    Each of them collects all tests, which takes some seconds: so many cores do not need as many more.
+    """
+    cores = os.cpu_count() or 1
+    return min(3 * cores, max(16, cores))
 
 
 @pytest.fixture(scope="session")

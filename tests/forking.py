@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -29,6 +30,7 @@ _READ_AT_START = ("LD_", "DYLD_", "PYTHON", "FAKETIME", "MALLOC_")
 _OWN_POOLS = ("--pool=gevent", "--pool=eventlet")
 _COMMAND = [sys.executable, "-W", "ignore", "-m"]
 _NUMBER = 8
+_one_at_a_time = threading.Lock()
 
 #: What workers import. That something is missing here costs time, nothing else.
 _IMPORTED = (
@@ -92,11 +94,21 @@ class Forked:
 def can_fork(command: list[str], env: Mapping[str, str]) -> bool:
     """Return whether a command is one that can be forked, and does not need another interpreter to be right."""
     return (
-        hasattr(os, "pidfd_open")
+        _tells_of_ends()
         and command[: len(_COMMAND) + 1] == [*_COMMAND, "celery"]
         and not any(one in _OWN_POOLS for one in command)
         and _read_at_start(env) == _read_at_start(_server_env())
     )
+
+
+@cache
+def _tells_of_ends() -> bool:
+    """Return whether the system tells of the end of any process: Linux does, since 5.3."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 def _server_env() -> dict[str, str]:
@@ -118,13 +130,14 @@ def start(command: list[str], *, env: Mapping[str, str], cwd: str, output: int) 
     """
     its_end, status = os.pipe()
     request = json.dumps({"arguments": command[len(_COMMAND) + 1 :], "env": dict(env), "cwd": cwd}).encode()
-    server = _server()
-    try:
-        socket.send_fds(server, [len(request).to_bytes(_NUMBER, "big")], [output, status])
-        server.sendall(request)
-    finally:
-        os.close(status)
-    return Forked(its_end, int.from_bytes(_exactly(server, _NUMBER), "big"))
+    with _one_at_a_time:
+        server = _server()
+        try:
+            socket.send_fds(server, [len(request).to_bytes(_NUMBER, "big")], [output, status])
+            server.sendall(request)
+        finally:
+            os.close(status)
+        return Forked(its_end, int.from_bytes(_exactly(server, _NUMBER), "big"))
 
 
 @cache
