@@ -127,6 +127,7 @@ def imported(command: Command) -> dict[str, dict[str, Any]]:
     return {entry["name"]: entry for entry in map(json.loads, lines)}
 
 
+@pytest.mark.thorough
 def test_is_a_dry_run_at_first(command: Command, rows: Rows) -> None:
     rows("add('daily', interval=day); add('mine', interval=day); add('celery.backend_cleanup', interval=day)")
     rows("add('once', **clocked(3600))")
@@ -139,6 +140,7 @@ def test_is_a_dry_run_at_first(command: Command, rows: Rows) -> None:
     assert command("list", "--json").stdout == ""
 
 
+@pytest.mark.thorough
 def test_twice_adds_nothing_more(command: Command, rows: Rows) -> None:
     rows("add('daily', interval=day)")
     assert set(imported(command)) == {"daily"}
@@ -172,6 +174,7 @@ add("once", **clocked(3600))
     assert timedelta(minutes=58) < left < timedelta(minutes=60)
 
 
+@pytest.mark.thorough
 def test_each_field_is_moved(command: Command, rows: Rows) -> None:
     rows(
         """
@@ -232,6 +235,7 @@ PeriodicTask.objects.filter(name="bare").update(interval=None)
     assert "1 entry added" in done.stdout
 
 
+@pytest.mark.thorough
 def test_an_interval_goes_on_from_its_last_run(command: Command, rows: Rows) -> None:
     rows(
         """
@@ -254,6 +258,7 @@ add("started", interval=day, last_run_at=now - timedelta(hours=23), start_time=n
     assert 0 < left_s("overdue") < 60
 
 
+@pytest.mark.thorough
 def test_without_zones_a_crontab_has_none(command: Command, rows: Rows) -> None:
     rows('add("cron", crontab=CrontabSchedule.objects.create(hour="4", timezone="Europe/Berlin"))')
     done = command("import-django-celery-beat", "--apply", SETTINGS='{"DJANGO_CELERY_BEAT_TZ_AWARE": false}')
@@ -261,6 +266,7 @@ def test_without_zones_a_crontab_has_none(command: Command, rows: Rows) -> None:
     assert json.loads(command("show", "cron", "--json").stdout)["timing"] == {}
 
 
+@pytest.mark.thorough
 def test_naive_times_are_in_the_zone_of_django(env: dict[str, str], command: Command) -> None:
     naive = json.dumps({"USE_TZ": False})
     add = 'add("e", interval=day, start_time=datetime(2035, 5, 1, 12))'
@@ -287,6 +293,7 @@ def test_a_project_that_cannot_be_read(command: Command, env_of: dict[str, str],
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_imported_tasks_run(env: dict[str, str], command: Command, rows: Rows) -> None:
     """Once, at its time, if it is clocked or one-off; again and again, if it is not."""
     rows(

@@ -87,8 +87,8 @@ class TestCancelAll:
 
     def test_tells_how_far_it_is_in_bounded_calls(self, app: Celery, waiting: DelayedQueue) -> None:
         waiting.register(again=True)
-        for number in range(20_000):
-            waiting.client.zadd(waiting.keys.timeout_set, {codec.pack(number.to_bytes(8, "big"), b"{}"): FAR + number})
+        many = {codec.pack(number.to_bytes(8, "big"), b"{}"): FAR + number for number in range(20_000)}
+        waiting.client.zadd(waiting.keys.timeout_set, many)
         waiting.client.config_resetstat()
         told: list[tuple[int, int]] = []
         assert app.delayq.cancel_all(queue="celery", on_progress=lambda *now: told.append(now)) == 20_000

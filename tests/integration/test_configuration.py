@@ -50,7 +50,7 @@ def test_one_loop_runs_however_often_delayq_was_made(
 ) -> None:
     """On a cluster, one for each master."""
     expected = len(broker_server.cluster.masters()) if isinstance(broker_server, ClusterServer) else 1
-    with Worker(broker=broker_url, ledger=ledger.url, conf={"delayqs": delayqs}):
+    with Worker(broker=broker_url, ledger=ledger.url, conf={"delayqs": delayqs}, stops=True):
         runs_delayed_tasks(app, ledger)
         wait_until(lambda: number_of_loops(broker_client) >= expected, "all are connected")
         assert number_of_loops(broker_client) == expected

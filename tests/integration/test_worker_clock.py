@@ -44,8 +44,7 @@ def wrong_clock(seconds: int) -> dict[str, str]:
 def test_tasks_run_on_time_by_the_servers_clock(
     app: Celery, broker_url: str, ledger: Ledger, seconds: int, pool: str
 ) -> None:
-    clock = {**wrong_clock(seconds), "TZ": "UTC"}
-    with Worker(pool=pool, broker=broker_url, ledger=ledger.url, env=clock) as worker:
+    with Worker(pool=pool, broker=broker_url, ledger=ledger.url, env=wrong_clock(seconds)) as worker:
         written = worker.log.split(" ready.")[0].rpartition("[")[2][:19]
         shown = datetime.fromisoformat(written).replace(tzinfo=timezone.utc).timestamp()
         assert abs(shown - time.time() - seconds) < 10, "the worker's clock is not wrong"

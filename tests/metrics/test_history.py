@@ -81,11 +81,11 @@ class TestPoints:
         assert (one.transferred, one.p50_s) == (50, pytest.approx(0.0175))
 
     def test_leave_out_what_is_no_number(self, lists: BrokerLists, hours: int, number: int, point_ms: int) -> None:
-        at_s = count(lists.client, 0, {"transferred": 2})
+        minute_s = count(lists.client, 0, {"transferred": 2}) // 60 * 60
         for key in lists.client.scan_iter("delayq:metrics:{celery}:*"):
-            lists.client.hset(
-                key, mapping={f"{at_s}:transferred": "x", "x": "5", "x:transferred": "1", b"\xff": b"\xff"}
-            )
+            # A second after the full minute: the field of the minute itself has what was counted.
+            wrong = {f"{minute_s + 1}:transferred": "x", "x": "5", "x:transferred": "1", b"\xff": b"\xff"}
+            lists.client.hset(key, mapping=wrong)
         assert sum(point.transferred for point in read(lists, hours).points) == 2
 
 

@@ -125,6 +125,7 @@ def test_entries_that_are_new_do_not_hold_up_the_others(stage: Stage) -> None:
     run_until(lambda: stage.queue().size() > 300, "all are planned", planner)
 
 
+@pytest.mark.thorough
 def test_ten_thousand_entries_each_have_one_occurrence(stage: Stage) -> None:
     entries = {f"e{n}": {"schedule": 3600, "args": [n]} for n in range(10_000)}
     first, second = stage.planner(entries), stage.planner(entries)
