@@ -348,9 +348,10 @@ def _ranges(found: Iterable[Any], asked: Address) -> Iterable[tuple[int, int, Ad
 
 
 #: Seeds -> the masters of the cluster when one of the process's topologies was last told: all seeds may be dead since.
+#: Safe in all threads without a lock: each use is one operation of a dict, atomic with the GIL and without it.
 _last_masters: dict[tuple[Address, ...], tuple[Address, ...]] = {}
 
-#: All topologies of this process.
+#: All topologies of this process. Threads only add to it; a forked child reads it, and has no other thread yet.
 _topologies: weakref.WeakSet[Topology] = weakref.WeakSet()
 
 

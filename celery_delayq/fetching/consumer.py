@@ -62,6 +62,7 @@ _AT_ONCE = 4
 _TURN_S = 1.0
 
 #: Shared by the whole process: a running task is known by its tag alone, even after its consumer was closed.
+#: `next` of it is atomic with the GIL, and without it since Python 3.14.
 _TAGS = itertools.count(1)
 
 

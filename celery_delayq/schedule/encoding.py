@@ -109,6 +109,7 @@ def decode(given: Any, app: Any) -> BaseSchedule:
 
 
 #: Crontabs by their fields. Many entries may share one, and each crontab holds sets of up to 60 numbers.
+#: Two threads that make the same one at the same moment may both keep theirs, which only costs memory.
 _crontabs: WeakValueDictionary[tuple[Any, ...], crontab] = WeakValueDictionary()
 
 

@@ -98,7 +98,8 @@ class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):
         self._sentinel_kwargs = given
 
 
-#: The name of a master, and its sentinels -> who listens to them. At most one in each process.
+#: The name of a master, and its sentinels -> who listens to them: one in each process. If two threads connect at
+#: the same moment, both may start one: the other one costs a connection, and ends when nobody needs it.
 _watches: dict[Any, SentinelWatch] = {}
 
 

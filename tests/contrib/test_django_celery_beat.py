@@ -158,7 +158,6 @@ cron = CrontabSchedule.objects.create(
     minute="*/5", hour="8 - 17", day_of_month="1,15", month_of_year="*", day_of_week="mon-fri",
     timezone="Europe/Berlin")
 add("cron", crontab=cron)
-add("sun", solar=SolarSchedule.objects.create(event="sunset", latitude="52.5", longitude="13.4"))
 add("once", **clocked(3600))
 """
     )
@@ -167,11 +166,16 @@ add("once", **clocked(3600))
     assert found["weekly"]["schedule"] == {"every": 7 * 86400.0}
     assert found["cron"]["schedule"] == {"crontab": "*/5 8-17 1,15 * mon-fri"}
     assert found["cron"]["timing"] == {"tz": "Europe/Berlin"}
-    assert found["sun"]["schedule"] == {"solar": "sunset", "lat": 52.5, "lon": 13.4}
     once = found["once"]["timing"]
     assert once["max_runs"] == 1
     left = datetime.fromisoformat(once["start"]) - datetime.now(timezone.utc)
     assert timedelta(minutes=58) < left < timedelta(minutes=60)
+
+
+def test_a_solar_event_is_moved(command: Command, rows: Rows) -> None:
+    pytest.importorskip("ephem")
+    rows('add("sun", solar=SolarSchedule.objects.create(event="sunset", latitude="52.5", longitude="13.4"))')
+    assert imported(command)["sun"]["schedule"] == {"solar": "sunset", "lat": 52.5, "lon": 13.4}
 
 
 @pytest.mark.thorough

@@ -97,7 +97,8 @@ class Browser:
             with self._opener.open(request, timeout=60) as answer:
                 found, text = answer.status, answer.read().decode()
         except HTTPError as error:
-            found, text = error.code, error.read().decode()
+            with error:
+                found, text = error.code, error.read().decode()
         assert found == status, text
         return str(text)
 

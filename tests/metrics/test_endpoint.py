@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import os
 import signal
 import socket
 import sys
@@ -28,7 +27,7 @@ from examples.private_redis import PrivateRedis
 from tests.cli.running import failed, run
 from tests.metrics.parsing import parsed
 from tests.state import FAR, publish
-from tests.support import wait_until
+from tests.support import in_a_child, wait_until
 from tests.worker_app import publisher
 from tests.workers import CeleryCommand
 
@@ -180,10 +179,7 @@ def test_an_endpoint_goes_on_after_an_outage(ledger_url: str) -> None:
 def test_a_forked_child_has_a_connection_of_its_own(app: Celery, waiting: DelayedQueue) -> None:
     endpoint = make_wsgi_app(app)
     wsgi(endpoint)
-    child = os.fork()
-    if not child:
-        os._exit(wsgi(endpoint)[0] != "200 OK")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert in_a_child(lambda: wsgi(endpoint)[0] == "200 OK")
     assert wsgi(endpoint)[0] == "200 OK"
 
 

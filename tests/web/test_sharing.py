@@ -19,11 +19,10 @@ from celery_delayq.web import live
 from celery_delayq.web.live import LiveCache
 from examples.private_redis import PrivateRedis
 from tests import brokers
-from tests.support import wait_until
+from tests.support import in_a_child, wait_until
 from tests.web import direct
 from tests.web.direct import User, shop, user_of
 from tests.web.shop import make_app
-from tests.web.test_adapters import in_a_child
 
 app, client = direct.app, direct.client
 
