@@ -250,11 +250,11 @@ class TestAcksWhoseConnectionIsLost:
         """Return a consumer and the tags of what it has acknowledged, which it does not know yet."""
         consumer = consumers.make(port=proxy.port)
         tags = consumers.take(consumer, b"1", b"2")
-        proxy.swallow_replies()
+        proxy.swallows = b""
         for tag in tags:
             assert consumer.ack(tag)
         wait_until(lambda: not consumers.in_flight(consumer), "the server has acknowledged them")
-        proxy.swallow_replies(False)
+        proxy.swallows = None
         proxy.cut()
         return consumer, tags
 

@@ -28,7 +28,9 @@ class Proxy:
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
         self._delay_s = 0.0
-        self._drops_replies = self._swallows_replies = False
+        self._drops_replies = False
+        #: It takes replies with these bytes, and passes none of them on; empty for all replies.
+        self.swallows: bytes | None = None
         #: It ends a connection instead of passing on the reply to the next command with these bytes.
         self.loses: bytes | None = None
         self._idle_s: float | None = None
@@ -63,10 +65,6 @@ class Proxy:
     def drop_replies(self, drops: bool = True) -> None:
         """End a connection instead of passing on a reply; False: pass it on, as at first."""
         self._drops_replies = drops
-
-    def swallow_replies(self, swallows: bool = True) -> None:
-        """Take replies, and pass none on; False: pass them on, as at first."""
-        self._swallows_replies = swallows
 
     def drop_idle(self, after_s: float | None, how: Drop = "fin") -> None:
         """Drop connections on which nothing passed for so long, in seconds; None for never, as at first."""
@@ -143,7 +141,7 @@ class Proxy:
             while chunk := await reader.read(_CHUNK):
                 if is_reply and (self._drops_replies or link.loses_reply):
                     break
-                if is_reply and self._swallows_replies:
+                if is_reply and self.swallows is not None and self.swallows in chunk:
                     continue
                 if not is_reply and self.loses is not None and self.loses in chunk:
                     self.loses, link.loses_reply = None, True
