@@ -164,7 +164,9 @@ def polled_for(cycle: Any, kind: str) -> set[int]:
 
 @pytest.mark.parametrize("noticed", [False, True])
 @pytest.mark.one_server("it looks at the connections of one server")
-def test_messages_are_put_back_although_a_connection_was_reset(ours: Broker, noticed: bool) -> None:
+def test_messages_are_put_back_although_a_connection_was_reset(
+    ours: Broker, noticed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """redis-py disconnects what was reset, and its parser breaks when it is read again."""
     with reader(ours, "q", ack=False) as it:
         publish(ours, "q", *range(3))
@@ -178,6 +180,7 @@ def test_messages_are_put_back_although_a_connection_was_reset(ours: Broker, not
         it.channel.connection.client.collect()
         wait_until(lambda: bodies_on(ours.client) == [0, 1, 2], "they are put back")
         assert in_flight(ours.client) == 0
+    assert "Cannot put back" not in caplog.text
 
 
 def test_a_consumer_joins_all_lists_of_its_queue_before_it_works_on_a_backlog(ours: Broker) -> None:
