@@ -28,7 +28,7 @@ OURS = {"_app", "_headers", "_message", "_payload", "_serializer", "_stored"}
 SINCE_5_7 = {"_publish_batch", "_expires", "_dump_pydantic_arguments"}
 
 
-#: Private names of ours that tests use all the same. `test_*_contract.py` may use all of them: those tests check hooks of
+#: Private names of ours that tests use all the same. `test_*_contract.py` may use all of them: they check hooks of
 #: kombu and Celery, some of which our classes override.
 USED_BY_TESTS = {
     ("benchmarks/loops.py", "_look"),  # only the loop knows which of its commands belong to a look
