@@ -292,7 +292,7 @@ class Topology:
             found = connection.read_response(disable_decoding=True)
         finally:
             connection.disconnect()
-        return View(asked_at, address, tuple(_ranges(found, address)))
+        return View(asked_at, address, tuple(slot_ranges(found, address)))
 
     def learn(self, view: View) -> None:
         """Take over what a node has said about the slots, if that is newer. Sends nothing."""
@@ -335,7 +335,7 @@ class Topology:
             node.close(in_use=in_use)
 
 
-def _ranges(found: Iterable[Any], asked: Address) -> Iterable[tuple[int, int, Address, str]]:
+def slot_ranges(found: Iterable[Any], asked: Address) -> Iterable[tuple[int, int, Address, str]]:
     """Yield first and last slot, address and id of their master, from a reply to CLUSTER SLOTS.
 
     No host, or an empty one, means that of the node that was asked; `?` means that it is not known.

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from celery_delayq import DelayedQueue
+from celery_delayq.queue.keys import QueueKeys
 from examples.private_redis import PrivateRedis
 from tests.fetching.reading import DB, Reader, publish, with_options
 from tests.integration.long_tasks import in_flight
@@ -168,7 +169,9 @@ def test_what_others_have_taken_over_is_neither_stored_nor_delivered(stock: Brok
 
         transport.may_wait = recovered
         assert it.wait(0.2) == []
-        assert it.channel._station().consumer.held == {}
+        it.consumer.cancel()
+        leases = QueueKeys.of("q").consumers
+        wait_until(lambda: not it.wait(0.1) and not ours.client.exists(leases), "it holds nothing, and leaves the list")
     assert DelayedQueue(ours.client, "q").size() == 0
 
 

@@ -45,8 +45,7 @@ def test_a_planner_tells_once(stage: Stage) -> None:
     stage.client.delete(stage.store.keys.configurations)  # nobody was there meanwhile
     told: list[tuple[str, str, int]] = []
     for _ in range(2):
-        planner = stage.planner(entries)
-        planner._on_missed = lambda *missed: told.append(missed)
+        planner = stage.planner(entries, on_missed=lambda *missed: told.append(missed))
         planner.read()
         run(planner)
     assert told == [("celery", "a", 59)]

@@ -52,6 +52,7 @@ class Stage:
         app: str = "shop",
         queues: Mapping[str, str] | None = None,
         is_back: bool = False,
+        on_missed: Callable[[str, str, int], None] | None = None,
     ) -> Planner:
         """Return a planner.
 
@@ -60,6 +61,7 @@ class Stage:
             app: whose configuration.
             queues: task -> broker list, `celery` for others.
             is_back: whether its process had a planner before.
+            on_missed: see `Planner`.
         """
         routing = json.dumps(queues or {})
         definitions = {name: definition(name, given, routing) for name, given in (entries or {}).items()}
@@ -72,6 +74,7 @@ class Stage:
             policy=lambda one: Policy.of(one, ScheduleSettings()),
             id=f"planner {next(self._ids)}",
             is_back=is_back,
+            on_missed=on_missed,
         )
 
     def _build(

@@ -14,8 +14,9 @@ from redis import exceptions
 from redis.client import NEVER_DECODE
 
 from celery_delayq.cluster.client import Routed, own_connections
+from celery_delayq.cluster.node import Address
 from celery_delayq.cluster.topology import Topology
-from tests.redis_cluster.routing import ADD, calls, errors_at
+from tests.redis_cluster.routing import ADD, addresses_of, calls, errors_at, pool_for
 from tests.redis_cluster.servers import Cluster
 from tests.support import wait_until
 
@@ -109,18 +110,38 @@ class TestRouting:
         del client
         assert Routed(topology).at(keys[0]).client_id() == number
 
-    def test_a_forked_child_has_its_own_connections(self, routed: Routed, topology: Topology, keys: list[str]) -> None:
+    def test_a_forked_child_has_its_own_connections_and_locks(
+        self, routed: Routed, cluster: Cluster, keys: list[str]
+    ) -> None:
         routed.set(keys[0], 1)
-        with topology._lock, topology._asking, warnings.catch_warnings():
+        parent, has_begun, may_go_on = os.getpid(), threading.Event(), threading.Event()
+
+        def connect(address: Address) -> redis.ConnectionPool:
+            if os.getpid() == parent:
+                has_begun.set()
+                may_go_on.wait(60)
+            return pool_for(address)
+
+        with closing(Topology(addresses_of(cluster), connect)) as busy, warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # there are other threads
-            locked = threading.Event()
-            child = os.fork()
-            if not child:
-                worker = threading.Thread(target=lambda: (topology.refresh(), routed.incr(keys[0]), locked.set()))
-                worker.start()
-                os._exit(0 if locked.wait(20) else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        assert routed.get(keys[0]) == b"2"
+            asking = threading.Thread(target=busy.refresh)
+            asking.start()
+            try:
+                assert has_begun.wait(20)  # it has the locks now
+                child = os.fork()
+                if not child:
+                    done = threading.Event()
+                    worker = threading.Thread(
+                        target=lambda: (busy.refresh(), Routed(busy).incr(keys[0]), routed.incr(keys[0]), done.set()),
+                        daemon=True,
+                    )
+                    worker.start()
+                    os._exit(0 if done.wait(20) else 1)
+                assert os.waitpid(child, 0)[1] == 0
+            finally:
+                may_go_on.set()
+                asking.join(20)
+        assert routed.get(keys[0]) == b"3"
 
     def test_a_connection_that_ended_while_idle_is_replaced(self, routed: Routed, cluster: Cluster) -> None:
         routed.set("shop", 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -37,6 +36,13 @@ def address_of(node: ClusterNode) -> Address:
     return Address("127.0.0.1", node.port)
 
 
+def let_time_pass(node: ClusterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a node hang whose time is over."""
+    with monkeypatch.context() as patched:
+        patched.setattr(hanging, "FOR_S", 0.0)
+        hanging.hangs(address_of(node))
+
+
 @pytest.fixture
 def hurried(topology: Topology) -> Routed:
     client = Routed(topology, is_hurried=True)
@@ -59,14 +65,14 @@ def test_everybody_asks_it_again_once_it_has_answered(
     with pytest.raises(redis.TimeoutError):
         hurried.get(KEY)
     node.resume()
-    monkeypatch.setitem(hanging._until, address_of(node), time.monotonic())  # the time is over
+    let_time_pass(node, monkeypatch)
     assert [hurried.get(KEY) for _ in range(3)] == [b"1"] * 3
 
 
 def test_a_pipeline_asks_it_again_as_a_whole(
     node: ClusterNode, hurried: Routed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(hanging._until, address_of(node), time.monotonic())  # the time is over
+    let_time_pass(node, monkeypatch)
     with hurried.pipeline(transaction=False) as pipe:
         assert pipe.get(KEY).get(KEY).exists(KEY).execute() == [b"1", b"1", 1]
 
@@ -74,7 +80,7 @@ def test_a_pipeline_asks_it_again_as_a_whole(
 def test_everybody_asks_it_again_once_it_has_executed_a_transaction(
     node: ClusterNode, hurried: Routed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(hanging._until, address_of(node), time.monotonic())  # the time is over
+    let_time_pass(node, monkeypatch)
     with hurried.pipeline() as pipe:
         assert pipe.get(KEY).execute() == [b"1"]
     assert hurried.get(KEY) == b"1"

@@ -14,8 +14,7 @@ from celery_delayq.cluster import topology as topology_module
 from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.node import Address
 from celery_delayq.cluster.topology import Topology
-from tests.redis_cluster import servers
-from tests.redis_cluster.routing import ADD, errors_at, half_moved, other_than
+from tests.redis_cluster.routing import ADD, errors_at, half_moved, know_only_slot_0, other_than
 from tests.redis_cluster.servers import Cluster, slot_of
 from tests.support import wait_until
 
@@ -132,6 +131,6 @@ class TestMoving:
     def test_nobody_serves_the_slot(self, topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(topology_module, "REFRESH_PAUSE_S", 60)
         topology.refresh()
-        topology._take([topology.masters()[0], *[None] * (servers.SLOTS - 1)])
+        know_only_slot_0(topology)
         with pytest.raises(exceptions.ClusterDownError, match=r"for 0\.05 s: no node serves slot"):
             Routed(topology, deadline_s=0.05).get("shop")

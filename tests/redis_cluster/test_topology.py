@@ -17,8 +17,7 @@ from celery_delayq.cluster.node import Address
 from celery_delayq.cluster.topology import Topology
 from celery_delayq.errors import ConfigurationError
 from examples.private_redis import PrivateRedis
-from tests.redis_cluster import servers
-from tests.redis_cluster.routing import addresses_of, other_than, pool_for
+from tests.redis_cluster.routing import addresses_of, know_only_slot_0, other_than, pool_for
 from tests.redis_cluster.servers import Cluster, slot_of
 from tests.support import wait_until
 
@@ -84,12 +83,12 @@ class TestTopology:
     @pytest.mark.parametrize("host", ["", None, b"asked"])
     def test_an_unnamed_host_is_the_one_that_was_asked(self, host: Any) -> None:
         found = [[0, 5, [host, 7000, b"id"]], [6, 9, [b"?", 7001, b"other"], [b"replica", 1, b"x"]]]
-        ranges = list(topology_module._ranges(found, Address("asked", 1)))
+        ranges = list(topology_module.slot_ranges(found, Address("asked", 1)))
         assert ranges == [(0, 5, Address("asked", 7000), "id")]
 
     def test_a_slot_without_a_node(self, topology: Topology) -> None:
         topology.refresh()
-        topology._take([topology.masters()[0], *[None] * (servers.SLOTS - 1)])
+        know_only_slot_0(topology)
         assert topology.node_of(0)
         with pytest.raises(exceptions.ClusterDownError, match="no node serves slot 7"):
             topology.node_of(7)

@@ -29,8 +29,7 @@ def message(app: Celery, sig: Any = None, **options: Any) -> dict[str, Any]:
     """A message as Celery sends it."""
     (note(app, 1) if sig is None else sig).apply_async(**options)
     with app.connection_for_read() as connection:
-        sent = connection.default_channel._get("celery")
-        connection.default_channel._purge("celery")
+        sent = connection.default_channel.queues["celery"].get_nowait()
     found: dict[str, Any] = loads(dumps(sent))
     return found
 

@@ -168,11 +168,18 @@ class TestInterleavings:
 
 @pytest.fixture
 def broken(client: redis.Redis) -> Iterator[redis.Redis]:
-    """A client whose registry is of another type."""
-    Registry._reported.clear()
+    """A client whose registry is of another type, which nobody has logged yet."""
+    forget_reports(client)
     client.set("delayq:queues", "of a wrong type")
     yield client
-    Registry._reported.clear()
+    forget_reports(client)
+
+
+def forget_reports(client: redis.Redis) -> None:
+    """Let the registry work for a moment: what is wrong with it later is logged again."""
+    client.delete("delayq:queues")
+    Registry(client).add("any")
+    client.delete("delayq:queues")
 
 
 class TestOfAnotherType:

@@ -55,7 +55,7 @@ def _show(view: View, message: Any = None, error: str | None = None) -> Response
         unknown=unknown,
         form=form,
         can_edit=entry.app is None and sum(len(value) for _, value in form) <= _MOST_EDITED,
-        keeps=isinstance(entry.schedule, dict) and not _line_of(entry.schedule),
+        keeps=isinstance(entry.schedule, dict) and not line_of(entry.schedule),
         message=message,
         error=error,
         is_live=not message and not error,
@@ -65,14 +65,14 @@ def _show(view: View, message: Any = None, error: str | None = None) -> Response
 def _form_of(entry: PeriodicTask) -> Params:
     """Return the fields of the form as the entry has them."""
     given = entry.schedule if isinstance(entry.schedule, dict) else {}
-    fields: dict[str, Any] = {"task": entry.task, "when": _line_of(given)}
+    fields: dict[str, Any] = {"task": entry.task, "when": line_of(given)}
     for name in ("args", "kwargs", "options", "timing"):
         value = getattr(entry, name)
         fields[name] = json.dumps(value if name != "args" else list(value), ensure_ascii=False) if value else ""
     return Params(encoded(fields))
 
 
-def _line_of(schedule: Mapping[str, Any]) -> str:
+def line_of(schedule: Mapping[str, Any]) -> str:
     """Return a schedule as a person writes it; empty if that says less than the schedule, so that it stays as it is."""
     every, crontab = schedule.get("every"), schedule.get("crontab")
     if len(schedule) == 1 and isinstance(every, (int, float)) and every is not True and 0 < every < inf:
@@ -82,7 +82,7 @@ def _line_of(schedule: Mapping[str, Any]) -> str:
 
 def _is_kept(entry: PeriodicTask, form: Params) -> bool:
     """Return whether the schedule stays as it is: the form has none, for nobody can write it."""
-    return not form.get("when").strip() and isinstance(entry.schedule, dict) and not _line_of(entry.schedule)
+    return not form.get("when").strip() and isinstance(entry.schedule, dict) and not line_of(entry.schedule)
 
 
 def _name(view: View) -> str:
