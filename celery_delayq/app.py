@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from celery import Celery, signals
 from kombu.exceptions import OperationalError
+from kombu.utils.imports import symbol_by_name
 from redis.exceptions import RedisError
 
-from celery_delayq.naive import warn_of_naive
+from celery_delayq.basics.times import Time, to_ms
+from celery_delayq.options.scheduler import warn_of_another
+from celery_delayq.options.settings import add_defaults
+from celery_delayq.publishing.control import use_control
+from celery_delayq.publishing.naive import warn_of_naive
 from celery_delayq.publishing.send_task import key_of, send_unique
-from celery_delayq.remote_control import use_control
-from celery_delayq.settings import add_defaults
-from celery_delayq.times import Time, to_ms
 from celery_delayq.transport import is_in_memory, register, require_transport
 from celery_delayq.transport.wrong_server import refusing_wrong_server
-from celery_delayq.unique import was_new
 
 if TYPE_CHECKING:  # what a producer does not need is imported by the method that needs it
     from celery.canvas import Signature
@@ -41,8 +42,9 @@ T = TypeVar("T")
 #: Names a task: its id, or its result.
 TaskId: TypeAlias = "str | AsyncResult"
 
-#: The bootsteps of a worker, which imports them.
+#: The bootsteps of a worker, which imports them; and what registers its remote control commands.
 _STEPS = ("celery_delayq.worker.bootsteps:Plan", "celery_delayq.worker.bootsteps:Transfer")
+_COMMANDS = "celery_delayq.worker.commands:register"
 
 
 class DelayQ:
@@ -98,10 +100,8 @@ class DelayQ:
         use_control(app)
         send_unique(app)
         if "celery.worker.control" in sys.modules:  # for `celery inspect`; a worker's bootstep does so, too
-            from celery_delayq.remote_control import commands
-
-            commands.register()
-        signals.beat_init.connect(_warn_of_another, dispatch_uid="celery_delayq.warn_of_another")
+            symbol_by_name(_COMMANDS)()
+        signals.beat_init.connect(warn_of_another, dispatch_uid="celery_delayq.warn_of_another")
 
     @overload
     def get(self, task_id: TaskId) -> ScheduledTask | None: ...
@@ -147,7 +147,7 @@ class DelayQ:
 
     def was_new(self, result: AsyncResult) -> bool:
         """Return whether a task was sent; False if its result is that of the task that holds its unique key."""
-        return was_new(result)
+        return bool(getattr(result, "was_new", True))
 
     def scheduled(
         self,
@@ -589,10 +589,3 @@ def _criteria(**given: Any) -> Criteria:
     from celery_delayq.inspector.pages import Criteria
 
     return Criteria.of(**given)
-
-
-def _warn_of_another(sender: Any, **kwargs: Any) -> None:
-    """Receive the signal `beat_init`."""
-    from celery_delayq.beat import warn_of_another
-
-    warn_of_another(sender)

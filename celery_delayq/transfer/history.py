@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import redis
 from redis import exceptions
 
-from celery_delayq.queue.connections import is_cluster
+from celery_delayq.queue.connections import address_of, is_cluster
 
 #: How often to read the offset, in seconds: of a replicated server; of one that is written to little; of one without
 #: replicas.
@@ -105,11 +105,3 @@ class History:
                 "again. The transport option replicas makes callers wait until replicas have what they write"
             )
         self._logger.log(level, "%s. %s.", what, loss)
-
-
-def address_of(client: redis.Redis) -> str:
-    """Return where a client is connected to: host and port, or the path of a socket."""
-    pool: Any = client.connection_pool
-    options = pool.connection_kwargs
-    host, port = getattr(pool, "master_address", None) or (options.get("host", "localhost"), options.get("port", 6379))
-    return str(options.get("path") or f"{host}:{port}")

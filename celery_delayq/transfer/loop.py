@@ -36,7 +36,7 @@ from typing import Any
 import redis
 from redis import exceptions
 
-from celery_delayq.plural import plural
+from celery_delayq.basics.text import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.clock import ServerClock
 from celery_delayq.queue.connections import CONNECTION_ERRORS, as_text, new_id, passing_refusal

@@ -54,10 +54,10 @@ import redis
 from kombu.transport import redis as kombu_redis
 from redis import exceptions
 
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.options.settings import check_master_name, check_transport_options, check_urls
 from celery_delayq.queue.connections import NOT_SERVING, is_full, passing_refusal
 from celery_delayq.schemes import register
-from celery_delayq.settings import check_master_name, check_transport_options, check_urls
 from celery_delayq.transport.ahead import Ahead
 from celery_delayq.transport.bindings import Bindings
 from celery_delayq.transport.channel import DelayedChannel

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_delayq.errors import LeaseLost
+from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching import abandoned
 from celery_delayq.fetching import watchdog as watchdog_module
 from celery_delayq.fetching.held import Redelivery

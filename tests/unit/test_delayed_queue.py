@@ -13,7 +13,7 @@ import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq import DelayedQueue, Entry
-from celery_delayq.errors import InvalidEntry
+from celery_delayq.basics.errors import InvalidEntry
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.entry import pairs
 from celery_delayq.queue.registry import registered
