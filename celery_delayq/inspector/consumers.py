@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.queue.connections import process_of
-from celery_delayq.queue.scripts import Measured
+from celery_delayq.queue.measuring import Measured
 
 
 @dataclass(frozen=True)
