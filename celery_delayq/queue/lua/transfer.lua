@@ -183,7 +183,7 @@ local waiting = redis.call('ZCARD', timeout_set)
 if waiting == 0 then
     redis.call('UNLINK', index, repeated)
 elseif redis.call('HLEN', index) + redis.call('ZCARD', repeated) > waiting * 1.25 + FEW_STRAYS then
-    forget_strays(timeout_set, index, repeated, moved + dead == 0 and 200 or 20)
+    forget_strays(timeout_set, index, repeated, moved + buried == 0 and 200 or 20)
 end
 
 -- Two signs of life per grace period keep the others from looking; more would only wake them. One more sign is needed
