@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from redis import exceptions
 
 from celery_delayq.queue import scripts
+from celery_delayq.queue.call import Call, unwrapped
 from celery_delayq.queue.connections import as_text, connection_of, passing_refusal, should_speak, was_silent
 from celery_delayq.queue.keys import QueueKeys
-from celery_delayq.queue.script import Call, unwrapped
 
 
 class Identity(NamedTuple):

@@ -31,9 +31,9 @@ from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.inspector.pages import Criteria, OnProgress, walk
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.queue import scripts
+from celery_delayq.queue.call import Call, run_each
 from celery_delayq.queue.codec import MESSAGE_KEY_SIZE, OfferId, unpack
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.script import Call, run_each
 from celery_delayq.transport import messages
 
 FORMAT, VERSION = "celery_delayq", 1

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_delayq.queue.call import Call, load
 from celery_delayq.queue.connections import as_text
 from celery_delayq.queue.keys import QueueKeys
-from celery_delayq.queue.script import Call, load
 from celery_delayq.queue.scripts import score_to_ms
 
 #: How long sums stay, in seconds: over each step of seconds, in blocks of time of so many. One block is one key, small

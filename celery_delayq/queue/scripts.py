@@ -1,6 +1,6 @@
 """One typed function per Lua script, so that keys, arguments and return codes have names.
 
-Each returns a call, see `celery_delayq.queue.script.Call`: `scripts.resign(keys, transferrer=me).run(client)`.
+Each returns a call, see `celery_delayq.queue.call.Call`: `scripts.resign(keys, transferrer=me).run(client)`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import redis
 
 from celery_delayq.queue import holds
 from celery_delayq.queue.attempt import Attempt
+from celery_delayq.queue.call import Call, load
 from celery_delayq.queue.holds import Holder
 from celery_delayq.queue.keys import QueueKeys
-from celery_delayq.queue.script import Call, load
 
 #: Maximum limit of `transfer`: Lua's `unpack` fails at 8,000 values, and a call should take about 1 ms.
 MAX_BATCH_SIZE = 1000

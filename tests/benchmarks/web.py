@@ -13,8 +13,8 @@ from typing import Any
 import redis
 
 from celery_delayq.queue import measuring, scripts
+from celery_delayq.queue.call import load
 from celery_delayq.queue.keys import QueueKeys
-from celery_delayq.queue.script import load
 from celery_delayq.web.request import Params, Request, encoded
 from celery_delayq.web.site import Site
 from examples.private_redis import PrivateRedis

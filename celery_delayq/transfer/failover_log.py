@@ -1,4 +1,4 @@
-"""History: says what a failover lost, as far as Redis tells.
+"""FailoverLog: says what a failover lost, as far as Redis tells.
 
 Redis names the history of its data by a replication id, and counts its bytes by an offset. A replica that becomes the
 master takes a new id, and remembers the old one and the offset up to which it followed. What the old master had beyond
@@ -37,7 +37,7 @@ class Moment(NamedTuple):
 Moments = dict[str, Moment]
 
 
-class History:
+class FailoverLog:
     """Follows the history of the data of one server. For one thread at a time.
 
     Args:
