@@ -16,19 +16,19 @@ import redis
 from celery.result import denied_join_result
 from celery.utils import uuid
 
+from celery_delayq.basics.text import plural
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, json_option
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, progress, text
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown
-from celery_delayq.plural import plural
 from celery_delayq.queue import orphans as orphaned
 from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.entry import Entry
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.orphans import Orphan
 from celery_delayq.queue.registry import registered
-from celery_delayq.times import to_datetime
 from celery_delayq.transport.commands import publish_commands
 
 #: Functions that turn a payload into the argument of a task. Each raises ValueError if it cannot.

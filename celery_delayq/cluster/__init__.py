@@ -7,7 +7,6 @@ pipeline      the same for a pipeline
 topology      which master serves which hash slot
 node          a node, and the connections to it
 hanging       which nodes do not answer now
-redirection   answers of a node that does not serve a slot
 names         names of lists that share a hash slot
 
 The way of a command, from the client to a node:

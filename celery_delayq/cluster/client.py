@@ -104,18 +104,25 @@ class Routed(redis.Redis):
         """Return a client whose commands without a key go to a node."""
         return self._with_router(home=node.address)
 
-    def hurried(self) -> Routed:
+    def hurried(self, deadline_s: float | None = None, hurry_s: float | None = None) -> Routed:
         """Return a client that waits neither for a node that hangs nor for a slot that moves, see `Router`."""
-        return self._with_router(is_hurried=True)
+        return self._with_router(is_hurried=True, deadline_s=deadline_s, hurry_s=hurry_s)
 
-    def _with_router(self, *, home: Address | None = None, is_hurried: bool = False) -> Routed:
+    def _with_router(
+        self,
+        *,
+        home: Address | None = None,
+        is_hurried: bool = False,
+        deadline_s: float | None = None,
+        hurry_s: float | None = None,
+    ) -> Routed:
         router = self.router
         return Routed(
             self.topology,
             home=home or router.home,
-            deadline_s=router.deadline_s,
+            deadline_s=router.deadline_s if deadline_s is None else deadline_s,
             is_hurried=is_hurried or router.is_hurried,
-            hurry_s=router.hurry_s,
+            hurry_s=router.hurry_s if hurry_s is None else hurry_s,
             hurries_elsewhere=router.hurries_elsewhere,
         )
 

@@ -9,9 +9,9 @@ from redis import exceptions
 
 from celery_delayq.cluster.exchange import ASKING, UNSENT, Command, Exchange, Parse, Wait
 from celery_delayq.cluster.node import Address, Node, NotSent
-from celery_delayq.cluster.redirection import is_redirection
 from celery_delayq.cluster.router import NodeHangs, Router
 from celery_delayq.queue.connections import LOST
+from celery_delayq.queue.redirection import is_redirection
 
 
 class Dispatch:

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from redis import exceptions
 
 from celery_delayq.cluster.node import Node
-from celery_delayq.cluster.redirection import is_redirection, understood
 from celery_delayq.queue.connections import LOST
+from celery_delayq.queue.redirection import is_redirection, understood
 
 #: See `redis.Redis.parse_response`.
 Parse: TypeAlias = Callable[..., Any]

@@ -12,9 +12,9 @@ from celery_delayq.cluster.command_keys import cross_slot, name_of
 from celery_delayq.cluster.dispatch import Dispatch
 from celery_delayq.cluster.exchange import Command, Wait
 from celery_delayq.cluster.node import Node
-from celery_delayq.cluster.redirection import is_redirection
 from celery_delayq.cluster.router import Router
 from celery_delayq.queue.connections import LOST
+from celery_delayq.queue.redirection import is_redirection
 
 #: What redis-py adds to the options of a command, and does not give to the callback.
 _NO_OPTIONS = (NEVER_DECODE, "keys")

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from redis import exceptions
 from redis.crc import key_slot
 
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.command_keys import key_of
 from celery_delayq.cluster.node import HURRY_S, Address, Node, NotSent
-from celery_delayq.cluster.redirection import is_redirection, understood
 from celery_delayq.cluster.topology import Topology
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.queue.redirection import is_redirection, understood
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ from redis.backoff import NoBackoff
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.retry import Retry
 
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.node import Address, Node, hurried_options
-from celery_delayq.errors import ConfigurationError
 from celery_delayq.queue.connections import as_text
 
 #: How long a node may take to connect, and to answer which node serves which slot, in seconds.

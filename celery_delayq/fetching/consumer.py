@@ -34,7 +34,8 @@ from types import MappingProxyType
 import redis
 from redis import exceptions
 
-from celery_delayq.errors import LeaseLost
+from celery_delayq.basics.errors import LeaseLost
+from celery_delayq.basics.text import plural
 from celery_delayq.fetching.abandoned import AbandonedConnections
 from celery_delayq.fetching.connection import FetchConnection, Identity
 from celery_delayq.fetching.conversation import Conversation
@@ -44,7 +45,6 @@ from celery_delayq.fetching.isolation import Isolation
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.process import consumer_id
 from celery_delayq.fetching.unique_keys import UniqueKeys
-from celery_delayq.plural import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.dead_letters import reason_of

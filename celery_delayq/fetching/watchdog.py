@@ -46,7 +46,7 @@ from typing import Any
 from redis import exceptions
 from redis.client import NEVER_DECODE
 
-from celery_delayq.errors import LeaseLost
+from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.native import has_greenlets, start_native_thread
 from celery_delayq.fetching.presence import ANSWER_S, Presence

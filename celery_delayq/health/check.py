@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.health.clock import check_clock
 from celery_delayq.health.finding import Finding, Level, merged, not_checked
 from celery_delayq.health.memory import check_memory

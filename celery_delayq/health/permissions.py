@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import redis
 
-from celery_delayq.fetching.connection import connection_of
 from celery_delayq.health.finding import Finding, Level, not_checked
 from celery_delayq.health.servers import Server
+from celery_delayq.queue.connections import connection_of
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, alive_channel, registry
 
 _CHECK = "permissions"

@@ -10,10 +10,10 @@ from typing import Any
 from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, TryAgainError
 
-from celery_delayq.cluster.redirection import understood
 from celery_delayq.health.servers import Server
 from celery_delayq.inspector.broker_lists import BrokerList
 from celery_delayq.queue.keys import QueueKeys, registry
+from celery_delayq.queue.redirection import understood
 from celery_delayq.queue.scripts import score_to_ms
 
 #: The first time that no datetime has, unix time in ms. Nothing of this package is due then.

@@ -10,11 +10,12 @@ import redis
 
 from celery_delayq.inspector.away import Lost, LostQueue, NodesAway, execute, impatient, is_away, lost_queue, node_of
 from celery_delayq.queue import codec, keys
+from celery_delayq.queue.call import run_each
 from celery_delayq.queue.connections import CONNECTION_ERRORS, as_text
-from celery_delayq.queue.delayed_queue import DelayedQueue, scores_of
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.measuring import Measured, measure
 from celery_delayq.queue.registry import registered
-from celery_delayq.queue.script import run_each
-from celery_delayq.queue.scripts import Measured, measure
+from celery_delayq.queue.waiting import scores_of
 
 T = TypeVar("T")
 

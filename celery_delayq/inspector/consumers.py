@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from celery_delayq.fetching.process import process_of
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
-from celery_delayq.queue.scripts import Measured
+from celery_delayq.queue.connections import process_of
+from celery_delayq.queue.measuring import Measured
 
 
 @dataclass(frozen=True)

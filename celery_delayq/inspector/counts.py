@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.histogram import Bucket, ask_due, buckets_of, edges_of
-from celery_delayq.queue.scripts import Measured
-from celery_delayq.times import to_datetime
+from celery_delayq.queue.measuring import Measured
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from celery_delayq.basics.times import seconds
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
-from celery_delayq.queue.script import run_each
-from celery_delayq.queue.scripts import spread
-from celery_delayq.times import seconds
+from celery_delayq.queue.call import run_each
+from celery_delayq.queue.measuring import spread
 
 #: Maximum number of buckets in a histogram.
 MAX_BUCKETS = 1000

@@ -13,7 +13,7 @@ from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.metrics.histograms import quantile, read_buckets
 from celery_delayq.metrics.recorder import TRANSFER_LATENESS, TRANSFERRED
 from celery_delayq.queue.keys import QueueKeys
-from celery_delayq.queue.scripts import HISTORY
+from celery_delayq.queue.measuring import HISTORY
 
 #: Hours that a history has -> the seconds over which its sums are, and the seconds of a point.
 _SPANS = {8: (60, 300), 72: (600, 3600)}

@@ -18,7 +18,7 @@ from redis import exceptions
 from celery_delayq.inspector.away import is_away
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, hurried, is_cluster
-from celery_delayq.queue.scripts import Measured
+from celery_delayq.queue.measuring import Measured
 from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
 from celery_delayq.schedule.service import store_of
 from celery_delayq.schedule.store import ScheduleStore

@@ -13,8 +13,8 @@ from celery.utils import uuid
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
 
-from celery_delayq.errors import NotAllSent
-from celery_delayq.naive import warn_of_naive
+from celery_delayq.basics.errors import NotAllSent
+from celery_delayq.publishing.naive import warn_of_naive
 from celery_delayq.publishing.template import PublishedTemplate, key_of
 from celery_delayq.transport import is_in_memory, require_transport
 from celery_delayq.transport.batch import Batch, collecting

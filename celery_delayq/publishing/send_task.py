@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
-from celery_delayq.errors import ConfigurationError, KeyHeld
-from celery_delayq.naive import warn_of_naive
+from celery_delayq.basics.errors import ConfigurationError, KeyHeld
+from celery_delayq.options.throttle import Throttle
+from celery_delayq.options.unique import Unique, check_conflict, unique_for
+from celery_delayq.publishing.naive import warn_of_naive
 from celery_delayq.queue.holds import Offered
-from celery_delayq.throttle import Throttle
 from celery_delayq.transport import is_in_memory
 from celery_delayq.transport.keyed import (
     THROTTLE_PROPERTY,
@@ -21,7 +22,6 @@ from celery_delayq.transport.keyed import (
     throttled,
     unique_of,
 )
-from celery_delayq.unique import Unique, check_conflict, unique_for
 
 if TYPE_CHECKING:
     from celery.app.task import Context

@@ -15,8 +15,9 @@ from celery.beat import BeatLazyFunc
 from celery.schedules import BaseSchedule
 from dateutil.parser import isoparse
 
-from celery_delayq.errors import InvalidSchedule
-from celery_delayq.escapes import told
+from celery_delayq.basics.errors import InvalidSchedule
+from celery_delayq.basics.text import told
+from celery_delayq.options.settings import MISSED_POLICIES, MOST_CATCH_UP, misspelt
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.occurrences import (
     LATEST_MS,
@@ -28,7 +29,6 @@ from celery_delayq.schedule.occurrences import (
     to_datetime,
     to_ms,
 )
-from celery_delayq.settings import MISSED_POLICIES, MOST_CATCH_UP, misspelt
 
 #: Key in an entry's `options` for our additional fields, which Celery does not know.
 OPTION = "delayq"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from celery_delayq.errors import InvalidSchedule
+from celery_delayq.basics.errors import InvalidSchedule
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.definition import Definition, why_invalid
 from celery_delayq.schedule.entry import Entry

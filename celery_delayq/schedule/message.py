@@ -20,8 +20,7 @@ from kombu.serialization import dumps as serialize
 from kombu.serialization import registry
 from kombu.utils.json import dumps
 
-from celery_delayq.errors import DelayqError
-from celery_delayq.messages import DUE_PROPERTY
+from celery_delayq.basics.errors import DelayqError
 from celery_delayq.publishing.hooks import has_no_hooks, has_no_receivers
 from celery_delayq.publishing.template import OF_ALL, TEXTS, TaskTemplate
 from celery_delayq.queue.codec import message_key
@@ -29,6 +28,7 @@ from celery_delayq.schedule.definition import OPTION, Definition
 from celery_delayq.schedule.occurrences import to_datetime
 from celery_delayq.schedule.scripts import Offer
 from celery_delayq.transport.capture import Caught, capture
+from celery_delayq.transport.messages import DUE_PROPERTY
 
 #: Maximum number of cached templates, and of the arguments that each keeps.
 _MOST_TEMPLATES, _MOST_ARGUMENTS = 1000, 10_000

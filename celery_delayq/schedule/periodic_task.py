@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from celery_delayq.basics.times import shown_span
 from celery_delayq.schedule.occurrences import LONGEST_S, jitter_ms, to_datetime
 from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.store import ScheduleStore
-from celery_delayq.times import shown_span
 
 #: What an entry does, in words.
 STATUSES = (

@@ -24,7 +24,7 @@ from typing import Any
 from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError, ReadOnlyError, RedisError, ResponseError
 
-from celery_delayq.escapes import told
+from celery_delayq.basics.text import told
 from celery_delayq.queue.connections import LOST
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.agenda import Agenda

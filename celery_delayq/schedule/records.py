@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from sys import intern
 from typing import Any
 
-from celery_delayq.escapes import told
+from celery_delayq.basics.text import told
 from celery_delayq.schedule.occurrences import LATEST_MS
 
 _dump = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode

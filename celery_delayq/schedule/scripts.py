@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from celery_delayq.queue.call import Call, load
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.holds import UNTIL, Claim
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys
-from celery_delayq.queue.script import Call, load
 from celery_delayq.schedule.records import Seen
 
 #: Outcomes of `plan`.

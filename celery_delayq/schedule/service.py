@@ -10,9 +10,9 @@ from typing import Any
 
 import redis
 
-from celery_delayq.cluster.client import Routed
-from celery_delayq.errors import ConfigurationError
-from celery_delayq.queue.connections import is_cluster, new_id
+from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.options.settings import settings_of
+from celery_delayq.queue.connections import hurried, is_cluster, new_id
 from celery_delayq.schedule.configured import reader
 from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.loop import PlannerLoop
@@ -20,7 +20,6 @@ from celery_delayq.schedule.message import Builder, Occurrence
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.schedule.transitions import Policy
-from celery_delayq.settings import settings_of
 from celery_delayq.transport import Connector, Transport
 from celery_delayq.transport.producer import Producer
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
@@ -102,7 +101,7 @@ def _planners_store(channel: Any) -> ScheduleStore:
     topology, nodes = channel.topology, channel.connection.nodes
     return store_of(
         channel,
-        client=Routed(topology, deadline_s=0, is_hurried=True, hurry_s=_PATIENCE_S),
+        client=hurried(channel.plain_client, deadline_s=0, hurry_s=_PATIENCE_S),
         on_away=lambda key: nodes.lose(topology.address_of(key)),
     )
 

@@ -16,13 +16,13 @@ from typing import Any
 import redis
 from redis.client import NEVER_DECODE
 
-from celery_delayq.cluster.redirection import REDIRECTIONS
 from celery_delayq.queue import keys
+from celery_delayq.queue.call import Call, T, run_each
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.connections import LOST, at_server_of, is_cluster
 from celery_delayq.queue.delayed_queue import DelayedQueue, database_of
+from celery_delayq.queue.redirection import REDIRECTIONS
 from celery_delayq.queue.registry import is_wrong_type, registered
-from celery_delayq.queue.script import Call, T, run_each
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.records import UNKNOWN, Record, Seen
 from celery_delayq.schedule.scripts import Announced, Planned, Step

@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from celery_delayq.options.settings import ScheduleSettings
 from celery_delayq.schedule import occurrences
 from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.records import State
-from celery_delayq.settings import ScheduleSettings
 
 #: An occurrence counts as missed only if it was this old when a planner came, in ms; a younger one is merely late.
 TOLERATED_MS = 2000

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from celery_delayq.queue import scripts
 from celery_delayq.queue.delayed_queue import BATCH_SIZE
+
+#: The largest `batch_size`.
+MAX_BATCH_SIZE = scripts.MAX_BATCH_SIZE
 
 
 @dataclass(frozen=True)

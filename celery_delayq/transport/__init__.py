@@ -54,10 +54,10 @@ import redis
 from kombu.transport import redis as kombu_redis
 from redis import exceptions
 
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.options.settings import check_master_name, check_transport_options, check_urls
 from celery_delayq.queue.connections import NOT_SERVING, is_full, passing_refusal
 from celery_delayq.schemes import register
-from celery_delayq.settings import check_master_name, check_transport_options, check_urls
 from celery_delayq.transport.ahead import Ahead
 from celery_delayq.transport.bindings import Bindings
 from celery_delayq.transport.channel import DelayedChannel
@@ -73,7 +73,7 @@ if TYPE_CHECKING:  # what only a consumer, or a cluster, needs is imported when 
     from celery_delayq.fetching.held import Held
     from celery_delayq.queue.delayed_queue import DelayedQueue
     from celery_delayq.queue.scripts import Transferred
-    from celery_delayq.transfer.history import Moments
+    from celery_delayq.transfer.failover_log import Moments
     from celery_delayq.transfer.loop import TransferLoop
     from celery_delayq.transfer.settings import TransferSettings
     from celery_delayq.transport.last_delivery import LastDelivery
@@ -315,7 +315,7 @@ class Transport(kombu_redis.Transport):
 
         Args:
             settings: of the loops.
-            moments: what is known of servers from earlier connections, see `History`.
+            moments: what is known of servers from earlier connections, see `FailoverLog`.
         """
         self.stop_transfer()
         self._transfer = settings, {} if moments is None else moments
@@ -328,7 +328,7 @@ class Transport(kombu_redis.Transport):
         return {"": (Connector(self.client, failover=self.has_failover), lambda name: True)}
 
     def _start_loops(self, servers: dict[str, tuple[Any, Callable[[str], bool]]]) -> None:
-        from celery_delayq.transfer.history import History
+        from celery_delayq.transfer.failover_log import FailoverLog
         from celery_delayq.transfer.loop import TransferLoop
 
         assert self._transfer is not None
@@ -343,7 +343,7 @@ class Transport(kombu_redis.Transport):
                 settings=settings,
                 on_pass=self.on_pass,
                 may_begin=self.may_transfer,
-                history=History(logger, moments),
+                failover_log=FailoverLog(logger, moments),
                 serves=serves,
                 registry=None if self.nodes is None else self.nodes.registry(keyprefix),
                 slot_of=self.Channel.slot_of,

@@ -20,15 +20,14 @@ from kombu.transport.virtual.base import queue_declare_ok_t
 from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid
 
-from celery_delayq.messages import DUE_PROPERTY
-from celery_delayq.plural import plural
+from celery_delayq.basics.text import plural
+from celery_delayq.options.settings import HEALTH_CHECK_S, SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.connections import close_idle, passing_refusal, refusals
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Offered
 from celery_delayq.queue.keys import registry
-from celery_delayq.settings import HEALTH_CHECK_S, SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS
 from celery_delayq.transport.bindings import AGAIN_S
 from celery_delayq.transport.capture import Captured, Caught, captured_for
 from celery_delayq.transport.connector import Connector
@@ -43,6 +42,7 @@ from celery_delayq.transport.keyed import (
     put_keyed,
 )
 from celery_delayq.transport.known import known
+from celery_delayq.transport.messages import DUE_PROPERTY
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
 from celery_delayq.transport.wrong_server import refuse_wrong_server

@@ -12,16 +12,16 @@ from typing import Any, Protocol
 from redis import exceptions
 from redis.crc import key_slot
 
+from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.client import Routed, own_connections
 from celery_delayq.cluster.node import Address
-from celery_delayq.cluster.redirection import REDIRECTIONS, understood
 from celery_delayq.cluster.topology import PATIENCE_S
-from celery_delayq.errors import LeaseLost
 from celery_delayq.fetching.connection import FetchConnection
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.conversation import NotYet
 from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.redirection import REDIRECTIONS, understood
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.listener import Listener
 from celery_delayq.transport.rare_lists import RareLists

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import redis
 
-from celery_delayq.errors import LeaseLost
+from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching import abandoned
 from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue import keys, scripts
-from celery_delayq.queue.script import Call
+from celery_delayq.queue.call import Call
 from celery_delayq.queue.scripts import Renewed
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.consumer.lone import LONG_S, known, lone, wait_for_end_of_lease

@@ -11,7 +11,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_delayq.errors import UnsupportedServer
+from celery_delayq.basics.errors import UnsupportedServer
 from celery_delayq.health.at_start import check_servers, say_at_start
 from celery_delayq.health.finding import Finding, Level
 from celery_delayq.health.servers import servers_of

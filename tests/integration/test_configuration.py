@@ -14,7 +14,7 @@ from celery import Celery
 from kombu import Connection
 
 from celery_delayq import ConfigurationError, DelayedQueue, DelayQ, __version__
-from celery_delayq.settings import settings_of
+from celery_delayq.options.settings import settings_of
 from celery_delayq.transport import SentinelTransport
 from examples.private_redis import PrivateRedis, name_and_version
 from tests.brokers import ClusterServer, Server

@@ -18,8 +18,8 @@ from kombu.transport.redis import Transport as StockTransport
 from kombu.utils import scheduling
 
 from celery_delayq import NotReplicated
-from celery_delayq.fetching.connection import connection_of
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.queue.connections import connection_of
 from celery_delayq.transport import SentinelTransport, Transport
 from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.poller import Poller

@@ -17,7 +17,7 @@ from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, DelayQ
-from celery_delayq.remote_control import revocation
+from celery_delayq.publishing import revocation
 from examples.private_redis import PrivateRedis
 from tests.integration.monitoring import task_events
 from tests.state import FAR

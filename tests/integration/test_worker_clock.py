@@ -14,9 +14,9 @@ import pytest
 from celery import Celery
 from celery.worker.request import Request
 
-from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.transfer.lead import Lead
 from celery_delayq.transport.ahead import LAST_PART_S, Ahead
+from celery_delayq.transport.messages import DUE_PROPERTY
 from celery_delayq.worker.bootsteps import run_when_due
 from tests.clocks import clock_from, has_faketime
 from tests.ledger import ALL_WELL, Ledger

@@ -15,7 +15,7 @@ import redis
 
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
-from celery_delayq.transfer import history
+from celery_delayq.transfer import failover_log
 from celery_delayq.transfer import loop as transfer_module
 from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import PrivateRedis
@@ -257,7 +257,7 @@ class TestChores:
     ) -> None:
         monkeypatch.setattr(transfer_module, "CHORES_S", 0.5)
         monkeypatch.setattr(transfer_module, "_CHORES_TAKE_S", 1e9)  # it never has so much time
-        monkeypatch.setattr(history, "ALONE_S", NEVER_S)  # nothing else wakes it
+        monkeypatch.setattr(failover_log, "ALONE_S", NEVER_S)  # nothing else wakes it
         done: list[tuple[float, float]] = []
         began = time.monotonic()
         loops.start(chores=lambda client, serves: done.append((time.monotonic() - began, time.thread_time())))

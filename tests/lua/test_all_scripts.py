@@ -11,11 +11,11 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import ReadOnlyError
 
-from celery_delayq.queue import codec, holds, scripts
+from celery_delayq.queue import codec, holds, measuring, scripts
 from celery_delayq.queue.attempt import Attempt
+from celery_delayq.queue.call import Call, load, run_each, script_of
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, registry
-from celery_delayq.queue.script import Call, load, run_each, script_of
 from celery_delayq.schedule import scripts as schedule_scripts
 from celery_delayq.schedule.records import Seen
 from examples.private_redis import PrivateRedis
@@ -143,7 +143,9 @@ def names_of(table: str, body: str) -> list[str]:
 
 def call_of(name: str) -> Call[Any]:
     """Return the call that the wrapper of a script makes."""
-    wrapper = next(getattr(module, name) for module in (scripts, holds, schedule_scripts) if hasattr(module, name))
+    wrapper = next(
+        getattr(module, name) for module in (scripts, holds, measuring, schedule_scripts) if hasattr(module, name)
+    )
     keys = WITHOUT_QUEUE.get(name) or SEVERAL_QUEUES.get(name) or IN_A_SLOT.get(name) or QueueKeys.of("q")
     call: Call[Any] = wrapper(keys, **CALLS[name][0])
     assert call.script is load(name)

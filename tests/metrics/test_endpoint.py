@@ -20,7 +20,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.metrics import endpoint, make_asgi_app, make_wsgi_app
 from celery_delayq.metrics.source import Source
 from examples.private_redis import PrivateRedis

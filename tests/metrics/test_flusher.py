@@ -13,9 +13,9 @@ import redis
 from celery_delayq.metrics import flusher as of_flusher
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
+from celery_delayq.queue.call import run_each
 from celery_delayq.queue.connections import Refusals, servers_of
 from celery_delayq.queue.keys import QueueKeys, counted
-from celery_delayq.queue.script import run_each
 from tests.state import out_of_memory
 from tests.support import in_a_child, wait_until
 

@@ -15,7 +15,7 @@ from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.histograms import fields_of
 from celery_delayq.metrics.history import History, Point, read
-from celery_delayq.queue import scripts
+from celery_delayq.queue import measuring
 from celery_delayq.queue.keys import QueueKeys
 from tests.state import FAR, nothing_changes, now_ms
 
@@ -31,7 +31,7 @@ def lists(app: Celery, waiting: DelayedQueue) -> Iterator[BrokerLists]:
 def count(client: redis.Redis, seconds_ago: int, numbers: dict[str, int], name: str = "celery") -> int:
     """Add numbers as a worker would have done so long ago; return when that was, in seconds."""
     at_s = now_ms(client) // 1000 - seconds_ago
-    scripts.count(QueueKeys.of(name), now_s=at_s, numbers=numbers).run(client)
+    measuring.count(QueueKeys.of(name), now_s=at_s, numbers=numbers).run(client)
     return at_s
 
 

@@ -13,6 +13,7 @@ import pytest
 import redis
 from celery import Celery
 
+from celery_delayq.options.settings import ScheduleSettings
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim
@@ -25,7 +26,6 @@ from celery_delayq.schedule.records import Record, State
 from celery_delayq.schedule.scripts import Offer, Step
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.schedule.transitions import Policy
-from celery_delayq.settings import ScheduleSettings
 from tests.support import wait_until
 
 APP = Celery("shop", set_as_current=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_delayq.queue.script import load
+from celery_delayq.queue.call import load
 from tests.planner.conftest import Stage, run, run_until, started
 from tests.state import calls
 from tests.support import wait_until

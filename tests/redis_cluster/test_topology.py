@@ -11,11 +11,11 @@ import pytest
 import redis
 from redis import exceptions
 
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.cluster import topology as topology_module
 from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.node import Address
 from celery_delayq.cluster.topology import Topology
-from celery_delayq.errors import ConfigurationError
 from examples.private_redis import PrivateRedis
 from tests.redis_cluster.routing import addresses_of, know_only_slot_0, other_than, pool_for
 from tests.redis_cluster.servers import Cluster, slot_of

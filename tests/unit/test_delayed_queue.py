@@ -13,11 +13,11 @@ import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq import DelayedQueue, Entry
-from celery_delayq.errors import InvalidEntry
+from celery_delayq.basics.errors import InvalidEntry
 from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.call import load
 from celery_delayq.queue.entry import pairs
 from celery_delayq.queue.registry import registered
-from celery_delayq.queue.script import load
 from examples.private_redis import PrivateRedis
 from tests.state import FAR, now_ms, now_us
 

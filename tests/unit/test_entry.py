@@ -27,7 +27,7 @@ from celery.beat import BeatLazyFunc, ScheduleEntry
 from celery.schedules import crontab, schedule
 from kombu import Exchange, Queue
 
-from celery_delayq.errors import ConfigurationError, InvalidSchedule
+from celery_delayq.basics.errors import ConfigurationError, InvalidSchedule
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.definition import Definition

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.message import Message
 
-from celery_delayq.errors import InvalidEta
+from celery_delayq.basics.errors import InvalidEta
 from celery_delayq.queue.clock import ServerClock
 from celery_delayq.transport.eta import due_ms_of, parse_eta, seconds_until
 

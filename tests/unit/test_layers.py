@@ -54,6 +54,22 @@ def test_a_room_imports_only_rooms_below_it(file: Path) -> None:
         assert not name.startswith(PACKAGE.name) or room_of(name) in below, f"{room} imports {name}"
 
 
+#: How many pairs of rooms there are, at most, of which one imports the other.
+MOST_PAIRS = 99
+
+
+def test_few_rooms_import_each_other() -> None:
+    pairs = {
+        (file.relative_to(PACKAGE).parts[0].removesuffix(".py"), room_of(name))
+        for file in FILES
+        for name in imported(file)
+        if name.startswith(f"{PACKAGE.name}.")
+    }
+    arrows = sorted(f"{room} -> {other}" for room, other in pairs if room != other)
+    print(f"{len(arrows)} imports between rooms:", *arrows, sep="\n")
+    assert len(arrows) <= MOST_PAIRS
+
+
 def run(code: str) -> str:
     """Run code in an interpreter of its own, in which warnings are errors; fail if it does, or return its output."""
     done = subprocess.run(
@@ -148,7 +164,7 @@ assert len([step for step in app.steps["consumer"] if step.startswith("celery_de
 #: Rooms, and modules of rooms, that a producer needs not.
 NOT_FOR_PRODUCERS = (
     *("beat", "cli", "contrib", "fetching", "health", "inspector", "metrics", "schedule", "testing", "web", "worker"),
-    *("cluster.client", "remote_control.broadcast", "remote_control.commands", "transfer.loop", "transport.fetcher"),
+    *("cluster.client", "publishing.broadcast", "publishing.revocation", "transfer.loop", "transport.fetcher"),
 )
 
 #: How many modules more it may load than one with kombu's own transport.

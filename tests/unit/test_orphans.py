@@ -14,7 +14,7 @@ from celery_delayq import DelayedQueue
 from celery_delayq.queue import codec, orphans, scripts
 from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.connections import at_server_of
-from celery_delayq.queue.delayed_queue import Entry
+from celery_delayq.queue.entry import Entry
 from celery_delayq.queue.orphans import Orphan
 from tests.state import FAR, seed, state
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from celery_delayq.fetching import process
-from celery_delayq.fetching.process import consumer_id, is_at_work, is_running, process_of
-from celery_delayq.queue.connections import new_id
+from celery_delayq.fetching.process import consumer_id, is_at_work, is_running
+from celery_delayq.queue.connections import new_id, process_of
 from tests.support import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells where a process runs")

@@ -10,8 +10,8 @@ from celery import Celery
 from kombu.transport.redis import SentinelChannel
 
 from celery_delayq import DelayQ
-from celery_delayq.errors import ConfigurationError
-from celery_delayq.settings import (
+from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.options.settings import (
     APP_SETTINGS,
     PREFIX,
     TRANSPORT_OPTIONS,

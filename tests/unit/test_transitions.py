@@ -11,12 +11,12 @@ import pytest
 from celery import Celery
 from celery.schedules import schedule
 
+from celery_delayq.options.settings import ScheduleSettings
 from celery_delayq.schedule import transitions
 from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.records import Record, State
 from celery_delayq.schedule.transitions import SKIPPED_AFTER_S, Policy, Transition
-from celery_delayq.settings import ScheduleSettings
 
 APP = Celery("shop", set_as_current=False)
 #: A moment that is a multiple of everything used here.

@@ -23,13 +23,13 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
-from celery_delayq.beat import is_ours
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.contrib.django.celery_app import celery_app
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.health.called import was_called
 from celery_delayq.health.finding import Level, sentence
 from celery_delayq.health.options import check_options
-from celery_delayq.settings import DJANGO_APP
-from celery_delayq.uncalled import was_called
+from celery_delayq.options.scheduler import is_ours
+from celery_delayq.options.settings import DJANGO_APP
 from celery_delayq.web.broker import Broker
 
 #: Runs these checks only: `manage.py check --tag delayq`.

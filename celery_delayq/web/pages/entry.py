@@ -11,9 +11,8 @@ from typing import Any
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from celery_delayq.errors import DelayqError, InvalidSchedule, UnknownEntry
+from celery_delayq.basics.errors import DelayqError, InvalidSchedule, UnknownEntry
 from celery_delayq.schedule.periodic_task import PeriodicTask
-from celery_delayq.unique import was_new
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.broker import Unavailable
 from celery_delayq.web.pages.periodic import fields_of
@@ -130,7 +129,7 @@ def _run_now(view: View) -> Response:
             raise
         except Exception as exc:  # Celery checks arguments and options: whatever they are, and however it says so
             raise CannotSend(f"Celery cannot send it: {exc}") from exc
-        if not was_new(result):
+        if not getattr(result, "was_new", True):
             raise CannotSend(f"it was not sent: task {result.id} holds its unique key")
 
     with view.broker.sending():

@@ -1,34 +1,23 @@
-"""What is said where `DelayQ(app)` is missing."""
+"""Whether `DelayQ(app)` was called."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-import click
-
-from celery_delayq.errors import ConfigurationError
-
-NOT_CALLED = "the broker URL starts with delayq, but DelayQ(app) was not called"
-
-WHERE = "Call it where the app is created"
-
-_ADVICE = f"""\
-{NOT_CALLED}. {WHERE}:
-
-    from celery_delayq import DelayQ
-
-    delayq = DelayQ(app)
-
-A process without such an app can call celery_delayq.register() instead. A program that is not yours, such as \
-celery-exporter, takes the redis:// URL of the same server."""
+from celery_delayq.health.finding import Finding, Level, sentence
+from celery_delayq.schemes.uncalled import NOT_CALLED, WHERE, NotCalled
 
 
-class NotCalled(click.ClickException, ConfigurationError):
-    """A `delayq` URL is used, and `DelayQ(app)` was not called. Celery's command line shows the message alone."""
-
-    def __init__(self, message: str = _ADVICE) -> None:
-        # Pickle passes the message: a task of another app, in a pool of processes, may raise this.
-        super().__init__(message)
+def check_called(app: Any) -> Iterator[Finding]:
+    """Yield that `DelayQ(app)` is missing. Commands know the URLs without it, so only before the first connection."""
+    if is_missing(app):
+        yield Finding(
+            "settings",
+            Level.ERROR,
+            sentence(f"{NOT_CALLED}: workers and producers of this app fail"),
+            f"{WHERE}: `delayq = DelayQ(app)`, after `from celery_delayq import DelayQ`.",
+        )
 
 
 def is_missing(app: Any) -> bool:

@@ -16,15 +16,15 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker.control import Panel
 from celery.worker.request import Request
 
-from celery_delayq.errors import InvalidEta
-from celery_delayq.messages import body_of, decode_task
+from celery_delayq.basics.errors import InvalidEta
+from celery_delayq.basics.times import to_datetime
+from celery_delayq.options.settings import settings_of
+from celery_delayq.publishing.broadcast import BY_ID, revoke_waiting
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import Entry
-from celery_delayq.remote_control.broadcast import BY_ID, revoke_waiting
-from celery_delayq.settings import settings_of
-from celery_delayq.times import to_datetime
 from celery_delayq.transport import Transport
 from celery_delayq.transport.eta import eta_ms_of
+from celery_delayq.transport.messages import body_of, decode_task
 
 logger = get_logger(__name__)
 

@@ -1,8 +1,16 @@
-"""Text of unknown origin, made safe to show: control characters, also those for bidirectional text, become visible."""
+"""Text for people: numbers with their nouns, and text of unknown origin made safe to show.
+
+Control characters, also those for bidirectional text, become visible.
+"""
 
 from __future__ import annotations
 
-from celery_delayq.errors import DelayqError
+from celery_delayq.basics.errors import DelayqError
+
+
+def plural(number: int, noun: str = "task", nouns: str = "") -> str:
+    """Return a number with its noun, of which `nouns` is the plural if that has more than an s."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or f'{noun}s'}"
 
 
 def storable(text: str) -> str:

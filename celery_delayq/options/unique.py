@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from kombu.utils.json import dumps
 
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 
 #: How long a task holds its key.
 For: TypeAlias = Literal["waiting", "until_start", "until_done"]
@@ -129,11 +129,6 @@ def unique_for(given: Unique | str, default: Unique | None) -> tuple[Unique, str
     if not isinstance(given, Unique):
         raise ConfigurationError(f"unique must be a key or Unique(...), or None for no key, not {given!r}")
     return given, None
-
-
-def was_new(result: Any) -> bool:
-    """Return whether the task of a result was sent. If not, it is the result of the task that holds its unique key."""
-    return bool(getattr(result, "was_new", True))
 
 
 def _bound(run: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 
 #: A node does not serve the slot, or not all of it.
 REDIRECTIONS = (

@@ -1,4 +1,4 @@
-"""History: says what a failover lost, as far as Redis tells.
+"""FailoverLog: says what a failover lost, as far as Redis tells.
 
 Redis names the history of its data by a replication id, and counts its bytes by an offset. A replica that becomes the
 master takes a new id, and remembers the old one and the offset up to which it followed. What the old master had beyond
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import redis
 from redis import exceptions
 
-from celery_delayq.queue.connections import is_cluster
+from celery_delayq.queue.connections import address_of, is_cluster
 
 #: How often to read the offset, in seconds: of a replicated server; of one that is written to little; of one without
 #: replicas.
@@ -37,7 +37,7 @@ class Moment(NamedTuple):
 Moments = dict[str, Moment]
 
 
-class History:
+class FailoverLog:
     """Follows the history of the data of one server. For one thread at a time.
 
     Args:
@@ -105,11 +105,3 @@ class History:
                 "again. The transport option replicas makes callers wait until replicas have what they write"
             )
         self._logger.log(level, "%s. %s.", what, loss)
-
-
-def address_of(client: redis.Redis) -> str:
-    """Return where a client is connected to: host and port, or the path of a socket."""
-    pool: Any = client.connection_pool
-    options = pool.connection_kwargs
-    host, port = getattr(pool, "master_address", None) or (options.get("host", "localhost"), options.get("port", 6379))
-    return str(options.get("path") or f"{host}:{port}")

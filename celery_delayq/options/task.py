@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from celery.result import AsyncResult
 
-    from celery_delayq.throttle import Throttle
-    from celery_delayq.unique import OnConflict, Unique
+    from celery_delayq.options.throttle import Throttle
+    from celery_delayq.options.unique import OnConflict, Unique
 
 
 class Task(celery.Task):

@@ -1,6 +1,6 @@
 """Result backends for `delayq` URLs: Celery's own Redis backends, on the same servers as the broker.
 
-For Redis Cluster, which Celery does not support, see `celery_delayq.backend`.
+For Redis Cluster, which Celery does not support, see `celery_delayq.results.cluster`.
 
 Celery finds these functions through the entry points `celery.result_backends`, in every process. It passes the part of
 the URL after the first `+` of the scheme: `socket:///path` for `delayq+socket:///path`.
@@ -17,8 +17,8 @@ import redis
 from celery.backends.redis import RedisBackend, SentinelBackend
 from redis.sentinel import SentinelManagedConnection
 
-from celery_delayq.errors import ConfigurationError
-from celery_delayq.settings import check_master_name, sentinel_options
+from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.options.settings import check_master_name, sentinel_options
 from celery_delayq.transport.known import known
 
 _KNOWN = (
@@ -123,7 +123,7 @@ def _sentinel_backend(kind: type[SentinelResults], app: Any, url: str, options: 
 
 
 def _cluster_backend(app: Any, url: str, options: dict[str, Any]) -> RedisBackend:
-    from celery_delayq.backend import ClusterBackend  # not on a single server
+    from celery_delayq.results.cluster import ClusterBackend  # not on a single server
 
     return _known(ClusterBackend(app=app, url=url, **options))
 

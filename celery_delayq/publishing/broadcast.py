@@ -12,8 +12,8 @@ from kombu.pidbox import Node
 from kombu.utils.imports import symbol_by_name
 from redis.exceptions import ResponseError
 
+from celery_delayq.publishing.revocation import revoke_ids, revoke_stamped
 from celery_delayq.queue.connections import refusals
-from celery_delayq.remote_control.revocation import revoke_ids, revoke_stamped
 from celery_delayq.transport import Transport
 from celery_delayq.transport.replicas import NotReplicated
 from celery_delayq.transport.wrong_server import refusing_wrong_server

@@ -15,11 +15,9 @@ from typing import Any
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_delayq.errors import ConfigurationError
-from celery_delayq.queue.delayed_queue import BATCH_SIZE
-from celery_delayq.queue.scripts import MAX_BATCH_SIZE
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.transfer.lead import LONGEST_LEAD_S
-from celery_delayq.transfer.settings import TransferSettings
+from celery_delayq.transfer.settings import MAX_BATCH_SIZE, TransferSettings
 
 #: Prefix of the app's settings.
 PREFIX = "delayq_"
@@ -136,7 +134,7 @@ MOST_CATCH_UP = 10_000
 APP_SETTINGS: Mapping[str, Option] = {
     "transfer_grace": Option(0.25, 0.01, 60.0),
     "transfer_interval": Option(5.0, 0.1, 300.0),
-    "transfer_batch_size": Option(BATCH_SIZE, 1, MAX_BATCH_SIZE),
+    "transfer_batch_size": Option(TransferSettings.batch_size, 1, MAX_BATCH_SIZE),
     "transfer_lead": Option(0.01, 0.0, LONGEST_LEAD_S),
     "fail_dead_letters": Option(True),
     "inspect_limit": Option(100, 0, 10_000),

@@ -37,7 +37,7 @@ def register() -> None:
 
 def _refuse() -> NoReturn:
     """Stand for a transport: kombu (5.6 and 5.7) calls what the table has if it is a function."""
-    from celery_delayq.uncalled import NotCalled
+    from celery_delayq.schemes.uncalled import NotCalled
 
     raise NotCalled
 

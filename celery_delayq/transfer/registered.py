@@ -1,4 +1,4 @@
-"""KnownQueues: which queues a transfer loop knows: those of the registry, and those that were announced since."""
+"""RegisteredQueues: which queues a transfer loop knows: those of the registry, and those that were announced since."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_delayq.queue.registry import Registry
 logger = getLogger(__name__)
 
 
-class KnownQueues:
+class RegisteredQueues:
     """Those of one loop; they outlive its connections. For the loop's thread.
 
     Args:

@@ -20,9 +20,9 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import ResponseError
 
 from celery_delayq.inspector.broker_lists import BrokerLists
-from celery_delayq.messages import decode_task, request_of
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import Entry
+from celery_delayq.transport.messages import decode_task, request_of
 
 logger = getLogger(__name__)
 

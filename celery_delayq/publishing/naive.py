@@ -8,8 +8,8 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
-from celery_delayq.errors import NaiveEtaWarning
-from celery_delayq.times import shown_span
+from celery_delayq.basics.errors import NaiveEtaWarning
+from celery_delayq.basics.times import shown_span
 
 #: Packages between the caller, whose line is shown, and this module.
 _BETWEEN = {"celery", "celery_delayq", "contextlib", "kombu"}

@@ -18,10 +18,10 @@ from kombu.utils.url import maybe_sanitize_url
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.node import Address, pool_at
 from celery_delayq.cluster.topology import Topology
-from celery_delayq.errors import ConfigurationError
 
 #: How often a process that awaits results looks who is a master, in seconds.
 _LOOK_S = 5.0

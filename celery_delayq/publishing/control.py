@@ -1,11 +1,4 @@
-"""Celery's remote control.
-
-broadcast    `app.control`
-commands     commands and replies of a worker
-revocation   removes waiting tasks, and announces it
-
-They are imported when they are needed: a producer needs none of them.
-"""
+"""`app.control` of an app with DelayQ, which is made when it is first used: a producer does not need it."""
 
 from __future__ import annotations
 
@@ -24,6 +17,6 @@ def use_control(app: Any) -> None:
 
 def make_control(base: Any, app: Any) -> Any:
     """Return the control of an app. Its own control class is `base`, given as a class or by name."""
-    from celery_delayq.remote_control.broadcast import control_of
+    from celery_delayq.publishing.broadcast import control_of
 
     return control_of(base, app)

@@ -8,8 +8,8 @@ from typing import Any
 
 from celery.utils.time import rate
 
-from celery_delayq.errors import ConfigurationError
-from celery_delayq.unique import check_by_or_key, key_of
+from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.options.unique import check_by_or_key, key_of
 
 _LONGEST_INTERVAL_S = 366 * 86400.0
 
