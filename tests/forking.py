@@ -47,8 +47,8 @@ _IMPORTED = (
     *("billiard.heap", "billiard.pool", "billiard.popen_fork", "billiard.sharedctypes"),
     *("kombu.asynchronous.hub", "kombu.transport.redis", "redis.sentinel", "redis.asyncio"),
     *("multiprocessing.util", "concurrent.futures.thread", "encodings.idna", "importlib.readers", "zoneinfo"),
-    *("celery_delayq.backend", "celery_delayq.schedule.service", "celery_delayq.transport.cluster"),
-    *(f"celery_delayq.{name}" for name in ("remote_control.commands", "transfer.loop", "worker.bootsteps")),
+    *("celery_delayq.results.cluster", "celery_delayq.schedule.service", "celery_delayq.transport.cluster"),
+    *(f"celery_delayq.{name}" for name in ("transfer.loop", "worker.commands", "worker.bootsteps")),
     "tests.worker_app",
 )
 
