@@ -163,7 +163,8 @@ class Planner:
             return
         if moves_on_ms is not None and moves_on_ms <= now_ms and self._reading is not None:
             self._overdue.add(name)
-        if entry.record.queue is not None and not entry.seen.raw:  # another planner moves it just now, or has died
+        if entry.record.queue is not None and not entry.seen.raw and self._reading is None:
+            # Another planner moves it just now, or was killed.
             self._agenda.wake(name, entry, now_ms + round(random.uniform(*_ASIDE_MS)))
         elif entry.strays or state is None or state.fingerprint != entry.record.fingerprint:
             self._agenda.ripen(name, entry, now_ms)

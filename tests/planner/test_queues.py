@@ -65,7 +65,7 @@ class TestQueues:
             started(stage, queues={"t": "other"})
         else:
             other.on_changes([(10**6, "a")])
-            run(other)
+            wait_until(lambda: run(other) or stage.waiting("other"), "it has left the other one time enough")
         assert (stage.waiting(), stage.waiting("other")) == ([], ["a []"])
         after = stage.state("a", "other")
         assert after is not None
@@ -165,7 +165,7 @@ class TestQueues:
         planner.read()
         planner.on_changes([(10**6, "a")])
         assert stage.store.plan([slow])[0].outcome == DONE
-        run(planner)
+        wait_until(lambda: run(planner) or stage.waiting(), "it has left the other one time enough")
         assert (stage.waiting(), stage.waiting("other")) == (["a []"], [])
 
     def test_a_planner_that_looks_after_the_move_and_has_not_heard_of_it(self, stage: Stage) -> None:
