@@ -12,9 +12,10 @@ import pytest
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from celery_delayq import DelayedQueue, messages
+from celery_delayq import DelayedQueue
 from celery_delayq.inspector.histogram import Bucket
 from celery_delayq.queue import codec
+from celery_delayq.transport import messages
 from tests.brokers import list_for
 from tests.state import FAR, bury, calls, give, lease, nothing_changes, now_ms, offer
 from tests.support import wait_until
