@@ -371,14 +371,14 @@ class Entries:
         if entry.record.last != state.on_leaving(sent=True):
             if not self._write_last(name, entry, state.on_leaving(sent=False)):
                 return False
-            self._store.check_record_kept(name, queue)
+            self._store.check_kept(name, queue)
             outcome = self._store.leave(name, queue, seen, state.task_id)
             if outcome != GONE:
                 return outcome == DONE
             self._store.check_kept(name, queue, seen)  # it was sent after the check before
         if not self._write_last(name, entry, state.on_leaving(sent=True)):
             return False
-        self._store.check_record_kept(name, queue)
+        self._store.check_kept(name, queue)
         return self._store.leave(name, queue, seen, "") == DONE
 
     def _go_on_from(self, name: str, entry: Entry, queue: str, seen: Seen, state: State) -> bool:

@@ -286,28 +286,21 @@ class ScheduleStore:
         """
         return self._plan_one(Step(entry, queue, seen, b"", withdraw=withdraw, must_wait=bool(withdraw))).outcome
 
-    def check_kept(self, entry: str, queue: str, seen: Seen) -> None:
-        """Check that a replica has what an entry has sent in a queue that it leaves.
+    def check_kept(self, entry: str, queue: str, seen: Seen | None = None) -> None:
+        """Check that a replica has what an entry has sent in a queue that it leaves; without `seen`, its record.
 
         If replicas have not answered just before, this does not ask them.
 
         Raises:
             NotReplicated: a failover could undo it: no replica has it.
         """
-        self._check_kept(queue, self._call(Step(entry, queue, seen, seen.raw)))
-
-    def check_record_kept(self, entry: str, queue: str) -> None:
-        """Check that a replica has the record with the state with which an entry leaves a queue, see `check_kept`."""
-        raw = self.record(entry) if self._keeper is not None else b""
-        self._check_kept(queue, scripts.record(self.keys, changes=[(entry, raw, raw)]))
-
-    def _check_kept(self, queue: str, write: Call[Any]) -> None:
-        """Wait for the replicas of a node, after any write to it."""
         if self._keeper is None:
             return
         try:
             if time.monotonic() >= self._hurried_until.get(queue, 0.0):
-                run_each(self._keeper, [write])
+                raw = self.record(entry) if seen is None else seen.raw  # any write to that node
+                write: Call[Any] = scripts.record(self.keys, changes=[(entry, raw, raw)])
+                run_each(self._keeper, [write if seen is None else self._call(Step(entry, queue, seen, raw))])
                 return
         except NotReplicated:
             self._hurried_until[queue] = time.monotonic() + _HURRIED_S
