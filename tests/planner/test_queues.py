@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_delayq.schedule.records import State
-from celery_delayq.schedule.scripts import CHANGED, DONE
+from celery_delayq.schedule.scripts import CHANGED, DONE, Step
 from celery_delayq.schedule.store import ScheduleStore
 from tests.planner.conftest import Stage, run, started
 from tests.state import FAR
@@ -106,6 +106,31 @@ class TestQueues:
         assert after is not None
         assert (after.runs, after.last_ms) == (1, before.at_ms)
         assert stage.offered("other") == [f"a [] {(before.at_ms or 0) + 60_000}"]
+
+    @pytest.mark.parametrize("transferred", [False, True])
+    def test_a_failover_that_brings_back_an_earlier_state_to_its_queue_repeats_nothing(
+        self, stage: Stage, transferred: bool
+    ) -> None:
+        """The queue that it had gone to meanwhile has the later state, and that counts."""
+        stage.add("a", 60, queue="other", earlier=["celery"])
+        started(stage, queues={"t": "other"})
+        later = stage.state("a", "other")
+        assert later is not None
+        assert later.at_ms is not None
+        if transferred:
+            stage.set_back("a", 70_000, queue="other", transferred=True)
+            later = stage.state("a", "other")
+            assert later is not None
+            assert later.at_ms is not None
+        stage.add("a", 60, queue="celery", earlier=["other"])
+        earlier = replace(later, at_ms=later.at_ms - 600_000, last_ms=later.at_ms - 660_000, task_id="")
+        (seen,) = stage.store.seen([("a", "celery")])
+        assert stage.store.plan([Step("a", "celery", seen, earlier.dump())])[0].outcome == DONE
+        started(stage)
+        after = stage.state("a")
+        assert after is not None
+        assert after.at_ms == (later.at_ms + 60_000 if transferred else later.at_ms)
+        assert (len(stage.waiting()), stage.waiting("other"), stage.state("a", "other")) == (1, [], None)
 
     @pytest.mark.parametrize("moves_back", [False, True])
     def test_a_state_that_a_failover_brings_back_is_not_taken_for_the_present_one(
