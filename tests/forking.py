@@ -236,7 +236,9 @@ class _Server:
     def _end(self) -> None:
         """End, and with it everything that was forked: nobody is left who would."""
         for pid, _ in self._children.values():
-            os.killpg(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # it may not lead its group yet
+                os.killpg(pid, signal.SIGKILL)
         os._exit(0)
 
 

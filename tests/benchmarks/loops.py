@@ -87,7 +87,7 @@ class _CountedLoop(TransferLoop):
         client: Any = self._client
         client.looking = True
         super()._look()
-        client.looking = any(watched.is_to_be_looked_at for watched in self._watched)
+        client.looking = any(served.is_to_be_looked_at for served in self._served)
 
 
 class _CountingRedis(redis.Redis):

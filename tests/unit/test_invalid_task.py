@@ -17,19 +17,24 @@ from celery_delayq.worker.invalid_task import defect_of, late_defect_of
 from tests.integration import hostile
 from tests.worker_app import protocol_1
 
+#: All apps of a process have the same queues in kombu's memory, and others leave messages in theirs.
+QUEUE = "of invalid tasks"
+
 ACCEPT = {"application/json", "application/x-python-serialize"}
 
 
 @pytest.fixture(scope="module")
 def app() -> Celery:
-    return Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    found = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    found.conf.task_default_queue = QUEUE
+    return found
 
 
 def message(app: Celery, sig: Any = None, **options: Any) -> dict[str, Any]:
     """A message as Celery sends it."""
     (note(app, 1) if sig is None else sig).apply_async(**options)
     with app.connection_for_read() as connection:
-        sent = connection.default_channel.queues["celery"].get_nowait()
+        sent = connection.default_channel.queues[QUEUE].get_nowait()
     found: dict[str, Any] = loads(dumps(sent))
     return found
 

@@ -230,8 +230,9 @@ def test_a_task_may_alternate_between_queues_and_priorities(
     results = app.delayq.apply_async_many(
         note.s(number).set(eta=LATER, **ways[number % len(ways)]) for number in range(100)
     )
-    # A script is called once for each list: `other` for two ways, `sports` and `all` for one.
-    assert calls(client, "evalsha") == 5
+    # Two scripts are called once for each list: one offers, and one registers, since the list was empty. `other` is the
+    # list of two ways, and one way leads to `sports` and `all`.
+    assert calls(client, "evalsha") == 2 * 5
     assert len(by_template) == 100 - len(ways)
     ids = [result.id for result in results]
     found = {name: [message["headers"]["id"] for message in messages] for name, messages in stored(client).items()}
