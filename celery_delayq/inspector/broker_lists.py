@@ -130,7 +130,8 @@ class BrokerLists:
             return True
         bindings = f"{self.channel.global_keyprefix}{self.channel.keyprefix_queue % (queue,)}"
         try:
-            return bool(self.asking.exists(bindings) or self.asking.exists(*self.channel.broker_lists(queue)))
+            # One by one: a name with odd braces has lists in several hash slots.
+            return any(self.asking.exists(key) for key in (bindings, *self.channel.broker_lists(queue)))
         except CONNECTION_ERRORS as exc:
             if not is_away(self.client, exc):
                 raise

@@ -119,7 +119,7 @@ class DelayedQueue(Waiting):
         if not isinstance(payload, bytes):
             raise TypeError(f"a payload must be bytes, not {type(payload).__name__}")
         message_id = str(uuid.uuid4()) if message_id is None else message_id
-        just_registered = self.register()
+        registered_until = self._registered_until()
         _, alone = scripts.offer(
             self.keys,
             due_ms=due_ms,
@@ -129,7 +129,7 @@ class DelayedQueue(Waiting):
             mirrored=self.mirror_list,
             attempt=attempt,
         ).run(self.writer)
-        if alone and not just_registered:
+        if alone and time.monotonic() >= registered_until:
             # The queue was empty: the server may have lost its data, and with them the registry.
             self.register(again=True)
         return message_id
@@ -163,7 +163,7 @@ class DelayedQueue(Waiting):
         Returns:
             What became of it.
         """
-        just_registered = (due_ms is not None or pace is not None) and self.register()
+        registered_until = self._registered_until() if due_ms is not None or pace is not None else 0.0
         there: keys.QueueKeys | None = None
         while True:
             offered = offer_unique(
@@ -185,7 +185,7 @@ class DelayedQueue(Waiting):
                 there = keys.QueueKeys.of(offered.broker_list)
             else:
                 self.writer.execute_command("HDEL", self.keys.holds, claim.unique)
-        if offered.alone and not just_registered:
+        if offered.alone and time.monotonic() >= registered_until:
             self.register(again=True)  # see `offer`
         return offered
 
@@ -213,7 +213,7 @@ class DelayedQueue(Waiting):
         Returns:
             When it is due, unix time in ms; 0 if an earlier attempt stored it, and it waits no longer.
         """
-        just_registered = self.register()
+        registered_until = self._registered_until()
         due, alone = offer_throttled(
             self.keys,
             pace=pace,
@@ -224,7 +224,7 @@ class DelayedQueue(Waiting):
             tail=tail,
             attempt=attempt,
         ).run(self.writer)
-        if alone and not just_registered:
+        if alone and time.monotonic() >= registered_until:
             self.register(again=True)  # see `offer`
         return due
 
@@ -285,6 +285,11 @@ class DelayedQueue(Waiting):
         is_registered = self._registry.add(self.name)
         self._register_again_at = now + (REGISTERED_FOR_S if is_registered else _REGISTER_SOON_S)
         return True
+
+    def _registered_until(self) -> float:
+        """Register this queue, see `register`; return until when nothing else has to, monotonic time, 0 if unknown."""
+        begun = time.monotonic()
+        return begun + REGISTERED_FOR_S if self.register() else 0.0
 
     def transfer(
         self, limit: int = BATCH_SIZE, *, transferrer: str = "", grace_ms: int = 0, lead_ms: int = 0

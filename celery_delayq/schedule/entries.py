@@ -350,7 +350,9 @@ class Entries:
             NotReplicated: a failover could undo what it has sent in such a queue; see `ScheduleStore.check_kept`.
         """
         # Several have a state only after a failover: then the latest counts.
-        entry.strays = sorted(entry.strays, key=lambda stray: (stray[1].state or _NOWHERE).at_ms or 0)
+        entry.strays = sorted(
+            entry.strays, key=lambda stray: (bool(stray[1].raw), (stray[1].state or _NOWHERE).at_ms or 0)
+        )
         while entry.strays:
             if not self._take_out(name, entry, *entry.strays[0], is_last=len(entry.strays) == 1):
                 self.refresh([name])
@@ -391,11 +393,9 @@ class Entries:
             sent = False
         if outcome != DONE:
             return False
-        own = entry.seen.state
-        assert own is not None
-        assert entry.record.queue is not None
+        own, own_queue = entry.seen.state, entry.record.queue or ""
         later = state.on_leaving(sent=sent).encode()
-        step = Step(name, entry.record.queue, entry.seen, later, withdraw=own.task_id)
+        step = Step(name, own_queue, entry.seen, later, withdraw=own.task_id if own else "")
         (done,) = self._store.plan([step])
         if isinstance(done, Exception):
             raise done

@@ -289,19 +289,24 @@ class ScheduleStore:
     def check_kept(self, entry: str, queue: str, seen: Seen | None = None) -> None:
         """Check that a replica has what an entry has sent in a queue that it leaves; without `seen`, its record.
 
-        If replicas have not answered just before, this does not ask them.
-
         Raises:
-            NotReplicated: a failover could undo it: no replica has it.
+            NotReplicated: no replica has it, or had not just before, when it was asked.
         """
         if self._keeper is None:
             return
+        key, raw = self.keys.definitions, self.record(entry) if seen is None else seen.raw
+        write: list[Call[Any]] = [scripts.record(self.keys, changes=[(entry, raw, raw)])]
+        if seen is not None:
+            key, write = self.queue(queue).keys.schedule, [self._call(Step(entry, queue, seen, raw))]
         try:
             if time.monotonic() >= self._hurried_until.get(queue, 0.0):
-                raw = self.record(entry) if seen is None else seen.raw  # any write to that node
-                write: Call[Any] = scripts.record(self.keys, changes=[(entry, raw, raw)])
-                run_each(self._keeper, [write if seen is None else self._call(Step(entry, queue, seen, raw))])
-                return
+                (reply,) = run_each(self._keeper, write)
+                if self._is_away(reply, key):
+                    raise NodeLost(str(reply))
+                if isinstance(reply, Exception):
+                    raise reply
+                if seen is not None or reply[0]:
+                    return
         except NotReplicated:
             self._hurried_until[queue] = time.monotonic() + _HURRIED_S
         raise NotReplicated(f"no replica has what was sent to queue {queue!r}; the entry leaves it when one does")

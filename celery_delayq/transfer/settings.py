@@ -19,8 +19,6 @@ class TransferSettings:
         grace_s: how long the other loops leave due messages to the punctual one, in seconds.
         interval_s: how often a loop looks at its queues without being told, in seconds.
         batch_size: maximum number of messages that one script call moves.
-        idle_s: how long a queue must be empty before its name leaves the registry, and how long it is served after
-            that, in seconds. Must be greater than `registry.REGISTERED_FOR_S`.
         lead_s: how long before they are due messages move to the queues that this process consumes, in seconds, at
             least; see `Lead`. The consumer has to wait for the rest itself.
     """
@@ -29,7 +27,6 @@ class TransferSettings:
     interval_s: float = 5.0
     batch_size: int = BATCH_SIZE
     lead_s: float = 0.0
-    idle_s: float = 90.0
 
     @property
     def grace_ms(self) -> int:
