@@ -176,13 +176,14 @@ class Transport(kombu_redis.Transport):
         self.most_ahead: Callable[[], int] = int
         #: Returns whether the transfer loop may start, see `TransferLoop`.
         self.may_transfer: Callable[[], bool] = lambda: True
+        self._is_cluster = False
         ensure_tls(client)
         name_whole(client)
         if is_cluster(client):
             from celery_delayq.transport.cluster import ClusterChannel
 
-            client = SeveralHosts(client, "cluster")
-            self.Channel = ClusterChannel
+            client = SeveralHosts(client, "cluster")  # which `is_cluster` does not tell from others
+            self.Channel, self._is_cluster = ClusterChannel, True
         elif is_sentinel(client):
             from celery_delayq.transport.sentinel import DelayedSentinelChannel
 
@@ -457,7 +458,7 @@ class Transport(kombu_redis.Transport):
         before = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
         polls = set(loop.on_tick) - before
-        if kombu.VERSION < (5, 7) and is_cluster(self.client):
+        if kombu.VERSION < (5, 7) and self._is_cluster:
             # kombu 5.6 removes its function when a subscription is lost. On a cluster, the other nodes go on.
             loop.on_tick.difference_update(polls)
             polls = set(map(partial, polls))
