@@ -37,7 +37,7 @@ def main() -> None:
     if not address:
         setup(long_description=readme)
         return
-    tag = "v" + runpy.run_path(str(HERE / "celery_delayq" / "_version.py"))["__version__"]
+    tag = "v" + runpy.run_path(str(HERE / "celery_delayq" / "basics" / "version.py"))["__version__"]
     setup(
         long_description=absolute(readme, address, tag),
         project_urls={

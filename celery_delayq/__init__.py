@@ -8,11 +8,11 @@ package wherever it is installed, and most processes need none of it.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from celery_delayq._version import __version__
+from celery_delayq.basics.version import __version__
 
 if TYPE_CHECKING:
     from celery_delayq.app import DelayQ
-    from celery_delayq.errors import (
+    from celery_delayq.basics.errors import (
         ConfigurationError,
         DelayqError,
         DeliveryLimitReached,
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from celery_delayq.inspector.histogram import Histogram
     from celery_delayq.inspector.pages import Page
     from celery_delayq.inspector.task import ScheduledTask
+    from celery_delayq.options.task import Task
+    from celery_delayq.options.throttle import Throttle
+    from celery_delayq.options.unique import Unique
     from celery_delayq.queue.dead_letters import DeadChunk, DeadLetter, DeadLetters, DeadPage
     from celery_delayq.queue.delayed_queue import DelayedQueue
     from celery_delayq.queue.entry import Entry
     from celery_delayq.schedule.api import Schedule
     from celery_delayq.schedule.periodic_task import PeriodicTask
     from celery_delayq.schemes import register
-    from celery_delayq.task import Task
-    from celery_delayq.throttle import Throttle
     from celery_delayq.transport.replicas import NotReplicated
-    from celery_delayq.unique import Unique
 
 __all__ = [
     "Chunk",
@@ -108,9 +108,9 @@ _MODULES = {
     "Released": "inspector.backup",
     "Schedule": "schedule.api",
     "ScheduledTask": "inspector.task",
-    "Task": "task",
-    "Throttle": "throttle",
-    "Unique": "unique",
+    "Task": "options.task",
+    "Throttle": "options.throttle",
+    "Unique": "options.unique",
     "register": "schemes",
 }
 
@@ -118,6 +118,6 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+    found = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'basics.errors')}"), name)
     globals()[name] = found
     return found

@@ -8,53 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from celery import beat
-from celery.utils.imports import load_extension_class_names, symbol_by_name
 from celery.utils.log import get_logger
 
-from celery_delayq.errors import ConfigurationError
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.recorder import Recorder
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.options.scheduler import PlansInWorkers
+from celery_delayq.options.settings import settings_of
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
-from celery_delayq.settings import settings_of
 from celery_delayq.transport import register
 
 logger = get_logger("celery.beat")
-
-
-def is_ours(app: Any) -> bool:
-    """Return whether the app's `beat_scheduler` is the one of this package, or a subclass of it.
-
-    Raises:
-        ConfigurationError: the name starts with `celery_delayq`, but cannot be imported.
-    """
-    named = app.conf.beat_scheduler
-    if isinstance(named, str):
-        aliases = dict(load_extension_class_names("celery.beat_schedulers"))
-        try:
-            named = symbol_by_name(named, aliases=aliases)
-        except Exception as exc:
-            if str(named).startswith("celery_delayq"):
-                raise ConfigurationError(f"beat_scheduler must be celery_delayq.beat:Scheduler, not {named}") from exc
-            return False  # beat itself reports the error
-    return isinstance(named, type) and issubclass(named, Scheduler)
-
-
-def warn_of_another(sender: Any, **kwargs: Any) -> None:
-    """Warn if beat starts with another scheduler while workers plan: each entry would be sent twice.
-
-    Receives the signal `beat_init`; `sender` is beat's `Service`.
-    """
-    app, scheduler = sender.app, sender.scheduler
-    if is_ours(app) and not isinstance(scheduler, Scheduler):
-        logger.warning(
-            "Each entry of beat_schedule runs twice: this beat sends it with %s, and workers plan it because their "
-            "beat_scheduler is celery_delayq's. Start beat without -S, or give beat and workers the same "
-            "beat_scheduler.",
-            type(scheduler).__qualname__,
-        )
 
 
 def log_sent(definition: Definition) -> None:
@@ -62,7 +28,7 @@ def log_sent(definition: Definition) -> None:
     logger.info("Scheduler: Sending due task %s (%s)", definition.name, definition.task)
 
 
-class Scheduler(beat.Scheduler):
+class Scheduler(PlansInWorkers, beat.Scheduler):
     """Plans periodic tasks in a thread, while beat itself sleeps.
 
     The schedule file (`-s`) is accepted but not used. `--max-interval` sets how often beat checks that the thread

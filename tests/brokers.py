@@ -14,7 +14,8 @@ from kombu import pools
 
 from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.names import priority_list
-from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology
 from examples.private_redis import PrivateRedis
 from tests.redis_cluster.servers import Cluster, ClusterNode
 from tests.soak.proxy import Proxy
@@ -54,11 +55,19 @@ _OF_ALL_NODES: dict[tuple[str, ...], Callable[[list[Any]], Any]] = {
     ("CLIENT", "PAUSE"): all,
     ("CONFIG", "RESETSTAT"): all,
     ("CONFIG", "SET"): all,
+    ("FLUSHALL",): all,
+    ("FLUSHDB",): all,
     ("INFO", "COMMANDSTATS"): _sum_of_calls,
+    ("KEYS",): _union,
     ("PUBSUB", "CHANNELS"): _union,
     ("PUBSUB", "NUMPAT"): sum,
     ("PUBSUB", "NUMSUB"): _sum_of_each,
+    ("SCRIPT", "EXISTS"): lambda replies: [all(known) for known in zip(*replies, strict=True)],
+    ("SCRIPT", "FLUSH"): all,
 }
+
+#: Commands whose keys may be at several nodes. The answer is the sum.
+_SUMMED = ("DEL", "EXISTS", "UNLINK")
 
 
 class EveryNode(Routed):
@@ -67,10 +76,18 @@ class EveryNode(Routed):
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send a command to its node; one that is about a server to all."""
         words = " ".join(map(str, args[:2])).upper().split()
-        merge = _OF_ALL_NODES.get(tuple(words[:2]))
+        merge = _OF_ALL_NODES.get(tuple(words[:2])) or _OF_ALL_NODES.get(tuple(words[:1]))
+        if words[0] in _SUMMED:
+            send = super().execute_command
+            return sum(send(words[0], key, **{**options, "keys": [key]}) for key in args[1:])
         if merge is None:
             return super().execute_command(*args, **options)
         return merge([node.client.execute_command(*args, **options) for node in self.masters()])
+
+    def close(self) -> None:
+        """Close all connections; redis-py also calls this for a client that was never made completely."""
+        if hasattr(self, "router"):
+            self.topology.close()
 
 
 class ClusterServer:
@@ -86,7 +103,7 @@ class ClusterServer:
             return redis.ConnectionPool(host=address.host, port=address.port, **options)
 
         seeds = [Address("127.0.0.1", node.port) for node in self.cluster.nodes]
-        return EveryNode(Topology(seeds, connect), owns_topology=True)
+        return EveryNode(Topology(seeds, connect))
 
     def kill(self) -> None:
         """Kill all nodes."""

@@ -20,9 +20,10 @@ def has_faketime() -> bool:
 
 
 def clock_from(start: datetime) -> dict[str, str]:
-    """Return the environment of a process whose clock shows an aware time when the process starts."""
-    # A start time, since libfaketime breaks `time.sleep` where it is told an offset.
-    return {"LD_PRELOAD": _library(), "FAKETIME": f"@{start.astimezone():%Y-%m-%d %H:%M:%S}"}
+    """Return the environment of a process, in UTC, whose clock shows an aware time when the process starts."""
+    # A start time, since libfaketime breaks `time.sleep` where it is told an offset. It is a local one, of the zone in
+    # which the process will be, which need not be that of this process.
+    return {"LD_PRELOAD": _library(), "FAKETIME": f"@{start.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}", "TZ": "UTC"}
 
 
 @cache

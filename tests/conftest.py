@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -18,6 +21,7 @@ from tests.clocks import has_faketime
 from tests.redis_cluster import servers as cluster_servers
 from tests.redis_cluster.servers import Cluster
 from tests.support import missing, servers
+from tests.workers import CeleryCommand
 
 # A shell without job control starts what runs in its background with SIGINT ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -27,6 +31,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 
+
+_FOLDER = Path(__file__).parent
 
 #: What `make test` leaves out: these tests take long. They break things and compare with others; the rest checks
 #: every feature. `make test-all` runs them, too.
@@ -65,6 +71,11 @@ _VERSIONS = (
 )
 
 
+def pytest_configure() -> None:
+    """Let workers start quickly."""
+    CeleryCommand.is_forked = True
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the tests in the browser run wherever the page can be mounted."""
     parser.addoption(
@@ -79,12 +90,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is thorough; leave out on a cluster what is marked `one_server`."""
     items[:] = [it for it in items if not (it.get_closest_marker("cluster") and it.get_closest_marker("one_server"))]
-    folder = Path(__file__).parent
-    for mark, names in (("thorough", _THOROUGH), ("versions", _VERSIONS)):
-        marked = {folder / name for name in names}
-        for item in items:
-            if not marked.isdisjoint((item.path, *item.path.parents)):
-                item.add_marker(mark)
+    for item in items:
+        for mark in _marks_of(item.path):
+            item.add_marker(mark)
+
+
+@cache
+def _marks_of(path: Path) -> list[str]:
+    """Return which marks the tests of a module or folder have because of its place."""
+    places = {str(one.relative_to(_FOLDER)) for one in (path, *path.parents) if one.is_relative_to(_FOLDER)}
+    marks = {"thorough": _THOROUGH, "versions": _VERSIONS}
+    return [mark for mark, names in marks.items() if not places.isdisjoint(names)]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what is thorough where that is deselected: each process would do so for nothing."""
+    is_deselected = f"{config.option.markexpr} and ".startswith("not thorough and ")
+    return True if is_deselected and "thorough" in _marks_of(collection_path) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without a look at garbage, of which there is hardly any among so many objects that stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -99,8 +132,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Choose how many processes `--numprocesses=auto` means: most tests wait for workers most of the time."""
-    return 2 * (os.cpu_count() or 1)
+    """Choose how many processes `--numprocesses=auto` means: most tests wait for workers most of the time.
+
+    Each of them collects all tests, which takes some seconds: so many cores do not need as many more.
+    """
+    cores = os.cpu_count() or 1
+    return min(3 * cores, max(16, cores))
 
 
 @pytest.fixture(scope="session")
@@ -161,6 +198,14 @@ def nothing_astray(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def same_zone() -> Iterator[None]:
+    """Fail if a module leaves another time zone behind: processes of later tests would inherit it."""
+    before = os.environ.get("TZ")
+    yield
+    assert os.environ.get("TZ") == before
+
+
 @pytest.fixture
 def faketime() -> None:
     """The tool that fakes a process's clock is here."""
@@ -175,7 +220,15 @@ def durable_server() -> Iterator[PrivateRedis]:
         yield server
 
 
-@pytest.fixture(scope="session", params=servers() or [None])
+def _each_server() -> Iterator[Any]:
+    """Yield each kind of Redis on this machine: all but the preferred one are thorough."""
+    preferred, *others = servers() or [None]
+    yield pytest.param(preferred)
+    for name in others:
+        yield pytest.param(name, marks=[pytest.mark.thorough, pytest.mark.versions])
+
+
+@pytest.fixture(scope="session", params=_each_server())
 def any_redis_server(request: pytest.FixtureRequest) -> Iterator[PrivateRedis]:
     """Each kind of Redis on this machine in turn, for what may depend on the version."""
     if request.param is None:

@@ -38,8 +38,12 @@ _READ: dict[bytes, Callable[[redis.Redis, bytes], Any]] = {
 
 
 def state(client: redis.Redis) -> dict[str, Any]:
-    """Return everything in the database, by key; ZSETs as lists of (member, score)."""
-    return {key.decode(): _READ[client.type(key)](client, key) for key in client.scan_iter()}
+    """Return everything in the database, by key; ZSETs as lists of (member, score), and of the registry only names."""
+    found = {key.decode(): _READ[client.type(key)](client, key) for key in client.scan_iter()}
+    return {
+        key: {name for name, _ in value} if key.endswith("delayq:queues") and isinstance(value, list) else value
+        for key, value in found.items()
+    }
 
 
 def now_us(client: redis.Redis) -> int:

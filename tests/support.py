@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +68,24 @@ def run_with_app(folder: Path, module: str, *arguments: str) -> subprocess.Compl
 def lasting_keys(client: redis.Redis) -> set[str]:
     """The names of all keys that do not expire by themselves."""
     return {key.decode() for key in client.scan_iter() if client.ttl(key) == -1}
+
+
+def in_a_child(check: Callable[[], bool]) -> bool:
+    """Return whether a check holds in a forked child, within 30 seconds.
+
+    Python 3.12 and newer warn of it: this process has threads, as prefork workers and web servers have when they fork.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            signal.alarm(30)
+            code = 0 if check() else 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @contextmanager

@@ -209,6 +209,7 @@ def test_each_page_with_fragments_is_known() -> None:
     assert pages == set(GIVEN) | OTHERS
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", [name for name in GIVEN if name != "cluster.md"])
 def test_the_fragments_of_a_page_run(page: str, tmp_path: Path, redis_server: PrivateRedis) -> None:
     blocks = fragments(REPOSITORY / "docs" / page)

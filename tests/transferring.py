@@ -9,12 +9,14 @@ from functools import partial
 import redis
 
 from celery_delayq.cluster.client import own_connections
-from celery_delayq.cluster.topology import Address, Topology
-from celery_delayq.transfer.loop import TransferLoop, TransferSettings
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology
+from celery_delayq.transfer.loop import TransferLoop
+from celery_delayq.transfer.settings import TransferSettings
 from celery_delayq.transport.watch import NodesWatch
 from examples.private_redis import PrivateRedis
 from tests.brokers import Server
-from tests.redis_cluster.servers import Cluster
+from tests.redis_cluster.servers import Cluster, slot_of
 
 _OFTEN = TransferSettings(interval_s=0.5)
 
@@ -43,6 +45,7 @@ def _loops_of_nodes(cluster: Cluster, settings: TransferSettings) -> Iterator[li
             partial(own_connections, topology, address, must_be_master=True),
             settings=settings,
             serves=partial(topology.serves, address),
+            slot_of=slot_of,
         )
         for address in addresses
     ]

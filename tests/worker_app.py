@@ -20,7 +20,7 @@ from celery.worker.request import Request
 from redis.credentials import UsernamePasswordCredentialProvider
 
 from celery_delayq import DelayQ, Unique
-from celery_delayq.unique import For
+from celery_delayq.options.unique import For
 from tests.ledger import Ledger
 
 #: The user whom `Credentials` names.

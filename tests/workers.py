@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests import forking
 from tests.support import wait_until
 
 _REPOSITORY = Path(__file__).parents[1]
@@ -32,7 +33,13 @@ class CeleryCommand:
         conf: further configuration of the app, see `tests.worker_app`.
         env: further environment.
         paths: further folders to import from.
+        stops: whether the end of the block stops it as a deploy does. By default it kills all of it, which is quicker:
+            for whoever does not look at what is left.
     """
+
+    #: Whether it may be forked from a process that has imported everything, see `tests.forking`. Tests may, benchmarks
+    #: measure what a real one takes.
+    is_forked = False
 
     def __init__(
         self,
@@ -43,7 +50,9 @@ class CeleryCommand:
         conf: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         paths: Sequence[Path] = (),
+        stops: bool = False,
     ) -> None:
+        self._stops = stops
         self._command = [sys.executable, "-W", "ignore", "-m", "celery", "-A", app, *arguments]
         self._env = {
             **os.environ,
@@ -56,7 +65,7 @@ class CeleryCommand:
         }
         self._folder = tempfile.TemporaryDirectory(prefix="delayq-worker-")
         self.log_path = Path(self._folder.name, "log")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | forking.Forked | None = None
 
     def __enter__(self) -> CeleryCommand:
         self.start()
@@ -71,7 +80,7 @@ class CeleryCommand:
         if any(exc_info):
             print(self.log)  # pytest shows it with the failure
         if self._process is not None:
-            if self._process.poll() is None:
+            if self._stops and self._process.poll() is None:
                 self.send_signal(signal.SIGTERM)
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(_STOP_DEADLINE_S)
@@ -80,11 +89,15 @@ class CeleryCommand:
 
     def start(self, env: Mapping[str, str] | None = None) -> None:
         """Start the process, this time with some more environment."""
+        env = {**self._env, **(env or {})}
         with self.log_path.open("ab") as log:
+            if self.is_forked and forking.can_fork(self._command, env):
+                self._process = forking.start(self._command, cwd=self._folder.name, env=env, output=log.fileno())
+                return
             self._process = subprocess.Popen(
                 self._command,
                 cwd=self._folder.name,
-                env={**self._env, **(env or {})},
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -165,9 +178,21 @@ class CeleryCommand:
 
     def _states(self) -> dict[int, str]:
         """Return the state of each living process of the session, as one letter of `ps`."""
+        return {pid: state for pid, sid, state in _processes() if sid == self.pid and state != "Z"}
+
+
+def _processes() -> Iterator[tuple[int, int, str]]:
+    """Yield id, session and state of each process; on Linux without a command, which tests would start thousands of."""
+    if not Path("/proc/self/stat").exists():
         found = subprocess.run(["ps", "-e", "-o", "pid=,sid=,stat="], capture_output=True, text=True, check=True).stdout
-        rows = [line.split() for line in found.splitlines()]
-        return {int(pid): stat[0] for pid, sid, stat in rows if int(sid) == self.pid and stat[0] != "Z"}
+        for pid, session, state in map(str.split, found.splitlines()):
+            yield int(pid), int(session), state[0]
+        return
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                state, _, _, session = (folder / "stat").read_text().rpartition(") ")[2].split()[:4]
+                yield int(folder.name), int(session), state
 
 
 class Worker(CeleryCommand):

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import click
 
+from celery_delayq.basics.errors import InvalidExport
+from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import inspecting, queue_option
 from celery_delayq.cli.command import command, confirm, json_option, yes_option
 from celery_delayq.cli.output import print_json, progress
 from celery_delayq.cli.plain import say
-from celery_delayq.errors import InvalidExport
 from celery_delayq.inspector import Inspector, backup
 from celery_delayq.inspector.away import Lost, NodesAway
 from celery_delayq.inspector.backup import File
-from celery_delayq.plural import plural
 
 #: File name that means standard input or output.
 _STANDARD = "-"

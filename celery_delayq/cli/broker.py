@@ -14,16 +14,16 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_delayq.basics.errors import DelayqError
 from celery_delayq.cli.command import Decorator
-from celery_delayq.errors import DelayqError
 from celery_delayq.health.advice import with_app
+from celery_delayq.health.called import was_called
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.away import Lost
-from celery_delayq.settings import check_urls
+from celery_delayq.options.settings import check_urls
 from celery_delayq.transport import Transport, register
 from celery_delayq.transport.urls import is_cluster, is_sentinel, what_to_write
 from celery_delayq.transport.wrong_server import refuse_wrong_server
-from celery_delayq.uncalled import was_called
 
 _ADVICE = ", and create DelayQ(app) in the module that `celery -A` names"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import inspecting
 from celery_delayq.cli.command import command, confirm, json_option, usage_errors, yes_option
 from celery_delayq.cli.listing import criteria_of, filters, not_waiting
@@ -15,7 +16,6 @@ from celery_delayq.cli.output import print_json, progress
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import Span, When, at
 from celery_delayq.inspector import Inspector
-from celery_delayq.plural import plural
 
 #: How many ids one call of the inspector gets.
 _BATCH = 100

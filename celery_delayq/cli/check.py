@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -14,18 +14,18 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 from rich.text import Text
 
+from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, import_tasks, json_option
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, text
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import Span
 from celery_delayq.health.advice import advice_for, with_app
+from celery_delayq.health.called import check_called
 from celery_delayq.health.check import check_broker, check_only_overdue
 from celery_delayq.health.finding import Finding, Level, not_checked, sentence
 from celery_delayq.health.options import check_options
-from celery_delayq.plural import plural
 from celery_delayq.transport.urls import is_sentinel
-from celery_delayq.uncalled import NOT_CALLED, WHERE, is_missing
 
 #: How long to wait for each answer, in seconds.
 _PATIENCE_S = 2.0
@@ -69,7 +69,7 @@ def check(ctx: click.Context, strict: bool, max_overdue: timedelta | None, as_js
 
 
 def _all(app: Any) -> list[Finding]:
-    findings = [*_uncalled(app), *check_options(app)]
+    findings = [*check_called(app), *check_options(app)]
     import_tasks(app)
     try:
         with delayq_channel(app, patience_s=_PATIENCE_S) as (connection, channel):
@@ -82,17 +82,6 @@ def _all(app: Any) -> list[Finding]:
         is_known = any(finding.message == cannot.message for finding in findings)
         found = [not_checked("server", "correct the settings first") if is_known else cannot]
     return [*findings, *found]
-
-
-def _uncalled(app: Any) -> Iterator[Finding]:
-    """Yield that `DelayQ(app)` is missing. Commands know the URLs without it, so only before the first connection."""
-    if is_missing(app):
-        yield Finding(
-            "settings",
-            Level.ERROR,
-            sentence(f"{NOT_CALLED}: workers and producers of this app fail"),
-            f"{WHERE}: `delayq = DelayQ(app)`, after `from celery_delayq import DelayQ`.",
-        )
 
 
 def _overdue(app: Any, most_s: float) -> list[Finding]:

@@ -12,7 +12,8 @@ from typing import Any
 import click
 from rich.table import Table
 
-from celery_delayq import messages
+from celery_delayq.basics.text import plural
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.cli.broker import complete_queue, inspecting
 from celery_delayq.cli.command import Decorator, body_option, command, confirm, json_option, usage_errors, yes_option
 from celery_delayq.cli.output import (
@@ -30,9 +31,8 @@ from celery_delayq.cli.output import (
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown
 from celery_delayq.inspector import Inspector
-from celery_delayq.plural import plural
 from celery_delayq.queue.dead_letters import MAX_LETTERS, NOT_AN_ENTRY, DeadChunk, DeadLetter, DeadLetters
-from celery_delayq.times import to_datetime
+from celery_delayq.transport import messages
 from celery_delayq.transport.redelivery import revived
 
 _queue_argument: Decorator = click.argument("queue", shell_complete=complete_queue)

@@ -7,9 +7,9 @@ import threading
 
 import click
 
+from celery_delayq.basics.errors import ConfigurationError, DelayqError
 from celery_delayq.cli.command import command
 from celery_delayq.cli.plain import say, write
-from celery_delayq.errors import ConfigurationError, DelayqError
 from celery_delayq.metrics import endpoint_module
 from celery_delayq.metrics.source import Source, Unavailable
 

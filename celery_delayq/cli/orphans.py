@@ -16,20 +16,20 @@ import redis
 from celery.result import denied_join_result
 from celery.utils import uuid
 
+from celery_delayq.basics.text import plural
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, json_option
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, progress, text
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown
-from celery_delayq.plural import plural
 from celery_delayq.queue import orphans as orphaned
 from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.entry import Entry
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.orphans import Orphan
 from celery_delayq.queue.registry import registered
-from celery_delayq.times import to_datetime
-from celery_delayq.transport.transaction import publish_commands
+from celery_delayq.transport.commands import publish_commands
 
 #: Functions that turn a payload into the argument of a task. Each raises ValueError if it cannot.
 CODECS: dict[str, Callable[[bytes], Any]] = {
@@ -104,8 +104,8 @@ def adopt(
     Without --task, workers and `delayq transfer` will move the entries to their lists when they are due. With --task,
     each entry becomes a Celery task with the same due time.
 
-    You can interrupt this command and run it again: no entry is lost, and none is taken twice. On a cluster, do
-    so within ten minutes: later, up to 16 entries may be taken twice.
+    You can interrupt this command and run it again: no entry is lost. None is taken twice either, if you do so within
+    ten minutes; later, up to 16 may be.
     """
     app = ctx.obj.app
     if bool(queues) == everything:

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from celery_delayq.escapes import visible as visible
+from celery_delayq.basics.text import visible as visible
 
 
 def say(line: str, *, err: bool = False) -> None:

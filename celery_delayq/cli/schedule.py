@@ -14,7 +14,8 @@ from kombu.exceptions import OperationalError
 from rich.cells import cell_len
 from rich.table import Table
 
-from celery_delayq.beat import is_ours
+from celery_delayq.basics.errors import DelayqError, InvalidSchedule
+from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, import_tasks, json_option
 from celery_delayq.cli.output import (
@@ -29,16 +30,14 @@ from celery_delayq.cli.output import (
 )
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown, shown_span
-from celery_delayq.errors import DelayqError, InvalidSchedule
-from celery_delayq.plural import plural
+from celery_delayq.options.scheduler import is_ours
 from celery_delayq.queue.scripts import MAX_PAGE
 from celery_delayq.schedule import django_celery_beat, redbeat
 from celery_delayq.schedule.api import Schedule
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.encoding import written
-from celery_delayq.schedule.entry import Definition
 from celery_delayq.schedule.found import Found
 from celery_delayq.schedule.periodic_task import PeriodicTask
-from celery_delayq.unique import was_new
 
 #: The space beside a column, at most.
 _GAP = 2
@@ -273,7 +272,7 @@ def run_now(ctx: click.Context, entry: str) -> None:
     """Send a periodic task now, in addition to its schedule."""
     with _schedule(ctx) as found:
         result = found.run_now(entry)
-        if not was_new(result):
+        if not getattr(result, "was_new", True):
             raise click.ClickException(f"{entry} was not sent: task {result.id} holds its unique key")
         say(f"{entry} sent.")
 

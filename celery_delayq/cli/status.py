@@ -9,13 +9,13 @@ import click
 from rich.bar import Bar
 from rich.table import Table
 
+from celery_delayq.basics.times import to_datetime, to_timedelta
 from celery_delayq.cli.broker import check_complete, inspecting
 from celery_delayq.cli.command import Decorator, command, json_option, usage_errors
 from celery_delayq.cli.output import NARROW, WIDTH, add_columns, console, new_table, print_json, text
 from celery_delayq.cli.times import Span, shown, shown_span
 from celery_delayq.inspector.away import LostQueue
 from celery_delayq.inspector.counts import Counts, QueueCounts, count
-from celery_delayq.times import to_datetime, to_timedelta
 
 #: Number columns: attributes of `QueueCounts`.
 _NUMBERS = ("ready", "delayed", "overdue", "in_flight", "dead")

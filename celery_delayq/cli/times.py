@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from celery_delayq.times import parse_span, parse_time, to_datetime
-from celery_delayq.times import shown_span as shown_span
+from celery_delayq.basics.times import parse_span, parse_time, to_datetime
+from celery_delayq.basics.times import shown_span as shown_span
 
 
 class Span(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3

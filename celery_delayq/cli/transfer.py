@@ -9,19 +9,18 @@ from threading import Lock
 
 import click
 
+from celery_delayq.basics.errors import DelayqError
+from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command
 from celery_delayq.cli.plain import say, visible
-from celery_delayq.errors import DelayqError
 from celery_delayq.health.at_start import say_at_start
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.recorder import Recorder
-from celery_delayq.plural import plural
+from celery_delayq.options.settings import AppSettings, settings_of
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
-from celery_delayq.settings import settings_of
-from celery_delayq.transfer.loop import TransferSettings
 from celery_delayq.transport import Transport
 from celery_delayq.transport.poller import Waker
 from celery_delayq.transport.urls import is_sentinel
@@ -102,15 +101,15 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.wake())
         say(f"Transferring delayed tasks of {connection.as_uri()}. Press Ctrl-C to stop.", err=True)
-        _transfer_until(stop, transport, settings.transfer)
+        _transfer_until(stop, transport, settings)
     say(f"{plural(moved)} transferred.", err=True)
 
 
-def _transfer_until(stop: Waker, transport: Transport, settings: TransferSettings) -> None:
+def _transfer_until(stop: Waker, transport: Transport, settings: AppSettings) -> None:
     """Transfer until `stop` wakes; on a cluster, follow its nodes, as a worker does when it fetches."""
     nodes = transport.nodes
     version = 0 if nodes is None else nodes.topology.version
-    transport.start_transfer(settings)
+    transport.start_transfer(settings.transfer)
     if nodes is not None:
         nodes.watch()
     while not select.select([stop], [], [], None if nodes is None else _LOOK_S)[0]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
+from celery_delayq.basics.errors import DelayqError
 from celery_delayq.cli.command import command, import_tasks
 from celery_delayq.cli.plain import say
-from celery_delayq.errors import DelayqError
 from celery_delayq.web import web_module
 
 #: Addresses and names of this machine alone.

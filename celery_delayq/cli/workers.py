@@ -7,13 +7,13 @@ from typing import Any
 import click
 from rich.table import Table
 
+from celery_delayq.basics.times import to_datetime, to_timedelta
 from celery_delayq.cli.broker import check_complete, inspecting
 from celery_delayq.cli.command import command, json_option
 from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_json, text
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown, shown_span
 from celery_delayq.inspector.consumers import Consumer, Consumers, Lease, consumers
-from celery_delayq.times import to_datetime, to_timedelta
 
 _NOBODY = (
     "No worker with a delayq:// URL and DelayQ(app) consumes a queue. Stock workers, with redis://, have no leases, "

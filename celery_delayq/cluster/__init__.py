@@ -4,18 +4,15 @@ For others:
 
 client        `Routed`, a `redis.Redis` whose commands go to the nodes of their keys
 pipeline      the same for a pipeline
-topology      which master serves which hash slot, and the connections to each
-redirection   answers of a node that does not serve a slot
+topology      which master serves which hash slot
+node          a node, and the connections to it
+hanging       which nodes do not answer now
 names         names of lists that share a hash slot
 
 The way of a command, from the client to a node:
 
-command_keys  which of its arguments are keys
-plan          what the nodes get for it
-dispatch      send it, or those of a pipeline, and again what a node did not execute
+command_keys  which of its arguments is the key
 router        find the node for a slot, and follow the slot
-hanging       which nodes do not answer now
+dispatch      send it, or those of a pipeline, and again what a node did not execute
 exchange      what goes to one node on one connection
-connecting    a connection to a node, or why there is none
-merging       one reply of those of several nodes
 """

@@ -14,10 +14,12 @@ from typing import Any
 import redis
 from redis import exceptions
 
-from celery_delayq.cluster.dispatch import execute
+from celery_delayq.cluster.dispatch import Dispatch
+from celery_delayq.cluster.exchange import Command
+from celery_delayq.cluster.node import HURRY_S, Address, Node
 from celery_delayq.cluster.pipeline import RoutedPipeline
 from celery_delayq.cluster.router import Router
-from celery_delayq.cluster.topology import HURRY_S, Address, Node, Topology
+from celery_delayq.cluster.topology import Topology
 
 
 class Routed(redis.Redis):
@@ -26,13 +28,12 @@ class Routed(redis.Redis):
     Safe to share between threads, and after a fork. The connections are those of the topology, which stay open when
     this client is closed.
 
-    Several keys have to be in one hash slot, except those of DEL, EXISTS, MGET, TOUCH and UNLINK, which are not atomic
-    then. DBSIZE, FLUSHALL, FLUSHDB, KEYS, and SCRIPT with LOAD, EXISTS and FLUSH go to all masters. SCAN goes over one
-    node, so it needs a `home`; `scan_iter` goes over all.
+    It knows the commands that this package, kombu and Celery send, see `command_keys`. Several keys have to be in one
+    hash slot, except those of `mget`. `scan_iter` and `script_load` go to all masters.
 
     Every command raises, besides what a plain client raises:
 
-    - `redis.exceptions.ClusterCrossSlotError`: its keys are in several slots. It was not sent.
+    - `redis.exceptions.ClusterCrossSlotError`: its keys are in several slots. It was not executed.
     - `redis.exceptions.TryAgainError`, `ClusterDownError` and so on: no node served the slot in time.
     - `redis.ConnectionError`, `redis.TimeoutError`: the connection was lost. Nobody knows whether the command was
       executed. It is not sent again, whatever the pool's options say about retries.
@@ -43,14 +44,10 @@ class Routed(redis.Redis):
             it has failed.
         deadline_s: how long a command is tried while no node serves its slot, in seconds; by default that of `Router`.
             With 0, it goes to another node if it has to, but does not wait.
-        owns_topology: whether `close` closes the topology.
         is_hurried: see `Router`; for what can be done later, or without the node.
         hurry_s: see `Router`.
         hurries_elsewhere: see `Router`.
     """
-
-    #: redis-py may close a client that was never made completely.
-    _owns_topology = False
 
     def __init__(
         self,
@@ -58,7 +55,6 @@ class Routed(redis.Redis):
         *,
         home: Address | None = None,
         deadline_s: float | None = None,
-        owns_topology: bool = False,
         is_hurried: bool = False,
         hurry_s: float = HURRY_S,
         hurries_elsewhere: bool = False,
@@ -67,7 +63,6 @@ class Routed(redis.Redis):
         self.router = Router(
             topology, home, deadline_s, is_hurried=is_hurried, hurry_s=hurry_s, hurries_elsewhere=hurries_elsewhere
         )
-        self._owns_topology = owns_topology
         super().__init__(connection_pool=self.router.pool)
 
     def __repr__(self) -> str:
@@ -109,18 +104,25 @@ class Routed(redis.Redis):
         """Return a client whose commands without a key go to a node."""
         return self._with_router(home=node.address)
 
-    def hurried(self) -> Routed:
+    def hurried(self, deadline_s: float | None = None, hurry_s: float | None = None) -> Routed:
         """Return a client that waits neither for a node that hangs nor for a slot that moves, see `Router`."""
-        return self._with_router(is_hurried=True)
+        return self._with_router(is_hurried=True, deadline_s=deadline_s, hurry_s=hurry_s)
 
-    def _with_router(self, *, home: Address | None = None, is_hurried: bool = False) -> Routed:
+    def _with_router(
+        self,
+        *,
+        home: Address | None = None,
+        is_hurried: bool = False,
+        deadline_s: float | None = None,
+        hurry_s: float | None = None,
+    ) -> Routed:
         router = self.router
         return Routed(
             self.topology,
             home=home or router.home,
-            deadline_s=router.deadline_s,
+            deadline_s=router.deadline_s if deadline_s is None else deadline_s,
             is_hurried=is_hurried or router.is_hurried,
-            hurry_s=router.hurry_s,
+            hurry_s=router.hurry_s if hurry_s is None else hurry_s,
             hurries_elsewhere=router.hurries_elsewhere,
         )
 
@@ -128,24 +130,46 @@ class Routed(redis.Redis):
         """Return a subscription at the home node, see redis-py. After that node has failed, make another one."""
         return self.router.node_for(None).client.pubsub(**kwargs)
 
-    def client(self) -> Any:
-        """Return another client of this topology; it has no connection of its own, unlike redis-py's."""
-        return self._with_router()
-
-    def close(self) -> None:
-        """Close the topology if this client owns it. redis-py also calls this when the client is collected."""
-        if self._owns_topology:
-            self.topology.close()
-
     # -- commands
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Send a command to the nodes that serve its keys, and return what a plain client returns.
+        """Send a command to the node that serves its key, and return what a plain client returns.
 
         Raises:
             redis.RedisError: see the class.
         """
-        return execute(self.router, args, options, self.parse_response)
+        command = Command(args, options, self.router.slot_for(args))
+        Dispatch(self.router, self.parse_response).send_one(command)
+        if isinstance(command.reply, Exception):
+            raise command.reply
+        return command.reply
+
+    def mget(self, keys: Any, *args: Any) -> Any:
+        """Return the values of keys, see redis-py. Not atomic; a value that is no string is an error."""
+        with self.pipeline(transaction=False) as pipe:
+            for key in [*([keys] if isinstance(keys, (str, bytes)) else keys), *args]:
+                pipe.get(key)
+            return pipe.execute()
+
+    def script_load(self, script: Any) -> Any:
+        """Load a script at all masters, see redis-py: its `Script` does so after NOSCRIPT.
+
+        A node that is away will not know it. Whoever runs a script there meets that anyway.
+
+        Raises:
+            redis.RedisError: no node has loaded it.
+        """
+        replies = [self._load_at(node, script) for node in self.masters()]
+        loaded = [reply for reply in replies if not isinstance(reply, Exception)]
+        if not loaded:
+            raise replies[0]
+        return loaded[0]
+
+    def _load_at(self, node: Node, script: Any) -> Any:
+        try:
+            return redis.Redis.script_load(self.with_home(node), script)
+        except exceptions.RedisError as exc:
+            return exc
 
     def scan_iter(
         self, match: Any = None, count: int | None = None, _type: str | None = None, **kwargs: Any

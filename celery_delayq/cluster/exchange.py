@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from redis import exceptions
 
-from celery_delayq.cluster.connecting import connection_to
-from celery_delayq.cluster.merging import any_sha, error_in
-from celery_delayq.cluster.redirection import is_redirection, understood
-from celery_delayq.cluster.topology import Address, Node
+from celery_delayq.cluster.node import Node
 from celery_delayq.queue.connections import LOST
+from celery_delayq.queue.redirection import is_redirection, understood
 
 #: See `redis.Redis.parse_response`.
 Parse: TypeAlias = Callable[..., Any]
@@ -29,42 +27,41 @@ UNSENT: Any = _Unsent()
 
 
 @dataclass(eq=False)
-class NodeCommand:
-    """A command that is sent to one node, and its reply or error.
+class Command:
+    """A command, and its reply or error.
 
     Attributes:
-        where: a hash slot; the address of a node; None for the home node.
+        options: for the parser of its reply.
+        slot: the hash slot of its key; None for the home node.
+        name: by which its reply is parsed; by default, its first word.
     """
 
     args: tuple[Any, ...]
     options: dict[str, Any] = field(default_factory=dict)
-    where: int | Address | None = None
+    slot: int | None = None
+    name: str = ""
     reply: Any = UNSENT
 
 
 @dataclass(eq=False)
-class Attached:
-    """A command of a pipeline for each node to which the pipeline sends anything: SCRIPT LOAD before it, WAIT after it.
+class Wait:
+    """The WAIT at the end of a pipeline. Each node to which the pipeline sends anything gets it.
 
     Attributes:
-        replies: those of the nodes.
-        idle: those to a WAIT of nodes that had refused all that was sent there.
+        replies: those of the nodes that have served anything.
     """
 
     args: tuple[Any, ...]
     options: dict[str, Any]
-    is_wait: bool
     replies: list[Any] = field(default_factory=list)
-    idle: list[Any] = field(default_factory=list)
 
     @property
     def reply(self) -> Any:
-        """The reply to the whole pipeline."""
-        if not self.is_wait:
-            return any_sha(self.replies) if self.replies else None
+        """The reply to the whole pipeline: the least, or an error."""
         # Whoever waits for a lost node knows: the replies to its commands are errors, too.
-        heard = [reply for reply in self.replies or self.idle if not isinstance(reply, LOST)]
-        return error_in(heard) or min(heard, default=self.replies[0] if self.replies else 0)
+        heard = [reply for reply in self.replies if not isinstance(reply, LOST)]
+        errors = [reply for reply in heard if isinstance(reply, Exception)]
+        return errors[0] if errors else min(heard, default=0)
 
 
 class Exchange:
@@ -73,35 +70,33 @@ class Exchange:
     Args:
         node: the node.
         parse: parses replies.
-        attached: those that are no WAIT go first.
+        wait: is sent at the end; its owner gets the reply.
     """
 
-    def __init__(self, node: Node, parse: Parse, attached: Iterable[Attached] = ()) -> None:
+    def __init__(self, node: Node, parse: Parse, wait: Wait | None = None) -> None:
         self.node = node
+        self.commands: list[Command] = []
         #: The error that ended the connection.
         self.lost: Exception | None = None
-        #: The commands in order; those that are attached with whose they are.
-        self._commands: list[tuple[NodeCommand, Attached | None]] = []
         self._parse = parse
+        self._wait = wait
+        self._last = [] if wait is None else [Command(wait.args, wait.options)]
         self._connection: Any = None
         self._packed: Any = None
         self._is_unread = False
-        for load in attached:
-            if not load.is_wait:
-                self.attach(load)
 
     @property
-    def commands(self) -> list[NodeCommand]:
-        """The commands, without those that are attached."""
-        return [command for command, owner in self._commands if owner is None]
+    def _all(self) -> Sequence[Command]:
+        return [*self.commands, *self._last]
 
-    def add(self, *commands: NodeCommand) -> None:
-        """Add commands."""
-        self._commands += [(command, None) for command in commands]
-
-    def attach(self, attached: Attached) -> None:
-        """Add an attached command."""
-        self._commands.append((NodeCommand(attached.args, attached.options), attached))
+    def run(self) -> None:
+        """Do all, see `open`."""
+        try:
+            self.open()
+            self.send()
+            self.read()
+        finally:
+            self.close()
 
     def open(self) -> None:
         """Get a connection.
@@ -111,8 +106,8 @@ class Exchange:
             redis.ConnectionError: the pool has none left.
             redis.DataError: an argument is neither text nor bytes nor a number.
         """
-        self._connection = connection_to(self.node)
-        self._packed = self._connection.pack_commands([command.args for command, _ in self._commands])
+        self._connection = self.node.connection()
+        self._packed = self._connection.pack_commands([command.args for command in self._all])
 
     def send(self) -> None:
         """Send the commands. If that fails, the error is the reply to each."""
@@ -124,32 +119,24 @@ class Exchange:
 
     def read(self) -> None:
         """Read the replies. An error is one, too."""
-        for command, _ in self._commands if self.lost is None else ():
+        for command in self._all if self.lost is None else ():
             try:
-                command.reply = self._parse(self._connection, command.args[0], **command.options)
+                command.reply = self._parse(self._connection, command.name or command.args[0], **command.options)
             except exceptions.ResponseError as exc:
                 command.reply = understood(exc)
             except LOST as exc:
                 self.fail(exc)
                 break
         self._is_unread = self.lost is not None
-        self._settle()
-
-    def _settle(self) -> None:
-        """Give the replies to attached commands to their owners."""
-        has_served = False
-        for command, owner in self._commands:
-            if owner is None:
-                has_served |= command.args != ASKING and not is_redirection(command.reply)
-            elif owner.is_wait and not has_served:
-                owner.idle.append(command.reply)
-            else:
-                owner.replies.append(command.reply)
+        if self._wait is not None and any(
+            command.args != ASKING and not is_redirection(command.reply) for command in self.commands
+        ):
+            self._wait.replies.append(self._last[0].reply)
 
     def fail(self, exc: Exception) -> None:
         """Make an error the reply to all commands without a reply."""
         self.lost = exc
-        for command, _ in self._commands:
+        for command in self._all:
             if command.reply is UNSENT:
                 command.reply = exc
 

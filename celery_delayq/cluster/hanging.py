@@ -1,15 +1,16 @@
 """Nodes of a Redis Cluster that do not answer, as far as this process knows: nobody should wait for the same one again.
 
 A node that is gone refuses connections. One that hangs, or is cut off, accepts commands and never answers.
+
+Safe in all threads without a lock: each use of the dict and the set is one operation, which is atomic with the GIL and
+without it. If two threads find at the same moment that a node may be tried, both try it, and wait.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from celery_delayq.cluster.topology import Address
+from celery_delayq.cluster.node import Address
 
 #: How long a node counts as hanging if nobody finds out that it answers again, in seconds.
 FOR_S = 10.0
@@ -17,7 +18,7 @@ FOR_S = 10.0
 #: After that time, one caller may try the node. How long the others still avoid it, in seconds.
 _TRIAL_S = 2.0
 
-#: Node -> until when it counts as hanging (monotonic). A plain dict: safe in all threads.
+#: Node -> until when it counts as hanging (monotonic).
 _until: dict[Address, float] = {}
 
 #: Nodes that owe an answer.

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from redis.crc import key_slot
 
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.queue.keys import QueueKeys
 
 #: Stand for all separators and priorities, and for all consumers.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from redis import exceptions
 from redis.crc import key_slot
 
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.cluster import hanging
-from celery_delayq.cluster.connecting import NotSent
-from celery_delayq.cluster.redirection import is_redirection, understood
-from celery_delayq.cluster.topology import HURRY_S, Address, Node, Topology
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.cluster.command_keys import key_of
+from celery_delayq.cluster.node import HURRY_S, Address, Node, NotSent
+from celery_delayq.cluster.topology import Topology
+from celery_delayq.queue.redirection import is_redirection, understood
 
 T = TypeVar("T")
 
@@ -22,7 +25,7 @@ T = TypeVar("T")
 DEADLINE_S = 30.0
 
 #: The pauses in between, in seconds.
-FIRST_PAUSE_S = 0.02
+_FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 
 
@@ -34,10 +37,11 @@ class NodeHangs(exceptions.ConnectionError):
 _HOPS = 4
 
 
+@dataclass(frozen=True)
 class Router:
     """The way to the nodes of one client. Safe to share between threads, and after a fork. It sends nothing itself.
 
-    Args:
+    Attributes:
         topology: the nodes.
         home: the home node: where commands without a key go; by default that of the topology.
         deadline_s: how long a command is tried while no node serves its slot, in seconds; by default `DEADLINE_S`.
@@ -47,24 +51,12 @@ class Router:
         hurries_elsewhere: be hurried at all nodes but `home`. Without `home`, this does nothing.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        home: Address | None = None,
-        deadline_s: float | None = None,
-        *,
-        is_hurried: bool = False,
-        hurry_s: float = HURRY_S,
-        hurries_elsewhere: bool = False,
-    ) -> None:
-        self.topology = topology
-        self.home = home
-        self.deadline_s = deadline_s
-        self.is_hurried = is_hurried
-        self.hurry_s = hurry_s
-        self.hurries_elsewhere = hurries_elsewhere
-        encoder: Any = self.pool.get_encoder()
-        self._encode: Callable[[Any], bytes] = encoder.encode
+    topology: Topology
+    home: Address | None = None
+    deadline_s: float | None = None
+    is_hurried: bool = False
+    hurry_s: float = HURRY_S
+    hurries_elsewhere: bool = False
 
     # -- nodes
 
@@ -81,15 +73,25 @@ class Router:
         patience_s = DEADLINE_S if self.deadline_s is None else self.deadline_s
         return min(patience_s, self.hurry_s) if self.is_hurried else patience_s
 
+    @cached_property
+    def _encode(self) -> Callable[[Any], bytes]:
+        encoder: Any = self.pool.get_encoder()
+        return encoder.encode  # type: ignore[no-any-return]
+
     def slot_of(self, key: Any) -> int:
         """Return the hash slot of a key."""
         return key_slot(bytes(self._encode(key)))
 
-    def node_for(self, where: int | Address | None, asked: Container[Address] = ()) -> Node:
-        """Return the node that serves a hash slot; that at an address; None: the home node.
+    def slot_for(self, args: Sequence[Any]) -> int | None:
+        """Return the hash slot of a command; None if it has no key."""
+        key = key_of(args)
+        return None if key is None else self.slot_of(key)
+
+    def node_for(self, slot: int | None, asked: Container[Address] = ()) -> Node:
+        """Return the node that serves a hash slot; None: the home node.
 
         Args:
-            where: the slot, or the address.
+            slot: the slot.
             asked: nodes that this was asked for just now: what goes there goes together.
 
         Raises:
@@ -97,10 +99,10 @@ class Router:
             NodeHangs: this is hurried, and the node hangs.
             redis.RedisError, ConfigurationError: the nodes are not known yet, see `Topology.refresh`.
         """
-        if where is None:
+        if slot is None:
             node = self.topology.home() if self.home is None else self.topology.node_at(self.home)
         else:
-            node = self.topology.node_at(where) if isinstance(where, Address) else self.topology.node_of(where)
+            node = self.topology.node_of(slot)
         if self._hurries_at(node) and node.address not in asked and not hanging.may_ask(node.address):
             raise NodeHangs(f"Redis node {node.address} does not answer")
         return self._connected(node)
@@ -112,10 +114,10 @@ class Router:
     def _hurries_at(self, node: Node) -> bool:
         return self.is_hurried or (self.hurries_elsewhere and self.home not in (None, node.address))
 
-    def has_other(self, where: int | Address | None, refused: Collection[Address]) -> bool:
+    def has_other(self, slot: int | None, refused: Collection[Address]) -> bool:
         """Return whether there is a node now, see `node_for`, that has not refused a connection."""
         try:
-            return self.node_for(where).address not in refused
+            return self.node_for(slot).address not in refused
         except (exceptions.ClusterDownError, NodeHangs):
             return False
 
@@ -148,14 +150,7 @@ class Router:
 
     # -- following
 
-    def follow(
-        self,
-        slot: int | None,
-        send: Callable[[Node, bool], T],
-        *,
-        until: float | None = None,
-        can_ask: bool = True,
-    ) -> T:
+    def follow(self, slot: int | None, send: Callable[[Node, bool], T], *, until: float | None = None) -> T:
         """Send something to the node that serves a slot, and follow redirections.
 
         Args:
@@ -163,14 +158,13 @@ class Router:
             send: called with the node, and with whether to send ASKING first. It raises a redirection only if the node
                 has executed nothing.
             until: when to stop trying, monotonic time in seconds; by default `patience_s` from now.
-            can_ask: whether `send` can send ASKING; otherwise this waits until the slot has moved.
 
         Raises:
             redis.ResponseError: one of `REDIRECTIONS` if no node served the slot in time; another one of `send`.
             redis.ConnectionError, redis.TimeoutError: a connection could not be opened, or was lost.
         """
         until = time.monotonic() + self.patience_s if until is None else until
-        pause_s, hops = FIRST_PAUSE_S, 0
+        pause_s, hops = _FIRST_PAUSE_S, 0
         refused: set[Address] = set()
         target: tuple[Node, bool] | None = None
         while True:
@@ -198,7 +192,7 @@ class Router:
                 if address is not None and has_moved:
                     self.topology.moved(error.slot_id, address)
                     self.refresh(address)
-                if address is not None and hops <= _HOPS and (has_moved or can_ask):
+                if address is not None and hops <= _HOPS:
                     target = self._connected(self.topology.node_at(address)), not has_moved
                     continue
             left_s = until - time.monotonic()

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis
 from redis import exceptions
@@ -20,90 +20,20 @@ from redis.backoff import NoBackoff
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.retry import Retry
 
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.cluster import hanging
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.cluster.node import Address, Node, hurried_options
 from celery_delayq.queue.connections import as_text
 
 #: How long a node may take to connect, and to answer which node serves which slot, in seconds.
 PATIENCE_S = 1.0
 
-#: How long one may take to answer a command that can be done later, or elsewhere, in seconds.
-HURRY_S = 0.5
-
 #: The nodes are not asked again so soon after they were asked, in seconds: many threads may notice a change at once.
 REFRESH_PAUSE_S = 0.1
 
 
-class Address(NamedTuple):
-    """Host and port of a node."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-def pool_at(params: dict[str, Any], address: Address) -> redis.ConnectionPool:
-    """Return a new connection pool for a node.
-
-    Args:
-        params: those of its connections, see redis-py.
-        address: the node; it replaces host and port.
-    """
-    return redis.ConnectionPool(**{**params, "host": address.host, "port": address.port})
-
-
-class Node:
-    """A node of the cluster, with connections of its own. Safe to share between threads.
-
-    Attributes:
-        address: where it listens.
-        id: its id in the cluster; empty if that is unknown.
-        client: a plain client of this node alone.
-    """
-
-    def __init__(self, address: Address, pool: redis.ConnectionPool, id: str = "") -> None:
-        self.address = address
-        self.id = id
-        credentials = pool.connection_kwargs.get("credential_provider")
-        self.client = redis.Redis(connection_pool=pool, credential_provider=credentials)
-        #: Patience in seconds -> this node with connections that wait no longer.
-        self._hurried: dict[float, Node] = {}
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.address}>"
-
-    def hurried(self, within_s: float = HURRY_S) -> Node:
-        """Return the same node with other connections, which wait for an answer for some seconds at most."""
-        if within_s not in self._hurried:
-            pool: Any = self.client.connection_pool
-            options = _hurried(pool.connection_kwargs, within_s)
-            hurried = redis.ConnectionPool(pool.connection_class, pool.max_connections, **options)
-            self._hurried[within_s] = Node(self.address, hurried, self.id)
-        return self._hurried[within_s]
-
-    def close(self, *, in_use: bool = True) -> None:
-        """Close its connections; later commands open new ones.
-
-        Args:
-            in_use: also close those that somebody uses now.
-        """
-        self.client.connection_pool.disconnect(inuse_connections=in_use)
-        for hurried in list(self._hurried.values()):
-            hurried.close(in_use=in_use)
-
-
-def _hurried(options: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Return options of connections with shorter timeouts. redis-py 8 has some that a pool adds itself."""
-    found = {name: value for name, value in options.items() if "maint_notifications" not in name}
-    for name in ("socket_timeout", "socket_connect_timeout"):
-        found[name] = min(found.get(name) or seconds, seconds)
-    return found
-
-
 @dataclass(frozen=True)
-class _View:
+class View:
     """What a node said about the slots.
 
     Attributes:
@@ -144,7 +74,7 @@ class Topology:
         self._home: Node | None = None
         self._failed: set[Address] = set()
         #: What a node last said about the slots.
-        self.view: _View | None = None
+        self._view: View | None = None
         #: When what is known was asked for, and when a node was last asked; monotonic time in seconds.
         self._known_at = self._asked_at = -math.inf
         #: Why the last question had no answer.
@@ -213,7 +143,7 @@ class Topology:
             self._failed.clear()
             healthy = list(self._masters)
         healthy = [node for node in healthy if not hanging.is_avoided(node.address)] or healthy
-        answered = None if self.view is None else self.view.by
+        answered = None if self._view is None else self._view.by
         return next((node for node in healthy if node.address == answered), healthy[0])
 
     @property
@@ -224,11 +154,6 @@ class Topology:
             node = self.home() if self._masters else self.node_at(self._seeds[0])
             pool = node.client.connection_pool
         return pool
-
-    def slot_at(self, address: Address) -> int | None:
-        """Return a slot that the master at an address serves; None if there is none. Sends nothing."""
-        served = (slot for slot, node in enumerate(self._slots) if node is not None and node.address == address)
-        return next(served, None)
 
     def address_of(self, name: str | bytes) -> Address | None:
         """Return the address of the master that serves a key; None if that is not known. Sends nothing."""
@@ -266,15 +191,11 @@ class Topology:
                 slots[slot] = node
                 self._take(slots)
 
-    def learn(self, other: Topology) -> None:
-        """Take over what another topology of the same cluster was told, if that is newer. Sends nothing."""
-        if other.view is not None:
-            self._apply(other.view)
-
     def clone(self) -> Topology:
         """Return a topology that knows the same, with connections of its own. Sends nothing."""
         clone = Topology(self._seeds, self._connect)
-        clone.learn(self)
+        if self._view is not None:
+            clone.learn(self._view)
         return clone
 
     def refresh_if_older(self, seconds: float) -> None:
@@ -302,7 +223,7 @@ class Topology:
                     raise type(self._error)(*self._error.args)
                 return
             try:
-                self._apply(self._ask_any(first))
+                self.learn(self._ask_any(first))
                 self._error = None
             except (exceptions.RedisError, ConfigurationError) as exc:
                 self._error = exc
@@ -316,7 +237,7 @@ class Topology:
 
     # -- asking
 
-    def _ask_any(self, first: Address | None) -> _View:
+    def _ask_any(self, first: Address | None) -> View:
         alone: Address | None = None
         last: Exception | None = None
         for address in self._in_order(first):
@@ -356,10 +277,10 @@ class Topology:
             return False
         return True
 
-    def _ask(self, address: Address, within_s: float = PATIENCE_S) -> _View:
+    def _ask(self, address: Address, within_s: float = PATIENCE_S) -> View:
         """Ask one node, on a connection of its own: others may wait long for theirs."""
         pool: Any = self.node_at(address).client.connection_pool
-        kwargs = _hurried(pool.connection_kwargs, within_s)
+        kwargs = hurried_options(pool.connection_kwargs, within_s)
         for name in ("retry_on_timeout", "retry_on_error"):
             kwargs.pop(name, None)
         kwargs.update(protocol=2, retry=Retry(NoBackoff(), 0), health_check_interval=0)
@@ -371,14 +292,15 @@ class Topology:
             found = connection.read_response(disable_decoding=True)
         finally:
             connection.disconnect()
-        return _View(asked_at, address, tuple(_ranges(found, address)))
+        return View(asked_at, address, tuple(slot_ranges(found, address)))
 
-    def _apply(self, view: _View) -> None:
+    def learn(self, view: View) -> None:
+        """Take over what a node has said about the slots, if that is newer. Sends nothing."""
         with self._lock:
             self._failed.discard(view.by)
             if view.asked_at < self._known_at:  # a node has said something since
                 return
-            self._known_at, self.view = view.asked_at, view
+            self._known_at, self._view = view.asked_at, view
             slots: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
             has_new_id = False
             for start, end, address, id in view.ranges:
@@ -413,7 +335,7 @@ class Topology:
             node.close(in_use=in_use)
 
 
-def _ranges(found: Iterable[Any], asked: Address) -> Iterable[tuple[int, int, Address, str]]:
+def slot_ranges(found: Iterable[Any], asked: Address) -> Iterable[tuple[int, int, Address, str]]:
     """Yield first and last slot, address and id of their master, from a reply to CLUSTER SLOTS.
 
     No host, or an empty one, means that of the node that was asked; `?` means that it is not known.
@@ -426,9 +348,10 @@ def _ranges(found: Iterable[Any], asked: Address) -> Iterable[tuple[int, int, Ad
 
 
 #: Seeds -> the masters of the cluster when one of the process's topologies was last told: all seeds may be dead since.
+#: Safe in all threads without a lock: each use is one operation of a dict, atomic with the GIL and without it.
 _last_masters: dict[tuple[Address, ...], tuple[Address, ...]] = {}
 
-#: All topologies of this process.
+#: All topologies of this process. Threads only add to it; a forked child reads it, and has no other thread yet.
 _topologies: weakref.WeakSet[Topology] = weakref.WeakSet()
 
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from redis import exceptions
 
 from celery_delayq.queue import scripts
-from celery_delayq.queue.connections import as_text, passing_refusal, should_speak, was_silent
+from celery_delayq.queue.call import Call, unwrapped
+from celery_delayq.queue.connections import as_text, connection_of, passing_refusal, should_speak, was_silent
 from celery_delayq.queue.keys import QueueKeys
-from celery_delayq.queue.script import Call, unwrapped
 
 
 class Identity(NamedTuple):
@@ -40,17 +40,6 @@ def identify(connection: Any) -> Identity | None:
         return None
     fields = dict(field.partition("=")[::2] for field in as_text(reply).split())
     return Identity(fields["id"], fields["addr"])
-
-
-def connection_of(pool: Any) -> Any:
-    """Return a new connection, not yet connected, with the class and the parameters of a pool.
-
-    The pool does not know it, so it does not count towards the pool's `max_connections`. It speaks the second protocol,
-    in which the server tells of changed keys as Pub/Sub does; and if one connection is told of what another one has
-    read, the server wants both to speak the same. redis-py 8 has options that want the third one.
-    """
-    kwargs = {name: value for name, value in pool.connection_kwargs.items() if "maint_notifications" not in name}
-    return pool.connection_class(**{**kwargs, "protocol": 2})
 
 
 class FetchConnection:

@@ -34,7 +34,8 @@ from types import MappingProxyType
 import redis
 from redis import exceptions
 
-from celery_delayq.errors import LeaseLost
+from celery_delayq.basics.errors import LeaseLost
+from celery_delayq.basics.text import plural
 from celery_delayq.fetching.abandoned import AbandonedConnections
 from celery_delayq.fetching.connection import FetchConnection, Identity
 from celery_delayq.fetching.conversation import Conversation
@@ -44,7 +45,6 @@ from celery_delayq.fetching.isolation import Isolation
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.process import consumer_id
 from celery_delayq.fetching.unique_keys import UniqueKeys
-from celery_delayq.plural import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.dead_letters import reason_of
@@ -62,6 +62,7 @@ _AT_ONCE = 4
 _TURN_S = 1.0
 
 #: Shared by the whole process: a running task is known by its tag alone, even after its consumer was closed.
+#: `next` of it is atomic with the GIL, and without it since Python 3.14.
 _TAGS = itertools.count(1)
 
 

@@ -13,8 +13,8 @@ import redis
 from redis import exceptions
 from redis.client import NEVER_DECODE
 
+from celery_delayq.basics.text import plural
 from celery_delayq.fetching.held import Held
-from celery_delayq.plural import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
 from celery_delayq.queue.holds import What, acknowledge

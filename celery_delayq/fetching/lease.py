@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import redis
 
-from celery_delayq.errors import LeaseLost
-from celery_delayq.plural import plural
+from celery_delayq.basics.errors import LeaseLost
+from celery_delayq.basics.text import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
 from celery_delayq.queue.keys import QueueKeys

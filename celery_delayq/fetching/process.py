@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from celery_delayq.queue.connections import new_id
+from celery_delayq.queue.connections import new_id, process_of
 
 #: A process id and a start time are valid within one boot and one namespace. Containers share a kernel, and therefore
 #: its boot id.
@@ -21,10 +21,6 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACES = (Path("/proc/self/ns/pid"), Path("/proc/self/ns/time"))
 
 _ID = re.compile(r".*:(?P<pid>\d{1,9}):(?P<place>[0-9a-f]{10})-(?P<start>[0-9a-f]+)-[0-9a-f]+", re.DOTALL)
-
-
-#: What all ids of consumers and loops begin with.
-_PROCESS = re.compile(r"(?P<host>.*):(?P<pid>\d{1,9}):[^:]*", re.DOTALL)
 
 
 class _Stat(NamedTuple):
@@ -48,13 +44,7 @@ def consumer_id() -> str:
 
 def is_consumer(text: str) -> bool:
     """Return whether a text looks like the id of a consumer."""
-    return text.count(":") == 2 and _PROCESS.fullmatch(text) is not None
-
-
-def process_of(id: str) -> tuple[str, int | None]:
-    """Return the host and the process id in the id of a consumer or a loop; the whole id and None in any other text."""
-    found = _PROCESS.fullmatch(id)
-    return (id, None) if found is None else (found["host"], int(found["pid"]))
+    return text.count(":") == 2 and process_of(text)[1] is not None
 
 
 def is_running(id: str) -> bool | None:

@@ -10,10 +10,10 @@ import redis
 from redis import exceptions
 from redis.client import NEVER_DECODE
 
+from celery_delayq.basics.text import plural
 from celery_delayq.fetching.held import DEAD_LETTERS, RECOVERED, Redelivery
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.native import start_native_thread
-from celery_delayq.plural import plural
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
 from celery_delayq.queue.dead_letters import reason_of

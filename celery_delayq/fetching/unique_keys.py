@@ -14,6 +14,9 @@ from celery_delayq.queue.keys import QueueKeys
 
 logger = getLogger(__name__)
 
+# Both are safe in all threads without a lock: each use is one operation of a dict, which is atomic with the GIL and
+# without it.
+
 #: The tasks of this process that are acknowledged as they start, and hold unique keys, with the keys of their queues.
 #: They outlive the connections on which they came.
 _running: dict[Holder, QueueKeys] = {}
@@ -80,13 +83,13 @@ class UniqueKeys:
         for held in tuple(self._held.values()):
             if held.holder is not None:
                 holders.setdefault(self._keys_of(held.name), set()).add(held.holder)
-        for holder, keys in tuple(_running.items()):
+        for holder, keys in _running.copy().items():
             holders.setdefault(keys, set()).add(holder)
         for keys, some in holders.items():
             self._say(client, keys, list(some), "renew")
 
     def _tell_ended(self, client: redis.Redis) -> None:
-        for holder, keys in tuple(_ended.items()):
+        for holder, keys in _ended.copy().items():
             if self._say(client, keys, [holder], "done"):
                 _ended.pop(holder, None)
 

@@ -39,13 +39,14 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from logging import getLogger
 from typing import Any
 
 from redis import exceptions
 from redis.client import NEVER_DECODE
 
-from celery_delayq.errors import LeaseLost
+from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.native import has_greenlets, start_native_thread
 from celery_delayq.fetching.presence import ANSWER_S, Presence
@@ -79,7 +80,7 @@ _STEP_S = 1.0
 
 #: Consumers take turns to look for missing ones. Length of a turn, and the interval for a lone consumer, in seconds. A
 #: lone one hears of others: new ones say hello, and a renewal tells which are silent.
-_TURN_S, _LONE_LOOK_S = 0.8, 30.0
+TURN_S, _LONE_LOOK_S = 0.8, 30.0
 
 #: The most consumers of one list that a watchdog reads.
 _MOST_STRANGERS = 1000
@@ -111,14 +112,24 @@ class Watchdog:
         consumer: the consumer whose leases it renews, and on whose lists it recovers messages of other consumers.
         on_lost: called in the watchdog's thread when others have given the consumer up.
         patience_s: see `PATIENCE_S`.
+        turn_s: length of a turn to look for missing consumers, in seconds.
+        is_running: see `process.is_running`.
     """
 
     def __init__(
-        self, consumer: Consumer, on_lost: Callable[[], None] = lambda: None, *, patience_s: float = PATIENCE_S
+        self,
+        consumer: Consumer,
+        on_lost: Callable[[], None] = lambda: None,
+        *,
+        patience_s: float = PATIENCE_S,
+        turn_s: float = TURN_S,
+        is_running: Callable[[str], bool | None] = is_running,
     ) -> None:
         self.consumer = consumer
         self._on_lost = on_lost
-        self._patience_s = patience_s
+        self._turn_s = turn_s
+        self._is_running = is_running
+        self._new_presence = partial(Presence, patience_s, is_running)
         self._pid = os.getpid()
         self._client: Any = None
         self._has_ended = False
@@ -136,7 +147,7 @@ class Watchdog:
         self._believes_leases_at = math.inf
         #: The same for lists whose leases could not be renewed for a while; infinite as long as that lasts.
         self._believes_list_at: dict[str, float] = {}
-        self._presence = Presence(patience_s)
+        self._presence = self._new_presence()
         #: Lists whose leases it has read since it connected.
         self._read: set[str] = set()
         self._may_look = True
@@ -162,6 +173,10 @@ class Watchdog:
         until = time.monotonic() + _STOP_S
         while has_greenlets() and not self._has_ended and time.monotonic() < until:
             time.sleep(0.01)
+
+    def knows(self, other: str) -> bool:
+        """Return whether it would notice that a consumer is gone: it has seen it. Safe in any thread."""
+        return other in self._presence.known
 
     @property
     def is_full(self) -> bool:
@@ -212,7 +227,7 @@ class Watchdog:
         """
         while not self._stopping and not self._tend():
             self._believes_leases_at = time.monotonic() + self.consumer.leases.seconds
-            self._presence = Presence(self._patience_s)
+            self._presence = self._new_presence()
             self._read.clear()
             self._recovery.forget()
             self._renew()
@@ -277,7 +292,7 @@ class Watchdog:
         if word in (_RUNNING, _SUSPENDED):
             self._presence.vouch(other, time.monotonic(), is_at_work=word == _RUNNING)
         elif word == _MISSING:
-            running = is_running(other)
+            running = self._is_running(other)
             if running:
                 self._say(f"{_RUNNING if is_at_work(other) else _SUSPENDED} {other}")
             elif running is False:
@@ -285,7 +300,7 @@ class Watchdog:
                 self._look_at = time.monotonic()
         else:  # a new consumer: one more takes turns
             self._presence.known.add(said)
-            self._look_at = min(self._look_at, time.monotonic() + len(self._presence.known) * _TURN_S)
+            self._look_at = min(self._look_at, time.monotonic() + len(self._presence.known) * self._turn_s)
 
     def _say(self, what: str) -> None:
         self._client.publish(keys.hello_channel(self.consumer.db), what)
@@ -467,10 +482,10 @@ class Watchdog:
         """Return the time until this consumer's turn to look, in seconds. Turns go by the server's clock."""
         since_epoch_s = -self._clock.seconds_until(0)
         if len(alive) < 2 or self.consumer.id not in alive or since_epoch_s == float("inf"):
-            return _LONE_LOOK_S if len(alive) < 2 else _TURN_S
-        round_s = len(alive) * _TURN_S
-        until_s = (alive.index(self.consumer.id) * _TURN_S - since_epoch_s) % round_s
-        return until_s if until_s > _TURN_S / 8 else until_s + round_s
+            return _LONE_LOOK_S if len(alive) < 2 else self._turn_s
+        round_s = len(alive) * self._turn_s
+        until_s = (alive.index(self.consumer.id) * self._turn_s - since_epoch_s) % round_s
+        return until_s if until_s > self._turn_s / 8 else until_s + round_s
 
 
 def _stored(score: Any) -> bytes:

@@ -7,6 +7,7 @@ version, persistence, memory, replication, room, clock, permissions     checks o
 waiting      what waits at a server, for the next two
 transfer, overdue, planning     checks of what processes do there
 options      checks the settings of an app
+called       checks that it has a DelayQ
 check        all of this, for `celery delayq check`
 at_start     some of this, for workers
 """

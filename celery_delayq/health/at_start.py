@@ -8,8 +8,8 @@ from typing import Any
 
 import redis
 
-from celery_delayq._version import __version__
-from celery_delayq.errors import UnsupportedServer
+from celery_delayq.basics.errors import UnsupportedServer
+from celery_delayq.basics.version import __version__
 from celery_delayq.health.advice import with_app
 from celery_delayq.health.clock import check_clock
 from celery_delayq.health.finding import Finding, Level, merged

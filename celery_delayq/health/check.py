@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.health.clock import check_clock
 from celery_delayq.health.finding import Finding, Level, merged, not_checked
 from celery_delayq.health.memory import check_memory
@@ -26,10 +26,10 @@ from celery_delayq.health.transfer import check_transfer
 from celery_delayq.health.version import check_version
 from celery_delayq.health.waiting import Waiting, read_waiting
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.queue import keys
 from celery_delayq.queue.connections import LOST
 from celery_delayq.queue.delayed_queue import database_of
-from celery_delayq.queue.keys import RegistryKeys
-from celery_delayq.queue.registry import Registry
+from celery_delayq.queue.registry import registered
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.service import store_of
 from celery_delayq.schedule.store import ScheduleStore
@@ -133,11 +133,9 @@ class _Broker:
 
     def _find_lists(self) -> Iterator[Finding]:
         names = {name for queue in self.queues for name in self._channel.broker_lists(queue)}
-        registry = next(
-            (it for it in self.servers if it.serves(RegistryKeys.of(self._keyprefix).names)), self.servers[0]
-        )
+        registry = next((it for it in self.servers if it.serves(keys.registry(self._keyprefix))), self.servers[0])
         try:
-            names |= Registry(registry.client, self._keyprefix).names()
+            names |= registered(registry.client, self._keyprefix)
         except LOST as exc:
             self._away[registry.name] = is_away(registry, exc)
         except redis.RedisError as exc:

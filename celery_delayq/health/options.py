@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.health.finding import Finding, Level, sentence
-from celery_delayq.settings import (
+from celery_delayq.options.settings import (
     APP_SETTINGS,
     PREFIX,
     TRANSPORT_OPTIONS,

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import redis
 
-from celery_delayq.fetching.connection import connection_of
 from celery_delayq.health.finding import Finding, Level, not_checked
 from celery_delayq.health.servers import Server
-from celery_delayq.queue.keys import QueueKeys, RegistryKeys, ScheduleKeys, alive_channel
+from celery_delayq.queue.connections import connection_of
+from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, alive_channel, registry
 
 _CHECK = "permissions"
 
@@ -107,6 +107,7 @@ COMMANDS = tuple(
     ZCOUNT KEY 0 0
     ZLEXCOUNT KEY - +
     ZMSCORE KEY member
+    ZRANDMEMBER KEY 1
     ZRANGE KEY 0 0
     ZRANGEBYLEX KEY - +
     ZRANGEBYSCORE KEY 0 0
@@ -150,7 +151,7 @@ def needs(channel: Any, queues: Iterable[str], db: int, server: Server) -> list[
     lines = (*COMMANDS, *(CLUSTER_COMMANDS if server.in_cluster else ()))
     commands = [_command(line, some_key) for line in lines]
     keys = {key: rule for key, rule in _keys(channel, queues, db, server.in_cluster) if server.serves(key)}
-    queue, registry = QueueKeys.of("celery", db), RegistryKeys.of(channel.global_keyprefix)
+    queue = QueueKeys.of("celery", db)
     channels = (
         ("PSUBSCRIBE", f"/{db}.celery.pidbox"),
         ("SUBSCRIBE", queue.channel),
@@ -158,7 +159,7 @@ def needs(channel: Any, queues: Iterable[str], db: int, server: Server) -> list[
         ("SUBSCRIBE", queue.transferrer_channel),
         ("SUBSCRIBE", alive_channel("", db)),
         ("SUBSCRIBE", "__redis__:invalidate"),
-        ("SUBSCRIBE", registry.names),
+        ("SUBSCRIBE", registry(channel.global_keyprefix)),
     )
     return [
         *commands,
@@ -198,8 +199,8 @@ def _keys(channel: Any, queues: Iterable[str], db: int, in_cluster: bool) -> Ite
     if not in_cluster:
         for key in (channel.unacked_key, channel.unacked_index_key, channel.unacked_mutex_key):
             yield rule_for(f"{prefix}{key}", f"~{channel.unacked_key}*")
-    registry, schedule = RegistryKeys.of(prefix), ScheduleKeys.of(prefix, db, together=in_cluster)
-    for key in (registry.names, registry.retired, schedule.definitions, schedule.configurations, schedule.errors):
+    schedule = ScheduleKeys.of(prefix, db, together=in_cluster)
+    for key in (registry(prefix), schedule.definitions, schedule.configurations, schedule.errors):
         yield rule_for(key, "")
 
 

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
-from celery_delayq.beat import is_ours
+from celery_delayq.basics.text import plural
 from celery_delayq.health.finding import Finding, Level
 from celery_delayq.health.servers import Server
-from celery_delayq.plural import plural
+from celery_delayq.options.scheduler import is_ours
 from celery_delayq.schedule.configured import Configured, configured
 from celery_delayq.schedule.records import Record
 from celery_delayq.schedule.store import ScheduleStore

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from celery_delayq.basics.text import plural
 from celery_delayq.health.finding import Finding, Level
 from celery_delayq.health.servers import Server
-from celery_delayq.plural import plural
 
 _CHECK = "replicas"
 

@@ -10,11 +10,9 @@ from typing import Any
 
 import redis
 
-from celery_delayq.cluster.client import Routed
 from celery_delayq.health.advice import advice_for
 from celery_delayq.health.finding import Finding, Level, not_checked, sentence
-from celery_delayq.queue.connections import LOST
-from celery_delayq.transfer.history import address_of
+from celery_delayq.queue.connections import LOST, address_of, is_cluster
 
 
 @dataclass(frozen=True)
@@ -74,14 +72,15 @@ def servers_of(client: redis.Redis) -> list[Server]:
     Raises:
         redis.RedisError: the only server, or each node of the cluster, is away.
     """
-    if not isinstance(client, Routed):
+    if not is_cluster(client):
         with suppress(redis.ResponseError):  # a server that cannot save refuses even this
             client.ping()  # with Sentinel, the address is known once there is a connection
         return [Server(address_of(client), client)]
-    serves = client.topology.serves
+    routed: Any = client
+    serves = routed.topology.serves
     return [
         Server(str(node.address), node.client, partial(serves, node.address), in_cluster=True)
-        for node in client.masters()
+        for node in routed.masters()
     ]
 
 

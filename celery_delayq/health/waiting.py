@@ -1,4 +1,4 @@
-"""What waits at a server, who transfers and who consumes it: read once, in three round trips, for several checks."""
+"""What waits at a server, who transfers and who consumes it: read once, in two round trips, for several checks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redis.crc import key_slot
-from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
+from redis.exceptions import AskError, MovedError, TryAgainError
 
-from celery_delayq.cluster.redirection import understood
 from celery_delayq.health.servers import Server
 from celery_delayq.inspector.broker_lists import BrokerList
-from celery_delayq.queue.keys import QueueKeys, RegistryKeys
+from celery_delayq.queue.keys import QueueKeys, registry
+from celery_delayq.queue.redirection import understood
 from celery_delayq.queue.scripts import score_to_ms
 
 #: The first time that no datetime has, unix time in ms. Nothing of this package is due then.
@@ -63,20 +63,21 @@ def read_waiting(server: Server, lists: Sequence[BrokerList], keyprefix: str, db
     """
     here = [(found, QueueKeys.of(found.name, db)) for found in lists if server.serves(found.name)]
     waiting = Waiting()
-    replies = iter(_ask_who(server, here, keyprefix))
-    now_ms = next(replies)
-    loops = next(replies)
+    seconds, microseconds = server.client.time()
+    now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+    loops, *replies = _ask(server, here, keyprefix, now_ms)
     waiting.loops = None if isinstance(loops, Exception) else int(loops[0][1])
-    late: list[tuple[BrokerList, QueueKeys, int]] = []
-    for found, keys in here:
-        head, never, subscribed, ready, dead = (next(replies) for _ in range(5))
+    for number, (found, keys) in enumerate(here):
+        head, overdue, never, subscribed, ready, dead, consumers = replies[number * 7 : number * 7 + 7]
         for counter, count in ((waiting.ready, ready), (waiting.dead, dead)):
             if isinstance(count, Exception):
                 waiting.uncounted[found.queue] = _why(count, keys)
             elif count:
                 counter[found.queue] += count
-        if isinstance(head, Exception):
-            waiting.refused[found.queue] = _why(head, keys)
+        if ready and consumers:
+            waiting.consumed.add(found.queue)
+        if refusal := next((reply for reply in (head, overdue) if isinstance(reply, Exception)), None):
+            waiting.refused[found.queue] = _why(refusal, keys)
             continue
         if not head:
             continue
@@ -86,54 +87,25 @@ def read_waiting(server: Server, lists: Sequence[BrokerList], keyprefix: str, db
         if not isinstance(subscribed, Exception) and not int(subscribed[0][1]):
             waiting.untransferred.add(found.queue)
         due_ms = score_to_ms(head[0][1])
-        if due_ms is not None and due_ms <= now_ms:
-            late.append((found, keys, due_ms))
-    _count(server, late, now_ms, waiting)
-    _find_consumers(server, [(found, keys) for found, keys in here if waiting.ready[found.queue]], now_ms, waiting)
+        if overdue and due_ms is not None:
+            count, age_s = waiting.overdue.get(found.queue, (0, 0.0))
+            waiting.overdue[found.queue] = count + overdue, max(age_s, (now_ms - due_ms) / 1000)
     return waiting
 
 
-def _ask_who(server: Server, here: Sequence[tuple[BrokerList, QueueKeys]], keyprefix: str) -> list[Any]:
-    """Return the server's time in ms, the subscribers of the registry, and five replies for each list."""
+def _ask(server: Server, here: Sequence[tuple[BrokerList, QueueKeys]], keyprefix: str, now_ms: int) -> list[Any]:
+    """Return the subscribers of the registry, and seven replies for each list."""
     with server.client.pipeline(transaction=False) as pipe:
-        pipe.time()
-        pipe.pubsub_numsub(RegistryKeys.of(keyprefix).names)
+        pipe.pubsub_numsub(registry(keyprefix))
         for _, keys in here:
             pipe.zrange(keys.timeout_set, 0, 0, withscores=True)
+            pipe.zcount(keys.timeout_set, "-inf", now_ms)
             pipe.zcount(keys.timeout_set, AFTER_9999_MS, "+inf")
             pipe.pubsub_numsub(keys.transferrer_channel)
             pipe.llen(keys.queue)
             pipe.zcard(keys.dead)
-        replies = pipe.execute(raise_on_error=False)
-    if isinstance(replies[0], Exception):
-        raise replies[0]
-    seconds, microseconds = replies[0]
-    return [int(seconds) * 1000 + int(microseconds) // 1000, *replies[1:]]
-
-
-def _count(server: Server, late: Sequence[tuple[BrokerList, QueueKeys, int]], now_ms: int, waiting: Waiting) -> None:
-    with server.client.pipeline(transaction=False) as pipe:
-        for _, keys, _ in late:
-            pipe.zcount(keys.timeout_set, "-inf", now_ms)
-        counts = pipe.execute(raise_on_error=False)
-    for (found, keys, due_ms), count in zip(late, counts, strict=True):
-        if isinstance(count, ResponseError):
-            waiting.refused[found.queue] = _why(count, keys)
-            continue
-        number, age_s = waiting.overdue.get(found.queue, (0, 0.0))
-        # Somebody may have transferred them meanwhile.
-        if count:
-            waiting.overdue[found.queue] = number + count, max(age_s, (now_ms - due_ms) / 1000)
-
-
-def _find_consumers(
-    server: Server, ready: Sequence[tuple[BrokerList, QueueKeys]], now_ms: int, waiting: Waiting
-) -> None:
-    with server.client.pipeline(transaction=False) as pipe:
-        for _, keys in ready:
             pipe.zcount(keys.consumers, f"({now_ms}", "+inf")
-        counts = pipe.execute(raise_on_error=False)
-    waiting.consumed |= {found.queue for (found, _), count in zip(ready, counts, strict=True) if count}
+        return list(pipe.execute(raise_on_error=False))
 
 
 def _why(refusal: Exception, keys: QueueKeys) -> str:

@@ -8,9 +8,8 @@ from typing import Any
 import redis
 from redis import exceptions
 
-from celery_delayq.cluster.client import Routed
-from celery_delayq.errors import DelayqError
-from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, is_cluster
+from celery_delayq.basics.errors import DelayqError
+from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, hurried, is_cluster
 
 #: How long a node may take to answer, or a cluster that is down to recover, in seconds.
 _PATIENCE_S = 2.0
@@ -101,10 +100,7 @@ def impatient(client: redis.Redis) -> redis.Redis:
 
     That is the client itself, unless it is one of a cluster.
     """
-    if not is_cluster(client):
-        return client
-    topology: Any = client.topology  # type: ignore[attr-defined]
-    return Routed(topology, deadline_s=_PATIENCE_S, is_hurried=True, hurry_s=_PATIENCE_S)
+    return hurried(client, deadline_s=_PATIENCE_S, hurry_s=_PATIENCE_S)
 
 
 def is_away(client: redis.Redis, reply: object) -> bool:

@@ -25,16 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from celery_delayq import messages
-from celery_delayq.errors import InvalidExport
+from celery_delayq.basics.errors import InvalidExport
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.inspector.pages import Criteria, OnProgress, walk
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.queue import scripts
+from celery_delayq.queue.call import Call, run_each
 from celery_delayq.queue.codec import MESSAGE_KEY_SIZE, OfferId, unpack
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.script import Call, run_each
-from celery_delayq.times import to_datetime
+from celery_delayq.transport import messages
 
 FORMAT, VERSION = "celery_delayq", 1
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+import redis
 
 from celery_delayq.inspector.away import Lost, LostQueue, NodesAway, execute, impatient, is_away, lost_queue, node_of
-from celery_delayq.queue import codec
-from celery_delayq.queue.connections import CONNECTION_ERRORS
-from celery_delayq.queue.delayed_queue import DelayedQueue, scores_of
-from celery_delayq.queue.keys import RegistryKeys
+from celery_delayq.queue import codec, keys
+from celery_delayq.queue.call import run_each
+from celery_delayq.queue.connections import CONNECTION_ERRORS, as_text
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.measuring import Measured, measure
 from celery_delayq.queue.registry import registered
+from celery_delayq.queue.waiting import scores_of
+
+T = TypeVar("T")
 
 #: Number of message ids that one command looks up.
 _IDS_A_COMMAND = 500
@@ -46,16 +52,17 @@ class BrokerLists:
     Args:
         channel: a channel of our transport.
         queues: names of the app's queues.
+        asking: see below.
 
     Attributes:
         client: a client for what may take long.
         asking: one that does not wait for a node of a cluster that hangs.
     """
 
-    def __init__(self, channel: Any, queues: Iterable[str] = ()) -> None:
+    def __init__(self, channel: Any, queues: Iterable[str] = (), asking: redis.Redis | None = None) -> None:
         self.channel = channel
         self.client = channel.plain_client
-        self.asking = impatient(self.client)
+        self.asking = impatient(self.client) if asking is None else asking
         self._queues = tuple(queues)
 
     def now_ms(self) -> int:
@@ -72,24 +79,34 @@ class BrokerLists:
             seconds, microseconds = self.asking.time()  # of another node
         return int(seconds) * 1_000_000 + int(microseconds)
 
-    def known(self, *queues: str) -> tuple[list[BrokerList], Lost]:
+    def known(self, *queues: str, also_counted: bool = False) -> tuple[list[BrokerList], Lost]:
         """Return the lists, sorted by name; only those of some queues if any are given.
 
-        While the registry's node of a cluster is away, these are the lists of the app's queues and of the given ones.
+        While the node of their names is away, these are the lists of the app's queues and of the given ones.
+
+        Args:
+            queues: names of queues.
+            also_counted: whether to return those for which something was counted, too.
         """
-        lost = Lost()
-        prefix = self.channel.global_keyprefix
+        lost, names, prefix = Lost(), set[str](), self.channel.global_keyprefix
+        key = keys.registry(prefix)
         try:
-            names = registered(self.asking, prefix)
+            names.update(registered(self.asking, prefix))
+            if also_counted:
+                key = keys.counted(prefix)
+                names.update(map(as_text, self.asking.zrange(key, 0, -1)))
         except CONNECTION_ERRORS as exc:
             if not is_away(self.client, exc):
                 raise
-            names = {name for queue in queues for name in self.channel.broker_lists(queue)}
+            names.update(name for queue in queues for name in self.channel.broker_lists(queue))
             if not queues:
-                lost = Lost(registry=lost_queue(self.client, "", RegistryKeys.of(prefix).names, exc).reason)
-        for known in self._queues:
-            names.update(self.channel.broker_lists(known))
-        return sorted(found for found in map(self.parse, names) if not queues or found.queue in queues), lost
+                lost = Lost(registry=lost_queue(self.client, "", key, exc).reason)
+        found = self.of_app() | {self.parse(name) for name in names if name}
+        return sorted(one for one in found if not queues or one.queue in queues), lost
+
+    def of_app(self) -> set[BrokerList]:
+        """Return the lists of the app's queues."""
+        return {self.parse(name) for queue in self._queues for name in self.channel.broker_lists(queue)}
 
     def all(self) -> list[BrokerList]:
         """Return all lists, sorted by name.
@@ -113,7 +130,8 @@ class BrokerLists:
             return True
         bindings = f"{self.channel.global_keyprefix}{self.channel.keyprefix_queue % (queue,)}"
         try:
-            return bool(self.asking.exists(bindings, *self.channel.broker_lists(queue)))
+            # One by one: a name with odd braces has lists in several hash slots.
+            return any(self.asking.exists(key) for key in (bindings, *self.channel.broker_lists(queue)))
         except CONNECTION_ERRORS as exc:
             if not is_away(self.client, exc):
                 raise
@@ -126,9 +144,8 @@ class BrokerLists:
             for found in lists:
                 pipe.zcard(self.delayed_queue(found).keys.timeout_set)
             sizes = execute(self.asking, pipe)
-        away = {found: size for found, size in zip(lists, sizes, strict=True) if isinstance(size, Exception)}
-        lost |= Lost(tuple(self.lose(found, exc) for found, exc in away.items()))
-        return [found for found, size in zip(lists, sizes, strict=True) if size and found not in away], lost
+        answered, lost = self.complete(dict(zip(lists, sizes, strict=True)), lost, partial=True)
+        return [found for found, size in answered.items() if size], lost
 
     def count(self, *queues: str, due_from_ms: int | None = None, due_to_ms: int | None = None) -> int:
         """Return how many messages wait in the lists, see `known`, in a time span, both ends included.
@@ -140,6 +157,58 @@ class BrokerLists:
             for found in lists:
                 pipe.zcount(self.delayed_queue(found).keys.timeout_set, *scores_of(due_from_ms, due_to_ms))
             return sum(number for number in execute(self.asking, pipe) if isinstance(number, int))
+
+    def measure(
+        self, lists: Iterable[BrokerList], now_ms: int | None = None, spans_ms: Sequence[int] = ()
+    ) -> dict[BrokerList, Measured | Exception]:
+        """Return the numbers of lists, or why a list cannot be read. Two round trips; a script call for each list.
+
+        Args:
+            lists: the lists.
+            now_ms: the time that counts as now, unix time in ms; by default that of each server.
+            spans_ms: spans within which messages become due, in ms.
+
+        Raises:
+            redis.ConnectionError: a single server is away.
+        """
+        chosen = list(lists)
+        calls = [measure(self.delayed_queue(one).keys, now_ms=now_ms, spans_ms=spans_ms) for one in chosen]
+        replies = run_each(self.asking, calls)
+        found: dict[BrokerList, Measured | Exception] = dict(zip(chosen, replies, strict=True))
+        holders = [(one, it, name) for one, it in found.items() if isinstance(it, Measured) for name in it.leases]
+        with self.asking.pipeline(transaction=False) as pipe:
+            for one, _, consumer in holders:
+                pipe.llen(self.delayed_queue(one).keys.in_flight(consumer))
+            for (one, numbers, consumer), reply in zip(holders, pipe.execute(raise_on_error=False), strict=True):
+                if isinstance(reply, Exception):
+                    found[one] = reply
+                else:
+                    numbers.in_flight[consumer] = reply
+        return found
+
+    def complete(
+        self, replies: Mapping[BrokerList, T | Exception], lost: Lost, *, partial: bool
+    ) -> tuple[dict[BrokerList, T], Lost]:
+        """Return the replies of the queues of which all lists have answered; and what is lost.
+
+        Args:
+            replies: of each list, a reply or an error.
+            lost: what was lost before.
+            partial: whether something may be lost.
+
+        Raises:
+            NodesAway: nodes of a cluster are away, and `partial` is False.
+            redis.RedisError: an error of `replies` is another one.
+        """
+        lost |= Lost(tuple(self.lose(one, reply) for one, reply in replies.items() if isinstance(reply, Exception)))
+        if not partial:
+            lost.check()
+        without = {away.queue for away in lost.queues}
+        return {
+            one: reply
+            for one, reply in replies.items()
+            if not isinstance(reply, Exception) and one.queue not in without
+        }, lost
 
     def lose(self, broker_list: BrokerList, error: Exception) -> LostQueue:
         """Return the queue that is lost by an error of its node. With a single server, raise the error."""

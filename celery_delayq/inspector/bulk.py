@@ -8,15 +8,15 @@ from functools import partial
 from itertools import groupby
 from typing import Literal, TypeAlias, get_args
 
+from celery_delayq.basics.times import Time, aware, to_ms
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.inspector.pages import MOST_EXAMINED, Criteria, Part, cursor_behind, due_of, entries
-from celery_delayq.messages import with_eta
 from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import Entry
-from celery_delayq.times import Time, aware, to_ms
+from celery_delayq.transport.messages import with_eta
 
 #: What can be done to many tasks.
 Action = Literal["cancel", "reschedule", "run_now"]

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from celery_delayq.fetching.process import process_of
-from celery_delayq.inspector.away import Lost, execute
+from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
-from celery_delayq.queue.connections import as_text
-
-#: The most consumers of a list that are read: those whose leases last longest.
-MOST_OF_A_LIST = 1000
+from celery_delayq.queue.connections import process_of
+from celery_delayq.queue.measuring import Measured
 
 
 @dataclass(frozen=True)
@@ -82,57 +79,32 @@ class Consumers:
 
 
 def consumers(lists: BrokerLists, *, partial: bool = False) -> Consumers:
-    """Return all consumers; see `DelayQ.consumers`. Two pipelines with commands of O(1) and O(log N).
+    """Return all consumers; see `DelayQ.consumers`. Two pipelines with calls of O(log N).
 
     Raises:
         NodesAway: nodes of a cluster are away, and `partial` is False.
     """
     known, lost = lists.known()
     now_ms = lists.now_ms()
-    with lists.asking.pipeline(transaction=False) as pipe:
-        for broker_list in known:
-            keys = lists.delayed_queue(broker_list).keys
-            pipe.get(keys.transferrer)
-            pipe.zrange(keys.consumers, 0, MOST_OF_A_LIST - 1, desc=True, withscores=True)
-        replies = iter(execute(lists.asking, pipe))
-    found: list[tuple[BrokerList, str, float, tuple[str, int | None]]] = []
-    for broker_list in known:
-        transferrer, scores = next(replies), next(replies)
-        if errors := [reply for reply in (transferrer, scores) if isinstance(reply, Exception)]:
-            lost |= Lost((lists.lose(broker_list, errors[0]),))
-            continue
-        punctual = process_of((transferrer or b"").decode(errors="replace").partition(":")[2])
-        found += [(broker_list, as_text(name), score, punctual) for name, score in scores if name]
-    with lists.asking.pipeline(transaction=False) as pipe:
-        for broker_list, consumer, _, _ in found:
-            pipe.llen(lists.delayed_queue(broker_list).keys.in_flight(consumer))
-        numbers = execute(lists.asking, pipe)
+    found, lost = lists.complete(lists.measure(known, now_ms), lost, partial=partial)
     leases: defaultdict[str, list[Lease]] = defaultdict(list)
-    for (broker_list, consumer, score, punctual), number in zip(found, numbers, strict=True):
-        if isinstance(number, Exception):
-            lost |= Lost((lists.lose(broker_list, number),))
-            continue
-        is_punctual = punctual[1] is not None and process_of(consumer) == punctual
-        leases[consumer].append(_lease(broker_list, score, now_ms, number, is_punctual))
-    if not partial:
-        lost.check()
-    without = {away.queue for away in lost.queues}
-    kept = {consumer: [lease for lease in leases[consumer] if lease.queue not in without] for consumer in leases}
-    return Consumers(now_ms, tuple(_consumer(name, kept[name]) for name in sorted(kept) if kept[name]), lost)
+    for broker_list in sorted(found, key=lambda it: (it.queue, it.priority)):
+        for consumer in found[broker_list].leases:
+            leases[consumer].append(_lease(broker_list, found[broker_list], consumer))
+    return Consumers(
+        now_ms, tuple(Consumer(name, *process_of(name), tuple(leases[name])) for name in sorted(leases)), lost
+    )
 
 
-def _lease(broker_list: BrokerList, score: float, now_ms: int, in_flight: int, is_punctual: bool) -> Lease:
+def _lease(broker_list: BrokerList, found: Measured, consumer: str) -> Lease:
+    ends_ms, punctual = found.leases[consumer], process_of(found.punctual)
     return Lease(
         queue=broker_list.queue,
         broker_list=broker_list.name,
         priority=broker_list.priority,
-        ends_ms=round(abs(score)),
-        is_lasting=score > now_ms,
-        is_given_up=score <= 0,
-        in_flight=in_flight,
-        is_punctual=is_punctual,
+        ends_ms=round(abs(ends_ms)),
+        is_lasting=ends_ms > found.now_ms,
+        is_given_up=ends_ms <= 0,
+        in_flight=found.in_flight[consumer],
+        is_punctual=punctual[1] is not None and process_of(consumer) == punctual,
     )
-
-
-def _consumer(id: str, leases: list[Lease]) -> Consumer:
-    return Consumer(id, *process_of(id), tuple(sorted(leases, key=lambda lease: (lease.queue, lease.priority))))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
-from typing import Any
 
-from celery_delayq.inspector.away import Lost, LostQueue, execute
-from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.basics.times import to_datetime
+from celery_delayq.inspector.away import Lost
+from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.histogram import Bucket, ask_due, buckets_of, edges_of
-from celery_delayq.queue.scripts import score_to_ms
-from celery_delayq.times import to_datetime
+from celery_delayq.queue.measuring import Measured
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Counts:
 
 
 def count(lists: BrokerLists, *, span: float, buckets: int, partial: bool = False) -> Counts:
-    """Count the messages of all lists; see `DelayQ.counts`. Three pipelines with commands of O(1) and O(log N).
+    """Count the messages of all lists; see `DelayQ.counts`. Three pipelines with calls of O(log N).
 
     Raises:
         NodesAway: nodes of a cluster are away, and `partial` is False.
@@ -88,87 +87,28 @@ def count(lists: BrokerLists, *, span: float, buckets: int, partial: bool = Fals
     edges = edges_of(now_ms + 1, span, buckets)
     known, lost = lists.known()
     known.sort(key=lambda broker_list: broker_list.queue)
-    answers, losses = _ask(lists, known, now_ms, edges)
-    lost |= Lost(tuple(losses))
-    if not partial:
-        lost.check()
-    without = {away.queue for away in lost.queues}
-    found = [broker_list for broker_list in known if broker_list.queue not in without]
+    replies = lists.measure(known, now_ms)
+    waiting = [one for one, reply in replies.items() if isinstance(reply, Measured) and reply.delayed]
+    due = ask_due(lists, waiting, edges)
+    replies |= {one: numbers for one, numbers in due.items() if isinstance(numbers, Exception)}
+    found, lost = lists.complete(replies, lost, partial=partial)
     queues = [
-        _summed(queue, lists.node_of(group[0]), [answers[broker_list.name] for broker_list in group])
+        _summed(queue, lists.node_of(group[0]), [found[broker_list] for broker_list in group])
         for queue, group in ((queue, list(group)) for queue, group in groupby(found, key=lambda it: it.queue))
     ]
-    histogram = buckets_of(edges, (answers[broker_list.name].due for broker_list in found))
-    return Counts(now_ms, tuple(queues), histogram, lost)
+    spread = [numbers for one, numbers in due.items() if one in found and not isinstance(numbers, Exception)]
+    return Counts(now_ms, tuple(queues), buckets_of(edges, spread), lost)
 
 
-@dataclass
-class _Answer:
-    """The counts of one broker list."""
-
-    numbers: list[int]
-    next_due_ms: int | None
-    punctual: str
-    due: list[int]
-
-
-def _ask(
-    lists: BrokerLists, found: Sequence[BrokerList], now_ms: int, edges: Sequence[int]
-) -> tuple[dict[str, _Answer], list[LostQueue]]:
-    """Return the counts of the lists by name, and the queues of lists whose nodes are away."""
-    with lists.asking.pipeline(transaction=False) as pipe:
-        for broker_list in found:
-            keys = lists.delayed_queue(broker_list).keys
-            pipe.llen(keys.queue)
-            pipe.zcard(keys.timeout_set)
-            pipe.zcount(keys.timeout_set, "-inf", now_ms)
-            pipe.zcard(keys.dead)
-            pipe.zrange(keys.timeout_set, 0, 0, withscores=True)
-            pipe.get(keys.transferrer)
-            pipe.zrange(keys.consumers, 0, -1)
-        replies = iter(execute(lists.asking, pipe))
-    asked = {broker_list: [next(replies) for _ in range(7)] for broker_list in found}
-    due_of = ask_due(lists, [broker_list for broker_list, (_, delayed, *_) in asked.items() if delayed], edges)
-    answers, holders, losses = {}, {}, []
-    for broker_list, numbers in asked.items():
-        due = due_of.get(broker_list, [0] * (len(edges) + 1))
-        if errors := [reply for reply in numbers if isinstance(reply, Exception)]:
-            losses.append(lists.lose(broker_list, errors[0]))
-            continue
-        if isinstance(due, Exception):
-            losses.append(lists.lose(broker_list, due))
-            continue
-        ready, delayed, overdue, dead, head, punctual, consumers = numbers
-        answers[broker_list.name] = _Answer(
-            [ready, delayed, overdue, 0, dead],
-            score_to_ms(head[0][1]) if head else None,
-            (punctual or b"").decode(errors="replace").partition(":")[2],
-            due,
-        )
-        holders[broker_list] = [consumer.decode(errors="surrogateescape") for consumer in consumers if consumer]
-    for broker_list, number in _in_flight(lists, holders):
-        if isinstance(number, Exception):
-            losses.append(lists.lose(broker_list, number))
-        else:
-            answers[broker_list.name].numbers[3] += number
-    return answers, losses
-
-
-def _in_flight(
-    lists: BrokerLists, holders: dict[BrokerList, list[str]]
-) -> Iterator[tuple[BrokerList, int | Exception]]:
-    with lists.asking.pipeline(transaction=False) as pipe:
-        for broker_list, consumers in holders.items():
-            for consumer in consumers:
-                pipe.llen(lists.delayed_queue(broker_list).keys.in_flight(consumer))
-        asked = [broker_list for broker_list, consumers in holders.items() for _ in consumers]
-        yield from zip(asked, execute(lists.asking, pipe), strict=True)
-
-
-def _summed(queue: str, node: str | None, answers: Sequence[_Answer]) -> QueueCounts:
-    ready, delayed, overdue, in_flight, dead = (
-        sum(numbers) for numbers in zip(*(a.numbers for a in answers), strict=True)
+def _summed(queue: str, node: str | None, found: Sequence[Measured]) -> QueueCounts:
+    return QueueCounts(
+        queue,
+        ready=sum(one.ready for one in found),
+        delayed=sum(one.delayed for one in found),
+        overdue=sum(one.overdue for one in found),
+        in_flight=sum(sum(one.in_flight.values()) for one in found),
+        dead=sum(one.dead for one in found),
+        next_due_ms=min((one.head_due_ms for one in found if one.head_due_ms is not None), default=None),
+        punctual=tuple(sorted({one.punctual for one in found} - {""})),
+        node=node,
     )
-    dues: list[Any] = [answer.next_due_ms for answer in answers if answer.next_due_ms is not None]
-    punctual = sorted({answer.punctual for answer in answers} - {""})
-    return QueueCounts(queue, ready, delayed, overdue, in_flight, dead, min(dues, default=None), tuple(punctual), node)

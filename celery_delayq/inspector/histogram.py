@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from celery_delayq.inspector.away import Lost, is_away
+from celery_delayq.basics.times import seconds
+from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
-from celery_delayq.queue.script import run_each
-from celery_delayq.queue.scripts import spread
-from celery_delayq.times import seconds
+from celery_delayq.queue.call import run_each
+from celery_delayq.queue.measuring import spread
 
 #: Maximum number of buckets in a histogram.
 MAX_BUCKETS = 1000
@@ -69,16 +69,9 @@ def histogram(
     edges = edges_of(start_ms, span_s, buckets)
     waiting, lost = lists.waiting(*(() if queue is None else (queue,)))
     now_ms = lists.now_ms()
-    due = ask_due(lists, waiting, edges)
-    for broker_list, numbers in due.items():
-        if isinstance(numbers, Exception):
-            lost |= Lost((lists.lose(broker_list, numbers),))
-    if not partial:
-        lost.check()
-    without = {away.queue for away in lost.queues}
-    found = [numbers for one, numbers in due.items() if not isinstance(numbers, Exception) and one.queue not in without]
-    before, after = (sum(numbers[at] for numbers in found) for at in (0, -1))
-    return Histogram(now_ms, buckets_of(edges, found), before, after, lost)
+    found, lost = lists.complete(ask_due(lists, waiting, edges), lost, partial=partial)
+    before, after = (sum(numbers[at] for numbers in found.values()) for at in (0, -1))
+    return Histogram(now_ms, buckets_of(edges, found.values()), before, after, lost)
 
 
 def edges_of(start_ms: int, span_s: float, buckets: int) -> list[int]:
@@ -104,19 +97,11 @@ def ask_due(
 
     Leave out lists in which nothing waits: the edges are sent once for each.
 
-    On a cluster, it is the error of the list's node if that is away.
-
-    Raises:
-        redis.RedisError: any other error.
+    It is the error of a list that cannot be read.
     """
     calls = [spread(lists.delayed_queue(broker_list).keys, edges_ms=edges) for broker_list in known]
     replies = run_each(lists.asking, calls)
-    found: dict[BrokerList, list[int] | Exception] = {}
-    for broker_list, reply in zip(known, replies, strict=True):
-        if isinstance(reply, Exception) and not is_away(lists.asking, reply):
-            raise reply
-        found[broker_list] = reply or [0] * (len(edges) + 1)
-    return found
+    return {one: reply or [0] * (len(edges) + 1) for one, reply in zip(known, replies, strict=True)}
 
 
 def buckets_of(edges: Sequence[int], due: Iterable[Sequence[int]]) -> tuple[Bucket, ...]:

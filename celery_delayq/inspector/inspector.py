@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
-from celery_delayq.errors import UnknownQueue
+from celery_delayq.basics.errors import UnknownQueue
+from celery_delayq.basics.times import Time, due_at, to_ms
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.pages import Criteria, OnProgress, walk
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
-from celery_delayq.messages import with_eta
 from celery_delayq.queue.dead_letters import DeadLetters
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.times import Time, due_at, to_ms
+from celery_delayq.transport.messages import with_eta
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ class _NoLists(BrokerLists):
     def now_us(self) -> int:
         return time.time_ns() // 1000
 
-    def known(self, *queues: str) -> tuple[list[BrokerList], Lost]:
+    def known(self, *queues: str, also_counted: bool = False) -> tuple[list[BrokerList], Lost]:
         return [], Lost()
 
     def exists(self, queue: str) -> bool:

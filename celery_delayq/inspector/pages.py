@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from celery_delayq.basics.times import Time, to_ms
 from celery_delayq.inspector.away import Lost, LostQueue, NodesAway
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
-from celery_delayq.messages import marks_of, marks_within
 from celery_delayq.queue import cursors
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.entry import Entry, Position
 from celery_delayq.queue.scripts import MAX_PAGE
-from celery_delayq.times import Time, to_ms
+from celery_delayq.transport.messages import marks_of, marks_within
 
 T = TypeVar("T")
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from celery_delayq import messages
-from celery_delayq.errors import InvalidEta
+from celery_delayq.basics.errors import InvalidEta
+from celery_delayq.basics.times import to_datetime, to_timedelta
 from celery_delayq.inspector.broker_lists import BrokerList
 from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.entry import Entry
-from celery_delayq.times import to_datetime, to_timedelta
+from celery_delayq.transport import messages
 from celery_delayq.transport.eta import parse_eta
 
 

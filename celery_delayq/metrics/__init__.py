@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 
 __all__ = ["make_asgi_app", "make_wsgi_app"]
 

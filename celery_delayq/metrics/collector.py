@@ -16,7 +16,6 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from celery_delayq.fetching.held import DEAD_LETTERS, LOST_LEASES, RECOVERED
-from celery_delayq.fetching.process import process_of
 from celery_delayq.fetching.recovery import REASONS
 from celery_delayq.metrics import histograms
 from celery_delayq.metrics.recorder import (
@@ -28,6 +27,7 @@ from celery_delayq.metrics.recorder import (
 )
 from celery_delayq.metrics.snapshot import WITHIN_S, Queue, Snapshot
 from celery_delayq.queue import dead_letters
+from celery_delayq.queue.connections import process_of
 
 _QUEUE = "queue_name"
 _ENTRY = ("entry", _QUEUE)

@@ -22,10 +22,10 @@ import redis
 from redis import exceptions
 
 from celery_delayq.metrics.counters import Counters
+from celery_delayq.queue.call import run_each
 from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, hurried, is_cluster, refusals
 from celery_delayq.queue.keys import QueueKeys, counted
-from celery_delayq.queue.script import run_each
-from celery_delayq.queue.scripts import TOTALS_S, count
+from celery_delayq.queue.measuring import TOTALS_S, count
 
 logger = getLogger(__name__)
 

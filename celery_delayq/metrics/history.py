@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import Any
 
-from celery_delayq.inspector.away import execute, is_away
+from celery_delayq.inspector.away import execute
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.metrics.histograms import quantile, read_buckets
 from celery_delayq.metrics.recorder import TRANSFER_LATENESS, TRANSFERRED
-from celery_delayq.queue.connections import CONNECTION_ERRORS
-from celery_delayq.queue.keys import QueueKeys, counted
-from celery_delayq.queue.scripts import HISTORY
+from celery_delayq.queue.keys import QueueKeys
+from celery_delayq.queue.measuring import HISTORY
 
 #: Hours that a history has -> the seconds over which its sums are, and the seconds of a point.
 _SPANS = {8: (60, 300), 72: (600, 3600)}
@@ -132,12 +130,5 @@ def _first_lists(lists: BrokerLists, queue: str | None) -> list[str]:
     """Return the lists with which the sums are: of the known queues, and of those for which something was counted."""
     if queue is not None:
         return [lists.channel.first_list(lists.channel.broker_lists(queue)[0])]
-    known, _ = lists.known()
-    names = {broker_list.name for broker_list in known}
-    try:
-        counted_for: Any = lists.asking.zrange(counted(lists.channel.global_keyprefix), 0, -1)
-        names.update(name.decode(errors="replace") for name in counted_for)
-    except CONNECTION_ERRORS as exc:
-        if not is_away(lists.client, exc):
-            raise
-    return sorted({lists.channel.first_list(name) for name in names - {""}})
+    known, _ = lists.known(also_counted=True)
+    return sorted({lists.channel.first_list(one.name) for one in known})

@@ -8,15 +8,15 @@ from functools import partial
 from typing import Any
 
 from celery_delayq.fetching.held import DEAD_LETTERS
-from celery_delayq.fetching.process import process_of
-from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.histograms import fields_of
+from celery_delayq.queue.connections import process_of
 from celery_delayq.queue.dead_letters import NOT_AN_ENTRY
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.transport import Transport
 from celery_delayq.transport.eta import seconds_until
+from celery_delayq.transport.messages import DUE_PROPERTY
 
 #: Names of what is counted, besides those of `fetching.held`. The name of a histogram or an entry follows a colon.
 TRANSFERRED, TRANSFER_LATENESS, START_LATENESS = "transferred", "transfer_lateness", "start_lateness"

@@ -9,7 +9,7 @@ from typing import Any
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from celery_delayq.errors import ConfigurationError, DelayqError
+from celery_delayq.basics.errors import ConfigurationError, DelayqError
 from celery_delayq.metrics.snapshot import Reader, Snapshot
 from celery_delayq.transport import register, require_transport
 from celery_delayq.transport.reading import connection_for_reading

@@ -13,16 +13,13 @@ from celery.utils import uuid
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
 
-from celery_delayq.errors import NotAllSent
-from celery_delayq.naive import warn_of_naive
-from celery_delayq.publishing.template import TaskTemplate, key_of
+from celery_delayq.basics.errors import NotAllSent
+from celery_delayq.publishing.naive import warn_of_naive
+from celery_delayq.publishing.template import PublishedTemplate, key_of
 from celery_delayq.transport import is_in_memory, require_transport
 from celery_delayq.transport.batch import Batch, collecting
 from celery_delayq.transport.producer import Producer
 from celery_delayq.transport.replicas import NotReplicated
-
-#: Default number of tasks per round trip.
-CHUNK_SIZE = 1000
 
 #: Maximum size of a round trip, in bytes. The last task may exceed it.
 _CHUNK_BYTES = 4 * 1024 * 1024
@@ -32,7 +29,7 @@ _MOST_TEMPLATES = 256
 
 
 def apply_async_many(
-    app: Any, signatures: Iterable[Signature], chunk_size: int = CHUNK_SIZE, results: bool = True
+    app: Any, signatures: Iterable[Signature], chunk_size: int, results: bool
 ) -> list[AsyncResult] | int:
     """Send many tasks in one round trip; see `DelayQ.apply_async_many`."""
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
@@ -103,7 +100,7 @@ class _Sender:
         self._with_results = with_results
         self._chunk: list[_Collected] = []
         #: `key_of` the tasks -> their template.
-        self._templates: dict[Hashable, TaskTemplate] = {}
+        self._templates: dict[Hashable, PublishedTemplate] = {}
         self._failed: list[tuple[Any, Exception]] = []
         self._uncertain: list[Signature] = []
         #: The error that ended the chunk: a task that cannot be sent, with the reason; or an error of the iterable.
@@ -153,7 +150,7 @@ class _Sender:
         self._producer.published = {}
         options = {} if self._with_results else {"add_to_parent": False}
         result = signature.apply_async(producer=self._producer, task_id=task_id, retry=False, **options)
-        template = TaskTemplate.after(signature, task_id, self._producer)
+        template = PublishedTemplate.after(signature, task_id, self._producer)
         if template is not None:
             if len(self._templates) >= _MOST_TEMPLATES:
                 del self._templates[next(iter(self._templates))]

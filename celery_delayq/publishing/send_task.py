@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
-from celery.app.task import Context
-from celery.canvas import Signature
 
-from celery_delayq.errors import ConfigurationError, KeyHeld
-from celery_delayq.naive import warn_of_naive
+from celery_delayq.basics.errors import ConfigurationError, KeyHeld
+from celery_delayq.options.throttle import Throttle
+from celery_delayq.options.unique import Unique, check_conflict, unique_for
+from celery_delayq.publishing.naive import warn_of_naive
 from celery_delayq.queue.holds import Offered
-from celery_delayq.throttle import Throttle
 from celery_delayq.transport import is_in_memory
 from celery_delayq.transport.keyed import (
     THROTTLE_PROPERTY,
@@ -23,7 +22,10 @@ from celery_delayq.transport.keyed import (
     throttled,
     unique_of,
 )
-from celery_delayq.unique import Unique, check_conflict, unique_for
+
+if TYPE_CHECKING:
+    from celery.app.task import Context
+    from celery.canvas import Signature
 
 #: Stands for an option that was not given; `unique=None` sends a task without a key.
 _NOT_GIVEN: Any = object()
@@ -42,6 +44,8 @@ def key_of(app: Celery, signature: Signature) -> str:
         ConfigurationError: it has none.
         TypeError: it is no signature.
     """
+    from celery.canvas import Signature
+
     if not isinstance(signature, Signature):
         raise TypeError(f"a unique key must be given by its text, or by the signature of a task, not by {signature!r}")
     task = app.tasks.get(signature.task)
@@ -180,6 +184,8 @@ class SendTask:
         task_id = options.get("task_id")
         if task_id is None or task_id == holder or options.get("ignore_result"):
             return
+        from celery.app.task import Context
+
         request = Context(id=task_id, task=name, group=options.get("group_id"), chord=options.get("chord"))
         reason = f"not sent: task {holder} holds its unique key"
         self._app.backend.mark_as_revoked(task_id, reason, request=request, store_result=True)

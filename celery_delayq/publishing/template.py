@@ -1,8 +1,8 @@
-"""TaskTemplate: Celery's work for one task, which serves for others that differ only in time, arguments and id."""
+"""TaskTemplate: Celery's work for one task, which serves for others that differ only in times, arguments and id."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from celery.canvas import Signature
@@ -11,30 +11,78 @@ from celery.result import AsyncResult
 from celery_delayq.publishing.hooks import has_no_hooks, has_no_receivers
 from celery_delayq.transport.producer import Producer
 
-#: Options that belong to a single task, and options that mean the same for each task that has them. All other options
-#: (for example `link`, `group_id` or `expires`) rule out a template.
-_OF_ONE = frozenset({"task_id", "countdown", "eta"})
-_OF_ALL = frozenset(
+#: Options that mean the same for each task that has them. All other options (for example `link` or `group_id`) rule out
+#: a template, except those that belong to a single task: its id and its times.
+OF_ALL = frozenset(
     {
         *("queue", "exchange", "routing_key", "priority", "serializer", "compression"),
         *("ignore_result", "shadow", "time_limit", "soft_time_limit"),
     }
 )
+_OF_ONE = frozenset({"task_id", "countdown", "eta"})
+
+#: Headers that show the arguments. A route may set them; for the first task they may be right by chance.
+TEXTS = ("argsrepr", "kwargsrepr")
 
 #: Headers that `create_task_message` makes for each task. All other headers come from the first task.
-_HEADERS = ("id", "eta", "argsrepr", "kwargsrepr")
-
-#: Texts that a route may set in place of the arguments. For the first task they may be right by chance.
-_TEXTS = frozenset({"argsrepr", "kwargsrepr"})
+_HEADERS = ("id", "eta", *TEXTS)
 
 
 class TaskTemplate:
-    """Sends tasks like `apply_async()` of their signatures, after a first task that was really sent by `apply_async()`.
+    """Makes the body and the headers of tasks like `apply_async()`, after a first task that Celery has made.
 
-    Values that depend only on the task and its options come from the first task: route, queue and its declaration,
-    properties and headers. Values of a single task are computed for each task.
+    Args:
+        app: the Celery app.
+        name: name of the task.
+        headers: the headers of the first task.
 
     Source: Celery 5.7 `Task.apply_async`, `Celery.send_task` and `AMQP.send_task_message`.
+    """
+
+    def __init__(self, app: Any, name: str, headers: Mapping[str, Any]) -> None:
+        self._app = app
+        self._name = name
+        self._headers = headers
+        task = app.tasks.get(name)
+        self._check_arguments = getattr(task, "typing", False) and getattr(task, "__header__", None)
+        self._parent = app.current_worker_task
+        request = self._parent and self._parent.request
+        self._are_roots = not (request and (request.root_id or request.id))
+
+    def make(
+        self, task_id: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, **times: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the body and the headers of a task.
+
+        Args:
+            task_id: its id.
+            args: its arguments.
+            kwargs: its keyword arguments.
+            times: `countdown` and `eta`, as Celery knows them.
+
+        Raises:
+            Exception: the same exceptions as `apply_async()`.
+        """
+        if self._check_arguments:
+            self._check_arguments(*(args or ()), **(kwargs or {}))
+        made = self._app.amqp.create_task_message(
+            task_id,
+            self._name,
+            args,
+            kwargs,
+            kwargsrepr=None if kwargs else "{}",  # the same value that Celery would compute
+            **times,
+        )
+        headers = {**self._headers, **{name: made.headers[name] for name in _HEADERS}}
+        if self._are_roots:
+            headers["root_id"] = task_id
+        return made.body, headers
+
+
+class PublishedTemplate(TaskTemplate):
+    """Sends tasks like `apply_async()` of their signatures, after a first task that was really sent by `apply_async()`.
+
+    Route, queue and its declaration, and properties come from the first task, too.
     """
 
     def __init__(self, signature: Signature, producer: Producer) -> None:
@@ -42,25 +90,24 @@ class TaskTemplate:
         self._options = _shared(signature)
         self._producer = producer
         self._published = producer.published
-        self._headers: dict[str, Any] = self._published["headers"]
-        self._parent = self._task.app.current_worker_task
-        request = self._parent and self._parent.request
-        self._are_roots = not (request and (request.root_id or request.id))
-        self._check_arguments = self._task.typing and getattr(self._task, "__header__", None)
+        super().__init__(self._task.app, self._task.name, self._published["headers"])
 
     @classmethod
-    def after(cls, signature: Signature, task_id: str, producer: Producer) -> TaskTemplate | None:
+    def after(cls, signature: Signature, task_id: str, producer: Producer) -> PublishedTemplate | None:
         """Return the template of a task that was just sent with `apply_async()`, or None if there cannot be a template.
 
         There is none if a hook looks at each task as it is sent: a signal, an event, a route, or an overridden or
         wrapped method of Celery. There is also none if the template would build a different message for this task than
         the published one, whatever the reason.
         """
-        if not (has_no_receivers() and _may_have_template(signature)):
+        task = _task(signature)
+        if task is None or type(signature) is not Signature or not OF_ALL.issuperset(_shared(signature)):
+            return None
+        if not (has_no_receivers() and has_no_hooks(task.app, task, signature.apply_async)):
             return None
         published: dict[str, Any] = producer.published
         headers: dict[str, Any] = published.get("headers", {})
-        if headers.get("id") != task_id or headers.get("expires") or _TEXTS.intersection(published):
+        if headers.get("id") != task_id or headers.get("expires") or not published.keys().isdisjoint(TEXTS):
             return None
         template = cls(signature, producer)
         _, made = template._message(signature, task_id)
@@ -87,8 +134,6 @@ class TaskTemplate:
             Exception: the same exceptions as `apply_async()`.
         """
         task, ignore_result = self._task, self._headers["ignore_result"]
-        if self._check_arguments:
-            self._check_arguments(*(signature.args or ()), **(signature.kwargs or {}))
         body, headers = self._message(signature, task_id)
         # A private method, but `send_task` uses it too: errors become kombu's.
         with self._producer.connection._reraise_as_library_errors():
@@ -104,21 +149,8 @@ class TaskTemplate:
         return result
 
     def _message(self, signature: Signature, task_id: str) -> tuple[Any, dict[str, Any]]:
-        """Return the body and the headers of a task."""
-        kwargs, options = signature.kwargs, signature.options
-        made = self._task.app.amqp.create_task_message(
-            task_id,
-            self._task.name,
-            signature.args,
-            kwargs,
-            countdown=options.get("countdown"),
-            eta=options.get("eta"),
-            kwargsrepr=None if kwargs else "{}",  # the same value that Celery would compute
-        )
-        headers = {**self._headers, **{name: made.headers[name] for name in _HEADERS}}
-        if self._are_roots:
-            headers["root_id"] = task_id
-        return made.body, headers
+        countdown, eta = signature.options.get("countdown"), signature.options.get("eta")
+        return self.make(task_id, signature.args, signature.kwargs, countdown=countdown, eta=eta)
 
 
 def _without_time(headers: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +159,7 @@ def _without_time(headers: dict[str, Any]) -> dict[str, Any]:
 
 
 def key_of(signature: Signature) -> Hashable:
-    """Return the key that the tasks of one template share. Other tasks may share it too; see `TaskTemplate.has`."""
+    """Return the key that the tasks of one template share. Other tasks may share it too; see `has`."""
     shared = _shared(signature).items()
     return signature.task, frozenset((name, value if _is_plain(value) else id(value)) for name, value in shared)
 
@@ -156,11 +188,3 @@ def _is_same(value: Any, other: Any) -> bool:
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, (str, int, float))
-
-
-def _may_have_template(signature: Signature) -> bool:
-    """Return whether no hook looks at each task."""
-    task = _task(signature)
-    if task is None or type(signature) is not Signature or not _OF_ALL.issuperset(_shared(signature)):
-        return False
-    return has_no_hooks(task.app, task, signature.apply_async)

@@ -4,12 +4,13 @@ lua/, scripts   atomic operations, and one typed function for each
 keys, codec     names of keys, bytes of entries
 entry           an entry of a timeout set, as it is read and passed to scripts
 registry        the broker lists that may have waiting messages
-shared_registry the same, read once for all loops of a process
-delayed_queue   DelayedQueue: offer, cancel, find, page, amend, remove, release, transfer, take
+delayed_queue   DelayedQueue: offer, transfer, take
+waiting         its part for messages that wait: cancel, find, page, amend, remove, release
+measuring       numbers of a list, now and in the past
 dead_letters    messages that were set aside, with the reason: page, find, requeue, purge
 cursors         what the cursor of a page is made of
 orphans         delayed queues that Java left behind
-tidying         removes places in the index that other programs left behind
 clock           the server's clock
-connections     errors that mean a lost connection; outages
+connections     errors that mean a lost connection; outages; clients of one server and of a cluster
+redirection     answers of a node of a cluster that does not serve a slot
 """

@@ -20,7 +20,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 
-from celery_delayq.errors import InvalidEntry
+from celery_delayq.basics.errors import InvalidEntry
 
 #: Size in bytes of the key made from a message id.
 MESSAGE_KEY_SIZE = 16

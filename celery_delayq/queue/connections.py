@@ -176,12 +176,16 @@ def servers_of(client: redis.Redis) -> list[redis.Redis]:
     return [client]
 
 
-def hurried(client: redis.Redis) -> redis.Redis:
+def hurried(client: redis.Redis, **patience: float) -> redis.Redis:
     """Return a client that waits less for an answer, for what can be done later or without it.
 
     That is the client itself, unless it is one of a cluster, where one node that hangs should not hold up the others.
+
+    Args:
+        client: the client.
+        patience: `deadline_s` and `hurry_s`, see `cluster.client.Routed`; by default those of the client.
     """
-    return cast("redis.Redis", client.hurried()) if is_cluster(client) else client  # type: ignore[attr-defined]
+    return cast("redis.Redis", client.hurried(**patience)) if is_cluster(client) else client  # type: ignore[attr-defined]
 
 
 def close_idle(client: redis.Redis) -> None:
@@ -203,6 +207,25 @@ def is_elsewhere(client: redis.Redis, key: str) -> bool:
     If that server is away, this concerns only the key.
     """
     return is_cluster(client) and bool(client.is_elsewhere(key))  # type: ignore[attr-defined]
+
+
+def connection_of(pool: Any) -> Any:
+    """Return a new connection, not yet connected, with the class and the parameters of a pool.
+
+    The pool does not know it, so it does not count towards the pool's `max_connections`. It speaks the second protocol,
+    in which the server tells of changed keys as Pub/Sub does; and if one connection is told of what another one has
+    read, the server wants both to speak the same. redis-py 8 has options that want the third one.
+    """
+    kwargs = {name: value for name, value in pool.connection_kwargs.items() if "maint_notifications" not in name}
+    return pool.connection_class(**{**kwargs, "protocol": 2})
+
+
+def address_of(client: redis.Redis) -> str:
+    """Return where a client is connected to: host and port, or the path of a socket."""
+    pool: Any = client.connection_pool
+    options = pool.connection_kwargs
+    host, port = getattr(pool, "master_address", None) or (options.get("host", "localhost"), options.get("port", 6379))
+    return str(options.get("path") or f"{host}:{port}")
 
 
 class Outage:
@@ -270,3 +293,13 @@ class Outage:
 def new_id() -> str:
     """Return an id for a loop: readable, unique."""
     return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+
+
+#: What all ids of consumers and loops begin with.
+_PROCESS = re.compile(r"(?P<host>.*):(?P<pid>\d{1,9}):[^:]*", re.DOTALL)
+
+
+def process_of(id: str) -> tuple[str, int | None]:
+    """Return the host and the process id in the id of a consumer or a loop; the whole id and None in any other text."""
+    found = _PROCESS.fullmatch(id)
+    return (id, None) if found is None else (found["host"], int(found["pid"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +26,9 @@ def decode(cursor: str, read: Callable[..., T]) -> T:
     if not isinstance(cursor, str):
         raise TypeError(f"cursor must be the cursor of a page, not {cursor!r}")
     try:
+        # base64 ignores all other characters, and Python 3.15 warns of some of them.
+        if not re.fullmatch("[A-Za-z0-9_-]*", cursor):
+            raise ValueError("it has other characters than base64")
         return read(*json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))))
     except (ValueError, TypeError, RecursionError) as exc:
         raise ValueError(f"cursor must be the cursor of a page, not {cursor!r}") from exc

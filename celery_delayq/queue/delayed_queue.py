@@ -9,19 +9,17 @@ from __future__ import annotations
 import operator
 import time
 import uuid
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec, keys, scripts
 from celery_delayq.queue.attempt import Attempt
-from celery_delayq.queue.entry import Entry, Position, entries_of, entry_of, in_batches, pairs
 from celery_delayq.queue.holds import Claim, Offered, Pace, offer_throttled, offer_unique
 from celery_delayq.queue.registry import REGISTERED_FOR_S, Registry
 from celery_delayq.queue.scripts import MAX_BATCH_SIZE, Transferred
+from celery_delayq.queue.waiting import Waiting
 
 #: Default for the maximum number of messages that one call of `transfer` moves.
 BATCH_SIZE = 100
@@ -36,7 +34,7 @@ _TAKE_SLICE_S = 1.0
 _REGISTER_SOON_S = 1.0
 
 
-class DelayedQueue:
+class DelayedQueue(Waiting):
     """The delayed queue in front of one Redis list.
 
     An offered message waits in a ZSET until it is due. Then a transfer moves it to the list, and consumers take it from
@@ -121,8 +119,7 @@ class DelayedQueue:
         if not isinstance(payload, bytes):
             raise TypeError(f"a payload must be bytes, not {type(payload).__name__}")
         message_id = str(uuid.uuid4()) if message_id is None else message_id
-        begun = time.monotonic()
-        just_registered = self.register()
+        registered_until = self._registered_until()
         _, alone = scripts.offer(
             self.keys,
             due_ms=due_ms,
@@ -132,8 +129,8 @@ class DelayedQueue:
             mirrored=self.mirror_list,
             attempt=attempt,
         ).run(self.writer)
-        if alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
-            # The queue was empty: its name may have left the registry, or the server may have lost its data.
+        if alone and time.monotonic() >= registered_until:
+            # The queue was empty: the server may have lost its data, and with them the registry.
             self.register(again=True)
         return message_id
 
@@ -166,8 +163,7 @@ class DelayedQueue:
         Returns:
             What became of it.
         """
-        begun = time.monotonic()
-        just_registered = (due_ms is not None or pace is not None) and self.register()
+        registered_until = self._registered_until() if due_ms is not None or pace is not None else 0.0
         there: keys.QueueKeys | None = None
         while True:
             offered = offer_unique(
@@ -189,7 +185,7 @@ class DelayedQueue:
                 there = keys.QueueKeys.of(offered.broker_list)
             else:
                 self.writer.execute_command("HDEL", self.keys.holds, claim.unique)
-        if offered.alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
+        if offered.alone and time.monotonic() >= registered_until:
             self.register(again=True)  # see `offer`
         return offered
 
@@ -217,8 +213,7 @@ class DelayedQueue:
         Returns:
             When it is due, unix time in ms; 0 if an earlier attempt stored it, and it waits no longer.
         """
-        begun = time.monotonic()
-        just_registered = self.register()
+        registered_until = self._registered_until()
         due, alone = offer_throttled(
             self.keys,
             pace=pace,
@@ -229,7 +224,7 @@ class DelayedQueue:
             tail=tail,
             attempt=attempt,
         ).run(self.writer)
-        if alone and not (just_registered and time.monotonic() < begun + REGISTERED_FOR_S):
+        if alone and time.monotonic() >= registered_until:
             self.register(again=True)  # see `offer`
         return due
 
@@ -277,10 +272,9 @@ class DelayedQueue:
     def register(self, *, again: bool = False) -> bool:
         """Make sure that transfer loops know this queue. Sends at most one command a minute, unless `again` is true.
 
-        The registry has its own hash slot, so the script that offers cannot write it. It is written first, and a queue
-        that stays empty leaves it again. A new queue is announced on the channel of the same name. If the registry key
-        has another type, that is logged, and no error is raised; nor is one on a cluster while the registry's node is
-        away, see `Registry.add`.
+        The registry has its own hash slot, so the script that offers cannot write it. It is written first. A new queue
+        is announced on the channel of the same name. If the registry key has another type, that is logged, and no error
+        is raised; nor is one on a cluster while the registry's node is away, see `Registry.add`.
 
         Returns:
             Whether a command was sent.
@@ -292,202 +286,10 @@ class DelayedQueue:
         self._register_again_at = now + (REGISTERED_FOR_S if is_registered else _REGISTER_SOON_S)
         return True
 
-    def cancel(self, message_id: str) -> int:
-        """Remove all waiting entries of a message id.
-
-        Atomic with regard to a transfer: an entry is either removed or delivered. O(log N) per entry.
-
-        Returns:
-            The number of removed entries; 0 if the message is not waiting.
-        """
-        message_key = codec.message_key(message_id)
-        removed, left = scripts.cancel(self.keys, message_key=message_key).run(self.writer)
-        while left:
-            more, left = scripts.cancel(self.keys, message_key=message_key).run(self.writer)
-            removed += more
-        return removed
-
-    def peek(self, count: int = 1) -> list[Entry]:
-        """Return the next `count` messages in due order, without changing them. Corrupt entries are skipped.
-
-        Raises:
-            ValueError: `count` is less than 1.
-        """
-        if count < 1:
-            raise ValueError(f"count must be 1 or more, not {count!r}")
-        found = self.client.execute_command(
-            "ZRANGE", self.keys.timeout_set, 0, count - 1, "WITHSCORES", **{NEVER_DECODE: True}
-        )
-        return list(entries_of(pairs(found)))
-
-    def find(self, message_id: str) -> list[Entry]:
-        """Return the waiting entries of a message id, in the order of their offers. O(log N) per entry.
-
-        One bounded call per hundred entries. An entry that waits all the time is always found. Entries that are offered
-        or moved in the meantime may be missed.
-        """
-        message_key = codec.message_key(message_id)
-        found, after = scripts.find(self.keys, message_key=message_key).run(self.client)
-        while after:
-            more, after = scripts.find(self.keys, message_key=message_key, after=after).run(self.client)
-            found += more
-        entries = entries_of((raw, due_ms) for due_ms, raw in found)
-        return sorted(entries, key=lambda entry: entry.id)
-
-    def page(
-        self,
-        after: Entry | Position | None = None,
-        *,
-        due_from_ms: int | None = None,
-        due_to_ms: int | None = None,
-        limit: int = 100,
-    ) -> list[Entry]:
-        """Return a page of waiting entries in due order. Corrupt entries are skipped.
-
-        One bounded call; O(log N) to find the place. Over all pages, an entry that waits all the time is never missed.
-        Entries that are offered or moved in the meantime may be missed.
-
-        Args:
-            after: the last entry of the previous page, or its position. It need not be waiting any more.
-            due_from_ms: only entries due at this time or later, unix time in ms. Has no effect together with `after`.
-            due_to_ms: only entries due at this time or earlier, unix time in ms.
-            limit: maximum number of entries, 1 to 1,000. Large entries count as several. Only an empty page is the
-                last one.
-
-        Raises:
-            ValueError: `limit` is out of range.
-        """
-        pages = self.pages(after, due_from_ms=due_from_ms, due_to_ms=due_to_ms, limit=limit)
-        return next(pages, [])
-
-    def pages(
-        self,
-        after: Entry | Position | None = None,
-        *,
-        due_from_ms: int | None = None,
-        due_to_ms: int | None = None,
-        limit: int = 100,
-    ) -> Iterator[list[Entry]]:
-        """Yield page after page; see `page`."""
-        for _, entries in self.search((), after, due_from_ms=due_from_ms, due_to_ms=due_to_ms, limit=limit):
-            if entries:
-                yield entries
-
-    def search(
-        self,
-        marks: Sequence[Sequence[bytes]],
-        after: Entry | Position | None = None,
-        *,
-        due_from_ms: int | None = None,
-        due_to_ms: int | None = None,
-        limit: int = 100,
-    ) -> Iterator[tuple[int, list[Entry]]]:
-        """Yield waiting entries that contain certain byte strings, in due order. The server does the search.
-
-        All calls are bounded. As in `page`, an entry that waits all the time is never missed.
-
-        Args:
-            marks: groups of byte strings. An entry must contain one of each group. Without any, all entries are found.
-            after: see `page`.
-            due_from_ms: see `page`; unix time in ms.
-            due_to_ms: see `page`; unix time in ms.
-            limit: maximum number of entries that one call reads, 1 to 1,000.
-
-        Yields:
-            For each call, the number of entries that it read, including corrupt ones; and the entries that it found,
-            without corrupt ones. The last entry that it read is always among them, because it shows how far the search
-            is.
-
-        Raises:
-            ValueError: `limit` is out of range.
-        """
-        if not 1 <= limit <= scripts.MAX_PAGE:
-            raise ValueError(f"limit must be 1 to {scripts.MAX_PAGE}, not {limit!r}")
-        begin: dict[str, Any] = {"due_ms": due_from_ms}
-        if after is not None:
-            begin = _behind(after.position if isinstance(after, Entry) else after)
-        while True:
-            read, found = scripts.page(self.keys, last_due_ms=due_to_ms, limit=limit, marks=marks, **begin).run(
-                self.client
-            )
-            if not found:
-                return
-            yield read, list(entries_of(found))
-            raw, score = found[-1]
-            last = entry_of(raw, score)
-            corrupt = {"due_ms": scripts.score_to_ms(score), "skip": "entry", "after": raw}
-            begin = corrupt if last is None else _behind(last.position)
-
-    def count(self, *, due_from_ms: int | None = None, due_to_ms: int | None = None) -> int:
-        """Count the entries due in a time span, both ends included. Corrupt entries count too. O(log N)."""
-        return int(self.client.zcount(self.keys.timeout_set, *scores_of(due_from_ms, due_to_ms)))
-
-    def amend(self, entry: Entry, payload: bytes, *, due_ms: int | None = None) -> int | None:
-        """Give a waiting message a new due time and payload. One atomic script.
-
-        Args:
-            entry: an entry that this package offered, as it was read.
-            payload: the new payload.
-            due_ms: the new due time, unix time in ms; by default now.
-
-        Returns:
-            The due time, or None if the entry has changed or no longer waits.
-
-        Raises:
-            ValueError: Redisson offered the entry, so it has no message id.
-        """
-        if not codec.OfferId.is_one(entry.id):
-            raise ValueError("cannot amend an entry that another program offered")
-        (due,) = scripts.amend(self.keys, due_ms=due_ms, messages=[(entry.raw, payload)]).run(self.writer)
-        return due
-
-    def amend_many(self, messages: Sequence[tuple[Entry, bytes]], *, due_ms: int) -> list[bool]:
-        """Give waiting messages one new due time, and each its new payload; see `amend`. One atomic script per 25.
-
-        Args:
-            messages: entries that this package offered, as they were read, each with the new payload.
-            due_ms: the new due time, unix time in ms.
-
-        Returns:
-            For each entry, whether it was changed; it was not if it has changed or no longer waits.
-
-        Raises:
-            ValueError: another program offered one of the entries. Nothing was changed.
-        """
-        if not all(codec.OfferId.is_one(entry.id) for entry, _ in messages):
-            raise ValueError("cannot amend an entry that another program offered")
-        return in_batches(
-            [(entry.raw, payload) for entry, payload in messages],
-            lambda batch: [
-                due is not None for due in scripts.amend(self.keys, due_ms=due_ms, messages=batch).run(self.writer)
-            ],
-        )
-
-    def remove(self, entries: Sequence[Entry]) -> list[bool]:
-        """Remove messages that have not changed. Returns which were removed. One atomic script per hundred."""
-        return in_batches(
-            [(entry.raw,) for entry in entries],
-            lambda batch: scripts.remove(self.keys, entries=[raw for (raw,) in batch]).run(self.writer),
-        )
-
-    def release(self, messages: Sequence[tuple[Entry, bytes]]) -> list[bool]:
-        """Move messages to the back of the list before they are due. One atomic script per hundred.
-
-        Args:
-            messages: entries as they were read, in the order in which consumers should get them, each with the message
-                to write. An entry that has changed or no longer waits is not moved.
-
-        Returns:
-            For each entry, whether it was moved.
-        """
-        return in_batches(
-            [(entry.raw, message) for entry, message in messages],
-            lambda batch: scripts.release(self.keys, messages=batch).run(self.writer),
-        )
-
-    def size(self) -> int:
-        """Return the number of waiting messages, including due ones that are not transferred yet."""
-        return int(self.client.zcard(self.keys.timeout_set))
+    def _registered_until(self) -> float:
+        """Register this queue, see `register`; return until when nothing else has to, monotonic time, 0 if unknown."""
+        begun = time.monotonic()
+        return begun + REGISTERED_FOR_S if self.register() else 0.0
 
     def transfer(
         self, limit: int = BATCH_SIZE, *, transferrer: str = "", grace_ms: int = 0, lead_ms: int = 0
@@ -548,16 +350,6 @@ class DelayedQueue:
             )
             if popped:
                 return bytes(popped[1])
-
-
-def scores_of(due_from_ms: int | None, due_to_ms: int | None) -> tuple[int | str, int | str]:
-    """Return the scores of a time span, both ends included; None is no limit. For commands like ZCOUNT."""
-    return "-inf" if due_from_ms is None else due_from_ms, "+inf" if due_to_ms is None else due_to_ms
-
-
-def _behind(position: Position) -> dict[str, Any]:
-    """Return the start of the page after a position, as arguments of `scripts.page`."""
-    return {"due_ms": position.due_ms, "skip": "start", "after": position.start}
 
 
 def database_of(client: redis.Redis) -> int:

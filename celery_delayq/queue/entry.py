@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from celery_delayq.errors import InvalidEntry
+from celery_delayq.basics.errors import InvalidEntry
 from celery_delayq.queue import codec, scripts
 
 #: Maximum size in bytes of the entries in one script call. A single larger entry is still passed.

@@ -21,8 +21,8 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec
 from celery_delayq.queue.attempt import Attempt
+from celery_delayq.queue.call import Call, load
 from celery_delayq.queue.keys import QueueKeys
-from celery_delayq.queue.script import Call, load
 
 #: Size in bytes of what represents a unique key.
 UNIQUE_SIZE = 16

@@ -132,23 +132,15 @@ class QueueKeys:
         return f"{self.metrics}:{step_s}:{since_s}"
 
 
-@dataclass(frozen=True)
-class RegistryKeys:
-    """The keys of the registry, all in one hash slot.
+def registry(keyprefix: str = "") -> str:
+    """Return the name of the ZSET of the lists that may have waiting messages: list -> when it was last used (ms).
 
-    Attributes:
-        names: SET, broker lists that may have waiting messages; also the channel that announces new ones.
-        retired: ZSET, broker list -> when it left the registry because no message waited (ms).
+    The channel that announces new ones has the same name.
+
+    Args:
+        keyprefix: kombu's `global_keyprefix`.
     """
-
-    names: str
-    retired: str
-
-    @classmethod
-    def of(cls, keyprefix: str = "") -> RegistryKeys:
-        """Return the keys with kombu's `global_keyprefix`."""
-        names = f"{keyprefix}delayq:queues"
-        return cls(names, companion("delayq:retired", names))
+    return f"{keyprefix}delayq:queues"
 
 
 def counted(keyprefix: str = "") -> str:

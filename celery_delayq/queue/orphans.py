@@ -3,18 +3,17 @@
 An orphan is a timeout set whose broker list is not registered. There are two ways to take it over:
 
 - `Orphan.adopt` registers its list. From then on, transfer loops move each entry there when it is due. One command.
-- `Orphan.hand_over` replaces each entry, for example by a Celery task, in transactions where that is possible.
+- `Orphan.hand_over` replaces each entry, for example by a Celery task, and then removes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 from redis.client import NEVER_DECODE
-from redis.exceptions import ClusterCrossSlotError, WatchError
 
 from celery_delayq.queue import keys
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_cluster, servers_of
@@ -23,11 +22,12 @@ from celery_delayq.queue.entry import Entry, entry_of, pairs
 from celery_delayq.queue.registry import registered
 from celery_delayq.queue.scripts import score_to_ms
 
-#: Number of entries that are read at a time, and handed over in one transaction.
+#: Number of entries that are read at a time.
 _BATCH = 100
 
-#: The same where that takes two: the server remembers so many publications of one publisher, see `lua/lib/once.lua`.
-_BATCH_ACROSS_SLOTS = 16
+#: Number of entries that are handed over at a time: the server remembers so many publications of one publisher, see
+#: `lua/lib/once.lua`.
+_HANDED_OVER = 16
 
 #: Number of keys that one SCAN examines.
 _SCAN = 1000
@@ -90,59 +90,42 @@ class Orphan:
             start += len(page)
 
     def hand_over(self, client: redis.Redis, replace: Replace) -> Iterator[HandedOver]:
-        """Replace each entry, in due order, in batches: 100 per transaction, 16 across hash slots.
+        """Replace each entry, in due order, 16 at a time: first write the replacements, then remove the entries.
 
-        One MULTI removes and replaces an entry. Redis discards it if somebody else changed the queue after the entries
-        were read. So this can be interrupted and called again at any time: an entry is either still there, or was
-        replaced exactly once.
-
-        On Redis Cluster, no transaction has keys of several hash slots. If the replacements are in another slot, they
-        are written first, and then the entries are removed. No entry is lost. If the process or the connection ends in
-        between, the entries of a batch are replaced again next time, unless the commands have an `Attempt`. An entry
-        that somebody else takes just then is replaced, too.
+        No entry is lost. If the process or the connection ends in between, up to 16 entries are replaced again next
+        time, unless the commands have an `Attempt`. An entry that somebody else takes just then is replaced, too.
 
         Args:
             client: any `redis.Redis`.
-            replace: returns the command for an entry. It must not have side effects, because it is called again for
-                the entries of a discarded transaction.
+            replace: returns the command for an entry.
 
         Yields:
             The result of each batch.
 
         Raises:
-            redis.ResponseError: the server refused a command of `replace`. Its entry is still there, or was put back.
+            redis.ResponseError: the server refused a command of `replace`. Its entry is still there.
         """
         names = keys.QueueKeys.of(self.name)
         left = 0
-        is_one_slot = True
-        with client.pipeline(transaction=True) as pipe:
-            while True:
-                pipe.watch(names.timeout_set, names.delay_list)
-                page = _page(pipe, names, left, _BATCH if is_one_slot else _BATCH_ACROSS_SLOTS)
-                if not page:
-                    return
-                commands = [(entry, replace(entry)) for entry in page if entry is not None]
-                chosen = [(entry, command) for entry, command in commands if command is not None]
-                pipe.multi()
-                if is_one_slot:
-                    for entry, command in chosen:
-                        pipe.execute_command(*command)
-                        _remove(pipe, names, entry)
-                else:
-                    pipe.zcard(names.timeout_set)  # it fails if somebody else changed the queue
-                try:
-                    replies = pipe.execute(raise_on_error=False)
-                except WatchError:
-                    continue
-                except ClusterCrossSlotError:
-                    is_one_slot = False
-                    continue
-                if is_one_slot:
-                    _put_back(client, names, [entry for entry, _ in chosen], replies)
-                else:
-                    _replace_first(client, names, chosen)
-                left += len(page) - len(chosen)
-                yield HandedOver(len(chosen), len(page) - len(chosen))
+        while page := _page(client, names, left, _HANDED_OVER):
+            commands = [(entry, replace(entry)) for entry in page if entry is not None]
+            chosen = [(entry, command) for entry, command in commands if command is not None]
+            with client.pipeline(transaction=False) as pipe:
+                for _, command in chosen:
+                    pipe.execute_command(*command)
+                replies = pipe.execute(raise_on_error=False)
+            removal: Any = client.pipeline(transaction=False)
+            with removal as pipe:
+                for (entry, _), reply in zip(chosen, replies, strict=True):
+                    if not isinstance(reply, Exception):
+                        pipe.zrem(names.timeout_set, entry.raw)
+                        pipe.lrem(names.delay_list, 1, entry.raw)
+                pipe.execute()
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
+            left += len(page) - len(chosen)
+            yield HandedOver(len(chosen), len(page) - len(chosen))
 
 
 def find(client: redis.Redis, keyprefix: str = "") -> list[Orphan]:
@@ -175,47 +158,11 @@ def _listeners(client: redis.Redis, channel: str) -> int:
     return count
 
 
-def _page(client: Any, names: keys.QueueKeys, start: int, count: int) -> list[Entry | None]:
-    found = client.execute_command(
+def _page(client: redis.Redis, names: keys.QueueKeys, start: int, count: int) -> list[Entry | None]:
+    found: Any = client.execute_command(
         "ZRANGE", names.timeout_set, start, start + count - 1, "WITHSCORES", **{NEVER_DECODE: True}
     )
     return [entry_of(raw, score) for raw, score in pairs(found)]
-
-
-def _remove(pipe: Any, names: keys.QueueKeys, entry: Entry) -> None:
-    pipe.zrem(names.timeout_set, entry.raw)
-    pipe.lrem(names.delay_list, 1, entry.raw)
-
-
-def _replace_first(client: redis.Redis, names: keys.QueueKeys, chosen: Sequence[tuple[Entry, tuple[Any, ...]]]) -> None:
-    """Replace entries, and remove those that are replaced; for replacements in another hash slot."""
-    with client.pipeline(transaction=False) as pipe:
-        for _, command in chosen:
-            pipe.execute_command(*command)
-        replies = pipe.execute(raise_on_error=False)
-    with client.pipeline(transaction=True) as pipe:
-        for (entry, _), reply in zip(chosen, replies, strict=True):
-            if not isinstance(reply, Exception):
-                _remove(pipe, names, entry)
-        pipe.execute()
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-
-
-def _put_back(client: redis.Redis, names: keys.QueueKeys, entries: Sequence[Entry], replies: Sequence[Any]) -> None:
-    """Put back entries that a transaction removed but did not replace: Redis continues after a failed command."""
-    refused = None
-    with client.pipeline(transaction=True) as pipe:
-        for entry, published, _, listed in zip(entries, replies[::3], replies[1::3], replies[2::3], strict=True):
-            if isinstance(published, redis.RedisError):
-                refused = published
-                pipe.zadd(names.timeout_set, {entry.raw: entry.due_ms})
-                if listed == 1:
-                    pipe.rpush(names.delay_list, entry.raw)
-        if refused is not None:
-            pipe.execute()
-            raise refused
 
 
 def _due_ms(found: list[Any]) -> int | None:

@@ -1,22 +1,22 @@
 """One typed function per Lua script, so that keys, arguments and return codes have names.
 
-Each returns a call, see `celery_delayq.queue.script.Call`: `scripts.resign(keys, transferrer=me).run(client)`.
+Each returns a call, see `celery_delayq.queue.call.Call`: `scripts.resign(keys, transferrer=me).run(client)`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import redis
 
 from celery_delayq.queue import holds
 from celery_delayq.queue.attempt import Attempt
+from celery_delayq.queue.call import Call, load
 from celery_delayq.queue.holds import Holder
-from celery_delayq.queue.keys import QueueKeys, RegistryKeys
-from celery_delayq.queue.script import Call, load
+from celery_delayq.queue.keys import QueueKeys
 
 #: Maximum limit of `transfer`: Lua's `unpack` fails at 8,000 values, and a call should take about 1 ms.
 MAX_BATCH_SIZE = 1000
@@ -139,102 +139,9 @@ def transfer(keys: QueueKeys, *, limit: int, transferrer: str, grace_ms: int, le
     )
 
 
-#: How long sums stay, in seconds: over each step of seconds, in blocks of time of so many. One block is one key, small
-#: enough for Redis to store it compactly.
-HISTORY = {60: (8 * 3600, 600), 600: (72 * 3600, 7200)}
-
-#: How long totals stay that do not change, in seconds.
-TOTALS_S = 30 * 86400
-
-
-def count(keys: QueueKeys, *, now_s: int, numbers: Mapping[str, int]) -> Call[int]:
-    """Add numbers to the totals and the history of a queue; see `count.lua`. Returns how many.
-
-    `now_s` is the server's time, unix time in s.
-    """
-    history = [(step_s, *HISTORY[step_s]) for step_s in HISTORY]
-    return Call(
-        load("count"),
-        (keys.metrics, *(keys.history(step_s, now_s - now_s % block_s) for step_s, _, block_s in history)),
-        (
-            TOTALS_S,
-            *(part for step_s, kept_s, block_s in history for part in (now_s - now_s % step_s, kept_s + block_s)),
-            *(part for number in numbers.items() for part in number),
-        ),
-        int,
-    )
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Numbers of one broker list.
-
-    Attributes:
-        now_ms: the server's time, unix time in ms.
-        ready: messages on the list.
-        delayed: waiting messages, overdue ones included.
-        overdue: those that are due.
-        head_due_ms: when the first one is due, unix time in ms; None if none waits.
-        dead: dead letters.
-        punctual: id of the loop that moved messages last; empty if there is none.
-        lasting: consumers whose leases last.
-        ended: consumers whose leases have ended, and whose messages nobody has recovered yet.
-        given_up: consumers that were given up lately.
-        due: how many messages are due within each span.
-        totals: what was counted so far.
-    """
-
-    now_ms: int
-    ready: int = 0
-    delayed: int = 0
-    overdue: int = 0
-    head_due_ms: int | None = None
-    dead: int = 0
-    punctual: str = ""
-    lasting: tuple[str, ...] = ()
-    ended: tuple[str, ...] = ()
-    given_up: tuple[str, ...] = ()
-    due: tuple[int, ...] = ()
-    totals: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, reply: Any) -> Measured:
-        """Return what a reply says."""
-        if len(reply) == 1:
-            return cls(int(reply[0]))
-        now, ready, delayed, overdue, head, dead, punctual, *consumers, due, totals = reply
-        lasting, ended, given_up = (tuple(name.decode(errors="surrogateescape") for name in part) for part in consumers)
-        counted = zip(totals[::2], totals[1::2], strict=True)
-        return cls(
-            int(now),
-            ready,
-            delayed,
-            overdue,
-            score_to_ms(head),
-            dead,
-            (punctual or b"").decode(errors="replace").partition(":")[2],
-            lasting,
-            ended,
-            given_up,
-            tuple(due),
-            {name.decode(errors="replace"): int(n) for name, n in counted if n.isdigit()},
-        )
-
-
-def measure(keys: QueueKeys, *, spans_ms: Sequence[int]) -> Call[Measured]:
-    """Return the numbers of a list; see `measure.lua`."""
-    names = (keys.queue, keys.timeout_set, keys.dead, keys.transferrer, keys.consumers, keys.metrics)
-    return Call(load("measure"), names, spans_ms, Measured.of)
-
-
-def spread(keys: QueueKeys, *, edges_ms: Sequence[int]) -> Call[list[int]]:
-    """Count entries by their due times; see `spread.lua`. Returns an empty list if none waits."""
-    return Call(load("spread"), (keys.timeout_set,), edges_ms, list)
-
-
 def cancel(keys: QueueKeys, *, message_key: bytes, limit: int = 100) -> Call[tuple[int, int]]:
     """Remove the entries of a message id; see `cancel.lua`. Returns how many were removed, and how many are left."""
-    return Call(load("cancel"), (*keys.waiting, keys.holds), (message_key, limit), _two_numbers)
+    return Call(load("cancel"), (*keys.waiting, keys.holds), (message_key, limit), lambda reply: (reply[0], reply[1]))
 
 
 def resign(keys: QueueKeys, *, transferrer: str) -> Call[bool]:
@@ -485,22 +392,14 @@ def amend(keys: QueueKeys, *, due_ms: int | None, messages: Sequence[tuple[bytes
     return Call(load("amend"), keys.waiting, args, lambda reply: [int(due) if due else None for due in reply])
 
 
-def tidy(keys: QueueKeys, *, places: Sequence[bytes]) -> Call[tuple[int, int]]:
-    """Forget places of entries that no longer wait; see `tidy.lua`.
-
-    Returns how many were forgotten, and how many more places than entries are left.
-    """
-    return Call(load("tidy"), (keys.timeout_set, keys.index, keys.repeated, keys.holds), places, _two_numbers)
+def register(registry: str, *, names: Sequence[str]) -> Call[int]:
+    """Note that broker lists are used now; see `register.lua`. Returns how many are new."""
+    return Call(load("register"), (registry,), names, int)
 
 
-def retire(keys: RegistryKeys, *, names: Sequence[str]) -> Call[int]:
-    """Take names out of the registry; see `retire.lua`. Returns how many were in it."""
-    return Call(load("retire"), (keys.names, keys.retired), names, int)
-
-
-def settle(keys: RegistryKeys, *, retired: Sequence[tuple[str, int]]) -> Call[int]:
-    """Forget that names were retired at a time (ms); see `settle.lua`. Returns how many were still retired."""
-    return Call(load("settle"), (keys.retired,), [part for name in retired for part in name], int)
+def forget(registry: str, *, used: Sequence[tuple[str, int]]) -> Call[int]:
+    """Remove names that were last used at a time (ms); see `forget.lua`. Returns how many were removed."""
+    return Call(load("forget"), (registry,), [part for one in used for part in one], int)
 
 
 def restore(keys: QueueKeys, *, due_ms: int, message_key: bytes, payload: bytes, mirrored: bool) -> Call[bool]:
@@ -517,7 +416,3 @@ def _parts(pairs: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
 
 def _flags(reply: Any) -> list[bool]:
     return [bool(one) for one in reply]
-
-
-def _two_numbers(reply: Any) -> tuple[int, int]:
-    return int(reply[0]), int(reply[1])

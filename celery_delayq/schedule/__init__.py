@@ -5,14 +5,17 @@ store        records, states and errors of entries; knows only Redis
 encoding     schedules as data: crontab, interval, solar; their fingerprints
 wallclock    the next time of a crontab, across daylight saving changes
 occurrences  when an entry runs next, and which times were missed
-entry        the definition of an entry
+definition   the definition of an entry
 configured   the entries in the configuration of an app
 transitions  the next step of an entry
-message      the message of an occurrence: built by Celery, captured instead of sent
-template     further messages, built after one that Celery built
+message      the message of an occurrence: built by Celery, captured instead of sent; further ones after it
 attendance   since when planners have been running, and whose configuration counts
-planned_entry    what a planner knows about one entry
-planned_entries  what a planner knows about all entries, and how it learns of changes
+entry        what a planner knows about one entry
+entries      what a planner knows about all entries, and how it learns of changes
+definitions  which definition of an entry counts, and what is recorded of it
+problems     why entries cannot be planned
+agenda       which entry a planner looks at next
+decision     what a planner has decided about an entry
 planner      keeps the next occurrence of every entry planned
 loop         the thread that runs a planner
 service      a planner loop for an app

@@ -14,10 +14,10 @@ from celery.schedules import BaseSchedule
 from kombu.exceptions import OperationalError
 from redis.exceptions import ResponseError
 
-from celery_delayq.errors import DelayqError, EntryExists, InvalidSchedule, UnknownEntry
-from celery_delayq.escapes import told
+from celery_delayq.basics.errors import DelayqError, EntryExists, InvalidSchedule, UnknownEntry
+from celery_delayq.basics.text import told
 from celery_delayq.schedule.configured import configured
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.forecast import forecast
 from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
 from celery_delayq.schedule.records import Record, Seen, State

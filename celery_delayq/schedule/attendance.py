@@ -1,6 +1,6 @@
 """Attendance: what the planners of one Redis database know of each other, and the server's time.
 
-They know which configuration counts (see `PlannedEntries`), and since when planners have been running without a gap. An
+They know which configuration counts (see `Entries`), and since when planners have been running without a gap. An
 occurrence in that time does not count as missed, however late a planner reaches it.
 """
 

@@ -10,10 +10,10 @@ from typing import Any
 from celery.app.task import extract_exec_options
 from celery.schedules import crontab
 
-from celery_delayq.errors import ConfigurationError
-from celery_delayq.escapes import storable
+from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.basics.text import storable
 from celery_delayq.schedule import encoding
-from celery_delayq.schedule.entry import Definition, why_invalid
+from celery_delayq.schedule.definition import Definition, why_invalid
 
 #: The name of Celery's default entry.
 CLEANUP = "celery.backend_cleanup"

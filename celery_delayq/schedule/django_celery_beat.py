@@ -13,9 +13,9 @@ from typing import Any
 
 from kombu.utils.json import loads
 
-from celery_delayq.errors import ConfigurationError, InvalidSchedule
+from celery_delayq.basics.errors import ConfigurationError, InvalidSchedule
 from celery_delayq.schedule.configured import configured
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.found import Found, require_json, why_not
 
 #: An interval that is overdue runs this long after the import.

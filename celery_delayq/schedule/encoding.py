@@ -22,9 +22,9 @@ from weakref import WeakValueDictionary
 from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule, solar
 from kombu.utils.json import JSONEncoder as MessageEncoder
 
-from celery_delayq.errors import InvalidSchedule
+from celery_delayq.basics.errors import InvalidSchedule
+from celery_delayq.basics.times import parse_span
 from celery_delayq.schedule.occurrences import LONGEST_S
-from celery_delayq.times import parse_span
 
 
 def encode(given: BaseSchedule) -> dict[str, Any] | None:
@@ -109,6 +109,7 @@ def decode(given: Any, app: Any) -> BaseSchedule:
 
 
 #: Crontabs by their fields. Many entries may share one, and each crontab holds sets of up to 60 numbers.
+#: Two threads that make the same one at the same moment may both keep theirs, which only costs memory.
 _crontabs: WeakValueDictionary[tuple[Any, ...], crontab] = WeakValueDictionary()
 
 

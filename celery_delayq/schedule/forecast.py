@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.occurrences import following, to_datetime
 from celery_delayq.schedule.records import State
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from celery_delayq.errors import InvalidSchedule
+from celery_delayq.basics.errors import InvalidSchedule
 from celery_delayq.schedule.configured import CLEANUP, Configured
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 
 
 @dataclass(frozen=True)

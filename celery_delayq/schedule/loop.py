@@ -11,14 +11,15 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from logging import getLogger
-from typing import Any, Protocol
+from typing import Any
 
 import redis
 from redis import exceptions
 
+from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.schedule.transitions import TOLERATED_MS
 from celery_delayq.transfer.thread import LoopThread
@@ -33,29 +34,6 @@ _LONGEST_WAIT_S = LOOK_S
 
 #: Maximum number of changes that are processed before due entries get their turn.
 _MOST_CHANGES = 500
-
-
-class Plans(Protocol):
-    """Interface of the planner that a loop runs; see `Planner`."""
-
-    @property
-    def is_up_to_date(self) -> bool:
-        """Whether all overdue entries have been processed."""
-
-    def begin_reading(self) -> None:
-        """Start to read all entries."""
-
-    def look(self) -> None:
-        """Check for missed changes."""
-
-    def on_changes(self, changes: Iterable[tuple[int, str]]) -> None:
-        """Process announced changes."""
-
-    def run_due(self) -> int:
-        """Process entries that are ready."""
-
-    def seconds_until_next(self) -> float | None:
-        """Return the seconds until the next entry is ready."""
 
 
 class PlannerLoop(LoopThread):
@@ -122,7 +100,7 @@ class PlannerLoop(LoopThread):
         if self._pubsub is not None:
             self._pubsub.close()
 
-    def _serve(self, store: ScheduleStore, make_planner: Callable[[], Plans]) -> None:
+    def _serve(self, store: ScheduleStore, make_planner: Callable[[], Planner]) -> None:
         self._subscribe(store)
         if not store.has_overdue(store.queues(), store.now_ms() - TOLERATED_MS):
             self._has_planned.set()
@@ -151,7 +129,7 @@ class PlannerLoop(LoopThread):
                     planner.begin_reading()
                 next_look = time.monotonic() + LOOK_S * random.uniform(0.8, 1)
 
-    def _listen(self, planner: Plans, wait_s: float) -> None:
+    def _listen(self, planner: Planner, wait_s: float) -> None:
         message = self._pubsub.get_message(timeout=wait_s)
         changes: list[tuple[int, str]] = []
         while message is not None:

@@ -9,29 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from numbers import Real
-from typing import Any
+from typing import Any, TypeAlias
 
 from celery.beat import BeatLazyFunc
 from celery.utils import uuid
 from dateutil.parser import isoparse
+from kombu.serialization import dumps as serialize
+from kombu.serialization import registry
+from kombu.utils.json import dumps
 
-from celery_delayq.errors import DelayqError
-from celery_delayq.publishing.hooks import has_no_receivers
+from celery_delayq.basics.errors import DelayqError
+from celery_delayq.publishing.hooks import has_no_hooks, has_no_receivers
+from celery_delayq.publishing.template import OF_ALL, TEXTS, TaskTemplate
 from celery_delayq.queue.codec import message_key
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import OPTION, Definition
 from celery_delayq.schedule.occurrences import to_datetime
 from celery_delayq.schedule.scripts import Offer
-from celery_delayq.schedule.template import Arguments, MessageTemplate, When
 from celery_delayq.transport.capture import Caught, capture
+from celery_delayq.transport.messages import DUE_PROPERTY
 
-#: Size of the cache of templates, and of the cache of arguments.
+#: Maximum number of cached templates, and of the arguments that each keeps.
 _MOST_TEMPLATES, _MOST_ARGUMENTS = 1000, 10_000
+
+#: Options that allow a template. Any other option may apply to a single message.
+_SUITABLE = OF_ALL - {"compression"} | {"headers", "countdown", "expires", OPTION}
 
 
 class CannotSend(DelayqError, RuntimeError):
     """The message of an occurrence cannot be offered to exactly one delayed queue. The message says why."""
+
+
+#: The evaluated arguments and keyword arguments of a task.
+_Given: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
+
+#: The same as a message has it: its body, and headers.
+_Stored: TypeAlias = tuple[str, dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -52,11 +66,26 @@ class Occurrence:
     can_wait: bool = True
 
 
+@dataclass(frozen=True)
+class _When:
+    """The times of a message: when its task is due (unix time in ms, and the same as its eta), and when it expires."""
+
+    due_ms: int
+    eta: datetime
+    expires: Any
+
+    @classmethod
+    def of(cls, task: Any, definition: Definition, at_ms: int, jitter_ms: int, max_lateness_s: float) -> _When:
+        """Return the times for an occurrence."""
+        due_ms = at_ms + jitter_ms + definition.countdown_ms
+        return cls(due_ms, to_datetime(due_ms), _expires(definition.expires_of(task), at_ms, due_ms, max_lateness_s))
+
+
 class Builder:
     """Builds the messages of occurrences. For one thread at a time.
 
     Celery builds the first message of a task with certain options. Messages that differ only in ids, times and
-    arguments are made from it (see `MessageTemplate`), unless a hook looks at each message.
+    arguments are made from it, unless a hook looks at each message.
 
     Args:
         app: the Celery app.
@@ -67,9 +96,7 @@ class Builder:
         self._app = app
         self._producer = producer
         #: Keyed by task, identity of its options, and kind of expiry. The value keeps the options alive.
-        self._templates: dict[tuple[str, int, str], tuple[Any, MessageTemplate]] = {}
-        #: Keyed by the identity of definitions. The value keeps the definition alive.
-        self._arguments: dict[int, tuple[Definition, Arguments]] = {}
+        self._templates: dict[tuple[str, int, str], tuple[Any, _MessageTemplate]] = {}
 
     def build(
         self, definition: Definition, at_ms: int, *, jitter_ms: int = 0, max_lateness_s: float = 0.0
@@ -88,32 +115,16 @@ class Builder:
             CannotSend: the app runs tasks eagerly, or the message would go to no queue or to several queues.
             Exception: any exception of Celery or of the task's `apply_async`.
         """
-        when = _when(self._app.tasks.get(definition.task), definition, at_ms, jitter_ms, max_lateness_s)
+        task = self._app.tasks.get(definition.task)
+        when = _When.of(task, definition, at_ms, jitter_ms, max_lateness_s)
         key = (definition.task, id(definition.options), _kind_of(when.expires))
         found = self._templates.get(key)
-        if found is None or not has_no_receivers():
-            return self._build_first(definition, key, when)
-        template = found[1]
-        arguments = self._arguments_of(template, definition)
-        task_id = uuid()
-        offer = Offer(message_key(task_id), when.due_ms, template.payload(arguments, task_id, when))
-        return Occurrence(template.broker_list, task_id, offer)
-
-    def _arguments_of(self, template: MessageTemplate, definition: Definition) -> Arguments:
-        known = self._arguments.get(id(definition))
-        if known is not None:
-            return known[1]
-        arguments = template.arguments(*_evaluated(definition))
-        given = definition.args or definition.kwargs
-        if given and len(self._arguments) < _MOST_ARGUMENTS and not definition.is_lazy:
-            self._arguments[id(definition)] = definition, arguments
-        return arguments
-
-    def _build_first(self, definition: Definition, key: tuple[str, int, str], when: When) -> Occurrence:
+        if found is not None and has_no_receivers():
+            return found[1].occurrence(definition, when)
         given = _evaluated(definition)
         occurrence, caught = _let_celery_build(self._app, self._producer, definition, given, when)
         if caught is not None and occurrence.can_wait and key[2] != "naive" and has_no_receivers():
-            template = MessageTemplate.of(self._app, self._producer.channel, definition, given, when, caught)
+            template = _MessageTemplate.of(self._app, self._producer.channel, definition, given, when, caught)
             if template is not None:
                 if len(self._templates) >= _MOST_TEMPLATES:
                     self._templates.clear()
@@ -121,8 +132,71 @@ class Builder:
         return occurrence
 
 
+class _MessageTemplate(TaskTemplate):
+    """Makes whole messages of one task with the same options, after one that was caught."""
+
+    def __init__(self, app: Any, channel: Any, name: str, caught: Caught) -> None:
+        super().__init__(app, name, caught.message["headers"])
+        self._channel = channel
+        self._caught = caught
+        self._serializer = registry.type_to_name.get(caught.message["content-type"])
+        #: Identity of a definition -> itself, so that it stays alive, and its arguments; 0 for all without arguments.
+        self._arguments: dict[int, tuple[Definition, _Stored]] = {}
+
+    @classmethod
+    def of(
+        cls, app: Any, channel: Any, definition: Definition, given: _Given, when: _When, caught: Caught
+    ) -> _MessageTemplate | None:
+        """Return the template of a message that Celery just built, or None if it cannot have a template.
+
+        It has none if a hook looks at each task as it is sent (see `hooks`), or if the template would make a different
+        message in its place, whatever the reason.
+        """
+        task = app.tasks.get(definition.task)
+        if not _SUITABLE.issuperset(definition.options) or not has_no_hooks(app, task):
+            return None
+        template = cls(app, channel, definition.task, caught)
+        properties, headers = caught.message["properties"], caught.message["headers"]
+        if "id" not in headers or "compression" in headers or "delivery_tag" not in properties:  # or protocol 1
+            return None
+        if template._serializer is None:
+            return None
+        own = {name: properties[name] for name in ("delivery_tag", "expiration") if name in properties}
+        made = template._payload(caught.message_id, template._stored(given), when, own)
+        return template if made == caught.payload else None
+
+    def occurrence(self, definition: Definition, when: _When) -> Occurrence:
+        """Return the message of another occurrence."""
+        key = id(definition) if definition.args or definition.kwargs else 0
+        known = self._arguments.get(key) or (definition, self._stored(_evaluated(definition)))
+        if not definition.is_lazy and len(self._arguments) < _MOST_ARGUMENTS:
+            self._arguments[key] = known
+        task_id, own = uuid(), {"delivery_tag": uuid()}
+        if when.expires is not None:
+            left_s = (when.expires - datetime.now(timezone.utc)).total_seconds()
+            own["expiration"] = str(int(max(left_s, 0) * 1000))
+        offer = Offer(message_key(task_id), when.due_ms, self._payload(task_id, known[1], when, own))
+        return Occurrence(self._caught.broker_list, task_id, offer)
+
+    def _stored(self, given: _Given) -> _Stored:
+        """Return the body of a message as it stores it, and the headers that show the arguments."""
+        body, headers = self.make("", *given)
+        text = serialize(body, serializer=self._serializer)[2]
+        encoding = self._caught.message["properties"].get("body_encoding")
+        return self._channel.encode_body(text, encoding)[0], {name: headers[name] for name in TEXTS}
+
+    def _payload(self, task_id: str, stored: _Stored, when: _When, own: Mapping[str, Any]) -> bytes:
+        shared = self._caught.message
+        body, texts = stored
+        times = {"eta": when.eta.isoformat(), "expires": when.expires and when.expires.isoformat()}
+        headers = {**shared["headers"], "id": task_id, "root_id": task_id, **times, **texts}
+        properties = {**shared["properties"], "correlation_id": task_id, DUE_PROPERTY: when.due_ms, **own}
+        payload: bytes = dumps({**shared, "body": body, "headers": headers, "properties": properties}).encode()
+        return payload
+
+
 def _let_celery_build(
-    app: Any, producer: Any, definition: Definition, given: tuple[Sequence[Any], Mapping[str, Any]], when: When
+    app: Any, producer: Any, definition: Definition, given: _Given, when: _When
 ) -> tuple[Occurrence, Caught | None]:
     """Let Celery build a message. Return it, and also the captured raw form.
 
@@ -163,17 +237,11 @@ def _let_celery_build(
     return Occurrence(caught.broker_list, task_id, offer, can_wait), caught
 
 
-def _when(task: Any, definition: Definition, at_ms: int, jitter_ms: int, max_lateness_s: float) -> When:
-    due_ms = at_ms + jitter_ms + definition.countdown_ms
-    expires = _expires(definition.expires_of(task), at_ms, due_ms, max_lateness_s)
-    return When(due_ms, to_datetime(due_ms), expires)
-
-
 def _kind_of(expires: Any) -> str:
     return "never" if expires is None else "naive" if getattr(expires, "tzinfo", None) is None else "aware"
 
 
-def _evaluated(definition: Definition) -> tuple[list[Any], dict[str, Any]]:
+def _evaluated(definition: Definition) -> _Given:
     args = [_evaluate(value) for value in definition.args]
     return args, {name: _evaluate(value) for name, value in definition.kwargs.items()}
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from celery.schedules import BaseSchedule, crontab, schedule, solar
 
+from celery_delayq.basics.times import EPOCH
 from celery_delayq.schedule.wallclock import Fields, next_match
-from celery_delayq.times import EPOCH
 
 _MS = timedelta(milliseconds=1)
 _DAY, _HOUR, _MINUTE, _SECOND = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from celery_delayq.basics.times import shown_span
 from celery_delayq.schedule.occurrences import LONGEST_S, jitter_ms, to_datetime
 from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.store import ScheduleStore
-from celery_delayq.times import shown_span
 
 #: What an entry does, in words.
 STATUSES = (
@@ -108,7 +108,8 @@ class PeriodicTask:
         """
         state = None
         try:
-            state = State.parse(seen.raw) if seen.raw else None
+            raw = seen.raw or record.last.encode()  # while it goes to another queue
+            state = State.parse(raw) if raw else None
         except ValueError as exc:
             error = error or str(exc)
         data = {**_EMPTY, **(record.definition or {})}

@@ -1,4 +1,4 @@
-"""Record, State, Seen, Step: the definition of an entry, its present state, both as stored; and its next step."""
+"""Record, State, Seen: the definition of an entry and its present state, both as stored."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from sys import intern
 from typing import Any
 
-from celery_delayq.escapes import told
+from celery_delayq.basics.text import told
 from celery_delayq.schedule.occurrences import LATEST_MS
-from celery_delayq.schedule.scripts import Offer
 
 _dump = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 
@@ -26,6 +25,8 @@ class Record:
         app: name of the app whose configuration has the entry; None if it was added at run time.
         queue: broker list of its messages; None until the first planner has determined it.
         earlier: former queues. A planner that was killed may have left a state there.
+        last: the state with which it left its former queue, as stored; empty if it has never left one. Without a state
+            in its present queue, it goes on from there.
         paused: whether it is paused.
     """
 
@@ -35,6 +36,7 @@ class Record:
     app: str | None = None
     queue: str | None = None
     earlier: Sequence[str] = ()
+    last: str = ""
     paused: bool = False
     #: The stored bytes; empty if it is not stored, or if they are not kept.
     raw: bytes = field(default=b"", compare=False)
@@ -43,10 +45,10 @@ class Record:
         """Return the bytes to store."""
         return _dump({name: getattr(self, name) for name in _FIELDS}).encode()
 
-    def to(self, queue: str) -> Record:
-        """Return the record with another queue."""
+    def to(self, queue: str, last: str) -> Record:
+        """Return the record with another queue, and with the state with which the entry leaves the present one."""
         earlier = ({*self.earlier} | ({self.queue} if self.queue is not None else set())) - {queue}
-        return replace(self, queue=queue, earlier=sorted(earlier))
+        return replace(self, queue=queue, earlier=sorted(earlier), last=last or self.last)
 
     @property
     def queues(self) -> list[str]:
@@ -63,7 +65,7 @@ class Record:
         try:
             found = cls(**json.loads(raw), raw=raw)
             valid = (
-                _are((found.fingerprint, *found.earlier), str)
+                _are((found.fingerprint, found.last, *found.earlier), str)
                 and all(value is None or isinstance(value, str) for value in (found.app, found.queue))
                 and all(map(_is_utf8, found.queues))  # they are names of keys, and JSON can have others
                 and isinstance(found.earlier, (list, tuple))
@@ -86,14 +88,13 @@ class State:
     """The state of an entry: its planned occurrence.
 
     Attributes:
-        fingerprint: fingerprint of the definition that the occurrence was planned by. A parked state has a unique one.
+        fingerprint: fingerprint of the definition that the occurrence was planned by. Empty if it has left a queue.
         planner: id of the planner that planned it.
         at_ms: the occurrence, unix time in ms; None if none is planned.
         task_id: id of the message that was offered for it; empty if the message is sent when it is due.
         last_ms: the previous occurrence, unix time in ms; None if there was none.
         runs: number of occurrences that were sent, not counting the planned one.
         made_up: number of missed occurrences that were made up for since the last one that was not missed.
-        parked: whether the entry is moving to another queue, so that no message waits here.
     """
 
     fingerprint: str
@@ -103,17 +104,19 @@ class State:
     last_ms: int | None = None
     runs: int = 0
     made_up: int = 0
-    parked: bool = False
 
-    @property
-    def progress(self) -> tuple[int, int]:
-        """How far the entry has come; a later state of it has more. A sent message counts."""
-        return (self.runs + 1, self.at_ms or 0) if self.task_id else (self.runs, self.last_ms or 0)
+    def on_leaving(self, *, sent: bool) -> str:
+        """Return the state with which an entry leaves its queue, as stored.
+
+        Args:
+            sent: whether its message was transferred already; otherwise its occurrence is planned again.
+        """
+        return replace(self, fingerprint="", task_id=self.task_id if sent else "").dump().decode()
 
     def dump(self) -> bytes:
         """Return the bytes to store."""
         placed = (self.fingerprint, self.planner, self.at_ms, self.task_id, self.last_ms)
-        return _dump((*placed, self.runs, self.made_up, self.parked)).encode()
+        return _dump((*placed, self.runs, self.made_up)).encode()
 
     @classmethod
     def parse(cls, raw: bytes) -> State:
@@ -130,7 +133,6 @@ class State:
             _are((found.fingerprint, found.planner, found.task_id), str)
             and _are_times([value for value in (found.at_ms, found.last_ms) if value is not None])
             and _are((found.runs, found.made_up), int)
-            and isinstance(found.parked, bool)
         ):
             raise ValueError("not a valid state of a periodic task: a field has a wrong type or is out of range")
         # There may be very many states, but few planners.
@@ -170,19 +172,14 @@ class Seen:
         """Whether it could be read; see `UNKNOWN`."""
         return self != UNKNOWN
 
+    @property
+    def state(self) -> State | None:
+        """The state; None if there is none, or if it cannot be parsed."""
+        try:
+            return State.parse(self.raw) if self.raw else None
+        except ValueError:
+            return None
+
 
 #: A state at a node of a cluster that is away. No step from it is ever accepted: it is no number.
 UNKNOWN = Seen(b"", b"?")
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One call of `plan.lua`: an entry, its present state, and its next state."""
-
-    entry: str
-    queue: str
-    seen: Seen
-    state: bytes
-    withdraw: str = ""
-    must_wait: bool = False
-    offer: Offer | None = None

@@ -13,9 +13,9 @@ from typing import Any
 import redis
 from redis.client import NEVER_DECODE
 
-from celery_delayq.errors import InvalidSchedule, UnknownEntry
+from celery_delayq.basics.errors import InvalidSchedule, UnknownEntry
 from celery_delayq.schedule.configured import configured
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.found import Found, require_json, why_not
 
 #: Default prefix of RedBeat's keys; `redbeat_key_prefix` overrides it.

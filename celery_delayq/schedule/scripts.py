@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from celery_delayq.queue.call import Call, load
+from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.holds import UNTIL, Claim
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys
-from celery_delayq.queue.script import Call, load
+from celery_delayq.schedule.records import Seen
 
 #: Outcomes of `plan`.
 DONE, LEFT_OUT, CHANGED, GONE, ELSEWHERE = 1, 2, 0, -1, -2
@@ -62,35 +64,48 @@ class Planned:
         return cls(int(outcome), int(now_ms), state, forgotten, bool(alone))
 
 
-def plan(
-    keys: QueueKeys,
-    *,
-    entry: str,
-    seen: bytes,
-    forgotten: bytes,
-    state: bytes,
-    withdraw: bytes = b"",
-    must_wait: bool = False,
-    offer: Offer | None = None,
-    mirrored: bool = False,
-    there: QueueKeys | None = None,
-) -> Call[Planned]:
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of an entry, for one call of `plan`.
+
+    Attributes:
+        entry: its name.
+        queue: the broker list of its messages.
+        seen: its present state there.
+        state: its next state; empty to forget it.
+        withdraw: id of the message that must not run; empty for none.
+        must_wait: whether that message must still wait.
+        offer: the message to offer.
+    """
+
+    entry: str
+    queue: str
+    seen: Seen
+    state: bytes
+    withdraw: str = ""
+    must_wait: bool = False
+    offer: Offer | None = None
+
+
+def plan(keys: QueueKeys, step: Step, *, mirrored: bool = False, there: QueueKeys | None = None) -> Call[Planned]:
     """Move an entry to its next occurrence; see `plan.lua`.
 
     `there` are the keys of the list in which the task waits that holds the unique key; by default, the same list.
     """
     there = there or keys
+    offer = step.offer
     message: tuple[bytes | int, ...] = (offer.message_key, offer.due_ms, offer.payload) if offer else (b"", 0, b"")
     claimed: tuple[bytes | int | str, ...] = (b"", b"", 0, b"", b"")
     state_if_held = b""
     if offer and offer.claim:
         claim, state_if_held = offer.claim, offer.state_if_held
         claimed = (claim.unique, UNTIL[claim.until], claim.ttl_ms, keys.queue, offer.task_id)
+    withdraw = message_key(step.withdraw) if step.withdraw else b""
     return Call(
         load("plan"),
         (*keys.waiting, keys.schedule, keys.holds, there.timeout_set, there.index),
         (
-            *(entry, seen, forgotten, state, withdraw, int(must_wait)),
+            *(step.entry, step.seen.raw, step.seen.forgotten, step.state, withdraw, int(step.must_wait)),
             *(*message, int(mirrored), keys.channel, *claimed, there.queue, state_if_held),
         ),
         Planned.of,

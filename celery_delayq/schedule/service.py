@@ -10,24 +10,23 @@ from typing import Any
 
 import redis
 
-from celery_delayq.cluster.client import Routed
-from celery_delayq.errors import ConfigurationError
-from celery_delayq.queue.connections import is_cluster, new_id
+from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.options.settings import settings_of
+from celery_delayq.queue.connections import hurried, is_cluster, new_id
 from celery_delayq.schedule.configured import reader
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.message import Builder, Occurrence
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.schedule.transitions import Policy
-from celery_delayq.settings import settings_of
 from celery_delayq.transport import Connector, Transport
 from celery_delayq.transport.producer import Producer
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
 from celery_delayq.transport.urls import is_cluster as is_cluster_url
 from celery_delayq.transport.urls import what_to_write
 
-#: How long a planner waits for replicas before it forgets where an entry was, in ms.
+#: How long a planner waits for replicas before an entry leaves a node, in ms.
 _KEPT_MS = 100
 
 #: How long a planner waits for a node of a cluster, in seconds. Meanwhile, the entries of all nodes wait.
@@ -102,7 +101,7 @@ def _planners_store(channel: Any) -> ScheduleStore:
     topology, nodes = channel.topology, channel.connection.nodes
     return store_of(
         channel,
-        client=Routed(topology, deadline_s=0, is_hurried=True, hurry_s=_PATIENCE_S),
+        client=hurried(channel.plain_client, deadline_s=0, hurry_s=_PATIENCE_S),
         on_away=lambda key: nodes.lose(topology.address_of(key)),
     )
 
@@ -123,12 +122,13 @@ def store_of(
         on_away: see `ScheduleStore`.
     """
     client = channel.plain_client if client is None else client
+    must_keep = channel.replicas > 0 and is_cluster(client)
+    keeper = ReplicatedClient(client, Replicas(channel.replicas, _KEPT_MS)) if must_keep else None
     return ScheduleStore(
         client,
         keyprefix=channel.global_keyprefix,
         mirror_list=channel.mirror_list,
         writer=channel.writer if replicate else None,
-        keeper=ReplicatedClient(client, Replicas(max(1, channel.replicas), _KEPT_MS)) if is_cluster(client) else None,
-        must_keep=channel.replicas > 0,
+        keeper=keeper,
         on_away=on_away,
     )

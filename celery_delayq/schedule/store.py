@@ -8,7 +8,6 @@ write both. Records and states are JSON. They are compared as stored bytes.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,16 +16,16 @@ from typing import Any
 import redis
 from redis.client import NEVER_DECODE
 
-from celery_delayq.cluster.redirection import REDIRECTIONS
 from celery_delayq.queue import keys
+from celery_delayq.queue.call import Call, T, run_each
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.connections import LOST, at_server_of, is_cluster
 from celery_delayq.queue.delayed_queue import DelayedQueue, database_of
+from celery_delayq.queue.redirection import REDIRECTIONS
 from celery_delayq.queue.registry import is_wrong_type, registered
-from celery_delayq.queue.script import Call, T, run_each
 from celery_delayq.schedule import scripts
-from celery_delayq.schedule.records import UNKNOWN, Record, Seen, State, Step
-from celery_delayq.schedule.scripts import Announced, Planned
+from celery_delayq.schedule.records import UNKNOWN, Record, Seen
+from celery_delayq.schedule.scripts import Announced, Planned, Step
 from celery_delayq.transport.replicas import NotReplicated
 
 #: How long replicas are not waited for after they did not answer, in seconds.
@@ -67,9 +66,8 @@ class ScheduleStore:
         keyprefix: kombu's `global_keyprefix`.
         mirror_list: also write Redisson's delay list; see `DelayedQueue`.
         writer: executes changes; by default `client`. See `DelayedQueue`.
-        keeper: executes what has to outlive a failover before another node may forget something, and waits shortly for
-            replicas; None if there is one server, whose replicas never have the later of two writes only.
-        must_keep: whether nothing may be forgotten as long as replicas do not answer.
+        keeper: executes what has to outlive a failover of its node before another node may go on, and waits shortly for
+            replicas; None if nobody wants that, or if there is one server, whose replicas have all earlier writes.
         on_away: called with a key whose node of a cluster is away.
     """
 
@@ -81,7 +79,6 @@ class ScheduleStore:
         mirror_list: bool = False,
         writer: redis.Redis | None = None,
         keeper: Any = None,
-        must_keep: bool = False,
         on_away: Callable[[str], None] = lambda key: None,
     ) -> None:
         self.client = client
@@ -91,7 +88,6 @@ class ScheduleStore:
         self._mirror_list = mirror_list
         self._queues: dict[str, DelayedQueue] = {}
         self._keeper = keeper
-        self._must_keep = must_keep
         self._on_away = on_away
         #: Queue -> until when its replicas are not waited for, since they did not answer, by the monotonic clock.
         self._hurried_until: dict[str, float] = {}
@@ -123,8 +119,7 @@ class ScheduleStore:
 
     def pages(self) -> Iterator[dict[str, bytes]]:
         """Yield all records as stored, page by page."""
-        for page in self._pages(self.keys.definitions):
-            yield {name: raw for name, raw in page if name}
+        yield from ({name: raw for name, raw in page if name} for page in self._pages(self.keys.definitions))
 
     def records(self) -> dict[str, bytes]:
         """Return all records as stored."""
@@ -152,10 +147,9 @@ class ScheduleStore:
 
         Returns the number of the change; 0 if the record had changed.
         """
-        raw = record.dump() if record else b""
         with _naming(self.keys.definitions):
-            (number,) = scripts.record(self.keys, changes=[(entry, seen, raw)]).run(self.writer)
-        return number
+            change = (entry, seen, record.dump() if record else b"")
+            return scripts.record(self.keys, changes=[change]).run(self.writer)[0]
 
     def write_records(self, changes: Sequence[tuple[str, bytes, Record | None]]) -> list[int | redis.ResponseError]:
         """Write many records as `write_record` does. Atomic for each one. Returns its number, or the server's error."""
@@ -179,7 +173,7 @@ class ScheduleStore:
         try:
             return registered(self.client, self._keyprefix)
         except (*LOST, redis.ResponseError) as exc:
-            if not self._is_away(exc, keys.RegistryKeys.of(self._keyprefix).names) and not is_wrong_type(exc):
+            if not self._is_away(exc, keys.registry(self._keyprefix)) and not is_wrong_type(exc):
                 raise
         # The registry cannot be read: use the queues in the records.
         names: set[str] = set()
@@ -188,17 +182,19 @@ class ScheduleStore:
                 names.update(Record.parse(raw).queues)
         return names
 
-    def states(self, queue: str) -> Iterator[dict[str, Seen]]:
-        """Yield the states of a queue's entries, page by page. The empty name stands for entries without a state.
+    def names(self, queue: str) -> Iterator[list[str]]:
+        """Yield the names of the entries that have a state in a queue, page by page.
 
         Raises:
             NodeLost: on a cluster: its node is away.
         """
         schedule = self.queue(queue).keys.schedule
-        with self._at_node(schedule):
-            forgotten = self._get(schedule, "") or b"0"
-            for page in self._pages(schedule):
-                yield {"": Seen(b"", forgotten), **{name: Seen(raw, forgotten) for name, raw in page if name}}
+        try:
+            yield from ([name for name, _ in page if name] for page in self._pages(schedule))
+        except _AWAY as exc:
+            if not self._is_away(exc, schedule):
+                raise
+            raise NodeLost(str(exc)) from exc
 
     def seen(self, wanted: Sequence[tuple[str, str]], *, partly: bool = False) -> list[Seen]:
         """Return the states of entries, given as (entry, queue); empty if the server refuses the queue.
@@ -264,82 +260,62 @@ class ScheduleStore:
             step.queue for step, done in zip(steps, replies, strict=True) if isinstance(done, Planned) and done.alone
         }
         for name in alone - just_registered:
-            # The queue was empty: its name may have left the registry, or a failover may have undone it.
+            # The queue was empty: a failover may have undone its registration.
             with suppress(redis.ResponseError):
                 self.queue(name).register(again=True)
         return replies
 
     def _call(self, step: Step, there: keys.QueueKeys | None = None) -> Call[Planned]:
-        return scripts.plan(
-            self.queue(step.queue).keys,
-            entry=step.entry,
-            seen=step.seen.raw,
-            forgotten=step.seen.forgotten,
-            state=step.state,
-            withdraw=message_key(step.withdraw) if step.withdraw else b"",
-            must_wait=step.must_wait,
-            offer=step.offer,
-            mirrored=self._mirror_list,
-            there=there,
-        )
+        return scripts.plan(self.queue(step.queue).keys, step, mirrored=self._mirror_list, there=there)
 
     def forget(self, entry: str, queue: str, seen: Seen) -> bool:
         """Forget the state of an entry and withdraw its message, if the state has not changed. One atomic script.
 
         Returns whether the entry has no state there now. If so, steps that were decided before have no effect there.
         """
-        try:
-            task_id = State.parse(seen.raw).task_id if seen.raw else ""
-        except ValueError:
-            task_id = ""
-        done = self._plan_one(Step(entry, queue, seen, b"", withdraw=task_id))
+        state = seen.state
+        done = self._plan_one(Step(entry, queue, seen, b"", withdraw=state.task_id if state else ""))
         while done.outcome == scripts.CHANGED and not done.state:  # others forgot it first; count this call too
             done = self._plan_one(Step(entry, queue, Seen(b"", done.forgotten), b""))
         return done.outcome == scripts.DONE
 
-    def is_kept(self, entry: str, queue: str, seen: Seen) -> bool:
-        """Return whether an entry has this state, and will have it after a failover of its node, as far as is known.
+    def leave(self, entry: str, queue: str, seen: Seen, withdraw: str) -> int:
+        """Forget the state of an entry that leaves a queue, if it has not changed, and withdraw its message.
 
-        If replicas have not answered just before, this does not ask them.
+        Returns the outcome, see `Planned`: GONE if there is a message to withdraw that no longer waits.
         """
-        if self._keeper is None:
-            return True
-        is_there = self._keep(entry, queue, seen)
-        return not self._must_keep if is_there is None else is_there
+        return self._plan_one(Step(entry, queue, seen, b"", withdraw=withdraw, must_wait=bool(withdraw))).outcome
 
-    def may_leave(self, entry: str, queue: str, seen: Seen) -> bool:
-        """Return whether an entry still has this state in a queue that it leaves.
-
-        With `must_keep`, a replica has to have it: what the entry has sent there is known nowhere else later.
+    def check_kept(self, entry: str, queue: str, seen: Seen | None = None) -> None:
+        """Check that a replica has what an entry has sent in a queue that it leaves; without `seen`, its record.
 
         Raises:
-            NotReplicated: a failover could undo what it has sent there: no replica has that.
+            NotReplicated: no replica has it, or had not just before, when it was asked.
         """
-        if self._keeper is None or not self._must_keep:
-            return True
-        is_there = self._keep(entry, queue, seen)
-        if is_there is None:
-            raise NotReplicated(f"no replica has what was sent to queue {queue!r}; the entry leaves it when one does")
-        return is_there
-
-    def _keep(self, entry: str, queue: str, seen: Seen) -> bool | None:
-        """Return whether an entry has this state and a replica knows; None if no replica answers."""
-        if time.monotonic() < self._hurried_until.get(queue, 0.0):
-            return None
-        step = Step(entry, queue, seen, seen.raw)  # WAIT is about writes of its own connection
+        if self._keeper is None:
+            return
+        key, raw = self.keys.definitions, self.record(entry) if seen is None else seen.raw
+        write: list[Call[Any]] = [scripts.record(self.keys, changes=[(entry, raw, raw)])]
+        if seen is not None:
+            key, write = self.queue(queue).keys.schedule, [self._call(Step(entry, queue, seen, raw))]
         try:
-            (reply,) = run_each(self._keeper, [self._call(step)])
+            if time.monotonic() >= self._hurried_until.get(queue, 0.0):
+                (reply,) = run_each(self._keeper, write)
+                if self._is_away(reply, key):
+                    raise NodeLost(str(reply))
+                if isinstance(reply, Exception):
+                    raise reply
+                if seen is not None or reply[0]:
+                    return
         except NotReplicated:
             self._hurried_until[queue] = time.monotonic() + _HURRIED_S
-            return None
-        done = self._planned(step, reply)
-        return isinstance(done, Planned) and done.outcome == scripts.DONE
+        raise NotReplicated(f"no replica has what was sent to queue {queue!r}; the entry leaves it when one does")
 
     def forget_all(self, entry: str, queues: Sequence[str]) -> None:
         """Forget the states of an entry in these queues, even if they have changed; see `forget`."""
-        for queue, seen in zip(queues, self.seen([(entry, queue) for queue in queues]), strict=True):
-            while not self.forget(entry, queue, seen):
-                (seen,) = self.seen([(entry, queue)])
+        for queue in queues:
+            while not self.forget(entry, queue, *self.seen([(entry, queue)])):
+                pass
 
     def _plan_one(self, step: Step) -> Planned:
         (done,) = self.plan([step])
@@ -351,40 +327,19 @@ class ScheduleStore:
         """Withdraw the message of a paused entry. A message that was already transferred still runs."""
         while True:
             (seen,) = self.seen([(entry, queue)])
-            try:
-                state = State.parse(seen.raw) if seen.raw else None
-            except ValueError:  # the state cannot be parsed, so its message is unknown
+            state = seen.state
+            if seen.raw and state is None:  # the state cannot be parsed, so its message is unknown
                 self.forget(entry, queue, seen)
-                return
             if state is None or state.at_ms is None:
                 return
             idle = replace(state, at_ms=None, task_id="")
-            passed = replace(idle, last_ms=state.at_ms, runs=state.runs + 1)
-            if self._withdraw(entry, queue, seen, state, idle, passed):
+            must_wait = bool(state.task_id)
+            done = self._plan_one(Step(entry, queue, seen, idle.dump(), withdraw=state.task_id, must_wait=must_wait))
+            if done.outcome == scripts.GONE:
+                idle = replace(idle, last_ms=state.at_ms, runs=state.runs + 1)
+                done = self._plan_one(Step(entry, queue, seen, idle.dump()))
+            if done.outcome == scripts.DONE:
                 return
-
-    def park(self, entry: str, queue: str, seen: Seen) -> tuple[State, Seen] | None:
-        """Withdraw the message of an entry that moves to another queue. Its state stays until it is planned there.
-
-        If the message was transferred already, the state keeps its id: the next occurrence is the one after it.
-
-        Returns the new state, or None if the old state had changed.
-        """
-        state = State.parse(seen.raw)
-        # A unique fingerprint: a planner that saw an earlier parked state must not mistake this one for it.
-        sent = replace(state, fingerprint=uuid.uuid4().hex, parked=True)
-        return self._withdraw(entry, queue, seen, state, replace(sent, task_id=""), sent)
-
-    def _withdraw(
-        self, entry: str, queue: str, seen: Seen, state: State, without: State, passed: State
-    ) -> tuple[State, Seen] | None:
-        """Withdraw the message of a state, and store one without it; another one if the message was transferred."""
-        step = Step(entry, queue, seen, without.dump(), withdraw=state.task_id, must_wait=bool(state.task_id))
-        done = self._plan_one(step)
-        if done.outcome == scripts.GONE:
-            without = passed
-            done = self._plan_one(replace(step, state=without.dump(), must_wait=False))
-        return (without, Seen(done.state, done.forgotten)) if done.outcome == scripts.DONE else None
 
     # -- planners and errors
 
@@ -402,7 +357,7 @@ class ScheduleStore:
 
     def errors(self) -> dict[str, str]:
         """Return the errors: entry -> why it could not be planned."""
-        return {name: raw.decode("utf-8", "replace") for name, raw in self._hash(self.keys.errors)}
+        return {name: raw.decode("utf-8", "replace") for page in self._pages(self.keys.errors) for name, raw in page}
 
     def error(self, entry: str) -> str | None:
         """Return why an entry could not be planned, or None."""
@@ -426,16 +381,6 @@ class ScheduleStore:
 
     # -- helpers
 
-    @contextmanager
-    def _at_node(self, key: str) -> Iterator[None]:
-        """Make the error of a node of a cluster that is away a `NodeLost`."""
-        try:
-            yield
-        except _AWAY as exc:
-            if not self._is_away(exc, key):
-                raise
-            raise NodeLost(str(exc)) from exc
-
     def _is_away(self, reply: object, key: str) -> bool:
         """Return whether a reply is the error of a node of a cluster that is away; tell `on_away` of the key if so."""
         if not isinstance(reply, _AWAY) or not is_cluster(self.client):
@@ -452,9 +397,6 @@ class ScheduleStore:
     def _get(self, key: str, entry: str) -> bytes:
         with _naming(key):
             return self.client.execute_command("HGET", key, entry, **{NEVER_DECODE: True}) or b""
-
-    def _hash(self, key: str) -> Iterator[tuple[str, bytes]]:
-        return (field for page in self._pages(key) for field in page)
 
     def _pages(self, key: str) -> Iterator[list[tuple[str, bytes]]]:
         """Yield the fields of a HASH, page by page. A field that changes in the meantime has its old or its new value.

@@ -14,10 +14,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from celery_delayq.options.settings import ScheduleSettings
 from celery_delayq.schedule import occurrences
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
+from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.records import State
-from celery_delayq.settings import ScheduleSettings
 
 #: An occurrence counts as missed only if it was this old when a planner came, in ms; a younger one is merely late.
 TOLERATED_MS = 2000
@@ -95,35 +96,12 @@ class Policy:
         return cls(missed, lateness_s, catch_up)
 
 
-@dataclass(frozen=True, slots=True)
-class PeriodicEntry:
-    """The input of a decision about an entry.
-
-    Attributes:
-        definition: its definition.
-        policy: what to do with missed runs.
-        since_ms: its times count from here on.
-        fingerprint: fingerprint of the definition, as recorded.
-        paused: whether it is paused.
-    """
-
-    definition: Definition
-    policy: Policy
-    since_ms: int
-    fingerprint: str
-    paused: bool = False
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it is paused or disabled."""
-        return self.paused or not self.definition.timing.enabled
-
-
 def next_transition(
-    entry: PeriodicEntry,
+    entry: Entry,
     state: State | None,
     now_ms: int,
     *,
+    policy: Policy,
     attended_ms: int | None = None,
     still_waits: bool = False,
     gone: bool = False,
@@ -134,12 +112,13 @@ def next_transition(
         entry: the entry.
         state: its present state; None if it was never planned.
         now_ms: the server's time.
+        policy: what to do with its missed runs.
         attended_ms: since when a planner could always have planned it; None means since now.
         still_waits: whether the message of the past occurrence still waits, because nobody transferred it.
         gone: whether its message was already transferred, although its time is still in the future by `now_ms`.
     """
     definition = entry.definition
-    late = Late(now_ms, missed_until(now_ms, attended_ms))
+    late = Late(now_ms, missed_until(now_ms, attended_ms), policy)
     if state is None:
         return None if entry.is_idle else _begin(entry, late)
     passed = state.at_ms is not None and (state.at_ms <= now_ms or gone)
@@ -152,10 +131,10 @@ def next_transition(
             return _ask(entry, state, now_ms)
         if state.task_id:
             return _go_on(entry, state, late, still_waits)
-        if definition.is_lazy or state.fingerprint == entry.fingerprint:
+        if definition.is_lazy or state.fingerprint == entry.record.fingerprint:
             return _go_on_lazily(entry, state, late)
         return _send_late(entry, state, late)
-    if state.fingerprint != entry.fingerprint:
+    if state.fingerprint != entry.record.fingerprint:
         return _begin_again(entry, state, now_ms)
     return None
 
@@ -166,7 +145,7 @@ def missed_until(now_ms: int, attended_ms: int | None) -> int:
     return max(since_ms - TOLERATED_MS, now_ms - LATEST_MS) - 1
 
 
-def left_out(entry: PeriodicEntry, state: State, move: Transition, now_ms: int) -> int:
+def left_out(entry: Entry, state: State, move: Transition, now_ms: int) -> int:
     """Return how many occurrences a step passes without sending them: they were missed, and nothing makes up for them.
 
     Args:
@@ -178,7 +157,7 @@ def left_out(entry: PeriodicEntry, state: State, move: Transition, now_ms: int) 
     definition, at_ms = entry.definition, state.at_ms
     if at_ms is None or move.at_ms is None or now_ms - at_ms <= TOLERATED_MS or entry.is_idle or definition.is_asked:
         return 0
-    if not (move.passed or definition.is_lazy or state.fingerprint == entry.fingerprint):
+    if not (move.passed or definition.is_lazy or state.fingerprint == entry.record.fingerprint):
         return 0
     window = definition.timing.window
     between = occurrences.count_missed(definition.schedule, window, at_ms, move.at_ms - 1, MOST_LEFT_OUT)
@@ -192,13 +171,15 @@ class Late:
     Attributes:
         now_ms: the server's time.
         missed_ms: occurrences up to this time count as missed.
+        policy: what to do with these.
     """
 
     now_ms: int
     missed_ms: int
+    policy: Policy
 
 
-def _to(entry: PeriodicEntry, at_ms: int | None, **rest: object) -> Transition:
+def _to(entry: Entry, at_ms: int | None, **rest: object) -> Transition:
     """Return the step to an occurrence. A lazy entry does not send its message yet."""
     runs = rest.get("runs", 0)
     assert isinstance(runs, int)
@@ -209,18 +190,18 @@ def _to(entry: PeriodicEntry, at_ms: int | None, **rest: object) -> Transition:
     return Transition(at_ms, **{"send_ms": send_ms, **rest}, next_ms=next_ms)  # type: ignore[arg-type]
 
 
-def _begin(entry: PeriodicEntry, late: Late) -> Transition:
+def _begin(entry: Entry, late: Late) -> Transition:
     definition = entry.definition
     window = definition.timing.window
     if definition.is_asked:
         return Transition(max(late.now_ms, window.start_ms or 0))
-    at_ms = occurrences.first(definition.schedule, window, entry.since_ms)
+    at_ms = occurrences.first(definition.schedule, window, entry.record.since_ms)
     if at_ms is not None and at_ms <= late.missed_ms:
         at_ms = occurrences.following_now(definition.schedule, window, at_ms, late.missed_ms)
     return _to(entry, at_ms)
 
 
-def _rest(entry: PeriodicEntry, state: State, *, passed: bool) -> Transition | None:
+def _rest(entry: Entry, state: State, *, passed: bool) -> Transition | None:
     if state.at_ms is None:
         return None
     if passed and not state.task_id:  # its message would be sent now
@@ -230,20 +211,20 @@ def _rest(entry: PeriodicEntry, state: State, *, passed: bool) -> Transition | N
     return Transition(None, last_ms=state.last_ms, runs=state.runs, withdraw=state.task_id)
 
 
-def _resume(entry: PeriodicEntry, state: State, now_ms: int) -> Transition | None:
+def _resume(entry: Entry, state: State, now_ms: int) -> Transition | None:
     definition = entry.definition
     if definition.is_asked:
         move = Transition(now_ms, last_ms=state.last_ms, runs=state.runs)
     else:
         window, schedule = definition.timing.window, definition.schedule
-        at_ms = None if state.last_ms else occurrences.first(schedule, window, entry.since_ms)
+        at_ms = None if state.last_ms else occurrences.first(schedule, window, entry.record.since_ms)
         if at_ms is None or at_ms <= now_ms:
-            at_ms = occurrences.following_now(schedule, window, at_ms or state.last_ms or entry.since_ms, now_ms)
+            at_ms = occurrences.following_now(schedule, window, at_ms or state.last_ms or entry.record.since_ms, now_ms)
         move = _to(entry, at_ms, last_ms=state.last_ms, runs=state.runs)
     return None if move.at_ms is None else move
 
 
-def _begin_again(entry: PeriodicEntry, state: State, now_ms: int) -> Transition:
+def _begin_again(entry: Entry, state: State, now_ms: int) -> Transition:
     """Plan an occurrence for a changed definition: count from the last run, but do not plan into the past."""
     definition = entry.definition
     schedule, window = definition.schedule, definition.timing.window
@@ -251,7 +232,7 @@ def _begin_again(entry: PeriodicEntry, state: State, now_ms: int) -> Transition:
     if definition.is_asked:
         return Transition(now_ms, **rest)  # type: ignore[arg-type]
     if state.last_ms is None:
-        at_ms = occurrences.first(schedule, window, entry.since_ms)
+        at_ms = occurrences.first(schedule, window, entry.record.since_ms)
     else:
         at_ms = occurrences.following(schedule, window, max(state.last_ms, (window.start_ms or 1) - 1))
     if at_ms is not None and at_ms <= now_ms:
@@ -263,18 +244,18 @@ def _is_crontab(definition: Definition) -> bool:
     return not hasattr(definition.schedule, "run_every")
 
 
-def _go_on(entry: PeriodicEntry, state: State, late: Late, still_waits: bool) -> Transition:
+def _go_on(entry: Entry, state: State, late: Late, still_waits: bool) -> Transition:
     """Plan the occurrence after one whose message was sent."""
     assert state.at_ms is not None
     at_ms, made_up = _after(entry, state, late, makes_up=not still_waits)
     return _to(entry, at_ms, last_ms=state.at_ms, runs=state.runs + 1, made_up=made_up, passed=True)
 
 
-def _after(entry: PeriodicEntry, state: State, late: Late, *, makes_up: bool) -> tuple[int | None, int]:
+def _after(entry: Entry, state: State, late: Late, *, makes_up: bool) -> tuple[int | None, int]:
     """Return the next occurrence by the policy, and how many occurrences were made up for in a row."""
     assert state.at_ms is not None
     schedule, window = entry.definition.schedule, entry.definition.timing.window
-    at_ms, policy = state.at_ms, entry.policy
+    at_ms, policy = state.at_ms, late.policy
     following_ms = occurrences.following(schedule, window, at_ms)
     if following_ms is None or following_ms > late.missed_ms:
         return following_ms, 0
@@ -294,7 +275,7 @@ def _after(entry: PeriodicEntry, state: State, late: Late, *, makes_up: bool) ->
     return occurrences.following_now(schedule, window, at_ms, late.missed_ms), 0
 
 
-def _occurrence_before(entry: PeriodicEntry, from_ms: int, limit_ms: int) -> int:
+def _occurrence_before(entry: Entry, from_ms: int, limit_ms: int) -> int:
     """Return an occurrence to start counting from, to find those later than `limit_ms`."""
     schedule = entry.definition.schedule
     if limit_ms <= from_ms or not hasattr(schedule, "run_every") or schedule.relative:
@@ -303,10 +284,10 @@ def _occurrence_before(entry: PeriodicEntry, from_ms: int, limit_ms: int) -> int
     return from_ms + every * ((limit_ms - from_ms) // every)
 
 
-def _go_on_lazily(entry: PeriodicEntry, state: State, late: Late) -> Transition:
+def _go_on_lazily(entry: Entry, state: State, late: Late) -> Transition:
     """Send the occurrence that is due, and move to the next."""
     assert state.at_ms is not None
-    schedule, window, policy = entry.definition.schedule, entry.definition.timing.window, entry.policy
+    schedule, window, policy = entry.definition.schedule, entry.definition.timing.window, late.policy
     send_ms: int | None = state.at_ms
     following_ms, made_up = _after(entry, state, late, makes_up=False)
     if policy.missed == "once":
@@ -327,7 +308,7 @@ def _go_on_lazily(entry: PeriodicEntry, state: State, late: Late) -> Transition:
     )
 
 
-def _send_late(entry: PeriodicEntry, state: State, late: Late) -> Transition:
+def _send_late(entry: Entry, state: State, late: Late) -> Transition:
     """Plan an occurrence that is due but has no message: a change withdrew the message, or the entry was lazy.
 
     The result is the same as if it had been planned ahead, so the entry continues normally.
@@ -338,10 +319,10 @@ def _send_late(entry: PeriodicEntry, state: State, late: Late) -> Transition:
     return _to(entry, sent.send_ms, last_ms=state.last_ms, runs=state.runs, made_up=state.made_up)
 
 
-def _ask(entry: PeriodicEntry, state: State, now_ms: int) -> Transition:
+def _ask(entry: Entry, state: State, now_ms: int) -> Transition:
     definition = entry.definition
     window = definition.timing.window
-    last_ms = entry.since_ms if state.last_ms is None else state.last_ms
+    last_ms = entry.record.since_ms if state.last_ms is None else state.last_ms
     due, again_s = occurrences.ask(definition.schedule, last_ms, now_ms)
     at_ms: int | None = now_ms + max(1, math.ceil(min(again_s, _LONGEST_ASK_S) * 1000))
     if window.end_ms is not None and now_ms > window.end_ms:

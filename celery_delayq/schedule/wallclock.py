@@ -24,9 +24,6 @@ _LONGEST_SEARCH_YEARS = 41
 _NONE, _TICK = timedelta(), timedelta(microseconds=1)
 _MINUTE, _DAY = timedelta(minutes=1), timedelta(days=1)
 
-#: How far ahead to look for a match near a jump of the clock. No clock jumps twice within this time.
-_SOON = 8 * _DAY
-
 
 @dataclass(frozen=True)
 class Fields:
@@ -59,82 +56,37 @@ def next_match(fields: Fields, after: datetime, zone: tzinfo) -> datetime | None
         zone: the time zone whose wall clock the crontab uses.
     """
     after = after.astimezone(timezone.utc)
-    while True:
-        local = after.astimezone(zone)
-        wall = _next_wall(fields, local.replace(tzinfo=None))
-        if wall is None:
-            return None
-        if _is_quiet(local, wall, zone):
-            return wall.replace(tzinfo=zone).astimezone(timezone.utc)
-        found = _soon(fields, after, wall, zone)
-        if found is not None:
-            return found
-        # Nothing matches until shortly before that wall time, whatever the clock does in between.
-        after = max(after + _SOON - _TICK, wall.replace(tzinfo=timezone.utc) - 2 * _SOON)
+    found = _first(fields, after, zone)
+    if found is None or found - after <= _DAY:
+        return found
+    # If the clock skips that time, it may show another one before.
+    return _first(fields, found - _DAY, zone)
 
 
-def _is_quiet(local: datetime, wall: datetime, zone: tzinfo) -> bool:
-    """Return whether the clock does not jump near or between two times."""
-    start, end = local - _DAY, (wall + _DAY).replace(tzinfo=zone)
-    if end - start > timedelta(days=20):  # the clock may have jumped twice
-        near = (local + _DAY, (wall - _DAY).replace(tzinfo=zone))
-        return start.utcoffset() == near[0].utcoffset() and near[1].utcoffset() == end.utcoffset()
-    return start.utcoffset() == end.utcoffset()
+def _first(fields: Fields, after: datetime, zone: tzinfo) -> datetime | None:
+    """Return the first match later than a time in UTC, except for what a jump more than a day later changes.
 
-
-def _soon(fields: Fields, after: datetime, wall: datetime, zone: tzinfo) -> datetime | None:
-    """Return the first match in the days after a time in UTC. The clock jumps at most once in these days.
-
-    Args:
-        fields: fields of the crontab.
-        after: an aware datetime in UTC.
-        wall: the first match if the clock did not jump; naive.
-        zone: the time zone whose wall clock the crontab uses.
+    A jump shifts matches only by its own length. So the first one is the first by the old or by the new clock.
     """
-    end = after + _SOON
-    before, afterwards = _offset(after - _DAY, zone), _offset(end, zone)
-    ahead, back = max(afterwards - before, _NONE), max(before - afterwards, _NONE)
-    # A jump shifts times only by its own length, and usually no match is that near.
-    width = ahead + back
-    unmoved = wall.replace(tzinfo=timezone.utc)
-    first, last = after - width, min(end, unmoved - min(before, afterwards) + width)
-    early, late = _offset(first, zone), _offset(last, zone)
-    nearest = unmoved - max(before, afterwards) - width
-    if early == late or (_offset(after + width, zone) == early and _offset(nearest, zone) == late):
-        return unmoved - late if unmoved - late < end else None
-    jump = _jump(first, last, zone)
-    # Skipped times are read on the old clock. Repeated times count once, unless the crontab matches every hour.
-    again = jump if fields.every_hour else jump + back
-    found = [
-        _match_between(fields, after + _TICK, min(jump + ahead, end), before),
-        _match_between(fields, max(again, after + _TICK), end, afterwards),
-    ]
+    offsets = {(after + span).astimezone(zone).utcoffset() or _NONE for span in (-_DAY, _DAY)}
+    found = (_first_since(fields, after, (after + offset).replace(tzinfo=None), zone) for offset in offsets)
     return min((match for match in found if match is not None), default=None)
 
 
-def _offset(moment: datetime, zone: tzinfo) -> timedelta:
-    return moment.astimezone(zone).utcoffset() or _NONE
-
-
-def _jump(start: datetime, end: datetime, zone: tzinfo) -> datetime:
-    """Return when the clock jumps between two times in UTC, to the minute: no clock jumps within a minute."""
-    before = _offset(start, zone)
-    while end - start > _MINUTE:
-        middle = start + (end - start) // 2
-        if _offset(middle, zone) == before:
-            start = middle
-        else:
-            end = middle
-    return end.replace(second=0, microsecond=0)
-
-
-def _match_between(fields: Fields, first: datetime, end: datetime, offset: timedelta) -> datetime | None:
-    """Return the first match from `first` (included) to `end` (excluded), both in UTC, on a clock without jumps."""
-    if first >= end:
-        return None
-    wall = _next_wall(fields, (first + offset).replace(tzinfo=None) - _TICK)
-    match = None if wall is None else wall.replace(tzinfo=timezone.utc) - offset
-    return match if match is not None and match < end else None
+def _first_since(fields: Fields, after: datetime, wall: datetime, zone: tzinfo) -> datetime | None:
+    """Return the first match later than a time in UTC of those that come after a naive time on the clock."""
+    following = _next_wall(fields, wall)
+    while following is not None:
+        # If the clock skips that time, the first of these is shifted by the length of the jump.
+        first, again = (following.replace(tzinfo=zone, fold=fold).astimezone(timezone.utc) for fold in (0, 1))
+        if first > after:
+            return first
+        if fields.every_hour and again > after:
+            return again
+        if first == again:  # the clock shows `after` later, and nothing in between matches after it
+            following = after.replace(tzinfo=None) + (following - first.replace(tzinfo=None))
+        following = _next_wall(fields, following)
+    return None
 
 
 def _next_wall(fields: Fields, after: datetime) -> datetime | None:

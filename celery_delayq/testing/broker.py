@@ -11,8 +11,8 @@ from typing import Any
 from celery.backends.redis import RedisBackend
 from kombu import pools
 
-from celery_delayq.schemes import register
 from celery_delayq.testing.private_redis import PrivateRedis
+from celery_delayq.transport import register
 
 #: They come before the settings of the app.
 _VARIABLES = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND")

@@ -8,15 +8,15 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from celery_delayq.errors import InvalidEta
+from celery_delayq.basics.errors import InvalidEta
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.inspector.broker_lists import BrokerLists
-from celery_delayq.messages import DUE_PROPERTY, decode, encode, is_task
+from celery_delayq.queue.call import run_each
 from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.keys import UNIQUE
-from celery_delayq.queue.script import run_each
 from celery_delayq.queue.scripts import amend
-from celery_delayq.times import to_datetime
 from celery_delayq.transport.eta import parse_eta
+from celery_delayq.transport.messages import DUE_PROPERTY, decode, encode, is_task
 
 
 def now_ms() -> int:

@@ -9,9 +9,9 @@ from typing import Any
 from kombu.exceptions import EncodeError
 from kombu.serialization import dumps, loads, prepare_accept_content, registry
 
+from celery_delayq.basics.times import shown_span, to_datetime, to_timedelta
 from celery_delayq.inspector.task import ScheduledTask
-from celery_delayq.messages import body_of, decode
-from celery_delayq.times import shown_span, to_datetime, to_timedelta
+from celery_delayq.transport.messages import body_of, decode
 
 #: How many tasks an error shows.
 _MOST_SHOWN = 20

@@ -212,7 +212,7 @@ class PrivateRedis:
             atexit.register(self.close)
         for attempt in range(1, _ATTEMPTS + 1):
             if self._port is None:
-                self._port = _free_port()
+                self._port = free_port()
             log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
             self._process = self._launch()
             if self._came_up():
@@ -305,7 +305,8 @@ def _temporary_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody has now; somebody may be quicker to take it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

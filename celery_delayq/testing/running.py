@@ -12,7 +12,7 @@ from celery.worker import state as worker_state
 from celery.worker.request import Request
 from kombu.serialization import prepare_accept_content
 
-from celery_delayq.messages import message_of
+from celery_delayq.transport.messages import message_of
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from math import ceil
 from typing import Any
 
 from celery_delayq.app import DelayQ
+from celery_delayq.basics.times import Time, due_at, to_ms
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.inspector.task import ScheduledTask
-from celery_delayq.messages import decode, decode_task, headers_of
 from celery_delayq.queue.holds import hold
 from celery_delayq.testing import clock
 from celery_delayq.testing.expectation import Expectation, nothing_matches, shown
 from celery_delayq.testing.running import TaskRun, run
-from celery_delayq.times import Time, due_at, to_ms
 from celery_delayq.transport.keyed import holder_of
+from celery_delayq.transport.messages import decode, decode_task, headers_of
 
 #: By how much a due time may differ from what a test expects, in seconds.
 TOLERANCE_S = 10.0

@@ -4,14 +4,10 @@ How it stays on time
     The loop sleeps on a Pub/Sub connection until the earliest head is due. A notification of an earlier head wakes it,
     and so does every other event that it has to handle.
 
-How it tidies the index
-    Entries that somebody else took away leave places in the index. While the loop has nothing else to do after a look,
-    it forgets such places, in bounded steps (`Tidier`). About one of the loops that watch a queue does this.
-
 Why it forgets no message
     Notifications are hints. The loop looks at a queue when its subscription is confirmed. It looks at all queues every
     `interval_s` (5 s), in case a notification was lost. Every sixth time, it also reads which queues there are, and
-    removes the names of empty queues from the registry. One command looks at all queues that seem empty; on Redis
+    removes names from the registry that nobody needs. One command looks at all queues that seem empty; on Redis
     Cluster, where it takes one for each hash slot, the slots take turns.
 
 One loop is punctual, the others back it up
@@ -34,26 +30,25 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
 
 import redis
 from redis import exceptions
 
-from celery_delayq.plural import plural
+from celery_delayq.basics.text import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.clock import ServerClock
 from celery_delayq.queue.connections import CONNECTION_ERRORS, as_text, new_id, passing_refusal
-from celery_delayq.queue.delayed_queue import BATCH_SIZE, DelayedQueue
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.registry import Registry
 from celery_delayq.queue.scripts import Transferred
-from celery_delayq.transfer.history import History
-from celery_delayq.transfer.known_queues import KnownQueues
+from celery_delayq.transfer.failover_log import FailoverLog
 from celery_delayq.transfer.lead import WAKE_AT, Lead
+from celery_delayq.transfer.registered import RegisteredQueues
+from celery_delayq.transfer.served import Served, ServedQueues
+from celery_delayq.transfer.settings import TransferSettings
 from celery_delayq.transfer.thread import LoopThread, interrupt, socket_of
-from celery_delayq.transfer.tidier import Tidier
-from celery_delayq.transfer.watched import Watched, WatchedQueues
 
 logger = getLogger(__name__)
 
@@ -67,9 +62,6 @@ _MAX_MISSED_HEALTH_CHECKS = 2
 #: this covers lost announcements.
 _LOOKS_A_REGISTRY = 6
 
-#: Queues that seem empty are looked at every twelfth time at least, if they are in several hash slots.
-_LOOKS_A_SLOT = 12
-
 #: How soon a queue is tried again whose hash slot is moving, in seconds.
 _MOVING_S = 0.25
 
@@ -79,32 +71,6 @@ CHORES_S, _CHORES_TAKE_S = 10.0, 0.05
 
 #: A wait on a socket is exact to a millisecond, a sleep to some microseconds. So the loop sleeps for the last bit.
 _SLEEP_BELOW_S = 0.0015
-
-
-@dataclass(frozen=True)
-class TransferSettings:
-    """How transfer loops behave.
-
-    Attributes:
-        grace_s: how long the other loops leave due messages to the punctual one, in seconds.
-        interval_s: how often a loop looks at its queues without being told, in seconds.
-        batch_size: maximum number of messages that one script call moves.
-        idle_s: how long a queue must be empty before its name leaves the registry, and how long it is served after
-            that, in seconds. Must be greater than `registry.REGISTERED_FOR_S`.
-        lead_s: how long before they are due messages move to the queues that this process consumes, in seconds, at
-            least; see `Lead`. The consumer has to wait for the rest itself.
-    """
-
-    grace_s: float = 0.25
-    interval_s: float = 5.0
-    batch_size: int = BATCH_SIZE
-    lead_s: float = 0.0
-    idle_s: float = 90.0
-
-    @property
-    def grace_ms(self) -> int:
-        """The grace period in ms."""
-        return round(self.grace_s * 1000)
 
 
 class TransferLoop(LoopThread):
@@ -126,7 +92,7 @@ class TransferLoop(LoopThread):
         may_begin: returns whether the loop may begin. The loop's thread calls it before it first connects, until it
             returns true, for at most `LONGEST_DELAY_S`.
         serves: returns whether a list is this loop's server's; on Redis Cluster, other nodes have the other lists.
-        history: says what a failover lost. Give each loop of a process the same one: it must outlive connections.
+        failover_log: says what a failover lost.
         registry: which queues there are; by default, the loop reads that with its own client.
         slot_of: returns the hash slot of a key, if keys of several slots cannot be in one command.
         chores: called every `CHORES_S`, and at the end, with the loop's client and `serves`: for what needs a
@@ -144,7 +110,7 @@ class TransferLoop(LoopThread):
         on_pass: Callable[[DelayedQueue, Transferred], None] | None = None,
         id: str | None = None,
         may_begin: Callable[[], bool] = lambda: True,
-        history: History | None = None,
+        failover_log: FailoverLog | None = None,
         serves: Callable[[str], bool] = lambda name: True,
         registry: Registry | None = None,
         slot_of: Callable[[str], int] = lambda key: 0,
@@ -158,9 +124,9 @@ class TransferLoop(LoopThread):
         self._keyprefix = keyprefix
         self._on_pass = on_pass
         self._may_begin = may_begin
-        self._history = history or History(logger)
+        self._failover_log = failover_log or FailoverLog(logger)
         self._serves = serves
-        self._known = KnownQueues(keyprefix, registry, serves)
+        self._registered = RegisteredQueues(keyprefix, registry, serves)
         self._slot_of = slot_of
         self._chores = chores
         self._next_chores = time.monotonic() + CHORES_S
@@ -169,8 +135,7 @@ class TransferLoop(LoopThread):
         self._clock = ServerClock()
         # What belongs to one connection.
         self._client: redis.Redis
-        self._watched: WatchedQueues
-        self._tidier: Tidier
+        self._served: ServedQueues
         self._next_look = 0.0
         #: The number of looks since the loop connected.
         self._looks = 0
@@ -220,24 +185,23 @@ class TransferLoop(LoopThread):
 
     def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
         self._client, self._pubsub = client, pubsub
-        self._history.read(client)
-        self._known.connect(client)
+        self._failover_log.read(client)
+        self._registered.connect(client)
         self._looked = False
         self._looks = 0
-        self._watched = WatchedQueues(client, pubsub, self._keyprefix)
-        self._tidier = Tidier(client)
+        self._served = ServedQueues(client, pubsub, self._keyprefix)
         # The first look follows the confirmation: queues that are registered later will be announced.
         self._next_look = time.monotonic() + self.settings.interval_s
-        pubsub.subscribe(self._known.channel)
+        pubsub.subscribe(self._registered.channel)
 
     def _resign(self) -> None:
         # Resign when woken, too: a cold shutdown cancels the consumers, and may stop the loop before it resubscribes.
         if not self._stopping and not self._woken:
             return
         with suppress(*CONNECTION_ERRORS, exceptions.ResponseError):
-            for watched in self._watched:
-                if watched.punctual == self.id:
-                    watched.queue.resign(self.id)
+            for served in self._served:
+                if served.punctual == self.id:
+                    served.queue.resign(self.id)
 
     def _do_last_chores(self) -> None:
         if self._stopping:
@@ -254,24 +218,22 @@ class TransferLoop(LoopThread):
             wait_s = self._seconds_until_next()
             if 0 < wait_s <= _SLEEP_BELOW_S:
                 time.sleep(wait_s)
-            for watched in self._watched:
-                if self._is_due(watched) and not self._stopping:
-                    self._transfer(watched)
+            for served in self._served:
+                if self._is_due(served) and not self._stopping:
+                    self._transfer(served)
             if self._looked:
                 self._outage.ends()
             if time.monotonic() >= self._next_look:
                 self._look()
-            elif self._tidier.has_work:
-                self._tidier.step()
-            if time.monotonic() >= self._history.next_at:
-                self._history.read(self._client)
+            if time.monotonic() >= self._failover_log.next_at:
+                self._failover_log.read(self._client)
             if self._has_time_for_chores():
                 self._next_chores = time.monotonic() + CHORES_S
                 self._chores(self._client, self._serves)
 
-    def _is_due(self, watched: Watched) -> bool:
-        due = watched.wake_at_ms
-        return (due is not None and self._clock.seconds_until(due) <= 0) or time.monotonic() >= watched.retry_at
+    def _is_due(self, served: Served) -> bool:
+        due = served.wake_at_ms
+        return (due is not None and self._clock.seconds_until(due) <= 0) or time.monotonic() >= served.retry_at
 
     def _has_time_for_chores(self) -> bool:
         late_s = time.monotonic() - self._next_chores
@@ -284,11 +246,11 @@ class TransferLoop(LoopThread):
         return min(self._seconds_until_work(), until_chores_s)
 
     def _seconds_until_work(self) -> float:
-        if self._tidier.has_work:
-            return 0
-        wakes = [watched.wake_at_ms for watched in self._watched if watched.wake_at_ms is not None]
-        retry_at = min((watched.retry_at for watched in self._watched), default=math.inf)
-        wait_s = min(min(self._next_look, self._history.next_at, retry_at) - time.monotonic(), self.settings.interval_s)
+        wakes = [served.wake_at_ms for served in self._served if served.wake_at_ms is not None]
+        retry_at = min((served.retry_at for served in self._served), default=math.inf)
+        wait_s = min(
+            min(self._next_look, self._failover_log.next_at, retry_at) - time.monotonic(), self.settings.interval_s
+        )
         if wakes:
             wait_s = min(wait_s, self._clock.seconds_until(min(wakes)))
         return wait_s
@@ -298,47 +260,45 @@ class TransferLoop(LoopThread):
     def _handle(self, message: dict[str, Any]) -> None:
         channel = as_text(message["channel"]) if message.get("channel") is not None else ""
         if message["type"] == "subscribe":
-            if channel == self._known.channel:
+            if channel == self._registered.channel:
                 self._look()
-            elif watched := self._watched.of_channel(channel):
+            elif served := self._served.of_channel(channel):
                 # Nobody announces messages that became due before the subscription.
-                watched.wake_at_ms = 0
+                served.wake_at_ms = 0
         elif message["type"] == "message":
             data = as_text(message["data"])
-            if channel == self._known.channel and data:
-                self._known.announce(data)
+            if channel == self._registered.channel and data:
+                self._registered.names.add(data)
                 if self._serves(data):
-                    self._watched.watch({data})
-                    self._watched[data].busy_at = time.monotonic()
-            elif watched := self._watched.of_channel(channel):
-                self._on_head(watched, data)
-            elif watched := self._watched.of_transferrer_channel(channel):
-                self._on_sign_of_life(watched, data)
+                    self._served.add({data})
+            elif served := self._served.of_channel(channel):
+                self._on_head(served, data)
+            elif served := self._served.of_transferrer_channel(channel):
+                self._on_sign_of_life(served, data)
 
-    def _on_head(self, watched: Watched, data: str) -> None:
+    def _on_head(self, served: Served, data: str) -> None:
         try:
             due_ms = int(float(data))
         except (ValueError, OverflowError):
             return
         # All databases share the channel: believe a message only if it makes the loop look earlier.
-        watched.busy_at = time.monotonic()
-        self._history.hurry()
-        if not watched.is_to_be_looked_at and (watched.head_due_ms is None or due_ms < watched.head_due_ms):
-            watched.head_due_ms = due_ms
-            self._arm(watched, last_sign_ms=0)
+        self._failover_log.hurry()
+        if not served.is_to_be_looked_at and (served.head_due_ms is None or due_ms < served.head_due_ms):
+            served.head_due_ms = due_ms
+            self._arm(served, last_sign_ms=0)
 
-    def _on_sign_of_life(self, watched: Watched, data: str) -> None:
+    def _on_sign_of_life(self, served: Served, data: str) -> None:
         try:
             last, head, punctual = data.split(":", 2)
             last_sign_ms, head_due_ms = int(last), scripts.score_to_ms(head)
         except ValueError:
             return
-        if punctual == self.id or watched.is_to_be_looked_at or not 0 <= last_sign_ms < 2**53:
+        if punctual == self.id or served.is_to_be_looked_at or not 0 <= last_sign_ms < 2**53:
             return
-        self._history.hurry()
-        watched.punctual = punctual
-        watched.head_due_ms = head_due_ms
-        self._arm(watched, last_sign_ms=last_sign_ms)
+        self._failover_log.hurry()
+        served.punctual = punctual
+        served.head_due_ms = head_due_ms
+        self._arm(served, last_sign_ms=last_sign_ms)
 
     # -- looking and transferring
 
@@ -347,44 +307,28 @@ class TransferLoop(LoopThread):
         if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
             raise exceptions.ConnectionError("Redis did not answer on the subscription")
         consumed = set(self._queues())
-        is_new = (self._looks % _LOOKS_A_REGISTRY == 0 or not self._known.is_read) and self._known.read()
-        if is_new:
+        if (self._looks % _LOOKS_A_REGISTRY == 0 or not self._registered.is_read) and self._registered.read():
             self._register_again()
         self._looks += 1
-        names = set(filter(self._serves, self._known.names | consumed))
-        self._watched.unwatch(self._watched.names - names)
-        self._watched.watch(names)
-        for watched in self._watched:
-            watched.has_lead = watched.queue.name in consumed
-        # A queue that the server refuses has no known head either, but is tried on its own.
-        empty = [watched for watched in self._watched if watched.head_due_ms is None and not watched.error]
-        for part in self._in_turn(empty):
+        names = set(filter(self._serves, self._registered.names | consumed))
+        self._served.remove(self._served.names - names)
+        self._served.add(names)
+        for served in self._served:
+            served.has_lead = served.queue.name in consumed
+        for part in self._served.empty(self._slot_of, self._looks):
             if self._any_exists(part):
-                for watched in part:
-                    watched.wake_at_ms = 0
-        for watched in self._watched:
-            if watched.head_due_ms is not None or watched.error:
-                watched.wake_at_ms = 0
-        if is_new:
-            self._clear_registry()
-        self._tidier.choose(self._watched)
+                for served in part:
+                    served.wake_at_ms = 0
+        for served in self._served:
+            if served.head_due_ms is not None or served.error:
+                served.wake_at_ms = 0
         self._looked = True
         self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
 
-    def _in_turn(self, empty: list[Watched]) -> list[list[Watched]]:
-        """Return the queues to look at now, by hash slot; of several slots, those whose turn it is."""
-        slots: dict[int, list[Watched]] = {}
-        for watched in empty:
-            slots.setdefault(self._slot_of(watched.queue.keys.timeout_set), []).append(watched)
-        if len(slots) == 1:
-            return list(slots.values())
-        turn = self._looks % _LOOKS_A_SLOT
-        return [of_slot for slot, of_slot in slots.items() if slot % _LOOKS_A_SLOT == turn]
-
-    def _any_exists(self, part: list[Watched]) -> bool:
+    def _any_exists(self, part: list[Served]) -> bool:
         """Return whether a message may wait in one of these queues."""
         try:
-            return bool(self._client.exists(*(watched.queue.keys.timeout_set for watched in part)))
+            return bool(self._client.exists(*(served.queue.keys.timeout_set for served in part)))
         except exceptions.TryAgainError:  # half of them are at another node
             return True
 
@@ -393,24 +337,18 @@ class TransferLoop(LoopThread):
 
         Whoever stored the messages could not do so: on a cluster, the registry's node was away.
         """
-        for watched in self._watched:
-            name = watched.queue.name
-            if watched.head_due_ms is not None and not self._known.is_in_registry(name):
-                watched.queue.register(again=True)
-                self._known.announce(name)
+        for served in self._served:
+            name = served.queue.name
+            if served.head_due_ms is not None and name not in self._registered.names:
+                served.queue.register(again=True)
+                self._registered.names.add(name)
 
-    def _clear_registry(self) -> None:
-        """Remove the names of empty queues from the registry."""
-        quiet_since = time.monotonic() - self.settings.idle_s
-        idle = [watched.queue.name for watched in self._watched if watched.is_empty_since(quiet_since)]
-        self._known.clear(idle, self.settings.idle_s)
-
-    def _transfer(self, watched: Watched) -> None:
-        queue = watched.queue
-        watched.retry_at = math.inf
-        lead_ms = self._lead_ms(watched)
+    def _transfer(self, served: Served) -> None:
+        queue = served.queue
+        served.retry_at = math.inf
+        lead_ms = self._lead_ms(served)
         sent = time.monotonic()
-        planned_at = self._planned_at(watched, sent)
+        planned_at = self._planned_at(served, sent)
         try:
             done = queue.transfer(
                 self.settings.batch_size,
@@ -421,31 +359,29 @@ class TransferLoop(LoopThread):
         except CONNECTION_ERRORS:
             raise
         except exceptions.TryAgainError as exc:  # its slot is on its way to another node
-            watched.error, watched.head_due_ms, watched.wake_at_ms = str(exc), None, None
-            watched.retry_at = time.monotonic() + _MOVING_S
+            served.error, served.head_due_ms, served.wake_at_ms = str(exc), None, None
+            served.retry_at = time.monotonic() + _MOVING_S
             return
         except exceptions.ResponseError as exc:
             if passing_refusal(exc):  # of all queues
                 raise
             # A queue that the server refuses (wrong type, no permission, no memory) must not stop the others.
-            if str(exc) != watched.error:
+            if str(exc) != served.error:
                 logger.error("Cannot transfer delayed messages of %r: %s", queue.name, exc)
-            watched.error = str(exc)
-            watched.head_due_ms = watched.wake_at_ms = None
+            served.error = str(exc)
+            served.head_due_ms = served.wake_at_ms = None
             return
         self._clock.observe(done.now_us, sent, time.monotonic())
-        if done.moved and watched.has_lead and watched.head_due_ms is not None:
-            self.lead.moved(watched.head_due_ms, done.now_us / 1000 + lead_ms, planned_at)
-        watched.error = ""
-        watched.head_due_ms = done.head_due_ms
-        if done.moved or done.dead or done.head_due_ms is not None:
-            watched.busy_at = time.monotonic()
-        if done.punctual != watched.punctual:
+        if done.moved and served.has_lead and served.head_due_ms is not None:
+            self.lead.moved(served.head_due_ms, done.now_us / 1000 + lead_ms, planned_at)
+        served.error = ""
+        served.head_due_ms = done.head_due_ms
+        if done.punctual != served.punctual:
             logger.debug("The punctual loop of delayed queue %r is now %s", queue.name, done.punctual)
-        watched.punctual = done.punctual
-        self._arm(watched, last_sign_ms=done.last_sign_ms)
+        served.punctual = done.punctual
+        self._arm(served, last_sign_ms=done.last_sign_ms)
         if done.moved:
-            self._history.hurry()
+            self._failover_log.hurry()
             logger.debug("Transferred %s to %r", plural(done.moved, "message"), queue.name)
         if done.dead:
             logger.error(
@@ -457,21 +393,21 @@ class TransferLoop(LoopThread):
         if self._on_pass is not None:
             self._on_pass(queue, done)
 
-    def _lead_ms(self, watched: Watched) -> int:
-        return round(self.lead.seconds * 1000) if watched.has_lead else 0
+    def _lead_ms(self, served: Served) -> int:
+        return round(self.lead.seconds * 1000) if served.has_lead else 0
 
-    def _planned_at(self, watched: Watched, now: float) -> float:
+    def _planned_at(self, served: Served, now: float) -> float:
         """Return when this transfer should have begun, on the monotonic clock."""
-        if watched.wake_at_ms is None or watched.is_to_be_looked_at:
+        if served.wake_at_ms is None or served.is_to_be_looked_at:
             return now
-        return max(watched.armed_at, now + min(0.0, self._clock.seconds_until(watched.wake_at_ms)))
+        return max(served.armed_at, now + min(0.0, self._clock.seconds_until(served.wake_at_ms)))
 
-    def _arm(self, watched: Watched, last_sign_ms: int) -> None:
+    def _arm(self, served: Served, last_sign_ms: int) -> None:
         """Set the time of the next transfer: when the head is due, or later if another loop is punctual."""
-        due_ms = watched.head_due_ms
-        watched.armed_at = time.monotonic()
-        if due_ms is None or watched.punctual in ("", self.id):
-            watched.wake_at_ms = None if due_ms is None else due_ms - self._lead_ms(watched) * WAKE_AT
+        due_ms = served.head_due_ms
+        served.armed_at = time.monotonic()
+        if due_ms is None or served.punctual in ("", self.id):
+            served.wake_at_ms = None if due_ms is None else due_ms - self._lead_ms(served) * WAKE_AT
             return
         grace_ms = self.settings.grace_ms * random.uniform(1, 1.5)
-        watched.wake_at_ms = max(due_ms, last_sign_ms) + grace_ms
+        served.wake_at_ms = max(due_ms, last_sign_ms) + grace_ms

@@ -45,39 +45,41 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from logging import getLogger
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kombu
 import redis
 from kombu.transport import redis as kombu_redis
 from redis import exceptions
 
-from celery_delayq.errors import ConfigurationError
-from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.fetching.held import Held
+from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.options.settings import check_master_name, check_transport_options, check_urls
 from celery_delayq.queue.connections import NOT_SERVING, is_full, passing_refusal
-from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.scripts import Transferred
 from celery_delayq.schemes import register
-from celery_delayq.settings import check_master_name, check_transport_options, check_urls
-from celery_delayq.transfer.history import History
-from celery_delayq.transfer.loop import TransferLoop, TransferSettings
 from celery_delayq.transport.ahead import Ahead
 from celery_delayq.transport.bindings import Bindings
-from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
-from celery_delayq.transport.cluster import ClusterChannel
+from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.connector import Connector
-from celery_delayq.transport.last_delivery import LastDelivery
-from celery_delayq.transport.nodes import Nodes
+from celery_delayq.transport.known import close_sentinels
 from celery_delayq.transport.poller import Poller
 from celery_delayq.transport.publisher import Publisher
-from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.replicas import NotReplicated
-from celery_delayq.transport.sentinel import close_sentinels
-from celery_delayq.transport.station import Station
 from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, is_sentinel, name_whole, what_to_write
+
+if TYPE_CHECKING:  # what only a consumer, or a cluster, needs is imported when one needs it
+    from celery_delayq.fetching.consumer import Consumer
+    from celery_delayq.fetching.held import Held
+    from celery_delayq.queue.delayed_queue import DelayedQueue
+    from celery_delayq.queue.scripts import Transferred
+    from celery_delayq.transfer.failover_log import Moments
+    from celery_delayq.transfer.loop import TransferLoop
+    from celery_delayq.transfer.settings import TransferSettings
+    from celery_delayq.transport.last_delivery import LastDelivery
+    from celery_delayq.transport.nodes import Nodes
+    from celery_delayq.transport.rare_lists import RareLists
+    from celery_delayq.transport.station import Station
 
 __all__ = ["ClusterTransport", "Connector", "SentinelTransport", "Transport", "register"]
 
@@ -129,8 +131,8 @@ class Transport(kombu_redis.Transport):
         self.nodes: Nodes | None = None
         #: Server -> transfer loop; "" is the name of a single server.
         self._loops: dict[str, TransferLoop] = {}
-        #: Settings and histories of the loops; None while none may run.
-        self._transfer: tuple[TransferSettings | None, dict[str, History]] | None = None
+        #: Settings of the loops, and what they know of servers; None while none may run.
+        self._transfer: tuple[TransferSettings | None, Moments] | None = None
         #: Makes the event loop call nothing of this connection any more.
         self._leave_loop: Callable[[], object] = bool
         #: Server -> station; "" is the name of a single server.
@@ -174,12 +176,17 @@ class Transport(kombu_redis.Transport):
         self.most_ahead: Callable[[], int] = int
         #: Returns whether the transfer loop may start, see `TransferLoop`.
         self.may_transfer: Callable[[], bool] = lambda: True
+        self._is_cluster = False
         ensure_tls(client)
         name_whole(client)
         if is_cluster(client):
-            client = SeveralHosts(client, "cluster")
-            self.Channel = ClusterChannel
+            from celery_delayq.transport.cluster import ClusterChannel
+
+            client = SeveralHosts(client, "cluster")  # which `is_cluster` does not tell from others
+            self.Channel, self._is_cluster = ClusterChannel, True
         elif is_sentinel(client):
+            from celery_delayq.transport.sentinel import DelayedSentinelChannel
+
             client = SeveralHosts(client, "sentinel")
             self.Channel = DelayedSentinelChannel
             self.default_port = kombu_redis.SentinelTransport.default_port
@@ -188,7 +195,13 @@ class Transport(kombu_redis.Transport):
         self.bindings = Bindings(self.Channel.is_for_later)
         super().__init__(client, **kwargs)
         self.cycle = Poller()
-        self.last_delivery = LastDelivery(
+
+    @cached_property
+    def last_delivery(self) -> LastDelivery:
+        """Delivers a message alone before it becomes a dead letter."""
+        from celery_delayq.transport.last_delivery import LastDelivery
+
+        return LastDelivery(
             self.options["delivery_limit"], lambda: self.is_busy(), lambda delay_s: self.cycle.wake_in(delay_s)
         )
 
@@ -211,6 +224,9 @@ class Transport(kombu_redis.Transport):
             rare_lists: by default, new ones.
             patience_s: see `Consumer`.
         """
+        from celery_delayq.transport.rare_lists import RareLists
+        from celery_delayq.transport.station import Station
+
         if server not in self._stations:
             self._stations[server] = Station(self, connect, client, rare_lists or RareLists(self.cycle), patience_s)
             self._to_end.add(self._stations[server].consumer)
@@ -293,19 +309,17 @@ class Transport(kombu_redis.Transport):
 
     # -- the transfer loops of this connection
 
-    def start_transfer(
-        self, settings: TransferSettings | None = None, histories: dict[str, History] | None = None
-    ) -> None:
+    def start_transfer(self, settings: TransferSettings | None = None, moments: Moments | None = None) -> None:
         """Start to transfer all registered queues and all queues that this connection consumes.
 
         There is one loop for each server. They replace loops that already run, and end with the connection.
 
         Args:
             settings: of the loops.
-            histories: server -> what is known of it from earlier connections, see `TransferLoop`.
+            moments: what is known of servers from earlier connections, see `FailoverLog`.
         """
         self.stop_transfer()
-        self._transfer = settings, {} if histories is None else histories
+        self._transfer = settings, {} if moments is None else moments
         self._start_loops(self._servers())
 
     def _servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:
@@ -315,8 +329,11 @@ class Transport(kombu_redis.Transport):
         return {"": (Connector(self.client, failover=self.has_failover), lambda name: True)}
 
     def _start_loops(self, servers: dict[str, tuple[Any, Callable[[str], bool]]]) -> None:
+        from celery_delayq.transfer.failover_log import FailoverLog
+        from celery_delayq.transfer.loop import TransferLoop
+
         assert self._transfer is not None
-        settings, histories = self._transfer
+        settings, moments = self._transfer
         keyprefix = self.client.transport_options.get("global_keyprefix", "")
         for server in servers.keys() - self._loops.keys():
             connect, serves = servers[server]
@@ -327,7 +344,7 @@ class Transport(kombu_redis.Transport):
                 settings=settings,
                 on_pass=self.on_pass,
                 may_begin=self.may_transfer,
-                history=self._history_of(server, histories),
+                failover_log=FailoverLog(logger, moments),
                 serves=serves,
                 registry=None if self.nodes is None else self.nodes.registry(keyprefix),
                 slot_of=self.Channel.slot_of,
@@ -335,13 +352,6 @@ class Transport(kombu_redis.Transport):
             )
             self._to_end.add(loop)
             loop.start()
-
-    def _history_of(self, server: str, histories: dict[str, History]) -> History:
-        """Return what is known of a server; of its former master, if it has taken over."""
-        for former in histories.keys() - self._loops.keys():
-            if self.nodes is not None and server not in histories and self.nodes.successor(former) == server:
-                histories[server] = histories.pop(former)
-        return histories.setdefault(server, History(logger))
 
     def follow_nodes(self) -> None:
         """Have a transfer loop for each master of the cluster; for the thread that started them."""
@@ -356,7 +366,8 @@ class Transport(kombu_redis.Transport):
     def on_nodes_changed(self) -> None:
         """Make all channels look which nodes there are. Safe in any thread."""
         for channel in list(self.channels or ()):
-            channel.fetcher.on_nodes_changed()
+            if channel.made_fetcher is not None:
+                channel.fetcher.on_nodes_changed()
         self.cycle.wake()
 
     @property
@@ -447,7 +458,7 @@ class Transport(kombu_redis.Transport):
         before = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
         polls = set(loop.on_tick) - before
-        if kombu.VERSION < (5, 7) and self.Channel is ClusterChannel:
+        if kombu.VERSION < (5, 7) and self._is_cluster:
             # kombu 5.6 removes its function when a subscription is lost. On a cluster, the other nodes go on.
             loop.on_tick.difference_update(polls)
             polls = set(map(partial, polls))
@@ -498,7 +509,7 @@ def _lists_of(owner: weakref.ref[Transport]) -> set[str]:
 def _end(them: weakref.WeakSet[Consumer | TransferLoop]) -> None:
     """End what threads look after, without waiting for them."""
     for it in them:
-        it.end() if isinstance(it, Consumer) else it.stop(timeout_s=0)
+        it.stop(timeout_s=0) if hasattr(it, "stop") else it.end()
 
 
 def _call_soon(loop: Any, cycle: Poller, callback: Any, *args: Any) -> Any:

@@ -8,9 +8,14 @@ import time
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from celery_delayq.transfer.lead import LONGEST_LEAD_S
+
 #: The last part of the time until a message is due, in seconds. An event loop waits in steps of a millisecond, and ends
 #: half a millisecond late on average; a sleep is exact.
 LAST_PART_S = 0.0005
+
+#: No message is longer before its due time, in seconds: twice the longest lead, as clocks differ.
+LONGEST_AHEAD_S = 2 * LONGEST_LEAD_S
 
 #: The longest sleep, in seconds: a timer may be a little early, but nothing else may wait for long.
 _LONGEST_SLEEP_S = 0.005

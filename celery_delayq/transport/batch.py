@@ -11,8 +11,8 @@ from redis.client import NEVER_DECODE
 from redis.exceptions import NoScriptError, RedisError
 
 from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.call import Call
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.script import Call
 from celery_delayq.transport.replicas import NotReplicated, Replicas
 
 #: A script call with this many bytes of messages takes no further message.

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from logging import getLogger
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kombu
 import redis
@@ -19,25 +20,19 @@ from kombu.transport.virtual.base import queue_declare_ok_t
 from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid
 
-from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.fetching.held import Held
-from celery_delayq.fetching.unique_keys import ended
-from celery_delayq.messages import DUE_PROPERTY
-from celery_delayq.plural import plural
+from celery_delayq.basics.text import plural
+from celery_delayq.options.settings import HEALTH_CHECK_S, SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.connections import close_idle, passing_refusal, refusals
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Offered
-from celery_delayq.queue.keys import RegistryKeys
-from celery_delayq.settings import HEALTH_CHECK_S, SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS, sentinel_options
-from celery_delayq.transport.batch import Batch
+from celery_delayq.queue.keys import registry
 from celery_delayq.transport.bindings import AGAIN_S
 from celery_delayq.transport.capture import Captured, Caught, captured_for
 from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.eta import due_ms_of, eta_ms_of
 from celery_delayq.transport.expiry import Expiry
-from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.keyed import (
     THROTTLE_PROPERTY,
     check_protocol,
@@ -47,12 +42,16 @@ from celery_delayq.transport.keyed import (
     put_keyed,
 )
 from celery_delayq.transport.known import known
-from celery_delayq.transport.last_delivery import on_begin
+from celery_delayq.transport.messages import DUE_PROPERTY
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
-from celery_delayq.transport.sentinel import KnownConnection, KnownSSLConnection, close_sentinels
-from celery_delayq.transport.station import Station
 from celery_delayq.transport.wrong_server import refuse_wrong_server
+
+if TYPE_CHECKING:  # what only a consumer needs is imported when one needs it
+    from celery_delayq.fetching.consumer import Consumer
+    from celery_delayq.fetching.held import Held
+    from celery_delayq.transport.batch import Batch
+    from celery_delayq.transport.station import Station
 
 #: kombu 5.7 itself adds published messages to a batch.
 _KOMBU_HAS_NO_BATCH = kombu.VERSION < (5, 7)
@@ -64,7 +63,7 @@ _LEAST_CONNECTIONS = 4
 _KEEPS_BRPOP = kombu.VERSION < (5, 7)
 
 #: Our options in `broker_transport_options` that a channel has as attributes.
-_OPTIONS = ("mirror_list", "replicas", "replicas_timeout")
+OPTIONS = ("mirror_list", "replicas", "replicas_timeout")
 
 logger = getLogger(__name__)
 
@@ -118,7 +117,7 @@ class DelayedChannel(kombu_redis.Channel):
     #: How often an idle connection speaks, in seconds.
     health_check_interval: float = HEALTH_CHECK_S
 
-    from_transport_options = (*kombu_redis.Channel.from_transport_options, *_OPTIONS)
+    from_transport_options = (*kombu_redis.Channel.from_transport_options, *OPTIONS)
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         self._transport = connection
@@ -138,7 +137,6 @@ class DelayedChannel(kombu_redis.Channel):
         self._registered = False
         self.async_pool.disconnect()
         self._registered = True
-        self.fetcher = self._make_fetcher()
 
     @staticmethod
     def slot_of(key: str) -> int:
@@ -425,7 +423,7 @@ class DelayedChannel(kombu_redis.Channel):
             ConfigurationError: it is a node of a cluster, or a Redis Sentinel.
         """
         try:
-            self.plain_client.srem(RegistryKeys.of(self.global_keyprefix).names, "")  # "" is never in it
+            self.plain_client.zrem(registry(self.global_keyprefix), "")  # "" is never in it
         except redis.ResponseError as exc:  # no permission, for example
             refuse_wrong_server(exc, self.plain_client)
             if passing_refusal(exc):
@@ -550,7 +548,19 @@ class DelayedChannel(kombu_redis.Channel):
     def _purge_ready(self, queue: str) -> int:
         return sum(purge(self.delayed_queue(name)) for name in self.broker_lists(queue))
 
+    @cached_property
+    def fetcher(self) -> Any:
+        """Fetches what this channel consumes; only a consumer has one."""
+        return self._make_fetcher()
+
+    @property
+    def made_fetcher(self) -> Any:
+        """The fetcher; None if there is none yet. Safe in any thread."""
+        return vars(self).get("fetcher")
+
     def _make_fetcher(self) -> Any:
+        from celery_delayq.transport.fetcher import Fetcher
+
         return Fetcher(self, self._station)
 
     def _station(self) -> Station:
@@ -606,6 +616,8 @@ class DelayedChannel(kombu_redis.Channel):
 
     def on_begin(self, delivery_tag: str) -> None:
         """Record that the task of a message begins: a message that was delivered alone is no longer alone."""
+        from celery_delayq.transport.last_delivery import on_begin
+
         for consumer in self._transport.consumers:
             on_begin(consumer, delivery_tag)
 
@@ -616,6 +628,8 @@ class DelayedChannel(kombu_redis.Channel):
 
     def ends(self, held: Held) -> None:
         """Say that a task is done whose message was acknowledged as it started, see `Consumer.ends`."""
+        from celery_delayq.fetching.unique_keys import ended
+
         for consumer in () if self.closed else self._transport.consumers:
             if held.name in consumer.lists:
                 consumer.ends(held)
@@ -649,12 +663,12 @@ class DelayedChannel(kombu_redis.Channel):
 
     def close(self) -> None:
         """Put back all messages whose tasks do not run, and close, see kombu."""
-        if not self.closed:
+        if not self.closed and self.made_fetcher is not None:
             self.fetcher.close()
         super().close()
 
     def _after_fork(self) -> None:
-        self.fetcher = self._make_fetcher()
+        self.__dict__.pop("fetcher", None)
         self._transport.after_fork()
         super()._after_fork()
 
@@ -668,43 +682,3 @@ def _tag_of(message: dict[str, Any]) -> str:
     # Not whether it is delayed: it may be due when it is repeated.
     what = f"{headers['id']} {headers.get('retries')} {headers.get('eta')} {message['body']}"
     return hashlib.blake2b(what.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):
-    """A channel to the master that Redis Sentinel names."""
-
-    from_transport_options = (*kombu_redis.SentinelChannel.from_transport_options, *_OPTIONS)
-
-    connection_class = KnownConnection
-    connection_class_ssl = KnownSSLConnection
-
-    def _get_pool(self, asynchronous: bool = False) -> Any:
-        pool = super()._get_pool(asynchronous)
-        for sentinel in pool.sentinel_manager.sentinels:
-            sentinel.connection_pool.connection_class = known(sentinel.connection_pool.connection_class)
-        return pool
-
-    def _disconnect_pools(self) -> None:
-        pool = self._async_pool
-        super()._disconnect_pools()
-        close_sentinels(pool)
-
-    #: The user's `sentinel_kwargs`.
-    _sentinel_kwargs: Mapping[str, Any] | None = None
-
-    @property
-    def sentinel_kwargs(self) -> dict[str, Any]:
-        """Options of the connections to the sentinels, see kombu."""
-        conninfo = self.connection.client
-        tls = {"ssl": True, **conninfo.ssl} if conninfo.asks_for_tls else {}
-        return {
-            **tls,
-            **sentinel_options(self.socket_timeout, self.socket_connect_timeout),
-            "socket_keepalive": self.socket_keepalive,
-            "socket_keepalive_options": self.socket_keepalive_options,
-            **(self._sentinel_kwargs or {}),
-        }
-
-    @sentinel_kwargs.setter
-    def sentinel_kwargs(self, given: Mapping[str, Any] | None) -> None:
-        self._sentinel_kwargs = given

@@ -18,13 +18,14 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
 
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.names import check_name, is_tagged, priority_list, queue_of
+from celery_delayq.cluster.node import Address, pool_at
 from celery_delayq.cluster.pipeline import RoutedPipeline
-from celery_delayq.cluster.redirection import REDIRECTIONS
-from celery_delayq.cluster.topology import PATIENCE_S, Address, Topology, pool_at
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.cluster.topology import PATIENCE_S, Topology
 from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.redirection import REDIRECTIONS
 from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.known import NodeConnection, NodeSSLConnection
 from celery_delayq.transport.node_fetchers import NodeFetchers

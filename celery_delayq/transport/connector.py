@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from celery_delayq.settings import SOCKET_TIMEOUT_S
+from celery_delayq.options.settings import SOCKET_TIMEOUT_S
 
 
 class Connector:

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from celery_delayq import messages
 from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.transport import messages
 from celery_delayq.transport.eta_tasks import EtaTasks
 from celery_delayq.transport.keyed import holder_of
 from celery_delayq.transport.last_delivery import LastDelivery, Turn, isolate

@@ -12,8 +12,8 @@ from typing import Any
 
 from dateutil.parser import isoparse
 
-from celery_delayq.errors import InvalidEta
-from celery_delayq.times import EPOCH
+from celery_delayq.basics.errors import InvalidEta
+from celery_delayq.basics.times import EPOCH
 
 _MICROSECOND = timedelta(microseconds=1)
 #: Texts as `isoformat()` writes them.

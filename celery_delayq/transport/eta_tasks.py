@@ -12,11 +12,11 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.errors import InvalidEta
+from celery_delayq.basics.errors import InvalidEta
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.messages import DUE_PROPERTY, headers_of, with_due
 from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.transport.eta import eta_ms_of, seconds_until
+from celery_delayq.transport.messages import DUE_PROPERTY, headers_of, with_due
 
 logger = getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from kombu.utils.scheduling import cycle_by_name
 from redis import exceptions
 
-from celery_delayq.errors import LeaseLost
+from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import NOT_SERVING, passing_refusal, refusals
 from celery_delayq.transport.credit import Credit

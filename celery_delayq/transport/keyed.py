@@ -6,16 +6,16 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from celery_delayq.errors import ConfigurationError
-from celery_delayq.messages import DUE_PROPERTY, decode, encode, with_eta
+from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.options.throttle import Throttle
+from celery_delayq.options.unique import For, OnConflict, Unique
 from celery_delayq.queue import scripts
 from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import entry_of
 from celery_delayq.queue.holds import MAX_HOLDS, Claim, Conflict, Holder, Offered, Pace, Until, hold
 from celery_delayq.queue.keys import without_priority
-from celery_delayq.throttle import Throttle
-from celery_delayq.unique import For, OnConflict, Unique
+from celery_delayq.transport.messages import DUE_PROPERTY, decode, encode, with_eta
 
 #: Property of a message that holds a unique key: its key, and `Unique.for_`, `ttl` and `on_conflict`.
 UNIQUE_PROPERTY = "delayq_unique"

@@ -22,7 +22,8 @@ from redis import exceptions
 from celery_delayq.queue.connections import is_full, passing_refusal, was_silent
 from celery_delayq.transfer.thread import interrupt
 
-#: What this process has to know, by `id`. A plain dict: safe in all threads.
+#: What this process has to know, by `id`. Safe in all threads without a lock: each use of the dict is one operation,
+#: which is atomic with the GIL and without it.
 _known: dict[int, weakref.ref[Any]] = {}
 
 
@@ -33,7 +34,7 @@ def remember(it: Any) -> None:
 
 
 def _all_known() -> list[Any]:
-    return [it for it in (reference() for reference in list(_known.values())) if it is not None]
+    return [it for it in (reference() for reference in _known.copy().values()) if it is not None]
 
 
 def _connections() -> list[Known]:
@@ -146,6 +147,16 @@ class NodeSSLConnection(Known, redis.SSLConnection):
 def known(kind: type) -> Any:
     """Return a class of connections that are known, for one of redis-py's."""
     return kind if issubclass(kind, Known) else type(kind.__name__, (Known, kind), {})
+
+
+def close_sentinels(pool: Any) -> None:
+    """Close the connections to the sentinels by which a pool has found its master, unless it is of another kind.
+
+    kombu does so since 5.7, and only with redis-py 8.1 or later.
+    """
+    manager = getattr(pool, "sentinel_manager", None)
+    for sentinel in () if manager is None else manager.sentinels:
+        sentinel.connection_pool.disconnect()
 
 
 def _after_fork() -> None:

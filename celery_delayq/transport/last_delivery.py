@@ -24,12 +24,12 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.errors import InvalidEta
+from celery_delayq.basics.errors import InvalidEta
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, refusals
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.eta import due_ms_of
+from celery_delayq.transport.messages import DUE_PROPERTY
 
 logger = getLogger(__name__)
 

@@ -7,28 +7,26 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from redis import exceptions
 from redis.crc import key_slot
 
+from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.client import Routed, own_connections
-from celery_delayq.cluster.redirection import REDIRECTIONS, understood
-from celery_delayq.cluster.topology import PATIENCE_S, Address
-from celery_delayq.errors import LeaseLost
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import PATIENCE_S
 from celery_delayq.fetching.connection import FetchConnection
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.conversation import NotYet
 from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.redirection import REDIRECTIONS, understood
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.listener import Listener
 from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.slots import Slot
 from celery_delayq.transport.station import Station
-
-if TYPE_CHECKING:
-    from celery_delayq.transport.node_fetchers import NodeFetchers
 
 #: Pause before a list whose slot is on its way to another node is tried again, in seconds.
 _MOVING_S = 0.1
@@ -40,6 +38,35 @@ _PATIENCE_S = 0.02
 _SUSPICIOUS_S = 0.25
 
 
+class Siblings(Protocol):
+    """The fetchers of a channel, as one of them knows them; see `NodeFetchers`."""
+
+    @property
+    def undelivered(self) -> int:
+        """The number of messages that are fetched but not delivered."""
+        ...
+
+    def queues_at(self, address: Address) -> list[str]:
+        """Return the consumed queues whose lists are at a node."""
+        ...
+
+    def suspect(self, fetcher: NodeFetcher) -> None:
+        """Look whether a node has a successor: it does not answer."""
+        ...
+
+    def trust(self, fetcher: NodeFetcher) -> None:
+        """Record that nobody waits for an answer of a node any more."""
+        ...
+
+    def lose(self, fetcher: NodeFetcher, exc: Exception) -> None:
+        """Record that a node is lost."""
+        ...
+
+    def make_way(self, asker: NodeFetcher) -> None:
+        """Fetch nothing from other nodes, because a message has to be delivered alone."""
+        ...
+
+
 class NodeFetcher(Fetcher):
     """Fetches for one channel from one node.
 
@@ -49,7 +76,7 @@ class NodeFetcher(Fetcher):
         address: of the node.
     """
 
-    def __init__(self, channel: Any, siblings: NodeFetchers, address: Address) -> None:
+    def __init__(self, channel: Any, siblings: Siblings, address: Address) -> None:
         super().__init__(channel, self._open_station)
         self.address = address
         self.server = str(address)

@@ -16,10 +16,10 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.cluster.redirection import REDIRECTIONS, understood
-from celery_delayq.cluster.topology import Address
-from celery_delayq.errors import LeaseLost
+from celery_delayq.basics.errors import LeaseLost
+from celery_delayq.cluster.node import Address
 from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, is_full
+from celery_delayq.queue.redirection import REDIRECTIONS, understood
 from celery_delayq.transport.bindings import AGAIN_S
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.node_fetcher import NodeFetcher

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from redis import exceptions
-
 from celery_delayq.cluster.client import Routed, own_connections
-from celery_delayq.cluster.topology import Address, Topology
-from celery_delayq.queue.shared_registry import SharedRegistry
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology
+from celery_delayq.queue.registry import Registry
 from celery_delayq.transport.watch import NodesWatch
 
 
@@ -26,16 +25,14 @@ class Nodes:
     def __init__(self, topology: Topology, on_change: Callable[[], None]) -> None:
         self.topology = topology
         self._on_change = on_change
-        #: Server -> a slot that it has, or had while it was a master.
-        self._slots: dict[str, int | None] = {}
         self._watch: NodesWatch | None = None
-        self._registry: SharedRegistry | None = None
+        self._registry: Registry | None = None
 
-    def registry(self, keyprefix: str) -> SharedRegistry:
+    def registry(self, keyprefix: str) -> Registry:
         """Return the registry that all transfer loops share."""
         if self._registry is None:
             # All loops wait for whoever reads it.
-            self._registry = SharedRegistry(Routed(self.topology, deadline_s=0), keyprefix)
+            self._registry = Registry(Routed(self.topology, deadline_s=0), keyprefix)
         return self._registry
 
     def servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:
@@ -43,18 +40,9 @@ class Nodes:
         topology = self.topology
         found: dict[str, tuple[Any, Callable[[str], bool]]] = {}
         for address in [node.address for node in topology.masters()]:
-            self._slots[str(address)] = topology.slot_at(address)
             connect = partial(own_connections, topology, address, must_be_master=True)
             found[str(address)] = (connect, partial(topology.serves, address))
         return found
-
-    def successor(self, server: str) -> str | None:
-        """Return the server that has what another one had; None if that is not known."""
-        slot = self._slots.get(server)
-        try:
-            return None if slot is None else str(self.topology.node_of(slot).address)
-        except exceptions.ClusterDownError:  # nobody has the slot now
-            return None
 
     def watch(self, *, hurried: bool = True) -> None:
         """Look which node has which slots, and again from time to time.

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from logging import getLogger
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kombu
 from kombu.transport import redis as kombu_redis
@@ -18,11 +18,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, is_full, refusals
-from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.known import is_polled, remember
-from celery_delayq.transport.listener import Listener
-from celery_delayq.transport.rare_lists import RareLists
-from celery_delayq.transport.slots import Slot
+
+if TYPE_CHECKING:  # what only a consumer needs is imported when one needs it
+    from celery_delayq.transport.fetcher import Fetcher
+    from celery_delayq.transport.listener import Listener
+    from celery_delayq.transport.rare_lists import RareLists
+    from celery_delayq.transport.slots import Slot
 
 #: Longest single wait of a consumer, in seconds. After that, it checks that all is well.
 _LONGEST_POLL_S = 1.0
@@ -149,15 +151,13 @@ class Poller(kombu_redis.MultiChannelPoller):
                 self._poller.unregister(fd)
 
     def _fetchers(self) -> list[Fetcher]:
-        fetchers = [
-            vars(channel).get("fetcher") for channel in list(self._channels)
-        ]  # none while kombu makes a channel
+        fetchers = [channel.made_fetcher for channel in list(self._channels)]
         return [fetcher for fetcher in fetchers if fetcher is not None and fetcher.has_queues]
 
     @property
     def is_consuming(self) -> bool:
         """Whether one of the channels waits for messages, or has undelivered ones."""
-        return any(channel.fetcher.is_consuming for channel in list(self._channels))
+        return any(channel.made_fetcher and channel.fetcher.is_consuming for channel in list(self._channels))
 
     def wake(self) -> None:
         """Make the poller fetch or deliver now. Safe in any thread."""
@@ -215,7 +215,8 @@ class Poller(kombu_redis.MultiChannelPoller):
             channel.wait_for_replies()
             channel.expiry.keep()
             if is_time_to_tidy:
-                channel.fetcher.tidy()
+                if channel.made_fetcher is not None:
+                    channel.fetcher.tidy()
                 channel.close_idle()
                 channel.keep_subscription()
         for fetcher in self._fetchers():
@@ -313,7 +314,7 @@ class Poller(kombu_redis.MultiChannelPoller):
     def maybe_restore_messages(self) -> None:
         """Restore the messages that workers with kombu's own transport left, see kombu."""
         for channel in list(self._channels):
-            if channel.fetcher.has_queues:
+            if channel.made_fetcher is not None and channel.fetcher.has_queues:
                 with suppress(*channel.connection_errors):
                     channel.restore_visible()
                 return

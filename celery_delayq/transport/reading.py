@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 
 
 def connection_for_reading(app: Any, timeout_s: float) -> Any:

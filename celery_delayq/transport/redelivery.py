@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_delayq import messages
-from celery_delayq.messages import encode, headers_of
 from celery_delayq.queue import dead_letters
 from celery_delayq.queue.holds import Holder
-from celery_delayq.transport import keyed
+from celery_delayq.transport import keyed, messages
+from celery_delayq.transport.messages import encode, headers_of
 
 #: Header of a message: how often its consumer was gone before it acknowledged the message. RabbitMQ's name.
 DELIVERY_COUNT = "x-delivery-count"

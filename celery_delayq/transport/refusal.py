@@ -9,11 +9,10 @@ from __future__ import annotations
 from logging import getLogger
 from typing import Any
 
-from celery_delayq import messages
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue import dead_letters
 from celery_delayq.queue.connections import CONNECTION_ERRORS
-from celery_delayq.transport import redelivery
+from celery_delayq.transport import messages, redelivery
 
 logger = getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any
 import redis
 from kombu.exceptions import OperationalError
 
-from celery_delayq.errors import DelayqError
+from celery_delayq.basics.errors import DelayqError
 
 
 class NotReplicated(DelayqError, OperationalError):

@@ -14,9 +14,8 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from redis import exceptions
 
-from celery_delayq.cluster.redirection import is_redirection, understood
-from celery_delayq.fetching.connection import connection_of
-from celery_delayq.queue.connections import CONNECTION_ERRORS, refusals
+from celery_delayq.queue.connections import CONNECTION_ERRORS, connection_of, refusals
+from celery_delayq.queue.redirection import is_redirection, understood
 
 logger = getLogger(__name__)
 

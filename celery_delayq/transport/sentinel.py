@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from logging import getLogger
 from typing import Any
 
 import redis
-from kombu.transport.redis import SentinelManagedSSLConnection
+from kombu.transport import redis as kombu_redis
 from redis.sentinel import SentinelManagedConnection
 
+from celery_delayq.options.settings import HEALTH_CHECK_S, sentinel_options
 from celery_delayq.queue.connections import as_text
-from celery_delayq.settings import HEALTH_CHECK_S
 from celery_delayq.transfer.thread import LoopThread
-from celery_delayq.transport.known import Known, is_any, leave
+from celery_delayq.transport.channel import OPTIONS, DelayedChannel
+from celery_delayq.transport.known import Known, close_sentinels, is_any, known, leave
 
 logger = getLogger(__name__)
 
@@ -52,21 +54,52 @@ class KnownConnection(Managed, SentinelManagedConnection):
     """A connection to a master that Sentinel has named."""
 
 
-class KnownSSLConnection(Managed, SentinelManagedSSLConnection):
+class KnownSSLConnection(Managed, kombu_redis.SentinelManagedSSLConnection):
     """The same with TLS."""
 
 
-def close_sentinels(pool: Any) -> None:
-    """Close the connections to the sentinels by which a pool has found its master, unless it is of another kind.
+class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):
+    """A channel to the master that Redis Sentinel names."""
 
-    kombu does so since 5.7, and only with redis-py 8.1 or later.
-    """
-    manager = getattr(pool, "sentinel_manager", None)
-    for sentinel in () if manager is None else manager.sentinels:
-        sentinel.connection_pool.disconnect()
+    from_transport_options = (*kombu_redis.SentinelChannel.from_transport_options, *OPTIONS)
+
+    connection_class = KnownConnection
+    connection_class_ssl = KnownSSLConnection
+
+    def _get_pool(self, asynchronous: bool = False) -> Any:
+        pool = super()._get_pool(asynchronous)
+        for sentinel in pool.sentinel_manager.sentinels:
+            sentinel.connection_pool.connection_class = known(sentinel.connection_pool.connection_class)
+        return pool
+
+    def _disconnect_pools(self) -> None:
+        pool = self._async_pool
+        super()._disconnect_pools()
+        close_sentinels(pool)
+
+    #: The user's `sentinel_kwargs`.
+    _sentinel_kwargs: Mapping[str, Any] | None = None
+
+    @property
+    def sentinel_kwargs(self) -> dict[str, Any]:
+        """Options of the connections to the sentinels, see kombu."""
+        conninfo = self.connection.client
+        tls = {"ssl": True, **conninfo.ssl} if conninfo.asks_for_tls else {}
+        return {
+            **tls,
+            **sentinel_options(self.socket_timeout, self.socket_connect_timeout),
+            "socket_keepalive": self.socket_keepalive,
+            "socket_keepalive_options": self.socket_keepalive_options,
+            **(self._sentinel_kwargs or {}),
+        }
+
+    @sentinel_kwargs.setter
+    def sentinel_kwargs(self, given: Mapping[str, Any] | None) -> None:
+        self._sentinel_kwargs = given
 
 
-#: The name of a master, and its sentinels -> who listens to them. At most one in each process.
+#: The name of a master, and its sentinels -> who listens to them: one in each process. If two threads connect at
+#: the same moment, both may start one: the other one costs a connection, and ends when nobody needs it.
 _watches: dict[Any, SentinelWatch] = {}
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from logging import getLogger
 
 from celery_delayq.cluster import hanging
-from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology
 from celery_delayq.transfer.thread import LoopThread
 from celery_delayq.transport.known import leave
 from celery_delayq.transport.poller import Waker

@@ -12,9 +12,9 @@ from typing import Any
 import redis
 from kombu.exceptions import OperationalError
 
-from celery_delayq.cluster.redirection import NODE, refuse_cluster
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.queue.connections import LOST, is_cluster
+from celery_delayq.queue.redirection import NODE, refuse_cluster
 
 
 def refuse_wrong_server(exc: Exception, client: redis.Redis) -> None:

@@ -27,7 +27,7 @@ from collections.abc import Collection
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from celery_delayq.web.access import Access, UserOf

@@ -7,7 +7,7 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable, Mapping
 from urllib.parse import urlsplit
 
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.web.request import Request
 from celery_delayq.web.words import marked
 

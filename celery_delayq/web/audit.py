@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from celery_delayq.escapes import visible
+from celery_delayq.basics.text import visible
 from celery_delayq.web.request import Request
 
 logger = logging.getLogger(__name__)

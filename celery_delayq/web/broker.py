@@ -12,7 +12,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_delayq.errors import ConfigurationError, DelayqError
+from celery_delayq.basics.errors import ConfigurationError, DelayqError
 from celery_delayq.inspector import Inspector
 from celery_delayq.metrics.history import History
 from celery_delayq.metrics.history import read as read_history

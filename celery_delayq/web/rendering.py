@@ -10,8 +10,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from celery_delayq.escapes import visible
-from celery_delayq.times import shown_span
+from celery_delayq.basics.text import visible
+from celery_delayq.basics.times import shown_span
 from celery_delayq.web.request import encoded
 
 #: What stands for nothing.

@@ -7,5 +7,6 @@ lateness       tells OpenTelemetry how late a task began
 received       tells monitors the eta of a delayed task
 handover       tracks the tasks that the pool has taken
 invalid_task   finds the defect of a message that no worker can take
+commands       remote control commands
 failures       stores results of tasks whose messages were set aside
 """

@@ -14,22 +14,21 @@ from celery.worker import state
 from kombu.asynchronous import get_event_loop, set_event_loop
 from kombu.serialization import prepare_accept_content
 
-from celery_delayq.beat import is_ours
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.health.at_start import say_at_start
 from celery_delayq.health.finding import sentence
-from celery_delayq.messages import DUE_PROPERTY
+from celery_delayq.options.scheduler import is_ours
+from celery_delayq.options.settings import settings_of
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
-from celery_delayq.settings import settings_of
-from celery_delayq.times import to_datetime
-from celery_delayq.transfer.history import History
-from celery_delayq.transfer.lead import LONGEST_LEAD_S
 from celery_delayq.transport import Transport
-from celery_delayq.transport.ahead import LAST_PART_S
+from celery_delayq.transport.ahead import LAST_PART_S, LONGEST_AHEAD_S
 from celery_delayq.transport.eta import seconds_until
 from celery_delayq.transport.keyed import THROTTLE_PROPERTY
+from celery_delayq.transport.messages import DUE_PROPERTY
 from celery_delayq.transport.urls import is_sentinel, what_to_write
+from celery_delayq.worker import commands
 from celery_delayq.worker.counting import counting_of
 from celery_delayq.worker.failures import fail_task
 from celery_delayq.worker.handover import Handover, is_busy, is_stopping, tasks_waiting
@@ -52,6 +51,7 @@ class Plan(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        commands.register()
         self.enabled = is_ours(consumer.app)
         self._counting = counting_of(consumer)
         self.loop: PlannerLoop | None = None
@@ -101,8 +101,8 @@ class Transfer(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         self.settings = settings_of(consumer.app)
         self._server_checked = False
-        #: Server -> what is known of it.
-        self._histories: dict[str, History] = {}
+        #: What is known of servers from earlier connections.
+        self._moments: dict[str, Any] = {}
         self._counting = counting_of(consumer)
         self._handover = Handover(
             consumer.pool,
@@ -167,7 +167,7 @@ class Transfer(bootsteps.StartStopStep):
             )
         if self._counting is not None:
             self._counting.attach(transport, consumer.connection.default_channel)
-        transport.start_transfer(self.settings.transfer, self._histories)
+        transport.start_transfer(self.settings.transfer, self._moments)
 
     def stop(self, consumer: Any) -> None:
         """Stop the loop; other loops take over at once."""
@@ -209,7 +209,7 @@ def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     note_clock(request, due_ms, early_s)
     if loop is not None:
         loop.lead.arrived(due_ms, early_s)
-    if not 0 < early_s <= 2 * LONGEST_LEAD_S:
+    if not 0 < early_s <= LONGEST_AHEAD_S:
         return
     if ahead is not None:
         ahead.hold(request.message, early_s)

@@ -10,8 +10,8 @@ from redis import exceptions
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.recorder import Recorder
+from celery_delayq.options.settings import settings_of
 from celery_delayq.queue.connections import CONNECTION_ERRORS
-from celery_delayq.settings import settings_of
 from celery_delayq.transport import Connector, Transport
 
 logger = getLogger(__name__)

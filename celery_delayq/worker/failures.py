@@ -5,8 +5,8 @@ from __future__ import annotations
 from logging import getLogger
 from typing import Any
 
-from celery_delayq.errors import DeliveryLimitReached
-from celery_delayq.messages import decode_task, request_of
+from celery_delayq.basics.errors import DeliveryLimitReached
+from celery_delayq.transport.messages import decode_task, request_of
 from celery_delayq.transport.redelivery import deliveries
 
 logger = getLogger(__name__)

@@ -18,7 +18,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from celery_delayq.messages import headers_of, payload_of
+from celery_delayq.transport.messages import headers_of, payload_of
 
 #: A check, and a description of a right value.
 _Check = tuple[Callable[[Any], bool], str]

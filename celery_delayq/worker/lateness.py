@@ -13,7 +13,7 @@ from typing import Any
 
 from celery import signals
 
-from celery_delayq.errors import InvalidEta
+from celery_delayq.basics.errors import InvalidEta
 from celery_delayq.transport.eta import parse_eta
 
 _TRACE = "opentelemetry.trace"

@@ -9,7 +9,7 @@ from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.health.advice import with_app
 from celery_delayq.health.check import check_rights
 from celery_delayq.health.finding import Finding, sentence

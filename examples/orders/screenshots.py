@@ -40,7 +40,7 @@ _DAY_S = 86400
 
 def fill() -> None:
     """Make up what waits: reads SHOP_REDIS."""
-    from celery_delayq.queue import dead_letters, scripts
+    from celery_delayq.queue import dead_letters, measuring
     from celery_delayq.queue.keys import QueueKeys
     from examples.orders import shop
 
@@ -69,7 +69,7 @@ def fill() -> None:
             "transfer_lateness:0.0025": transferred - 4,
             "transfer_lateness:0.005": 4,
         }
-        scripts.count(QueueKeys.of(queue), now_s=now_s - ago_s, numbers=numbers).run(shop.database)
+        measuring.count(QueueKeys.of(queue), now_s=now_s - ago_s, numbers=numbers).run(shop.database)
 
 
 def url_of(page: subprocess.Popen[bytes], log: Path) -> str:

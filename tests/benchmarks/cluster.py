@@ -18,7 +18,8 @@ from redis.retry import Retry
 
 from celery_delayq import DelayedQueue
 from celery_delayq.cluster.client import Routed
-from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.copies import Copier
 from tests.benchmarks.figures import OURS, Figure, Target, in_turns
@@ -268,7 +269,7 @@ def _other_idle(report: Report, seconds: float) -> None:
     for what, replicas in (("a queue a node", 0), (f"{len(QUEUES)} queues, and a replica a node", 1)):
         figure = report.figure(f"an idle worker with {what}: commands a second and node", "commands/s", target=_IDLE)
         with cluster(_MASTERS, replicas, settings=_SETTINGS) as nodes:
-            queues = QUEUES if replicas else _spread(QUEUES, nodes.owner)[1]
+            queues = QUEUES if replicas else spread_over_nodes(QUEUES, nodes.owner)[1]
             with BenchWorker(OURS, nodes.nodes[0].port, broker=nodes.url(_MASTERS), queues=queues) as worker:
                 worker.wait_until_ready()
                 time.sleep(_SETTLED_S)
@@ -304,7 +305,7 @@ def _report_spread(report: Report, side: Side, runs: Sequence[Sent]) -> None:
 
 def _throughput(report: Report, scale: Scale, side: Side) -> None:
     figure = report.figure("a worker takes a backlog", "tasks/s", baseline=_SPREADS[0])
-    spreads = dict(zip(_SPREADS, _spread(QUEUES, side.homes.__getitem__), strict=True))
+    spreads = dict(zip(_SPREADS, spread_over_nodes(QUEUES, side.homes.__getitem__), strict=True))
     turns = {name: partial(_drain, side, queues, scale.cluster_tasks) for name, queues in spreads.items()}
     figure.samples = in_turns(scale.cluster_rounds, turns)
 
@@ -313,7 +314,7 @@ def _throughput(report: Report, scale: Scale, side: Side) -> None:
 _SPREADS = ("1 queue", "3 queues, one a node", "12 queues")
 
 
-def _spread(queues: Sequence[str], home: Callable[[str], object]) -> tuple[list[str], list[str], list[str]]:
+def spread_over_nodes(queues: Sequence[str], home: Callable[[str], object]) -> tuple[list[str], list[str], list[str]]:
     """Return the queues of `_SPREADS`."""
     firsts: dict[int, str] = {}
     for queue in queues:
@@ -327,9 +328,9 @@ def _spread(queues: Sequence[str], home: Callable[[str], object]) -> tuple[list[
 def _transfer(report: Report, scale: Scale, nodes: Cluster) -> None:
     rate = report.figure("due messages that are moved, by a thread for each node", "messages/s", baseline=_SPREADS[0])
     share = report.figure("the same in the time of a server", "messages/s", baseline=_SPREADS[0])
-    spreads = dict(zip(_SPREADS, _spread(QUEUES, nodes.owner), strict=True))
-    with _routed(nodes) as client:
-        turns = {name: partial(_move, nodes, client, queues, scale.cluster_due) for name, queues in spreads.items()}
+    spreads = dict(zip(_SPREADS, spread_over_nodes(QUEUES, nodes.owner), strict=True))
+    with routed(nodes) as client:
+        turns = {name: partial(move_due, nodes, client, queues, scale.cluster_due) for name, queues in spreads.items()}
         in_turns(1, turns)  # knows the scripts from here on
         for name, results in in_turns(scale.cluster_rounds, turns).items():
             for wall, server in results:
@@ -337,7 +338,7 @@ def _transfer(report: Report, scale: Scale, nodes: Cluster) -> None:
                 share.add(name, server)
 
 
-def _move(nodes: Cluster, client: Routed, queues: Sequence[str], count: int) -> tuple[float, float]:
+def move_due(nodes: Cluster, client: Routed, queues: Sequence[str], count: int) -> tuple[float, float]:
     """Return how many messages a second are moved, and how many in a second of the time that scripts take."""
     fillers: dict[int, list[Filler]] = {}
     for name in queues:
@@ -376,7 +377,7 @@ def _single_commands(report: Report, scale: Scale, nodes: Cluster) -> None:
         seed = nodes.nodes[0].port
         theirs = redis.RedisCluster(host="127.0.0.1", port=seed)
         stack.callback(theirs.close)
-        clients: dict[str, Any] = {_PLAIN: plain, _REDIS_PY: theirs, OURS: stack.enter_context(_routed(nodes))}
+        clients: dict[str, Any] = {_PLAIN: plain, _REDIS_PY: theirs, OURS: stack.enter_context(routed(nodes))}
         figure: Figure = report.figure("GET of a short value", "µs", baseline=_PLAIN)
         for client in clients.values():
             client.set("key", "value")
@@ -386,7 +387,7 @@ def _single_commands(report: Report, scale: Scale, nodes: Cluster) -> None:
 
 
 @contextmanager
-def _routed(nodes: Cluster) -> Iterator[Routed]:
+def routed(nodes: Cluster) -> Iterator[Routed]:
     topology = Topology([Address("127.0.0.1", nodes.nodes[0].port)], _pool)
     try:
         yield Routed(topology)

@@ -14,9 +14,9 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
-from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.queue import codec, scripts
-from celery_delayq.queue.script import load
+from celery_delayq.queue.call import load
+from celery_delayq.transport.messages import DUE_PROPERTY
 
 #: The list in which the original is published, and that in which a backlog is prepared; no worker consumes them.
 _TEMPLATE, _BACKLOG = "template", "backlog"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_delayq import DelayedQueue
-from celery_delayq.queue.script import Call, Script, script_of
+from celery_delayq.queue.call import Call, Script, script_of
 from tests.benchmarks.scale import SEED
 
 #: Size of a payload in bytes, that of a small Celery message.

@@ -106,13 +106,13 @@ def _ours(bench: RedisBenchmark, client: redis.Redis, calls: int) -> dict[str, f
     client.flushall()
     many = max(1, 5 * calls // _PIPELINE)
     return {
-        _STORE: bench.rate(calls, *_offer(client)),
-        _STORE_MANY: scripts.MAX_OFFERS * bench.rate(many, *_offer_many(client)),
-        _MOVE: BATCH_SIZE * bench.rate(many, *_transfer(client)),
+        _STORE: bench.rate(calls, *offering(client)),
+        _STORE_MANY: scripts.MAX_OFFERS * bench.rate(many, *offering_many(client)),
+        _MOVE: BATCH_SIZE * bench.rate(many, *transferring(client)),
     }
 
 
-def _offer(client: redis.Redis) -> list[object]:
+def offering(client: redis.Redis) -> list[object]:
     call = scripts.offer(
         _KEYS, due_ms=0, message_key=f"key-{_RANDOM}".encode(), payload=_PAYLOAD.encode(), mirrored=False
     )
@@ -121,14 +121,14 @@ def _offer(client: redis.Redis) -> list[object]:
     return [*replace(call, args=[_RANDOM, *texts[1:]]).by_digest()]
 
 
-def _offer_many(client: redis.Redis) -> list[object]:
+def offering_many(client: redis.Redis) -> list[object]:
     call = scripts.offer_many(_KEYS, messages=[], mirrored=False)
     message = (_RANDOM, f"key-{_RANDOM}", _PAYLOAD)
     client.script_load(call.script.text)
     return [*call.by_digest(), *message * scripts.MAX_OFFERS]
 
 
-def _transfer(client: redis.Redis) -> list[object]:
+def transferring(client: redis.Redis) -> list[object]:
     call = scripts.transfer(_KEYS, limit=BATCH_SIZE, transferrer="", grace_ms=0, lead_ms=0)
     client.script_load(call.script.text)
     return [*call.by_digest()]

@@ -15,7 +15,6 @@ import redis
 
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.transfer.loop import TransferLoop
-from celery_delayq.transfer.tidier import Tidier
 from examples.private_redis import dying_with_us
 from tests.support import wait_until
 
@@ -88,21 +87,7 @@ class _CountedLoop(TransferLoop):
         client: Any = self._client
         client.looking = True
         super()._look()
-        client.looking = any(watched.is_to_be_looked_at for watched in self._watched)
-
-    def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
-        super()._subscribe(client, pubsub)
-        self._tidier = _CountedTidier(client)
-
-
-class _CountedTidier(Tidier):
-    """Tells the client when it tidies, which is a part of the look."""
-
-    def step(self) -> None:
-        client: Any = self._client
-        client.tidying = True
-        super().step()
-        client.tidying = False
+        client.looking = any(served.is_to_be_looked_at for served in self._served)
 
 
 class _CountingRedis(redis.Redis):
@@ -110,11 +95,11 @@ class _CountingRedis(redis.Redis):
 
     def __init__(self, fleet: Fleet, port: int) -> None:
         super().__init__(host="127.0.0.1", port=port)
-        self.looking = self.tidying = False
+        self.looking = False
         self._fleet = fleet
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        self._fleet.commands.count("look" if self.looking or self.tidying else "message")
+        self._fleet.commands.count("look" if self.looking else "message")
         if args[0] in _SCRIPT:
             self.looking = False
         return super().execute_command(*args, **options)

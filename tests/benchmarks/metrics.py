@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 from celery_delayq import DelayedQueue
 from celery_delayq.metrics.endpoint import server_at
 from celery_delayq.metrics.source import Source
-from celery_delayq.queue import scripts
+from celery_delayq.queue import measuring
 from celery_delayq.queue.keys import QueueKeys
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.copies import Copier, seconds_to_publish
@@ -107,7 +107,7 @@ def _scrape(report: Report, scale: Scale) -> None:
             queue = DelayedQueue(client, f"queue{number}")
             fill = Filler(queue, first_due_ms=(now_s - 60) * 1000, span_ms=_HOUR_MS, payload_bytes=100)
             fill.fill_up_to(scale.scrape_messages // scale.scrape_queues)
-            scripts.count(QueueKeys.of(queue.name), now_s=now_s, numbers=_TOTALS).run(client)
+            measuring.count(QueueKeys.of(queue.name), now_s=now_s, numbers=_TOTALS).run(client)
         app = make_app(broker_url(OURS, server.port))
         source = Source(app)
         with server_at("127.0.0.1", 0, source) as endpoint:

@@ -33,7 +33,7 @@ def test_only_what_clients_send_while_it_is_watched_counts() -> None:
 
 
 def test_the_queues_are_on_all_nodes(nodes: Cluster) -> None:
-    one, three, all_of_them = cluster._spread(QUEUES, nodes.owner)
+    one, three, all_of_them = cluster.spread_over_nodes(QUEUES, nodes.owner)
     assert (len(one), len(three), len(all_of_them)) == (1, 3, 12)
     assert {nodes.owner(queue).port for queue in three} == {node.port for node in nodes.masters()}
 
@@ -52,8 +52,8 @@ def test_copies_are_released_into_their_queue(nodes: Cluster) -> None:
 
 
 def test_all_that_is_due_is_moved(nodes: Cluster) -> None:
-    with cluster._routed(nodes) as client:
-        wall, server = cluster._move(nodes, client, QUEUES[:3], 300)
+    with cluster.routed(nodes) as client:
+        wall, server = cluster.move_due(nodes, client, QUEUES[:3], 300)
         assert wall > 0
         assert server > 0
         assert not any(client.exists(queue, f"redisson_delay_queue_timeout:{{{queue}}}") for queue in QUEUES[:3])

@@ -32,12 +32,12 @@ def bench(client: redis.Redis) -> RedisBenchmark:
 @needs_the_tool
 def test_it_offers_and_transfers_messages(client: redis.Redis, bench: RedisBenchmark) -> None:
     queue = DelayedQueue(client, "celery")
-    assert bench.rate(300, *limits._offer(client), pipeline=100) > 0
+    assert bench.rate(300, *limits.offering(client), pipeline=100) > 0
     assert queue.size() == 300
     assert {len(entry.payload) for entry in queue.peek(300)} == {600}
-    bench.rate(2, *limits._transfer(client))
+    bench.rate(2, *limits.transferring(client))
     assert (queue.size(), client.llen("celery")) == (100, 200)
-    bench.rate(3, *limits._offer_many(client))
+    bench.rate(3, *limits.offering_many(client))
     assert queue.size() == 400
     assert len({entry.id for entry in queue.peek(400)}) == 400
 

@@ -15,7 +15,7 @@ from tests.benchmarks.copies import Copier
 from tests.benchmarks.figures import OURS, STOCK
 from tests.benchmarks.filling import INSTANT, ORDERED, RANDOM, Filler
 from tests.benchmarks.shop import broker_url, make_app
-from tests.benchmarks.transfer import _Caller, _ours, _redissons_way
+from tests.benchmarks.transfer import Caller, our_way, redissons_way
 from tests.benchmarks.worker import BenchWorker
 from tests.support import wait_until
 
@@ -71,9 +71,9 @@ def test_what_waits_can_be_due_at_one_instant(client: redis.Redis) -> None:
     assert client.hlen(queue.keys.index) == 0
 
 
-@pytest.mark.parametrize("caller", [_ours, _redissons_way], ids=["ours", "Redisson's"])
+@pytest.mark.parametrize("caller", [our_way, redissons_way], ids=["ours", "Redisson's"])
 def test_the_index_has_what_waits_whoever_transfers(
-    client: redis.Redis, caller: Callable[[DelayedQueue], _Caller]
+    client: redis.Redis, caller: Callable[[DelayedQueue], Caller]
 ) -> None:
     queue = DelayedQueue(client, "celery")
     filler = Filler(queue, first_due_ms=1, span_ms=10)

@@ -78,7 +78,7 @@ def _measure(report: Report, scale: Scale, filler: Filler, order: str, pending: 
     name = f"{_ORDERS[order]}, {pending:,} pending"
     target = Target(_RATE, at_most=False) if is_bound else None
     rate = report.figure(f"{name}: rate", "messages/s", baseline=_REDISSON, target=target)
-    callers = {_REDISSON: _redissons_way(filler.queue), OURS: _ours(filler.queue)}
+    callers = {_REDISSON: redissons_way(filler.queue), OURS: our_way(filler.queue)}
     turns = {variant: partial(_turn, caller, filler, pending) for variant, caller in callers.items()}
     in_turns(1, turns)  # knows the scripts from here on
     rate.samples = in_turns(scale.transfer_rounds, turns)
@@ -101,10 +101,10 @@ def _filled(order: str) -> Iterator[Filler]:
         yield _filler(DelayedQueue(client, "celery"), order)
 
 
-def _mirrored(pending: int) -> tuple[_Caller, float]:
+def _mirrored(pending: int) -> tuple[Caller, float]:
     with PrivateRedis() as server, server.client() as client:
         queue = DelayedQueue(client, "celery", mirror_list=True)
-        caller = _redissons_way(queue)
+        caller = redissons_way(queue)
         return caller, _turn(caller, _filler(queue, RANDOM), pending, _MIRRORED_CALLS)
 
 
@@ -112,7 +112,7 @@ def _filler(queue: DelayedQueue, order: str) -> Filler:
     return Filler(queue, first_due_ms=int(time.time() * 1000) - 2 * _SPAN_MS, span_ms=_SPAN_MS, order=order)
 
 
-def _turn(caller: _Caller, filler: Filler, pending: int, most_calls: int = _CALLS_A_TURN) -> float:
+def _turn(caller: Caller, filler: Filler, pending: int, most_calls: int = _CALLS_A_TURN) -> float:
     """Fill up, call some times, return messages a second of the server's time."""
     calls = min(most_calls, max(1, int(pending * _SHARE_A_TURN) // BATCH_SIZE))
     filler.fill_up_to(pending)
@@ -120,7 +120,7 @@ def _turn(caller: _Caller, filler: Filler, pending: int, most_calls: int = _CALL
     return filler.forget_transferred() / used_ms * 1000
 
 
-class _Caller:
+class Caller:
     """Runs one script, and knows what each call cost the server.
 
     Args:
@@ -147,16 +147,16 @@ class _Caller:
         return int(known.get(f"cmdstat_{self._command}", {}).get("usec", 0))
 
 
-def _ours(queue: DelayedQueue) -> _Caller:
-    return _Caller(queue, lambda: queue.transfer(transferrer="benchmark", grace_ms=250), "evalsha")
+def our_way(queue: DelayedQueue) -> Caller:
+    return Caller(queue, lambda: queue.transfer(transferrer="benchmark", grace_ms=250), "evalsha")
 
 
-def _redissons_way(queue: DelayedQueue) -> _Caller:
+def redissons_way(queue: DelayedQueue) -> Caller:
     text = Path(__file__).with_name("redisson_way.lua").read_text()
     keys = [queue.keys.queue, queue.keys.timeout_set]
     if queue.mirror_list:
         keys.append(queue.keys.delay_list)
-    return _Caller(
+    return Caller(
         queue,
         lambda: queue.client.eval(text, len(keys), *keys, int(time.time() * 1000), BATCH_SIZE),
         "eval",

@@ -9,9 +9,9 @@ from typing import Any
 
 from celery_delayq import Throttle
 from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.call import Call, run_each
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Pace, offer_throttled, offer_unique
-from celery_delayq.queue.script import Call, run_each
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.figures import OURS, Target, in_turns, percentile
 from tests.benchmarks.report import Report

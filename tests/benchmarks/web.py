@@ -12,9 +12,9 @@ from typing import Any
 
 import redis
 
-from celery_delayq.queue import scripts
+from celery_delayq.queue import measuring, scripts
+from celery_delayq.queue.call import load
 from celery_delayq.queue.keys import QueueKeys
-from celery_delayq.queue.script import load
 from celery_delayq.web.request import Params, Request, encoded
 from celery_delayq.web.site import Site
 from examples.private_redis import PrivateRedis
@@ -79,7 +79,7 @@ def _fill(app: Any, client: redis.Redis, number: int) -> None:
         Copier(app, client, queue=name).publish(numbers, *dues)
     for queue in _QUEUES:
         for ago_s in range(0, 8 * 3600, 60):
-            scripts.count(QueueKeys.of(queue), now_s=now_s - ago_s, numbers=_HISTORY).run(client)
+            measuring.count(QueueKeys.of(queue), now_s=now_s - ago_s, numbers=_HISTORY).run(client)
 
 
 def _pages(report: Report, scale: Scale, site: Site) -> None:

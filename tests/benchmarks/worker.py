@@ -73,7 +73,7 @@ class BenchWorker(CeleryCommand):
         if queues:
             options += ["-Q", ",".join(queues)]
         shop = "tests.benchmarks.shop"
-        super().__init__("worker", *options, broker=broker, ledger=str(self._ledger), app=shop, conf=conf)
+        super().__init__("worker", *options, broker=broker, ledger=str(self._ledger), app=shop, conf=conf, stops=True)
 
     def __enter__(self) -> BenchWorker:
         super().__enter__()

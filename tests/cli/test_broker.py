@@ -121,7 +121,7 @@ class TestAMissingRight:
     def without(self, broker_client: redis.Redis, broker_url: str) -> Iterator[str]:
         """The URL of a user without a right."""
         broker_client.execute_command(
-            "ACL", "SETUSER", "shop", "reset", "on", ">secret", "~*", "&*", "+@all", "-smembers"
+            "ACL", "SETUSER", "shop", "reset", "on", ">secret", "~*", "&*", "+@all", "-zrange"
         )
         yield broker_url.replace("://", "://shop:secret@")
         broker_client.execute_command("ACL", "DELUSER", "shop")
@@ -129,7 +129,7 @@ class TestAMissingRight:
     @calls([["status"], ["list"], ["workers"], ["cancel", "an-id"], ["dead", "list"]])
     def test_is_named_by_the_check(self, without: str, ledger_url: str, call: list[str]) -> None:
         done = run(make_app(without, ledger_url), *call)
-        failed(done, "no permissions to run the 'smembers' command")  # Redis 6.2 says more after that
+        failed(done, "no permissions to run the 'zrange' command")  # Redis 6.2 says more after that
         failed(done, "; `celery -A ... delayq check` names the missing rights")
 
     def test_of_periodic_tasks_is_named_by_the_check(

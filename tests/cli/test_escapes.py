@@ -19,9 +19,10 @@ from celery_delayq.cli import broker
 from celery_delayq.cli.output import console
 from celery_delayq.cli.plain import visible
 from celery_delayq.cli.transfer import VisibleFormatter
-from celery_delayq.queue.keys import RegistryKeys
+from celery_delayq.queue.keys import registry
 from tests.cli.running import Command
 from tests.integration.publishing import publish
+from tests.state import FAR
 
 pytestmark = pytest.mark.on_cluster
 
@@ -68,11 +69,11 @@ CALLS = [
 @pytest.fixture
 def evil_queues(waiting: DelayedQueue, broker_client: redis.Redis) -> Iterator[None]:
     """A queue of a bad name that workers transfer, and an orphan."""
-    broker_client.sadd(RegistryKeys.of().names, f"queue{EVIL}")
+    broker_client.zadd(registry(), {f"queue{EVIL}": FAR})
     orphan = DelayedQueue(broker_client, f"orphan{EVIL}")
     broker_client.zadd(orphan.keys.timeout_set, {b"\x01x" + (4).to_bytes(8, "little") + b"text": 2_000_000_000_000})
     yield
-    broker_client.srem(RegistryKeys.of().names, f"queue{EVIL}", orphan.name)
+    broker_client.zrem(registry(), f"queue{EVIL}", orphan.name)
 
 
 @pytest.mark.usefixtures("evil_queues")
@@ -93,7 +94,7 @@ def test_a_shell_is_offered_no_escapes(app: Celery, waiting: DelayedQueue, monke
     context: Any = cli.delayq.make_context("delayq", ["list"], resilient_parsing=True)
     context.find_root().params["app"] = "ignored"
     assert (name in broker.complete_queue(context, context.command.params, "")) == (name == "fine")
-    waiting.client.srem(RegistryKeys.of().names, name)
+    waiting.client.zrem(registry(), name)
 
 
 def test_what_transfer_logs_is_visible() -> None:

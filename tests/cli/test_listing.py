@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.schedule.service import store_of
 from tests.cli.running import Command, failed, is_wrong_use
 from tests.integration.publishing import SOON, publish
 from tests.state import fill, nothing_changes, offer
@@ -198,8 +199,8 @@ def test_names_of_periodic_tasks_are_whole(command: Command, length: int) -> Non
 
 def test_errors_of_periodic_tasks_are_below_the_table(app: Celery, command: Command) -> None:
     error = "a long error, which would be many lines in the last column of the table " * 3
-    with app.delayq.schedule._store() as store:
-        store.set_error("bad", error)
+    with app.connection() as connection:
+        store_of(connection.default_channel).set_error("bad", error)
     table, _, below = command("schedule", "list").stdout.partition("error")
     assert "bad" in table
     assert below.split("\n")[1:] == [f"bad: {error}", ""]

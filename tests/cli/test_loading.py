@@ -31,12 +31,13 @@ def test_the_entry_point_loads_neither_commands_nor_what_they_need() -> None:
     assert not {"celery", "dateutil", "kombu", "redis", "rich"} & {name.partition(".")[0] for name in loaded}
     assert [name for name in loaded if name.startswith("celery_delayq")] == [
         "celery_delayq",
-        "celery_delayq._version",
+        "celery_delayq.basics",
+        "celery_delayq.basics.errors",
+        "celery_delayq.basics.text",
+        "celery_delayq.basics.version",
         "celery_delayq.cli",
         "celery_delayq.cli.group",
         "celery_delayq.cli.plain",
-        "celery_delayq.errors",
-        "celery_delayq.escapes",
     ]
 
 

@@ -18,6 +18,7 @@ from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue import keys
 from celery_delayq.queue.connections import new_id
 from examples.private_redis import PrivateRedis
+from tests.soak.proxy import Proxy
 from tests.state import oldest_first
 from tests.support import wait_until
 
@@ -73,10 +74,15 @@ class Consumers:
         return consumer
 
     def watch(
-        self, consumer: Consumer, on_lost: Callable[[], None] = lambda: None, *, patience_s: float = PATIENCE_S
+        self,
+        consumer: Consumer,
+        on_lost: Callable[[], None] = lambda: None,
+        *,
+        patience_s: float = PATIENCE_S,
+        **options: Any,
     ) -> Watchdog:
-        """Start a watchdog, and wait until the others can see it."""
-        watchdog = Watchdog(consumer, on_lost, patience_s=patience_s)
+        """Start a watchdog, and wait until the others can see it; takes the options of `Watchdog`."""
+        watchdog = Watchdog(consumer, on_lost, patience_s=patience_s, **options)
         thread = threading.Thread(target=watchdog.run, daemon=True)
         self._watchdogs[consumer.id] = watchdog, thread
         thread.start()
@@ -108,7 +114,7 @@ class Consumers:
     def wait_until_seen(self, id: str) -> None:
         """Wait until all watchdogs have seen a consumer, so that they notice when it is gone."""
         watchdogs = [watchdog for watchdog, _ in self._watchdogs.values()]
-        wait_until(lambda: all(id in watchdog._presence.known for watchdog in watchdogs), "all have seen it")
+        wait_until(lambda: all(watchdog.knows(id) for watchdog in watchdogs), "all have seen it")
 
     def publish(self, *messages: bytes, name: str = "q") -> None:
         """Put messages to the back of a broker list, the first comes first."""
@@ -170,6 +176,15 @@ def consumers(redis_server: PrivateRedis, client: redis.Redis) -> Iterator[Consu
     consumers = Consumers(redis_server)
     yield consumers
     consumers.stop()
+
+
+@pytest.fixture
+def proxy(consumers: Consumers) -> Iterator[Proxy]:
+    """Through it, a consumer reaches Redis or not."""
+    proxy = Proxy(consumers.server.port)
+    yield proxy
+    consumers.stop()
+    proxy.close()
 
 
 @pytest.fixture

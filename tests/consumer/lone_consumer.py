@@ -12,7 +12,7 @@ import threading
 
 import redis
 
-from celery_delayq.errors import LeaseLost
+from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue.connections import new_id

@@ -14,6 +14,7 @@ from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue import scripts
 from celery_delayq.queue.scripts import MAX_PUT_BACK
 from tests.consumer.conftest import Consumers, hold_all, in_another_thread
+from tests.soak.proxy import Proxy
 from tests.state import nothing_changes, records
 from tests.support import wait_until
 
@@ -25,14 +26,6 @@ CLIENTS: dict[str, dict[str, Any]] = {
     "resp2": {"protocol": 2},
     "resp3": {"protocol": 3},
 }
-
-
-def swallow_replies(connection: Any, expected: bytes) -> None:
-    """Read what the server has answered, so that redis-py does not get it."""
-    found = b""
-    while len(found) < len(expected):
-        found += connection._sock.recv(len(expected) - len(found))
-    assert found == expected
 
 
 def is_kept_waiting(client: redis.Redis) -> bool:
@@ -174,8 +167,10 @@ class TestAcknowledging:
 class TestAcksWhoseConnectionIsLost:
     """They are owed, and sent again; meanwhile the message is held, so nobody puts it back."""
 
-    def test_between_sending_and_reading(self, consumers: Consumers, caplog: pytest.LogCaptureFixture) -> None:
-        consumer, tags = self.with_lost_replies(consumers)
+    def test_between_sending_and_reading(
+        self, consumers: Consumers, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        consumer, tags = self.with_lost_replies(consumers, proxy)
         consumer.read_answers()
         self.check_that_they_are_settled(consumers, consumer, tags)
         assert caplog.text.count("Redis did not confirm that 2 messages left the in-flight list") == 1
@@ -204,8 +199,8 @@ class TestAcksWhoseConnectionIsLost:
         assert set(consumers.in_flight(consumer)) == {b"1", b"2"}
         self.check_that_they_are_settled(consumers, consumer, tags)
 
-    def test_and_the_next_fetch_tells(self, consumers: Consumers) -> None:
-        consumer, tags = self.with_lost_replies(consumers)
+    def test_and_the_next_fetch_tells(self, consumers: Consumers, proxy: Proxy) -> None:
+        consumer, tags = self.with_lost_replies(consumers, proxy)
         with pytest.raises(redis.ConnectionError):
             consumer.fetch("q", 1)
         self.check_that_they_are_settled(consumers, consumer, tags)
@@ -251,15 +246,16 @@ class TestAcksWhoseConnectionIsLost:
         assert consumers.waiting() == [b"waits again"]
         assert consumers.in_flight(consumer) == []
 
-    def with_lost_replies(self, consumers: Consumers) -> tuple[Consumer, list[str]]:
+    def with_lost_replies(self, consumers: Consumers, proxy: Proxy) -> tuple[Consumer, list[str]]:
         """Return a consumer and the tags of what it has acknowledged, which it does not know yet."""
-        consumer = consumers.make()
+        consumer = consumers.make(port=proxy.port)
         tags = consumers.take(consumer, b"1", b"2")
+        proxy.swallows = b""
         for tag in tags:
             assert consumer.ack(tag)
-        assert consumer._conversation.connection is not None
-        swallow_replies(consumer._conversation.connection._connection, b":1\r\n" * len(tags))
-        consumers.cut_connections()
+        wait_until(lambda: not consumers.in_flight(consumer), "the server has acknowledged them")
+        proxy.swallows = None
+        proxy.cut()
         return consumer, tags
 
     def check_that_they_are_settled(self, consumers: Consumers, consumer: Consumer, tags: list[str]) -> None:

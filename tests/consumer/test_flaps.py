@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-
-import pytest
 
 from celery_delayq.fetching import watchdog
 from celery_delayq.fetching.consumer import Consumer
@@ -19,13 +16,9 @@ from tests.support import wait_until
 SHORT_S, TOO_LONG_S = 1.0, 4.0
 
 
-@pytest.fixture
-def proxy(consumers: Consumers) -> Iterator[Proxy]:
-    """Through it, a consumer reaches Redis or not."""
-    proxy = Proxy(consumers.server.port)
-    yield proxy
-    consumers.stop()
-    proxy.close()
+def from_elsewhere(id: str) -> bool | None:
+    """What another machine knows of the processes here, see `process.is_running`."""
+    return None
 
 
 def refuse_for(proxy: Proxy, seconds: float) -> None:
@@ -73,30 +66,21 @@ def test_beside_one_that_runs_keeps_its_lease_however_long_it_has_no_connection(
     assert_kept(consumers, here)
 
 
-def test_who_knows_that_one_runs_tells_those_who_cannot(
-    consumers: Consumers, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_knows_that_one_runs_tells_those_who_cannot(consumers: Consumers, proxy: Proxy) -> None:
     here = consumers.start(is_here=True, lease_s=LONG_S, port=proxy.port)
     consumers.take(here, b"1")
-    elsewhere = consumers.make(lease_s=LONG_S)
-    far = consumers.watch(elsewhere, patience_s=SHORT_S)
-    monkeypatch.setattr(far._presence, "_is_running", lambda id: None)
+    consumers.watch(consumers.make(lease_s=LONG_S), patience_s=SHORT_S, is_running=from_elsewhere)
     consumers.start(lease_s=LONG_S)
     consumers.wait_until_seen(here.id)
     refuse_for(proxy, TOO_LONG_S)
     assert_kept(consumers, here)
 
 
-def test_who_knows_that_one_was_killed_is_told_by_those_who_cannot(
-    consumers: Consumers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_knows_that_one_was_killed_is_told_by_those_who_cannot(consumers: Consumers) -> None:
     """It would not look for a long time, were it not told."""
-    near = consumers.watch(consumers.make(lease_s=LONG_S))
-    monkeypatch.setattr(near, "_seconds_until_turn", lambda alive: LONG_S)
-    far = consumers.watch(consumers.make(lease_s=LONG_S), patience_s=LONG_S)
-    monkeypatch.setattr(far._presence, "_is_running", lambda id: None)
+    consumers.watch(consumers.make(lease_s=LONG_S), turn_s=LONG_S)
+    consumers.watch(consumers.make(lease_s=LONG_S), patience_s=LONG_S, is_running=from_elsewhere)
     with lone(consumers, b"1") as process:
-        wait_until(lambda: near._look_at > time.monotonic() + LONG_S / 2, "it will not look for a long time")
         process.kill()
         wait_until(consumers.waiting, "it is put back")
 

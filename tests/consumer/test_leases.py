@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import redis
 
-from celery_delayq.errors import LeaseLost
+from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching import abandoned
-from celery_delayq.fetching.connection import Identity, connection_of, identify
+from celery_delayq.fetching.connection import Identity, identify
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue import keys, scripts
-from celery_delayq.queue.script import Call
+from celery_delayq.queue.call import Call
+from celery_delayq.queue.connections import connection_of
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.state import calls, nothing_changes
 from tests.support import wait_until

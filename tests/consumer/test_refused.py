@@ -17,14 +17,24 @@ from tests.support import wait_until
 
 Q = keys.QueueKeys.of("q")
 
-#: How a message may leave, and where it is then: what waits on "q", and the records of its dead letters.
+#: How a message may leave, and where it is then: what waits on "q", and the records of its dead letters. What is given
+#: back was never held, so it has no tag: see `take`.
 WAYS: dict[str, tuple[Callable[[Consumer, str], Any], list[bytes], list[bytes]]] = {
     "acknowledged": (lambda consumer, tag: consumer.ack(tag), [], []),
     "requeued": (lambda consumer, tag: consumer.requeue(tag), [b"1 again"], []),
     "put back": (lambda consumer, tag: consumer.put_back([tag]), [b"1 again"], []),
-    "given back": (lambda consumer, tag: consumer.give_back("q", [consumer._held.pop(tag).message]), [b"1"], []),
+    "given back": (lambda consumer, tag: consumer.give_back("q", [b"1"]), [b"1"], []),
     "set aside": (lambda consumer, tag: consumer.set_aside(tag, b"record"), [], [b"record"]),
 }
+
+
+def take(consumers: Consumers, consumer: Consumer, way: str, *others: bytes) -> list[str]:
+    """Publish "1" and others, and let a consumer take them; return their tags. "1" has none if it is given back."""
+    consumers.publish(b"1", *others)
+    messages = consumer.fetch("q", 1 + len(others))
+    assert messages == [b"1", *others]
+    is_held = way != "given back"
+    return ([] if is_held else [""]) + [consumer.hold("q", message) for message in messages[not is_held :]]
 
 
 @contextmanager
@@ -50,13 +60,13 @@ def test_a_fetch_behind_a_refused_acknowledgement_loses_no_message(consumers: Co
     consumer = consumers.make("q", "r")
     refused_one, accepted = consumers.take(consumer, b"1", b"2")
     (other,) = consumers.take(consumer, b"3", name="r")
-    connection = consumer._conversation.connection
+    connection = consumer.reader
     consumers.publish(b"4", name="r")
     with refused(consumers, in_flight_key(consumer)):
         assert consumer.ack(refused_one)
         assert consumer.ack(other)
         assert consumer.fetch("r", 1) == [b"4"]
-    assert consumer._conversation.connection is connection
+    assert consumer.reader == connection
     assert set(consumer.owed) == {refused_one}
     assert consumer.held.keys() == {refused_one, accepted}
     consumer.settle()
@@ -68,7 +78,7 @@ def test_a_fetch_behind_a_refused_acknowledgement_loses_no_message(consumers: Co
 def test_what_is_refused_is_done_later(consumers: Consumers, way: str) -> None:
     leave, waiting, dead = WAYS[way]
     consumer = consumers.make()
-    tag, other = consumers.take(consumer, b"1", b"2")
+    tag, other = take(consumers, consumer, way, b"2")
     with refused(consumers, in_flight_key(consumer)):
         leave(consumer, tag)
         consumer.read_answers()
@@ -88,7 +98,7 @@ def test_what_is_refused_is_done_later(consumers: Consumers, way: str) -> None:
 def test_what_did_not_arrive_is_done_later(lasting: Consumers, way: str) -> None:
     leave, waiting, dead = WAYS[way]
     consumer = lasting.make()
-    (tag,) = lasting.take(consumer, b"1")
+    (tag,) = take(lasting, consumer, way)
     lasting.server.kill()
     leave(consumer, tag)
     consumer.read_answers()
@@ -118,7 +128,7 @@ def test_what_is_owed_for_one_list_holds_up_no_other(consumers: Consumers, way: 
     leave, waiting, dead = WAYS[way]
     consumer = consumers.make("r", "q")
     (other,) = consumers.take(consumer, b"other", name="r")
-    (tag,) = consumers.take(consumer, b"1")
+    (tag,) = take(consumers, consumer, way)
     everywhere = [keys.QueueKeys.of("r").in_flight(consumer.id), in_flight_key(consumer)]
     with refused(consumers, everywhere[0]):
         with refused(consumers, everywhere[1]):
@@ -137,7 +147,7 @@ def test_a_consumer_that_is_closed_settles_what_is_owed(consumers: Consumers, wa
     """And puts nothing back that it has decided about."""
     leave, waiting, dead = WAYS[way]
     consumer = consumers.make()
-    (tag,) = consumers.take(consumer, b"1")
+    (tag,) = take(consumers, consumer, way)
     with refused(consumers, in_flight_key(consumer)):
         leave(consumer, tag)
         assert not consumer.close()
@@ -185,12 +195,22 @@ def test_a_lease_lasts_while_something_is_refused(consumers: Consumers) -> None:
 
 def test_a_connection_that_redis_py_gave_up_is_not_used_again(consumers: Consumers) -> None:
     """It would connect anew to send, and take other replies for those that it has not read."""
-    consumer = consumers.make()
+    made: list[redis.Connection] = []
+
+    class Connection(redis.Connection):
+        """One that tests can reach."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            made.append(self)
+
+    pool = redis.ConnectionPool(connection_class=Connection, port=consumers.server.port)
+    consumer = consumers.make(connection_pool=pool)
     tags = consumers.take(consumer, b"1", b"2")
     consumers.publish(b"3")
     consumer.ack(tags[0])
-    assert consumer._conversation.connection is not None
-    consumer._conversation.connection._connection.disconnect()
+    for connection in made:
+        connection.disconnect()
     consumer.ack(tags[1])
     assert set(consumer.owed) == set(tags)
     assert consumer.fetch("q", 1) == [b"3"]

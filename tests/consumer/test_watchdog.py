@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 import redis
 
-from celery_delayq.errors import LeaseLost
+from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching import abandoned
-from celery_delayq.fetching import watchdog as watchdog_module
 from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue import keys, scripts
-from celery_delayq.queue.script import Call
+from celery_delayq.queue.call import Call
 from celery_delayq.queue.scripts import Renewed
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.consumer.lone import LONG_S, known, lone, wait_for_end_of_lease
@@ -137,30 +136,38 @@ class TestKilled:
         wait_until(lambda: consumers.waiting() and consumers.waiting("r"), "they are put back", 10)
         assert (consumers.waiting(), consumers.waiting("r")) == (recovered(b"1"), recovered(b"2"))
 
-    def test_though_the_one_who_saw_it_comes_to_nothing(
-        self, consumers: Consumers, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_though_the_one_who_saw_it_comes_to_nothing(self, consumers: Consumers) -> None:
         """One that comes later learns of it: where workers are killed again and again, nobody lives for long."""
-        witness = consumers.make(lease_s=LONG_S)
-        monkeypatch.setattr(consumers.watch(witness)._recovery, "_recover", lambda *args: None)
-        with lone(consumers, b"1", b"2") as process:
-            process.kill()
-            consumers.start(lease_s=LONG_S)
-            wait_until(consumers.waiting, "they are put back", 10)
-        assert consumers.waiting() == recovered(b"1", b"2")
+        has_seen, may_end = threading.Event(), threading.Event()
 
-    def test_and_the_second_look_is_not_put_off_by_newcomers(self, consumers: Consumers) -> None:
-        """A hello makes everybody look at once; a restarted worker says one while others miss what it was."""
-        watchdog = Watchdog(consumers.make())
-        watchdog._client = consumers.client
-        with lone(consumers, b"a") as other:
-            watchdog._look()
+        def stop_here(message: bytes) -> tuple[bytes, bool]:
+            has_seen.set()
+            may_end.wait(60)
+            return message, False
+
+        consumers.start(lease_s=LONG_S, redelivery=Redelivery(recover=stop_here))
+        try:
+            with lone(consumers, b"1", b"2") as process:
+                process.kill()
+                assert has_seen.wait(20)
+                consumers.start(lease_s=LONG_S)
+                wait_until(consumers.waiting, "they are put back", 10)
+            assert consumers.waiting() == recovered(b"1", b"2")
+        finally:
+            may_end.set()
+
+    def test_and_newcomers_do_not_put_it_off(self, consumers: Consumers) -> None:
+        """A hello makes everybody look soon; a restarted worker says one while others miss what it was."""
+        consumers.start(lease_s=LONG_S)
+        with lone(consumers, b"1") as other:
             other.kill()
-            wait_until(lambda: not consumers.client.pubsub_numsub(keys.alive_channel(other.id, 0))[0][1], "it is gone")
-            watchdog._look()
-            second = watchdog._look_at
-            watchdog._look()
-            assert watchdog._look_at == second
+            killed_at, number = time.monotonic(), 0
+            while not consumers.waiting():
+                assert time.monotonic() - killed_at < 10
+                number += 1
+                consumers.client.publish(keys.hello_channel(), f"newcomer {number}")
+                time.sleep(0.02)
+        assert consumers.waiting() == recovered(b"1")
 
     def test_before_anybody_could_see_it(self, consumers: Consumers) -> None:
         """All were killed, and one is started again: it knows at once, whatever its patience, and so forgets them."""
@@ -196,17 +203,15 @@ class TestKilled:
 
 
 class TestLone:
-    def test_it_looks_at_once_when_somebody_is_silent(
-        self, consumers: Consumers, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It looks rarely, and has not heard of who was there before it connected again."""
-        monkeypatch.setattr(watchdog_module, "_LONE_LOOK_S", LONG_S)
+    def test_it_looks_at_once_when_somebody_is_silent(self, consumers: Consumers) -> None:
+        """It looks twice a minute, and has not heard of who was there before it connected again."""
         consumer = consumers.make(lease_s=3)
-        watchdog = consumers.watch(consumer, patience_s=LONG_S)
-        wait_until(lambda: watchdog._look_at > time.monotonic() + LONG_S / 2, "it does not look for a long time")
+        before = looks(consumers)
+        consumers.watch(consumer, patience_s=LONG_S)
+        wait_until(lambda: looks(consumers) >= before + 2, "it has looked as it began, and when it heard itself", 10)
         before = looks(consumers)
         consumers.client.zadd("delayq:consumers:{q}", {"silent": now_ms(consumers.client) + 500})
-        wait_until(lambda: looks(consumers) > before, "it looks")
+        wait_until(lambda: looks(consumers) > before, "it looks", 10)
         assert not consumer.is_lost
 
 
@@ -314,7 +319,9 @@ class TestServerClock:
         """It seems to, to whoever renews first. One that does not renew is given up a lease later."""
         lease_s, step_ms = 3.0, 100_000
         both = [consumers.make(lease_s=lease_s) for _ in range(2)]
-        watchdogs = [consumers.watch(consumer) for consumer in both]
+        for consumer in both:
+            consumers.watch(consumer)
+        believed_from = time.monotonic() + lease_s
         stuck = consumers.make(lease_s=LONG_S)
         for consumer in (*both, stuck):
             consumers.take(consumer, consumer.id.encode())
@@ -334,7 +341,7 @@ class TestServerClock:
 
         with closing(consumers.client.pubsub()) as pubsub:
             pubsub.subscribe(keys.alive_channel(stuck.id))
-            wait_until(lambda: time.monotonic() > max(it._believes_leases_at for it in watchdogs), "they believe")
+            wait_until(lambda: time.monotonic() > believed_from, "they believe that leases end")
             monkeypatch.setattr(scripts, "renew", renew_later)
             # As if the clock had been set: what was written before is so much nearer to its end.
             with consumers.client.pipeline() as pipe:

@@ -127,6 +127,7 @@ def imported(command: Command) -> dict[str, dict[str, Any]]:
     return {entry["name"]: entry for entry in map(json.loads, lines)}
 
 
+@pytest.mark.thorough
 def test_is_a_dry_run_at_first(command: Command, rows: Rows) -> None:
     rows("add('daily', interval=day); add('mine', interval=day); add('celery.backend_cleanup', interval=day)")
     rows("add('once', **clocked(3600))")
@@ -139,6 +140,7 @@ def test_is_a_dry_run_at_first(command: Command, rows: Rows) -> None:
     assert command("list", "--json").stdout == ""
 
 
+@pytest.mark.thorough
 def test_twice_adds_nothing_more(command: Command, rows: Rows) -> None:
     rows("add('daily', interval=day)")
     assert set(imported(command)) == {"daily"}
@@ -156,7 +158,6 @@ cron = CrontabSchedule.objects.create(
     minute="*/5", hour="8 - 17", day_of_month="1,15", month_of_year="*", day_of_week="mon-fri",
     timezone="Europe/Berlin")
 add("cron", crontab=cron)
-add("sun", solar=SolarSchedule.objects.create(event="sunset", latitude="52.5", longitude="13.4"))
 add("once", **clocked(3600))
 """
     )
@@ -165,13 +166,19 @@ add("once", **clocked(3600))
     assert found["weekly"]["schedule"] == {"every": 7 * 86400.0}
     assert found["cron"]["schedule"] == {"crontab": "*/5 8-17 1,15 * mon-fri"}
     assert found["cron"]["timing"] == {"tz": "Europe/Berlin"}
-    assert found["sun"]["schedule"] == {"solar": "sunset", "lat": 52.5, "lon": 13.4}
     once = found["once"]["timing"]
     assert once["max_runs"] == 1
     left = datetime.fromisoformat(once["start"]) - datetime.now(timezone.utc)
     assert timedelta(minutes=58) < left < timedelta(minutes=60)
 
 
+def test_a_solar_event_is_moved(command: Command, rows: Rows) -> None:
+    pytest.importorskip("ephem")
+    rows('add("sun", solar=SolarSchedule.objects.create(event="sunset", latitude="52.5", longitude="13.4"))')
+    assert imported(command)["sun"]["schedule"] == {"solar": "sunset", "lat": 52.5, "lon": 13.4}
+
+
+@pytest.mark.thorough
 def test_each_field_is_moved(command: Command, rows: Rows) -> None:
     rows(
         """
@@ -232,6 +239,7 @@ PeriodicTask.objects.filter(name="bare").update(interval=None)
     assert "1 entry added" in done.stdout
 
 
+@pytest.mark.thorough
 def test_an_interval_goes_on_from_its_last_run(command: Command, rows: Rows) -> None:
     rows(
         """
@@ -254,6 +262,7 @@ add("started", interval=day, last_run_at=now - timedelta(hours=23), start_time=n
     assert 0 < left_s("overdue") < 60
 
 
+@pytest.mark.thorough
 def test_without_zones_a_crontab_has_none(command: Command, rows: Rows) -> None:
     rows('add("cron", crontab=CrontabSchedule.objects.create(hour="4", timezone="Europe/Berlin"))')
     done = command("import-django-celery-beat", "--apply", SETTINGS='{"DJANGO_CELERY_BEAT_TZ_AWARE": false}')
@@ -261,6 +270,7 @@ def test_without_zones_a_crontab_has_none(command: Command, rows: Rows) -> None:
     assert json.loads(command("show", "cron", "--json").stdout)["timing"] == {}
 
 
+@pytest.mark.thorough
 def test_naive_times_are_in_the_zone_of_django(env: dict[str, str], command: Command) -> None:
     naive = json.dumps({"USE_TZ": False})
     add = 'add("e", interval=day, start_time=datetime(2035, 5, 1, 12))'
@@ -287,6 +297,7 @@ def test_a_project_that_cannot_be_read(command: Command, env_of: dict[str, str],
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_imported_tasks_run(env: dict[str, str], command: Command, rows: Rows) -> None:
     """Once, at its time, if it is clocked or one-off; again and again, if it is not."""
     rows(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,6 +135,18 @@ def test_eager_tasks() -> None:
     assert "whatever their countdown" in found(made(task_always_eager=True))["delayq.W003"]
 
 
+@pytest.fixture
+def zone_of_the_process() -> Iterator[None]:
+    """Let the process keep its time zone, which Django sets, and leaves as its own default."""
+    before = os.environ.get("TZ")
+    yield
+    os.environ.pop("TZ", None)
+    if before is not None:
+        os.environ["TZ"] = before
+    time.tzset()
+
+
+@pytest.mark.usefixtures("zone_of_the_process")
 @pytest.mark.parametrize(("zone", "ids"), [("Europe/Berlin", {"delayq.W004"}), ("UTC", set())])
 def test_naive_times(zone: str, ids: set[str]) -> None:
     with override_settings(USE_TZ=False, TIME_ZONE=zone):

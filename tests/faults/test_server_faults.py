@@ -13,6 +13,7 @@ from celery_delayq import DeadLetters
 from celery_delayq.queue.keys import QueueKeys
 from tests.brokers import ClusterServer, Server, url_of
 from tests.ledger import ALL_WELL, Ledger
+from tests.state import FAR
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
@@ -168,7 +169,7 @@ def test_a_queue_that_the_server_refuses_stops_no_other(
 ) -> None:
     client.zadd("redisson_delay_queue_timeout:{broken}", {b"\x00" + bytes(8): 1})
     client.set("broken", "not a list")
-    client.sadd("delayq:queues", "broken")
+    client.zadd("delayq:queues", {"broken": FAR})
     client.publish("delayq:queues", "broken")
     worker.wait_for_log("Cannot transfer delayed messages of 'broken'")
     promised = schedule(app, [0.2] * 3)

@@ -100,6 +100,23 @@ def bodies_on(client: redis.Redis, name: str = "q") -> list[Any]:
     return [loads(base64.b64decode(m["body"]), m["content-type"], m["content-encoding"]) for m in messages]
 
 
+def size(ours: Broker, name: str = "q") -> int:
+    """How many messages a queue has that were not fetched."""
+    return int(ours.channel.queue_declare(name).message_count)
+
+
+def fetching(client: redis.Redis) -> dict[str, str]:
+    """What the server says of the connection that fetches: it wants to be told of changed lists, or has others told."""
+    (found,) = [one for one in client.client_list() if "t" in one["flags"]]
+    return dict(found)
+
+
+def told(client: redis.Redis) -> str:
+    """The id of the connection that the server tells of changed lists."""
+    one = fetching(client)
+    return one["id"] if one["redir"] == "0" else one["redir"]
+
+
 def redelivered(message: Message) -> bool:
     return bool(message.delivery_info.get("redelivered"))
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import math
+import os
+from contextlib import closing
 from types import SimpleNamespace
+from typing import Any
 
 import kombu
 import pytest
-from kombu import Consumer, Exchange, Queue
+import redis
+from kombu import Consumer, Exchange, Producer, Queue
 from kombu.asynchronous import Hub
 from kombu.utils import eventio
 
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.transfer.lead import LONGEST_LEAD_S
-from tests.fetching.reading import DB, Reader, bodies_on, publish, queue, reader, redelivered
+from tests.fetching.reading import DB, Reader, bodies_on, publish, queue, reader, redelivered, size
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker
 from tests.support import wait_until
@@ -40,7 +43,7 @@ def test_each_channel_has_a_prefetch_count_of_its_own(ours: Broker) -> None:
         assert (one.bodies, other.bodies) == (["a"], ["b"] * 3)
         one.channel.close()
         assert bodies_on(ours.client, "a") == ["a"] * 5
-        assert ours.channel._size("b") == 2
+        assert size(ours, "b") == 2
         other.messages[0].ack()
         assert other.wait() == ["b"] * 4
 
@@ -104,43 +107,80 @@ def test_what_is_held_ahead_does_not_stop_fetching_for_good(ours: Broker) -> Non
         hub.close()
 
 
-@pytest.mark.one_server("it looks into its fetcher")
+class NotedPoller:
+    """kombu's, and which file descriptors it polls. The one under gevent cannot forget those that were closed."""
+
+    def __init__(self) -> None:
+        self._poller = eventio.poll()
+        self.poll, self.close = self._poller.poll, self._poller.close
+        self.polled: set[int] = set()
+
+    def register(self, fd: Any, events: int) -> None:
+        self._poller.register(fd, events)
+        self.polled.add(eventio.fileno(fd))
+
+    def unregister(self, fd: Any) -> None:
+        self.polled.discard(eventio.fileno(fd))
+        self._poller.unregister(fd)
+
+
+@pytest.mark.one_server("it looks at the connections of one server")
 @pytest.mark.skipif(kombu.VERSION < (5, 7), reason="kombu 5.6 keeps the connection")
 def test_a_connection_for_replies_is_closed_and_opened_again(ours: Broker) -> None:
-    """A worker has one while it starts. gevent has this poller, which would poll whatever has that descriptor later."""
+    """A worker has one while it starts. What is polled is open: later, others may have that descriptor."""
     with ours.connection.clone() as connection:
-        connection.transport.cycle.poller = poller = eventio._select()
+        cycle = connection.transport.cycle
+        cycle.poller = poller = NotedPoller()
         for number in range(2):
             replies = Reader(connection.default_channel, "replies", no_ack=True)
             publish(ours, "replies", number)
             assert replies.drain(1) == [number]
-            brpop = replies.channel.client.connection
-            fd = brpop._sock.fileno()
+            brpop, fds = connections(ours.client, "brpop"), polled_for(cycle, "BRPOP")
+            assert (len(brpop), len(fds)) == (1, 1)
+            assert fds <= poller.polled
             replies.consumer.cancel()
             tasks = Reader(connection.default_channel, "q")
-            connection.transport.cycle._tidy_at = math.inf
-            wait_until(lambda tasks=tasks: not tasks.wait(0.1) and not tasks.channel._in_poll, "BRPOP has ended")
-            replies.channel.close_idle()
-            assert brpop._sock is None
-            assert fd not in poller._rfd
+            there = brpop.copy()
+            wait_until(
+                lambda tasks=tasks, there=there: not tasks.wait(0.1) and not there & connections(ours.client),
+                "it is closed",
+            )
+            for fd in poller.polled:
+                os.fstat(fd)
             publish(ours, "q", number)
             assert tasks.drain(1) == [number]
             tasks.consumer.cancel()
 
 
-@pytest.mark.one_server("it looks into its fetcher")
-def test_messages_are_put_back_although_a_connection_was_reset(ours: Broker) -> None:
+def connections(client: redis.Redis, command: str | None = None) -> set[str]:
+    """Return the ids of all connections of a server, or of those that ran this command last."""
+    return {one["id"] for one in client.client_list() if command in (None, one["cmd"])}
+
+
+def polled_for(cycle: Any, kind: str) -> set[int]:
+    """Return the file descriptors that kombu polls for a command."""
+    return {fd for fd, polled in cycle.fds.items() if isinstance(polled, tuple) and polled[1] == kind}
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+@pytest.mark.one_server("it looks at the connections of one server")
+def test_messages_are_put_back_although_a_connection_was_reset(
+    ours: Broker, noticed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """redis-py disconnects what was reset, and its parser breaks when it is read again."""
     with reader(ours, "q", ack=False) as it:
         publish(ours, "q", *range(3))
         it.drain(3)
         it.wait()
-        slots = it.channel.fetcher._slots.values()
-        wait_until(lambda: all(slot.is_armed for slot in slots), "it waits for more")
-        next(iter(slots)).connection.disconnect()
+        (waits,) = connections(ours.client, "blmove")
+        ours.client.client_kill_filter(_id=waits)
+        if noticed:
+            with pytest.raises(it.channel.connection.client.connection_errors):
+                it.wait()
         it.channel.connection.client.collect()
         wait_until(lambda: bodies_on(ours.client) == [0, 1, 2], "they are put back")
         assert in_flight(ours.client) == 0
+    assert "Cannot put back" not in caplog.text
 
 
 def test_a_consumer_joins_all_lists_of_its_queue_before_it_works_on_a_backlog(ours: Broker) -> None:
@@ -181,7 +221,7 @@ def test_a_message_got_is_in_flight_until_it_is_acknowledged(ours: Broker) -> No
     publish(ours, "q", "high")
     message = queue("q")(ours.channel).get()
     assert message.payload == "high"
-    assert (in_flight(ours.client), ours.channel._size("q")) == (1, 1)
+    assert (in_flight(ours.client), size(ours)) == (1, 1)
     message.ack()
     wait_until(lambda: in_flight(ours.client) == 0, "it is acknowledged")
 
@@ -190,7 +230,7 @@ def test_a_message_got_without_acknowledgement_is_nobodys(ours: Broker) -> None:
     publish(ours, "q", "body")
     assert queue("q")(ours.channel).get(no_ack=True).payload == "body"
     assert in_flight(ours.client) == 0
-    assert ours.channel._size("q") == 0
+    assert size(ours) == 0
 
 
 def test_a_message_got_and_not_acknowledged_comes_back(ours: Broker) -> None:
@@ -245,9 +285,12 @@ def test_simple_queue_gets_without_waiting_after_it_has_waited(ours: Broker) -> 
 
 @pytest.mark.one_server("the name has the database")
 def test_each_channel_broadcasts_to_the_same_topic(ours: Broker) -> None:
-    with ours.connection.clone() as connection:
-        topics = {connection.channel()._get_publish_topic("events", "") for _ in range(3)}
-        assert topics == {f"/{DB}.events"}
+    with ours.connection.clone() as connection, closing(ours.client.pubsub()) as listener:
+        listener.psubscribe("*.events")
+        assert listener.get_message(timeout=10)
+        for _ in range(3):
+            Producer(connection.channel(), Exchange("events", "fanout")).publish({})
+            assert listener.get_message(timeout=10)["channel"] == f"/{DB}.events".encode()
 
 
 def test_the_bindings_of_a_broadcast_queue_go_with_its_channel(ours: Broker) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_delayq.queue import scripts
-from celery_delayq.queue.script import Call
+from celery_delayq.queue.call import Call
 from celery_delayq.transport import last_delivery
 from celery_delayq.transport.redelivery import ALONE, DELIVERY_COUNT
 from tests.brokers import Server

@@ -6,16 +6,19 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 import redis
+from kombu import Connection
 
 from celery_delayq.transport import listener as module
-from celery_delayq.transport.listener import TRUST_S, Listener
+from celery_delayq.transport.listener import TRUST_S
 from examples.private_redis import PrivateRedis
-from tests.fetching.reading import Reader, publish
+from tests.fetching.reading import Reader, fetching, publish, told
 from tests.fetching.reading import reader as consuming
 from tests.integration.publishing import Broker, broker
+from tests.soak.proxy import Proxy
 from tests.support import wait_until
 
 PRIORITIES = (0, 3, 6, 9)
@@ -31,12 +34,6 @@ def server() -> Iterator[PrivateRedis]:
 def ours(server: PrivateRedis) -> Iterator[Broker]:
     with broker(server, "delayq", 0) as ours:
         yield ours
-
-
-def listener_of(reader: Reader) -> Listener:
-    found = reader.channel._station().rare_lists._listener
-    assert isinstance(found, Listener)
-    return found
 
 
 def waiting(client: redis.Redis) -> int:
@@ -58,8 +55,7 @@ def test_a_queue_takes_one_connection_that_waits_and_one_that_listens(ours: Brok
         reader.wait(0.2)
         assert waiting(client) == 3
         assert len(client.client_list(_type="pubsub")) == 3  # the watchdog's, the transfer loop's, and this one
-        listener, consumer = listener_of(reader), reader.channel.fetcher._consumer
-        assert all(listener.is_awaited(consumer, f"{name}\x06\x163") for name in ("q1", "q3"))
+        assert client.info("stats")["tracking_total_keys"] == 3 * 3
 
 
 def test_messages_that_came_before_it_listens_arrive(ours: Broker) -> None:
@@ -85,8 +81,8 @@ def test_channels_share_it(ours: Broker, server: PrivateRedis) -> None:
     with ours.connection.clone() as connection, server.client() as client:
         one, other = Reader(connection.channel(), "a"), Reader(connection.channel(), "b")
         other.wait(0.2)
-        assert listener_of(one) is listener_of(other)
         assert client.info("clients")["tracking_clients"] == 1
+        assert told(client)
         for number in range(3):
             for reader, name in ((one, "a"), (other, "b")):
                 publish(ours, name, number, priority=6)
@@ -98,11 +94,11 @@ def test_channels_share_it(ours: Broker, server: PrivateRedis) -> None:
 def test_it_is_told_of_nothing_else_that_the_worker_reads(ours: Broker, server: PrivateRedis) -> None:
     with consuming(ours, "q") as reader, server.client() as client:
         reader.wait(0.2)
-        told = client.info("stats")["tracking_total_keys"]
+        keys = client.info("stats")["tracking_total_keys"]
         for number in range(20):
             publish(ours, "q", number)
         reader.drain(20)
-        assert client.info("stats")["tracking_total_keys"] == told == 3
+        assert client.info("stats")["tracking_total_keys"] == keys == 3
 
 
 def test_a_fetching_connection_that_is_lost(ours: Broker, server: PrivateRedis) -> None:
@@ -110,7 +106,7 @@ def test_a_fetching_connection_that_is_lost(ours: Broker, server: PrivateRedis) 
     with consuming(ours, "q") as reader, server.client() as client:
         for number in range(2):
             reader.wait(0.2)
-            client.client_kill_filter(_id=reader.channel.fetcher._consumer.reader.client_id)
+            client.client_kill_filter(_id=fetching(client)["id"])
             publish(ours, "q", number, priority=6)
             began = time.monotonic()
             assert reader.drain(number + 1)[-1] == number
@@ -122,14 +118,18 @@ def test_lists_are_looked_at_again_after_a_while(
 ) -> None:
     """Whatever the reason is that the server did not tell."""
     monkeypatch.setattr(module, "TRUST_S", 0.5)
-    with consuming(ours, "q") as reader, server.client() as client:
+    with (
+        closing(Proxy(server.port)) as proxy,
+        Connection(f"delayq://127.0.0.1:{proxy.port}/0") as connection,
+        server.client() as client,
+    ):
+        reader = Reader(connection.default_channel, "q")
         reader.wait(0.2)
-        told, known = listener_of(reader)._connection, listener_of(reader).identity
-        told.send_command("UNSUBSCRIBE", "__redis__:invalidate")
-        told.read_response()
+        before = told(client)
+        proxy.swallows = b"__redis__:invalidate"
         publish(ours, "q", "lost?", priority=6)
         assert reader.drain(1) == ["lost?"]
-        assert known.client_id in {it["id"] for it in client.client_list()}
+        assert told(client) == before
 
 
 def test_a_server_that_hangs_is_an_error_that_workers_know(
@@ -138,11 +138,10 @@ def test_a_server_that_hangs_is_an_error_that_workers_know(
     monkeypatch.setattr(module, "TRUST_S", 0.0)
     with broker(server, "delayq", 0, socket_timeout=0.2) as ours, consuming(ours, "q") as reader:
         reader.wait(0.2)
-        consumer = reader.channel.fetcher._consumer
         os.kill(server.pid, signal.SIGSTOP)
         try:
-            with pytest.raises((redis.TimeoutError, redis.ConnectionError)):
-                consumer.are_empty([["q"]], told=listener_of(reader).identity)
+            with pytest.raises(reader.channel.connection.client.connection_errors):
+                reader.wait(5)
         finally:
             os.kill(server.pid, signal.SIGCONT)
 
@@ -152,14 +151,15 @@ def test_a_listening_connection_that_is_lost_is_opened_again(ours: Broker, serve
     with consuming(ours, "q") as reader, server.client() as client:
         for number in range(0, 4, 2):
             reader.wait(0.2)
-            lost, cycle = listener_of(reader), reader.channel.connection.cycle
-            client.client_kill_filter(_id=lost.identity.client_id)
+            lost, cycle = told(client), reader.channel.connection.cycle
+            polled = len(cycle.fds)
+            client.client_kill_filter(_id=lost)
             publish(ours, "q", number, priority=6)
             began = time.monotonic()
             assert reader.drain(number + 1)[-1] == number
             reader.wait(0.2)
-            assert listener_of(reader) is not lost
-            assert not [fd for fd, (polled, _) in cycle._slots.items() if polled is lost]
+            assert told(client) != lost
+            assert len(cycle.fds) == polled
             publish(ours, "q", number + 1, priority=6)
             assert reader.drain(number + 2)[-1] == number + 1
             assert time.monotonic() - began < 10 < TRUST_S
@@ -173,7 +173,7 @@ def test_a_ping_that_the_server_refuses_is_an_answer(server: PrivateRedis) -> No
         server.client() as client,
     ):
         reader.wait(0.2)
-        told = listener_of(reader)
+        before = told(client)
         client.execute_command("ACL", "SETUSER", "default", "-ping")
         refused = lambda: client.info("commandstats").get("cmdstat_ping", {}).get("rejected_calls", 0)  # noqa: E731
 
@@ -185,20 +185,28 @@ def test_a_ping_that_the_server_refuses_is_an_answer(server: PrivateRedis) -> No
         client.execute_command("ACL", "SETUSER", "default", "+ping")
         publish(ours, "q", "told", priority=6)
         assert reader.drain(1) == ["told"]
-        assert listener_of(reader) is told
+        assert told(client) == before
 
 
-def test_both_connections_are_lost(ours: Broker, server: PrivateRedis) -> None:
+def test_both_connections_are_lost(ours: Broker, server: PrivateRedis, caplog: pytest.LogCaptureFixture) -> None:
     """The server knows that the listening one is gone before the worker does. That does not forbid it to listen."""
-    with consuming(ours, "q") as reader, server.client() as client:
+    caplog.set_level("INFO", logger="celery_delayq")
+    with consuming(ours, "q", ack=False) as reader, server.client() as client:
         reader.wait(0.2)
-        rare, consumer = reader.channel._station().rare_lists, reader.channel.fetcher._consumer
-        listener = listener_of(reader)
-        client.client_kill_filter(_id=listener.identity.client_id)
-        consumer._conversation.connection._told = None
-        assert not rare.wait(consumer, ["another"])
-        assert rare.may_have("another")
-        assert rare.wait(consumer, ["another"])
+        publish(ours, "q", *range(3))
+        reader.drain(3)
+        reader.wait(0.2)
+        for connection in (told(client), fetching(client)["id"]):
+            client.client_kill_filter(_id=connection)
+        reader.acknowledge_all()  # it notices that the one that fetches is lost
+        time.sleep(1.1)  # and looks at all lists again before it reads from the one that listens
+        reader.wait(0.5)
+        publish(ours, "q", "told", priority=6)
+        began = time.monotonic()
+        assert reader.drain(4)[-1] == "told"
+        assert time.monotonic() - began < 10 < TRUST_S
+        assert waiting(client) == 1
+    assert "does not tell" not in caplog.text
 
 
 #: Redis 6.2 can allow subcommands one by one, but forbid none.
@@ -245,11 +253,11 @@ def test_a_flushed_database_forgets_nothing(ours: Broker, server: PrivateRedis) 
     """The server tells all who track keys, whatever the database."""
     with consuming(ours, "q") as reader, server.client(db=9) as client:
         reader.wait(0.2)
-        told = listener_of(reader)
+        before = told(client)
         for number in range(2):
             client.set("any", 1)
             client.flushdb()
             reader.wait(0.2)
             publish(ours, "q", number, priority=6)
             assert reader.drain(number + 1)[-1] == number
-        assert listener_of(reader) is told, "there was no need to connect again"
+        assert told(client) == before, "there was no need to connect again"

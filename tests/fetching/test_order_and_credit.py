@@ -12,7 +12,7 @@ import pytest
 
 from celery_delayq.transport import credit
 from tests.brokers import Server
-from tests.fetching.reading import publish, reader, with_options
+from tests.fetching.reading import fetching, publish, reader, size, with_options
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker
 from tests.support import wait_until
@@ -95,7 +95,7 @@ def test_no_more_than_the_prefetch_count_is_taken_from_the_broker_lists(
             publish(ours, "q", number, priority=priorities[number % len(priorities)])
         it.drain(prefetch)
         assert len(it.wait()) == prefetch
-        assert ours.channel._size("q") == 10 - prefetch
+        assert size(ours) == 10 - prefetch
         assert in_flight(ours.client) == prefetch
         it.messages[0].ack()
         assert len(it.wait()) == prefetch + 1
@@ -140,40 +140,38 @@ def test_a_pool_that_is_busy_for_long_is_given_what_the_prefetch_count_allows(ou
         assert in_flight(ours.client) == 8
 
 
-@pytest.mark.one_server("it looks into its fetcher")
-@pytest.mark.usefixtures("patient")
+@pytest.mark.one_server("each node has a connection that fetches")
 def test_replies_that_nobody_has_read_yet_do_no_harm_to_a_health_check(
-    ours: Broker, caplog: pytest.LogCaptureFixture
+    any_broker: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    publish(ours, "q", *range(8))
-    with reader(ours, "q", prefetch=8, ack=False) as it:
+    with (
+        with_options(any_broker, health_check_interval=1) as ours,
+        reader(ours, "q", prefetch=8, ack=False) as it,
+    ):
+        it.wait(0.1)
+        publish(ours, "q", *range(8))
         it.drain(8)
-        it.channel.connection.tasks_waiting = lambda: 1000
-        connection = it.channel._station().consumer._conversation.connection
+        connection = fetching(ours.client)["id"]
         for message in it.messages[:4]:
             message.ack()
-            connection._connection.next_health_check = -1.0  # none for longer than the interval
-            it.channel.fetcher.fill()
-        assert connection.unanswered
-        it.channel.connection.tasks_waiting = int
+            time.sleep(0.5)  # in all, longer than the interval
         publish(ours, "q", 8)
         assert it.drain(9) == list(range(9))
-        assert it.channel._station().consumer._conversation.connection is connection
+        assert fetching(ours.client)["id"] == connection
         assert in_flight(ours.client) == 5
     assert not caplog.records
 
 
-@pytest.mark.one_server("it looks into its fetcher")
 @pytest.mark.usefixtures("patient")
 def test_what_became_of_acknowledgements_is_looked_at_where_nothing_is_fetched(ours: Broker) -> None:
     publish(ours, "q", *range(4))
     with reader(ours, "q", prefetch=4, ack=False) as it:
         it.drain(4)
         it.channel.connection.tasks_waiting = lambda: 1000
-        consumer = it.channel._station().consumer
+        done, *others = [message.delivery_tag for message in it.messages]
         it.messages[0].ack()
-        wait_until(lambda: it.wait(0.05) and not consumer._conversation.connection.unanswered, "the reply is read", 10)
-        assert len(consumer.held) == 3
+        wait_until(lambda: it.wait(0.05) and not it.channel.is_held(done), "the reply is read", 10)
+        assert all(map(it.channel.is_held, others))
 
 
 def test_without_a_prefetch_count_a_busy_pool_is_given_everything(ours: Broker) -> None:
@@ -193,7 +191,7 @@ def test_the_prefetch_count_changes_at_run_time(ours: Broker) -> None:
         for message in it.messages[:3]:
             message.ack()
         assert len(it.wait()) == 6
-        assert ours.channel._size("q") == 14
+        assert size(ours) == 14
         it.consumer.qos(prefetch_count=0)
         assert it.drain(20) == list(range(20))
 
@@ -207,7 +205,7 @@ def test_two_idle_consumers_of_one_message_each_share_a_burst(ours: Broker) -> N
         one.drain(1)
         other.drain(1)
         assert len({*one.wait(), *other.wait()}) == 2
-        assert ours.channel._size("q") == 1
+        assert size(ours) == 1
 
 
 # -- drain_events

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
 import redis
 from celery import Celery
 
-from celery_delayq.errors import UnsupportedServer
-from celery_delayq.health import clock
+from celery_delayq.basics.errors import UnsupportedServer
 from celery_delayq.health.at_start import check_servers, say_at_start
 from celery_delayq.health.finding import Finding, Level
 from celery_delayq.health.servers import servers_of
@@ -79,7 +79,7 @@ def test_options_that_nothing_reads_are_warned_of(admin: redis.Redis, caplog: py
 
 def test_a_clock_that_is_off_is_warned_of(admin: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     admin.config_set("save", "900 1")
-    monkeypatch.setattr(clock, "_ask", lambda server: (0.001, -2.0))
+    monkeypatch.setattr(admin, "time", lambda: divmod(round((time.time() + 2) * 1_000_000), 1_000_000))
     (finding,) = check_server(admin)
     assert finding.level is Level.WARNING
     assert "is 2.0 s behind" in finding.message

@@ -74,7 +74,7 @@ def add_long_tasks(app: Celery, ledger: Ledger) -> Celery:
     def poison(self: Any) -> None:
         """Kill the worker, and with it all that it runs: the process that holds its messages."""
         ledger.record(self.request.id, os.getpid())
-        is_child = current_process()._name != "MainProcess"
+        is_child = current_process().name != "MainProcess"
         os.kill(os.getppid() if is_child else os.getpid(), signal.SIGKILL)
         time.sleep(60)
 

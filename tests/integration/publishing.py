@@ -94,6 +94,8 @@ class Broker:
                 continue
             if self.client.type(key) == b"list":
                 content[key.decode()] = [anonymous(message) for message in self.client.lrange(key, 0, -1)]
+            elif key.endswith(b"delayq:queues"):
+                content[key.decode()] = set(self.client.zrange(key, 0, -1))
             else:
                 content[key.decode()] = self.client.smembers(key)
         return content

@@ -53,4 +53,4 @@ def test_each_worker_runs_each_task_of_a_broadcast_queue_once(
         of_each = {task_id: [run.note for run in runs if run.task_id == task_id] for task_id in ids}
         assert [len(pids) for pids in of_each.values()] == [3] * 20 + [1] * 5
         assert all(len(set(pids)) == len(pids) for pids in of_each.values())
-        assert in_flight(broker_client) == 0
+        wait_until(lambda: in_flight(broker_client) == 0, "all are acknowledged")

@@ -12,9 +12,10 @@ import pytest
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from celery_delayq import DelayedQueue, messages
+from celery_delayq import DelayedQueue
 from celery_delayq.inspector.histogram import Bucket
 from celery_delayq.queue import codec
+from celery_delayq.transport import messages
 from tests.brokers import list_for
 from tests.state import FAR, bury, calls, give, lease, nothing_changes, now_ms, offer
 from tests.support import wait_until
@@ -87,8 +88,8 @@ class TestCancelAll:
 
     def test_tells_how_far_it_is_in_bounded_calls(self, app: Celery, waiting: DelayedQueue) -> None:
         waiting.register(again=True)
-        for number in range(20_000):
-            waiting.client.zadd(waiting.keys.timeout_set, {codec.pack(number.to_bytes(8, "big"), b"{}"): FAR + number})
+        many = {codec.pack(number.to_bytes(8, "big"), b"{}"): FAR + number for number in range(20_000)}
+        waiting.client.zadd(waiting.keys.timeout_set, many)
         waiting.client.config_resetstat()
         told: list[tuple[int, int]] = []
         assert app.delayq.cancel_all(queue="celery", on_progress=lambda *now: told.append(now)) == 20_000

@@ -19,7 +19,7 @@ from celery.worker.request import Request
 from kombu import Connection, Producer, Queue
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from celery_delayq.remote_control.broadcast import BY_ID, BY_STAMPS
+from celery_delayq.publishing.broadcast import BY_ID, BY_STAMPS
 from celery_delayq.transport import producer
 from celery_delayq.worker.handover import tasks_waiting
 

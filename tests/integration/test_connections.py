@@ -237,6 +237,7 @@ class TestFailover:
 
 
 class TestSentinel:
+    @pytest.mark.thorough
     def test_the_master_is_found_and_so_is_its_successor(self, tmp_path: Path, ledger: Ledger) -> None:
         with (
             replicated(tmp_path) as servers,

@@ -28,10 +28,11 @@ def test_a_silent_peer_does_not_hold_the_loop_for_ever(monkeypatch: pytest.Monke
             pass
 
 
-def test_a_timeout_of_the_user_is_kept() -> None:
+def test_a_timeout_of_the_user_is_kept(broker_url: str) -> None:
     register()
-    given = kombu.Connection("delayq://h", transport_options={"socket_timeout": 3})
-    options = Connector(given)._template.transport_options
+    given = kombu.Connection(broker_url, transport_options={"socket_timeout": 3})
+    with Connector(given)() as client:
+        options = client.get_connection_kwargs()
     assert (options["socket_timeout"], options["socket_connect_timeout"]) == (3, module.SOCKET_TIMEOUT_S)
     assert given.transport_options == {"socket_timeout": 3}
 

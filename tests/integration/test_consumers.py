@@ -12,7 +12,7 @@ from celery_delayq import DelayedQueue
 from celery_delayq.inspector.consumers import Lease
 from tests.brokers import list_for
 from tests.ledger import Ledger
-from tests.state import give, lease, nothing_changes, now_ms
+from tests.state import FAR, give, lease, nothing_changes, now_ms
 from tests.support import wait_until
 from tests.workers import Worker
 
@@ -56,7 +56,7 @@ def test_one_that_was_given_up(app: Celery, waiting: DelayedQueue) -> None:
 
 def test_of_several_queues(app: Celery, waiting: DelayedQueue) -> None:
     other = DelayedQueue(waiting.client, "other")
-    waiting.client.sadd("delayq:queues", "other")
+    waiting.client.zadd("delayq:queues", {"other": FAR})
     try:
         for queue in (waiting, other):
             lease(queue, ONE)
@@ -64,7 +64,7 @@ def test_of_several_queues(app: Celery, waiting: DelayedQueue) -> None:
         assert one.queues == ("celery", "other")
         assert [it.queue for it in one.leases] == ["celery", "other"]
     finally:
-        waiting.client.srem("delayq:queues", "other")
+        waiting.client.zrem("delayq:queues", "other")
 
 
 @pytest.mark.parametrize("transferrer", [None, b"", b"garbage", b"\xff:\xff", b"1:other:1:loop", b"1:host:11:loop"])

@@ -57,7 +57,7 @@ def path(tmp_path: Path) -> Path:
 def content(client: redis.Redis) -> dict[str, list[tuple[int, bytes]]]:
     """Due times and payloads of all that waits, in order, by broker list."""
     found = {}
-    for name in client.smembers("delayq:queues"):
+    for name in set(client.zrange("delayq:queues", 0, -1)):
         queue = DelayedQueue(client, name.decode())
         found[queue.name] = [(entry.due_ms, entry.payload) for page in queue.pages() for entry in page]
     return {name: entries for name, entries in found.items() if entries}
@@ -126,7 +126,7 @@ class TestThereAndBack:
             lists = {
                 f"shop:{name}{step}".encode() for name in ("celery", "other") for step in ("", "\x06\x163", "\x06\x169")
             }
-            assert client.smembers("shop:delayq:queues") == lists
+            assert set(client.zrange("shop:delayq:queues", 0, -1)) == lists
             (task,) = (task for task in other.delayq.iter_scheduled("other") if task.id == "id1")
             assert (task.queue, task.priority, task.due) == ("other", 3, LATER)
             queue = DelayedQueue(client, task.broker_list)
@@ -165,11 +165,12 @@ class TestThereAndBack:
     def test_loops_learn_of_queues_on_a_server_that_lost_its_data(
         self, app: Celery, full: DelayedQueue, path: Path
     ) -> None:
-        names = full.client.smembers("delayq:queues")
+        names = set(full.client.zrange("delayq:queues", 0, -1))
         app.delayq.export(path)
         full.client.flushall()
         app.delayq.import_(path)
-        assert full.client.smembers("delayq:queues") == {name.encode() for name in content(full.client)} <= names
+        left = set(full.client.zrange("delayq:queues", 0, -1))
+        assert left == {name.encode() for name in content(full.client)} <= names
 
     def test_of_nothing(self, app: Celery, waiting: DelayedQueue, path: Path) -> None:
         assert app.delayq.export(path) == 0

@@ -112,6 +112,7 @@ class TestSentinel:
         assert worker.log.count("Redis failed over: ") == 1
         assert f"the master is 127.0.0.1:{servers.replica.port} now" in worker.log
 
+    @pytest.mark.thorough
     def test_a_master_that_hangs(self, servers: Replicated, worker: Worker, app: Celery, ledger: Ledger) -> None:
         """Its connections last: only Sentinel tells that there is another one."""
         run_one_of_each(app, ledger)
@@ -124,6 +125,7 @@ class TestSentinel:
             os.kill(servers.master.pid, signal.SIGCONT)
         assert "Sentinel names" in worker.log
 
+    @pytest.mark.thorough
     def test_a_machine_with_the_master_and_a_sentinel_that_hangs(self, tmp_path: Path, ledger: Ledger) -> None:
         """Even if it is the sentinel that the worker listens to, and that is asked first."""
         with (
@@ -196,6 +198,7 @@ class TestSeveralUrls:
             with publisher(f"delayq://127.0.0.1:{pair.replica.port}/0", ledger.url) as app:
                 run_one_of_each(app, ledger)
 
+    @pytest.mark.thorough
     def test_what_was_lost_is_said(self, pair: Pair, ledger: Ledger) -> None:
         with (
             Worker(pool="prefork", broker=pair.urls, ledger=ledger.url) as worker,
@@ -242,6 +245,7 @@ class TestWhatWorkersDoDoesNotWait:
             wait_until(lambda: nothing_in_flight(pair.replica, "second"), "it is acknowledged", 30)
             assert "Redis failed over" in worker.log
 
+    @pytest.mark.thorough
     def test_an_acknowledgement(self, pair: Pair, ledger: Ledger) -> None:
         """The message is in flight again, for a consumer that is no more."""
         conf = {"broker_transport_options": {"lease": 3.0}}
@@ -259,6 +263,7 @@ class TestWhatWorkersDoDoesNotWait:
             wait_until(lambda: nothing_in_flight(pair.replica, "celery"), "it is acknowledged", 30)
             assert "Redis failed over" in worker.log
 
+    @pytest.mark.thorough
     def test_a_lease(self, pair: Pair, ledger: Ledger) -> None:
         """The worker joins again, so another one does not take what it holds."""
         pair.wait_until_replicated()
@@ -274,6 +279,7 @@ class TestWhatWorkersDoDoesNotWait:
                 result = app.tasks["work_late"].apply_async((2.0,))
                 wait_until(lambda: len(finished(result.id, ledger)) == 1, "it runs", 30)
 
+    @pytest.mark.thorough
     def test_a_planned_occurrence(self, pair: Pair, ledger: Ledger) -> None:
         """It is planned again, and so are those after it; none is skipped."""
         entry = {"task": "note_request", "schedule": 0.5}
@@ -358,6 +364,7 @@ def test_commands_say_in_short_that_no_sentinel_answers(servers: Replicated, app
     assert finding["message"].endswith(": No master found for 'shop'.")
 
 
+@pytest.mark.thorough
 def test_the_transfer_command_goes_on_with_the_new_master(servers: Replicated, app: Celery, ledger: Ledger) -> None:
     with CeleryCommand("delayq", "transfer", broker=servers.url, ledger=ledger.url, conf=servers.conf) as command:
         note = app.tasks["note"]

@@ -38,7 +38,7 @@ def test_every_task_that_is_sent_afterwards_runs_once(
     app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, pool: str
 ) -> None:
     ids = []
-    with long_worker(broker=broker_url, ledger=ledger, pool=pool) as worker:
+    with long_worker(broker=broker_url, ledger=ledger, pool=pool, stops=True) as worker:
         for _ in range(3):
             made = [message_of(app, broker_client, "note") for _ in range(3)]
             wait_until(lambda: waits(broker_client, list_for(broker_client, "celery")), "it waits for messages")
@@ -73,7 +73,7 @@ def test_what_was_deleted_while_a_worker_had_it_does_not_begin(
     app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger
 ) -> None:
     """What runs goes on, and the worker takes further tasks."""
-    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1) as worker:
+    with long_worker(broker=broker_url, ledger=ledger, pool="prefork", concurrency=1, stops=True) as worker:
         first = app.send_task("gated")
         wait_until(lambda: ledger.has([first.id]), "the first runs")
         deleted = [app.send_task("note").id for _ in range(3)]

@@ -34,8 +34,11 @@ def clean(broker_client: redis.Redis) -> None:
 
 @pytest.mark.parametrize(
     ("pool", "places"),
-    [("solo", ["here"]), ("threads", ["here"]), ("solo", [ANOTHER_MACHINE, "here"])],
-    ids=["solo", "threads", "beside another machine"],
+    [
+        pytest.param("solo", ["here"], id="solo"),
+        pytest.param("threads", ["here"], id="threads", marks=pytest.mark.thorough),
+        pytest.param("solo", [ANOTHER_MACHINE, "here"], id="beside another machine", marks=pytest.mark.thorough),
+    ],
 )
 def test_it_runs_once(
     app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, pool: str, places: list[str]

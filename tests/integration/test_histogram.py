@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.histogram import Bucket, histogram
 from celery_delayq.queue import codec
 from tests.integration.publishing import SOON, milliseconds, publish
@@ -86,5 +87,5 @@ def test_arguments_that_are_none(app: Celery, arguments: Any, error: type[Except
 
 @pytest.mark.parametrize(("start_ms", "error"), [(1.0, TypeError), (-1, ValueError), (10**16, ValueError)])
 def test_a_start_in_ms_that_is_none(app: Celery, start_ms: Any, error: type[Exception]) -> None:
-    with app.delayq._inspector("") as inspector, pytest.raises(error, match="start_ms must be a"):
-        histogram(inspector.lists, start_ms, 1.0, 1)
+    with app.connection() as connection, pytest.raises(error, match="start_ms must be a"):
+        histogram(BrokerLists(connection.default_channel), start_ms, 1.0, 1)

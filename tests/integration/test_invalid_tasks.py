@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
 import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -141,6 +143,25 @@ def test_nor_does_what_is_nested_too_deep_for_a_process_of_the_pool(victim: Vict
     letters = victim.survives()
     assert {letter.message for letter in letters} == {*sent}
     assert {letter.reason for letter in letters} <= {NOT_A_MESSAGE, INVALID_TASK}
+
+
+def test_nor_does_a_body_that_is_nested_about_as_deep_as_pickle_takes(victim: Victim) -> None:
+    """How deep that is depends on the version of Python; since 3.14, on the size of the stack."""
+    taken, refused = 0, 100_000
+    while refused - taken > 1:
+        middle = (taken + refused) // 2
+        try:
+            pickle.dumps(json.loads("[" * middle + "]" * middle))
+            taken = middle
+        except RecursionError:
+            refused = middle
+    message = {**victim.task(), "headers": {}}
+    start = '{"task": "late_ack", "id": "the-id", "kwargs": {}, "args": ['
+    bodies = [start + "[" * depth + "]" * depth + "]}" for depth in range(taken - 300, taken + 300, 20)]
+    raw = victim.send([{**message, "body": base64.b64encode(body.encode()).decode()} for body in bodies])
+    letters = {letter.message for letter in victim.survives()}
+    assert 0 < len(letters) < len(raw)
+    assert letters == {*raw[-len(letters) :]}
 
 
 MESSAGES = st.fixed_dictionaries(

@@ -18,12 +18,13 @@ from kombu.transport.redis import Transport as StockTransport
 from kombu.utils import scheduling
 
 from celery_delayq import NotReplicated
-from celery_delayq.fetching.connection import connection_of
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.queue.connections import connection_of
 from celery_delayq.transport import SentinelTransport, Transport
-from celery_delayq.transport.channel import DelayedChannel, DelayedSentinelChannel
+from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.poller import Poller
 from celery_delayq.transport.qos import FetchingQoS
+from celery_delayq.transport.sentinel import DelayedSentinelChannel
 from tests.brokers import Server, url_of
 from tests.integration.publishing import DIRECT, LATER, Broker, broker
 

@@ -95,7 +95,7 @@ def test_retry_on_timeout_keeps_no_worker_from_noticing_a_reset(
 def test_every_task_runs_once_although_the_connection_was_lost_meanwhile(
     app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, pool: str, late: bool
 ) -> None:
-    with long_worker(broker=broker_url, ledger=ledger, pool=pool, concurrency=1) as worker:
+    with long_worker(broker=broker_url, ledger=ledger, pool=pool, concurrency=1, stops=True) as worker:
         ids = send(app, 8, late=late)
         wait_until(lambda: taken_up(ledger, ids), "the first runs")
         wait_until(lambda: in_flight(broker_client) >= _HELD[pool], "there are more than the pool can run")

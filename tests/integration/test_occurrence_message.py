@@ -19,7 +19,7 @@ from kombu.common import Broadcast
 
 from celery_delayq import ConfigurationError
 from celery_delayq.queue.codec import message_key
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.message import Builder, CannotSend, Occurrence
 from celery_delayq.schedule.occurrences import to_ms
 from tests.state import FAR
@@ -231,10 +231,11 @@ class TestLaterOnes:
 
     def test_cost_a_quarter(self, app: Celery) -> None:
         with app.connection_for_write() as connection:
-            builder = Builder(app, app.amqp.Producer(connection, auto_declare=False))
+            producer = app.amqp.Producer(connection, auto_declare=False)
+            builder = Builder(app, producer)
             first = Definition.of("e", {"task": "note", "schedule": 60, "args": [1]}, app)
             builder.build(first, FAR)  # Celery does some things once for an app
-            by_celery = calls_in(Builder(app, builder._producer).build, first, FAR)
+            by_celery = calls_in(Builder(app, producer).build, first, FAR)
             builder.build(first, FAR)
             assert calls_in(builder.build, first, FAR) < by_celery / 4
 

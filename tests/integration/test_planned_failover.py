@@ -70,6 +70,7 @@ def test_a_publisher_leaves_the_old_master_while_that_is_one(app: Celery, server
     assert is_master(servers.master), "Sentinel has not told the old one yet"
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # there are other threads
 def test_a_forked_process_listens_for_itself(app: Celery, servers: Replicated) -> None:
     """As the processes of a web server do whose parent has published."""
     assert goes_to(app, servers.master)

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery, chain
 
 from celery_delayq import DelayedQueue, Throttle, Unique
-from celery_delayq.queue.script import load
+from celery_delayq.queue.call import load
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.soak.proxy import Proxy

@@ -50,7 +50,8 @@ def named_by_kombu(found: Mapping[str, Any], pair: Pair, keyprefix: str = "") ->
     """What lists have, under the names that kombu gives them: on a cluster, those for priorities have others."""
     stock, ours = pair
     lists = map(BrokerLists(ours.channel).parse, found)
-    return {keyprefix + stock.channel._q_for_pri(it.queue, it.priority): found[it.name] for it in lists}
+    suffixes = {it: f"{stock.channel.sep}{it.priority}" if it.priority else "" for it in lists}
+    return {f"{keyprefix}{it.queue}{suffix}": found[it.name] for it, suffix in suffixes.items()}
 
 
 def dumped(ours: Broker) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def worker(broker_url: str, ledger_url: str) -> Iterator[Worker]:
 def reply(app: Celery, command: str) -> Any:
     """What the only worker replies to an inspect command."""
     # A worker of stock Celery may be ready before it listens to remote control.
-    replies = wait_until(lambda: app.control.inspect(timeout=1, limit=1)._request(command), "the reply", 30)
-    (answer,) = replies.values()
+    (found,) = wait_until(lambda: app.control.broadcast(command, reply=True, timeout=1, limit=1), "the reply", 30)
+    (answer,) = found.values()
     return answer
 
 

@@ -17,9 +17,10 @@ from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, DelayQ
-from celery_delayq.remote_control import revocation
+from celery_delayq.publishing import revocation
 from examples.private_redis import PrivateRedis
 from tests.integration.monitoring import task_events
+from tests.state import FAR
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import CeleryCommand
@@ -250,7 +251,7 @@ def test_a_queue_that_the_server_refuses_does_not_shield_the_others(
     app: Celery, waiting: DelayedQueue, broker_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = app.tasks["note"].apply_async(countdown=MONTHS)
-    broker_client.sadd("delayq:queues", "a", "z")
+    broker_client.zadd("delayq:queues", {"a": FAR, "z": FAR})
     for name in ("a", "z"):
         broker_client.set(f"delayq:index:{{{name}}}", "of a wrong type")
     told: list[str] = []
@@ -260,7 +261,7 @@ def test_a_queue_that_the_server_refuses_does_not_shield_the_others(
     assert result.state == "REVOKED"
     assert waiting.size() == 0
     assert told == ["revoke"]
-    broker_client.srem("delayq:queues", "a", "z")
+    broker_client.zrem("delayq:queues", "a", "z")
 
 
 def test_a_registry_that_the_server_refuses_is_an_error_that_celery_knows(

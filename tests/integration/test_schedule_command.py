@@ -17,6 +17,7 @@ from click.testing import Result
 from celery_delayq.schedule.records import Record, State
 from celery_delayq.schedule.store import ScheduleStore
 from tests.integration.commands import delayq
+from tests.state import FAR
 from tests.worker_app import publisher
 
 pytestmark = pytest.mark.on_cluster
@@ -115,7 +116,7 @@ def test_an_entry_whose_time_is_past_is_late(app: Celery, command: Command, brok
     for name, past_s in (("late", 20), ("planned", 2)):
         well(command("add", name, "note", "60"))
         raw = store.record(name)
-        assert store.write_record(name, raw, Record.parse(raw).to("celery"))
+        assert store.write_record(name, raw, Record.parse(raw).to("celery", ""))
         state = State("f", "planner", round((time.time() - past_s) * 1000), "id")
         broker_client.hset(store.queue("celery").keys.schedule, name, state.dump())
     assert [entry.status for entry in app.delayq.schedule] == ["late", "planned"]
@@ -188,7 +189,7 @@ class TestWhatOthersWrote:
         well(command("add", "good", "note", "60"))
         record = json.loads(broker_client.hget("delayq:schedule", "good"))
         broker_client.hset("delayq:schedule", "good", json.dumps({**record, "queue": "celery"}))
-        broker_client.sadd("delayq:queues", "celery")
+        broker_client.zadd("delayq:queues", {"celery": FAR})
         odd = {"fingerprint": "f", "since_ms": 1, "definition": {"timing": 5, "options": [], "schedule": {"x": 1}}}
         broker_client.hset("delayq:schedule", mapping={"junk": "{", "odd": json.dumps(odd)})
         broker_client.hset("delayq:schedule:{celery}", mapping={"good": "junk"})

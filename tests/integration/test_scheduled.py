@@ -170,7 +170,7 @@ class TestPages:
 
     def test_entries_of_others_are_shown_as_what_they_are(self, app: Celery, waiting: DelayedQueue) -> None:
         task_id = publish(app)
-        waiting.client.sadd("delayq:queues", "celery")
+        waiting.client.zadd("delayq:queues", {"celery": FAR})
         waiting.client.zadd(
             waiting.keys.timeout_set,
             {codec.pack(os.urandom(8), b"\xac\xed\x00\x05java"): FAR, b"garbage": FAR, b"": FAR},
@@ -181,7 +181,7 @@ class TestPages:
 
     def test_of_a_queue_that_only_the_app_knows(self, app: Celery, waiting: DelayedQueue) -> None:
         """As Java offers to it."""
-        waiting.client.srem("delayq:queues", "celery")
+        waiting.client.zrem("delayq:queues", "celery")
         waiting.client.zadd(waiting.keys.timeout_set, {codec.pack(os.urandom(8), b"java"): FAR})
         assert [task.size for task in app.delayq.scheduled("celery")] == [4]
 
@@ -314,7 +314,7 @@ def test_a_dead_server_is_an_operational_error(ledger_url: str, method: str) -> 
 @pytest.mark.parametrize("method", ["get", "reschedule", "run_now"])
 @pytest.mark.usefixtures("waiting")
 def test_a_list_that_the_server_refuses_shields_no_task(app: Celery, broker_client: redis.Redis, method: str) -> None:
-    broker_client.sadd("delayq:queues", "refused")
+    broker_client.zadd("delayq:queues", {"refused": FAR})
     broker_client.set("delayq:index:{refused}", "of a wrong type")
     try:
         publish(app, task_id="id")
@@ -322,4 +322,4 @@ def test_a_list_that_the_server_refuses_shields_no_task(app: Celery, broker_clie
         with pytest.raises(OperationalError, match=r"cannot look up task other: .*WRONGTYPE"):
             app.delayq.get("other")
     finally:
-        broker_client.srem("delayq:queues", "refused")
+        broker_client.zrem("delayq:queues", "refused")

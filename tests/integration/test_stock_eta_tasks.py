@@ -41,7 +41,7 @@ def soon(client: redis.Redis, seconds: float) -> datetime:
 def start(app: Celery, ledger: Ledger, pool: str = "solo", **conf: Any) -> Worker:
     """A worker that names what it holds itself, and nothing else, as scheduled."""
     conf = {"delayq_inspect_limit": 0, **conf}
-    return Worker(pool=pool, broker=app.conf.broker_url, ledger=ledger.url, conf=conf)
+    return Worker(pool=pool, broker=app.conf.broker_url, ledger=ledger.url, conf=conf, stops=True)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])

@@ -11,7 +11,7 @@ from celery import Celery, Task, chain, group
 from celery.exceptions import TaskRevokedError
 
 from celery_delayq import ConfigurationError, DelayedQueue, KeyHeld, NotAllSent, Throttle, Unique
-from celery_delayq.messages import decode, json_body
+from celery_delayq.transport.messages import decode, json_body
 from tests.support import wait_until
 from tests.worker_app import protocol_1
 

@@ -33,6 +33,13 @@ def test_a_misspelt_queue(app: Celery, waiting: DelayedQueue, call: str) -> None
         CALLS[call](app.delayq, "mialing")
 
 
+@pytest.mark.parametrize("name", ["a}b", "x{}"])
+def test_a_name_that_no_queue_of_a_cluster_can_have(app: Celery, waiting: DelayedQueue, name: str) -> None:
+    """The lists of its priorities would be in several hash slots."""
+    with pytest.raises(UnknownQueue):
+        CALLS["histogram"](app.delayq, name)
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_an_empty_queue(app: Celery, waiting: DelayedQueue, call: str) -> None:
     """Of the app's configuration, or one that was published to at any time."""

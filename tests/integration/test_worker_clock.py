@@ -14,9 +14,9 @@ import pytest
 from celery import Celery
 from celery.worker.request import Request
 
-from celery_delayq.messages import DUE_PROPERTY
 from celery_delayq.transfer.lead import Lead
 from celery_delayq.transport.ahead import LAST_PART_S, Ahead
+from celery_delayq.transport.messages import DUE_PROPERTY
 from celery_delayq.worker.bootsteps import run_when_due
 from tests.clocks import clock_from, has_faketime
 from tests.ledger import ALL_WELL, Ledger
@@ -32,6 +32,20 @@ class Message(SimpleNamespace):
     __hash__ = object.__hash__
 
 
+def request_for(app: Celery, eta: datetime, *, transferred: bool = True) -> Request:
+    """A worker's request for a task with an eta, which a loop has moved or not."""
+    message = Message(
+        headers={"id": "i", "task": "note", "eta": eta.isoformat()},
+        body=b"[[], {}, {}]",
+        payload=[[], {}, {}],
+        content_type="application/json",
+        content_encoding="utf-8",
+        delivery_info={},
+        properties={DUE_PROPERTY: 1} if transferred else {},
+    )
+    return Request(message, app=app, hostname=os.uname().nodename)
+
+
 def wrong_clock(seconds: int) -> dict[str, str]:
     """Environment in which a process's clock is off by so much."""
     if not has_faketime():
@@ -44,8 +58,7 @@ def wrong_clock(seconds: int) -> dict[str, str]:
 def test_tasks_run_on_time_by_the_servers_clock(
     app: Celery, broker_url: str, ledger: Ledger, seconds: int, pool: str
 ) -> None:
-    clock = {**wrong_clock(seconds), "TZ": "UTC"}
-    with Worker(pool=pool, broker=broker_url, ledger=ledger.url, env=clock) as worker:
+    with Worker(pool=pool, broker=broker_url, ledger=ledger.url, env=wrong_clock(seconds)) as worker:
         written = worker.log.split(" ready.")[0].rpartition("[")[2][:19]
         shown = datetime.fromisoformat(written).replace(tzinfo=timezone.utc).timestamp()
         assert abs(shown - time.time() - seconds) < 10, "the worker's clock is not wrong"
@@ -71,15 +84,8 @@ def test_a_worker_holds_a_transferred_message_for_the_rest_of_the_lead_at_most(
     app: Celery, due_in_s: float | None, transferred: bool, held_s: float
 ) -> None:
     eta = datetime.now(timezone.utc) + timedelta(seconds=30)
-    message = Message(
-        headers={"id": "i", "task": "note", "eta": eta.isoformat()},
-        body=b"[[], {}, {}]",
-        payload=[[], {}, {}],
-        content_type="application/json",
-        content_encoding="utf-8",
-        delivery_info={},
-        properties={DUE_PROPERTY: 1} if transferred else {},
-    )
+    request = request_for(app, eta, transferred=transferred)
+    message = request.message
     asked = []
 
     def seconds_until_past(server_ms: float) -> float | None:
@@ -89,7 +95,6 @@ def test_a_worker_holds_a_transferred_message_for_the_rest_of_the_lead_at_most(
     loop = SimpleNamespace(seconds_until_past=seconds_until_past, lead=Lead(0.01)) if due_in_s is not None else None
     transport = SimpleNamespace(loop_for=lambda message: loop, ahead=Ahead())
     consumer = SimpleNamespace(connection=SimpleNamespace(transport=transport))
-    request = Request(message, app=app, hostname=os.uname().nodename)
     before = datetime.now(timezone.utc)
     began = time.monotonic()
     run_when_due(consumer, request)
@@ -115,24 +120,22 @@ def test_a_worker_that_does_not_know_the_servers_time_yet_waits_for_the_lead_by_
     now_s = time.time()
     monkeypatch.setattr(time, "time", lambda: now_s)  # a busy machine may let more time pass than the lead
     eta = datetime.fromtimestamp(now_s, timezone.utc) + timedelta(seconds=0.09)
-    request = SimpleNamespace(message=Message(properties={DUE_PROPERTY: 1}), eta=eta, _eta=eta, delivery_info={})
+    request = request_for(app, eta)
     transport = SimpleNamespace(loop_for=lambda message: None)
     consumer = SimpleNamespace(connection=SimpleNamespace(transport=transport))
     run_when_due(consumer, request)
-    assert request._eta is not None
-    assert request._eta >= eta - timedelta(seconds=0.01)
+    assert request.eta is not None
+    assert request.eta >= eta - timedelta(seconds=0.01)
 
 
 def test_what_is_due_at_once_takes_no_timer(app: Celery) -> None:
     loop = SimpleNamespace(seconds_until_past=lambda server_ms: LAST_PART_S / 2, lead=Lead(0.01))
     transport = SimpleNamespace(loop_for=lambda message: loop, ahead=Ahead())
-    message = Message(properties={DUE_PROPERTY: 1})
-    eta = datetime.now(timezone.utc)
-    request = SimpleNamespace(message=message, eta=eta, _eta=eta, delivery_info={})
+    request = request_for(app, datetime.now(timezone.utc))
     began = time.monotonic()
     run_when_due(SimpleNamespace(connection=SimpleNamespace(transport=transport)), request)
-    assert request._eta is None
-    assert transport.ahead.wait(message)
+    assert request.eta is None
+    assert transport.ahead.wait(request.message)
     assert time.monotonic() - began >= LAST_PART_S / 2
 
 

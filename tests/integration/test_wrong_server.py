@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import redis
 from celery import Celery
-from kombu import Connection
+from kombu import Connection, Queue
 
 from celery_delayq import ConfigurationError, DelayQ, register
 from celery_delayq.transport.wrong_server import refuse_wrong_server
@@ -112,6 +112,12 @@ class TestLoneNode:
         assert f"T{CLUSTER[1:]}." in [line["message"] for line in done.lines() if line["level"] == "error"]
 
 
+def with_queues_everywhere(app: Celery) -> Celery:
+    """Let an app have a queue at each node, so that no node has all keys that a call needs."""
+    app.conf.task_queues = [Queue(name) for name in "abc"]
+    return app
+
+
 class TestNodeWithSlots:
     """A node may have the slots of some keys and not of others, so the error comes with any command."""
 
@@ -123,7 +129,7 @@ class TestNodeWithSlots:
         "counts": lambda app: DelayQ(app).counts(),
         "consumers": lambda app: DelayQ(app).consumers(),
         "cancel_all": lambda app: DelayQ(app).cancel_all(everything=True),
-        "waiting": lambda app: DelayQ(app).waiting("key"),
+        "waiting": lambda app: DelayQ(with_queues_everywhere(app)).waiting("key"),
         "schedule": lambda app: list(DelayQ(app).schedule),
         "revoke": lambda app: app.control.revoke("id"),
         "send": lambda app: app.send_task("note", countdown=60, retry=False),

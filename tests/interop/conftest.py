@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,9 +35,10 @@ StartRedisson = Callable[..., Redisson]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give the tests here more time: the first one of a version waits for Maven."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(600))
+    for path, found in groupby(items, key=lambda item: item.path):
+        if path.is_relative_to(Path(__file__).parent):
+            for item in found:
+                item.add_marker(pytest.mark.timeout(600))
 
 
 def without_java(reason: str) -> NoReturn:

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_delayq import DelayedQueue
-from celery_delayq.transfer.loop import TransferSettings
+from celery_delayq.transfer.settings import TransferSettings
 from tests.brokers import Server
 from tests.interop.conftest import CURRENT_ELSEWHERE, NOT_LATE_MS, StartRedisson
 from tests.interop.redisson import NEWEST, Redisson

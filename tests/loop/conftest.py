@@ -14,7 +14,8 @@ from redis.retry import Retry
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.registry import Registry
 from celery_delayq.queue.scripts import Transferred
-from celery_delayq.transfer.loop import TransferLoop, TransferSettings
+from celery_delayq.transfer.loop import TransferLoop
+from celery_delayq.transfer.settings import TransferSettings
 from examples.private_redis import PrivateRedis
 from tests.support import wait_until
 
@@ -64,7 +65,6 @@ class Loops:
         grace_s: float = 0.1,
         batch_size: int = 100,
         lead_s: float = 0.0,
-        idle_s: float = NEVER_S,
         may_begin: Callable[[], bool] = lambda: True,
         serves: Callable[[str], bool] = lambda name: True,
         slot_of: Callable[[str], int] = lambda key: 0,
@@ -79,7 +79,7 @@ class Loops:
             connect or (lambda: self.client(db=db)),
             queues,
             keyprefix=keyprefix,
-            settings=TransferSettings(grace_s, interval_s, batch_size, lead_s, idle_s),
+            settings=TransferSettings(grace_s, interval_s, batch_size, lead_s),
             on_pass=on_pass,
             id=id,
             may_begin=may_begin,

@@ -6,7 +6,8 @@ import sys
 
 import redis
 
-from celery_delayq.transfer.loop import TransferLoop, TransferSettings
+from celery_delayq.transfer.loop import TransferLoop
+from celery_delayq.transfer.settings import TransferSettings
 
 
 def main() -> None:

@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.transfer import history as history_module
-from celery_delayq.transfer.history import QUIET_S, REPLICATED_S, History
+from celery_delayq.transfer import failover_log as history_module
+from celery_delayq.transfer.failover_log import QUIET_S, REPLICATED_S, FailoverLog
 from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import PrivateRedis
 from tests.pair import Pair, replicated
@@ -50,9 +50,9 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.fixture
-def history(caplog: pytest.LogCaptureFixture) -> History:
+def history(caplog: pytest.LogCaptureFixture) -> FailoverLog:
     caplog.set_level("INFO", logger="history")
-    return History(logging.getLogger("history"))
+    return FailoverLog(logging.getLogger("history"))
 
 
 def offer(server: PrivateRedis) -> None:
@@ -60,7 +60,7 @@ def offer(server: PrivateRedis) -> None:
         DelayedQueue(client, "q").offer(b"message" * 100, delay_s=HOUR_S)
 
 
-def read(history: History, server: PrivateRedis) -> None:
+def read(history: FailoverLog, server: PrivateRedis) -> None:
     with server.client() as client:
         history.read(client)
 
@@ -77,7 +77,7 @@ def wait_for_replica(pair: Pair) -> None:
 
 
 class TestFailover:
-    def test_the_lost_bytes_are_said(self, pair: Pair, history: History, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_lost_bytes_are_said(self, pair: Pair, history: FailoverLog, caplog: pytest.LogCaptureFixture) -> None:
         wait_for_replica(pair)
         pair.suspend()
         kept = offset_of(pair.master)
@@ -95,7 +95,7 @@ class TestFailover:
         assert f"the master is 127.0.0.1:{new} now, and no longer 127.0.0.1:{old}" in record.message
 
     def test_a_replica_that_has_everything(
-        self, pair: Pair, history: History, caplog: pytest.LogCaptureFixture
+        self, pair: Pair, history: FailoverLog, caplog: pytest.LogCaptureFixture
     ) -> None:
         offer(pair.master)
         read(history, pair.master)
@@ -106,21 +106,21 @@ class TestFailover:
         assert record.levelname == "WARNING"
         assert "No write was lost, as far as this worker knows" in record.message
 
-    def test_it_is_said_once(self, pair: Pair, history: History, caplog: pytest.LogCaptureFixture) -> None:
+    def test_it_is_said_once(self, pair: Pair, history: FailoverLog, caplog: pytest.LogCaptureFixture) -> None:
         read(history, pair.master)
         pair.fail_over()
         for _ in range(3):
             read(history, pair.replica)
         assert len(caplog.records) == 1
 
-    def test_a_replica_is_no_master(self, pair: Pair, history: History, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_replica_is_no_master(self, pair: Pair, history: FailoverLog, caplog: pytest.LogCaptureFixture) -> None:
         read(history, pair.master)
         read(history, pair.replica)
         read(history, pair.master)
         assert caplog.records == []
 
     def test_a_master_that_is_demoted_for_a_while(
-        self, pair: Pair, history: History, caplog: pytest.LogCaptureFixture
+        self, pair: Pair, history: FailoverLog, caplog: pytest.LogCaptureFixture
     ) -> None:
         read(history, pair.master)
         with pair.master.client() as client:
@@ -131,7 +131,7 @@ class TestFailover:
 
 
 class TestRestart:
-    def test_without_replicas(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
+    def test_without_replicas(self, history: FailoverLog, caplog: pytest.LogCaptureFixture) -> None:
         """Redis does not count what it writes then."""
         with PrivateRedis() as server:
             offer(server)
@@ -141,14 +141,16 @@ class TestRestart:
             read(history, server)
         assert caplog.records == []
 
-    def test_a_connection_that_was_lost_is_nothing(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_connection_that_was_lost_is_nothing(
+        self, history: FailoverLog, caplog: pytest.LogCaptureFixture
+    ) -> None:
         with PrivateRedis() as server:
             read(history, server)
             offer(server)
             read(history, server)
         assert caplog.records == []
 
-    def test_the_first_replica_is_no_restart(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_first_replica_is_no_restart(self, history: FailoverLog, caplog: pytest.LogCaptureFixture) -> None:
         """Redis takes a new replication id then; the same after an hour without replicas."""
         with PrivateRedis() as server:
             read(history, server)
@@ -161,44 +163,48 @@ class TestRestart:
 
 
 class TestWhatMastersSay:
-    def said(self, history: History, caplog: pytest.LogCaptureFixture, port: int = 1, **after: Any) -> str:
+    def said(self, history: FailoverLog, caplog: pytest.LogCaptureFixture, port: int = 1, **after: Any) -> str:
         """What is said when a master says something else than before; empty if nothing is."""
         for client in (FakeClient(1, **BEFORE), FakeClient(port, **{**BEFORE, **after})):
             history.read(client)  # type: ignore[arg-type]
         return caplog.text
 
-    def test_a_server_that_never_followed_the_old_one(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_server_that_never_followed_the_old_one(
+        self, history: FailoverLog, caplog: pytest.LogCaptureFixture
+    ) -> None:
         after = {"master_replid": "b" * 40, "master_replid2": "c" * 40, "second_repl_offset": 500}
         assert "How much was lost cannot be told" in self.said(history, caplog, 2, **after)
         assert [record.levelname for record in caplog.records] == ["WARNING"]
 
     def test_the_offset_from_which_on_it_did_not_follow_is_the_first_that_it_lacks(
-        self, history: History, caplog: pytest.LogCaptureFixture
+        self, history: FailoverLog, caplog: pytest.LogCaptureFixture
     ) -> None:
         after = {"master_replid": "b" * 40, "master_replid2": "a" * 40, "second_repl_offset": 901}
         assert "At least 100 bytes" in self.said(history, caplog, 2, **after)
 
-    def test_a_successor_at_the_same_address(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_successor_at_the_same_address(self, history: FailoverLog, caplog: pytest.LogCaptureFixture) -> None:
         after = {"master_replid": "b" * 40, "master_replid2": "a" * 40, "second_repl_offset": 901}
         said = self.said(history, caplog, **after)
         assert "Redis at localhost:1 was restarted, or failed over. At least 100 bytes" in said
 
-    def test_a_restored_backup(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_restored_backup(self, history: FailoverLog, caplog: pytest.LogCaptureFixture) -> None:
         assert "At least 600 bytes" in self.said(history, caplog, master_repl_offset=400)
         assert "last asked 0.0 s ago" in caplog.text
 
-    def test_the_same_history_goes_on(self, history: History, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_same_history_goes_on(self, history: FailoverLog, caplog: pytest.LogCaptureFixture) -> None:
         assert not self.said(history, caplog, 2, master_repl_offset=1001)
 
     @pytest.mark.parametrize("info", [{"redis_version": "7.0.0"}, {"role": "master"}])
     def test_a_server_that_does_not_tell(
-        self, history: History, caplog: pytest.LogCaptureFixture, info: dict[str, Any]
+        self, history: FailoverLog, caplog: pytest.LogCaptureFixture, info: dict[str, Any]
     ) -> None:
         history.read(FakeClient(1, **info))  # type: ignore[arg-type]
         assert caplog.records == []
 
 
-def test_it_may_be_forbidden(history: History, redis_server: PrivateRedis, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_may_be_forbidden(
+    history: FailoverLog, redis_server: PrivateRedis, caplog: pytest.LogCaptureFixture
+) -> None:
     with redis_server.client() as admin:
         admin.execute_command("ACL", "SETUSER", "worker", "on", "nopass", "+@all", "-info", "~*", "&*")
         with redis_server.client(username="worker", password="any") as client:
@@ -207,7 +213,7 @@ def test_it_may_be_forbidden(history: History, redis_server: PrivateRedis, caplo
     assert caplog.records == []
 
 
-class TimedHistory(History):
+class TimedHistory(FailoverLog):
     """Says when the last read that has ended began."""
 
     began_at = 0.0
@@ -221,12 +227,12 @@ class TimedHistory(History):
 class TestLoop:
     def test_it_reads_each_second_if_there_are_replicas(self, pair: Pair) -> None:
         """Otherwise nobody would know what the old master had."""
-        history = History(logging.getLogger("history"))
+        history = FailoverLog(logging.getLogger("history"))
         read(history, pair.master)
         assert history.next_at < time.monotonic() + REPLICATED_S + 0.1
 
     def test_and_less_often_while_little_is_written(self, pair: Pair) -> None:
-        history = History(logging.getLogger("history"))
+        history = FailoverLog(logging.getLogger("history"))
         read(history, pair.master)
 
         def is_quiet() -> bool:  # a few bytes, such as the PING of a master, are many for the moment between two reads
@@ -244,8 +250,8 @@ class TestLoop:
         self, pair: Pair, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(history_module, "QUIET_S", 600.0)
-        history = History(logging.getLogger("history"))
-        loop = TransferLoop(lambda: redis.Redis(port=pair.master.port), lambda: ["q"], history=history)
+        history = FailoverLog(logging.getLogger("history"))
+        loop = TransferLoop(lambda: redis.Redis(port=pair.master.port), lambda: ["q"], failover_log=history)
         loop.start()
         try:
             wait_until(lambda: history.next_at > time.monotonic() + REPLICATED_S + 1, "it is quiet")
@@ -256,14 +262,14 @@ class TestLoop:
             loop.stop()
 
     def test_and_rarely_if_there_are_none(self, redis_server: PrivateRedis) -> None:
-        history = History(logging.getLogger("history"))
+        history = FailoverLog(logging.getLogger("history"))
         read(history, redis_server)
         assert history.next_at > time.monotonic() + REPLICATED_S
 
     def test_a_loop_says_what_was_lost_although_it_was_idle(self, pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
         port = {"port": pair.master.port}
         history = TimedHistory(logging.getLogger("history"))
-        loop = TransferLoop(lambda: redis.Redis(port=port["port"]), history=history)
+        loop = TransferLoop(lambda: redis.Redis(port=port["port"]), failover_log=history)
         loop.start()
         try:
             wait_for_replica(pair)

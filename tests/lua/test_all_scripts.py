@@ -11,12 +11,13 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import ReadOnlyError
 
-from celery_delayq.queue import codec, holds, scripts
+from celery_delayq.queue import codec, holds, measuring, scripts
 from celery_delayq.queue.attempt import Attempt
+from celery_delayq.queue.call import Call, load, run_each, script_of
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.keys import QueueKeys, RegistryKeys, ScheduleKeys
-from celery_delayq.queue.script import Call, load, run_each, script_of
+from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, registry
 from celery_delayq.schedule import scripts as schedule_scripts
+from celery_delayq.schedule.records import Seen
 from examples.private_redis import PrivateRedis
 
 NAMES = sorted(
@@ -27,8 +28,8 @@ NAMES = sorted(
 WITHOUT_QUEUE = {
     "record": ScheduleKeys.of(),
     "announce": ScheduleKeys.of(),
-    "retire": RegistryKeys.of(),
-    "settle": RegistryKeys.of(),
+    "register": registry(),
+    "forget": registry(),
 }
 
 #: Whose keys are those of several queues in one slot.
@@ -91,9 +92,8 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "remove": ({"entries": []}, []),
     "release": ({"messages": []}, []),
     "restore": ({"due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False}, 1),
-    "retire": ({"names": []}, 1),
-    "settle": ({"retired": []}, 1),
-    "tidy": ({"places": []}, [0, 0]),
+    "register": ({"names": []}, 1),
+    "forget": ({"used": []}, 1),
     "amend": ({"due_ms": 1, "messages": []}, []),
     "renew": ({"consumer": "me", "lease_ms": 1, "join": True}, [b"1000", [1], [1]]),
     "fetch": ({"consumer": "me", "limit": 1}, []),
@@ -107,8 +107,8 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "leave": ({"consumer": "me"}, 1),
     "count": ({"now_s": 1000, "numbers": {}}, 0),
     "spread": ({"edges_ms": []}, []),
-    "measure": ({"spans_ms": []}, [b"1000", 0, 0, 0, b"", 0, b"", [], [], [], [], []]),
-    "plan": ({"entry": "e", "seen": b"", "forgotten": b"0", "state": b"s"}, [1, b"1000", b"s", b"0", 0]),
+    "measure": ({"spans_ms": []}, [b"1000", 0, 0, 0, b"", 0, b"", [b"consumer", b"1"], [], [b"what", b"1"]]),
+    "plan": ({"step": schedule_scripts.Step("e", "q", Seen(), b"s")}, [1, b"1000", b"s", b"0", 0]),
     "record": ({"changes": []}, [1]),
     "announce": ({"app": "a", "configuration": "c", "lifetime_ms": 1}, [b"c", b"1000", b"1000", b"1000"]),
 }
@@ -143,7 +143,9 @@ def names_of(table: str, body: str) -> list[str]:
 
 def call_of(name: str) -> Call[Any]:
     """Return the call that the wrapper of a script makes."""
-    wrapper = next(getattr(module, name) for module in (scripts, holds, schedule_scripts) if hasattr(module, name))
+    wrapper = next(
+        getattr(module, name) for module in (scripts, holds, measuring, schedule_scripts) if hasattr(module, name)
+    )
     keys = WITHOUT_QUEUE.get(name) or SEVERAL_QUEUES.get(name) or IN_A_SLOT.get(name) or QueueKeys.of("q")
     call: Call[Any] = wrapper(keys, **CALLS[name][0])
     assert call.script is load(name)

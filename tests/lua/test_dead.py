@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from celery_delayq.queue import scripts
+from celery_delayq.queue.call import Call, script_of
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.script import Call, script_of
 from tests.state import DEAD, RECORDS, bury, delivered, nothing_changes, out_of_memory, publish, records, wrong_type
 
 

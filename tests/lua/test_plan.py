@@ -9,7 +9,8 @@ import pytest
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.schedule import scripts
-from celery_delayq.schedule.scripts import CHANGED, DONE, GONE, Offer, Planned
+from celery_delayq.schedule.records import Seen
+from celery_delayq.schedule.scripts import CHANGED, DONE, GONE, Offer, Planned, Step
 from tests.state import FAR, nothing_changes, out_of_memory, state, waiting, wrong_type
 
 SCHEDULE = "delayq:schedule:{q}"
@@ -17,8 +18,9 @@ SCHEDULE = "delayq:schedule:{q}"
 
 def plan(queue: DelayedQueue, new: bytes = b"new", seen: bytes = b"", **step: Any) -> Planned:
     """Run the script for the entry "e"."""
-    step = {"entry": "e", "seen": seen, "forgotten": b"0", "state": new, "mirrored": queue.mirror_list, **step}
-    return scripts.plan(queue.keys, **step).run(queue.client)
+    present = Seen(seen, step.pop("forgotten", b"0"))
+    one = Step(step.pop("entry", "e"), queue.name, present, new, **step)
+    return scripts.plan(queue.keys, one, mirrored=queue.mirror_list).run(queue.client)
 
 
 def message(name: str, due_ms: int = FAR) -> Offer:
@@ -36,7 +38,7 @@ def test_offers_the_message_and_writes_the_state(queue: DelayedQueue) -> None:
 def test_tells_whether_the_queue_was_empty(queue: DelayedQueue) -> None:
     assert not plan(queue, b"lazy").alone
     assert plan(queue, b"at 1", b"lazy", offer=message("one")).alone
-    assert plan(queue, b"at 2", b"at 1", withdraw=message_key("one"), offer=message("two")).alone
+    assert plan(queue, b"at 2", b"at 1", withdraw="one", offer=message("two")).alone
     assert not plan(queue, b"at 3", b"at 2", offer=message("three")).alone
 
 
@@ -59,7 +61,7 @@ def test_an_entry_that_has_a_state_is_not_begun_again(queue: DelayedQueue) -> No
 def test_withdraws_what_must_not_run(queue: DelayedQueue, mirrored: bool) -> None:
     queue.mirror_list = mirrored
     plan(queue, b"at 1", offer=message("one"))
-    plan(queue, b"at 2", b"at 1", withdraw=message_key("one"), must_wait=True, offer=message("two"))
+    plan(queue, b"at 2", b"at 1", withdraw="one", must_wait=True, offer=message("two"))
     assert waiting(queue) == [b"two"]
     assert queue.client.hlen(queue.keys.index) == 1
     assert queue.client.llen(queue.keys.delay_list) == mirrored
@@ -69,14 +71,14 @@ def test_changes_nothing_if_what_must_wait_was_transferred(queue: DelayedQueue) 
     plan(queue, b"at 1", offer=message("one", due_ms=1))
     queue.transfer()
     with nothing_changes(queue.client):
-        done = plan(queue, b"at 2", b"at 1", withdraw=message_key("one"), must_wait=True, offer=message("two"))
+        done = plan(queue, b"at 2", b"at 1", withdraw="one", must_wait=True, offer=message("two"))
     assert (done.outcome, done.state) == (GONE, b"at 1")
 
 
 def test_a_planner_that_slept_while_an_entry_was_forgotten_does_not_begin_it(queue: DelayedQueue) -> None:
     """It saw no state; since then the entry was planned, and moved to another queue or removed."""
     plan(queue, b"at 1", offer=message("one"))
-    assert plan(queue, b"", b"at 1", withdraw=message_key("one")).forgotten == b"1"
+    assert plan(queue, b"", b"at 1", withdraw="one").forgotten == b"1"
     with nothing_changes(queue.client):
         assert plan(queue, b"at 1", offer=message("one")).outcome == CHANGED
     assert plan(queue, b"at 1", forgotten=b"1", offer=message("one")).outcome == DONE
@@ -96,14 +98,14 @@ def test_other_entries_go_on_meanwhile(queue: DelayedQueue) -> None:
 def test_keeps_other_messages(queue: DelayedQueue) -> None:
     queue.offer(b"mine", due_ms=FAR, message_id="mine")
     plan(queue, b"at 1", offer=message("one", FAR + 1))
-    plan(queue, b"", b"at 1", withdraw=message_key("one"))
+    plan(queue, b"", b"at 1", withdraw="one")
     assert waiting(queue) == [b"mine"]
 
 
 @pytest.mark.parametrize("key", ["timeout_set", "index", "repeated", "delay_list"])
 def test_keys_of_another_type_change_nothing(queue: DelayedQueue, key: str) -> None:
     plan(queue, b"at 1", offer=message("one"))
-    step = {"withdraw": message_key("one"), "offer": message("two")}
+    step = {"withdraw": "one", "offer": message("two")}
     wrong_type(queue, getattr(queue.keys, key), lambda: plan(queue, b"at 2", b"at 1", **step))
 
 

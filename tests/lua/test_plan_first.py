@@ -7,7 +7,8 @@ import pytest
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.schedule import scripts
-from celery_delayq.schedule.scripts import Offer
+from celery_delayq.schedule.records import Seen
+from celery_delayq.schedule.scripts import Offer, Step
 from tests.state import FAR, offer, wrong_type
 
 
@@ -19,5 +20,5 @@ def test_keys_of_another_type_change_nothing(queue: DelayedQueue, key: str, repe
     if repeated:
         offer(queue, "one")
     first = Offer(message_key("one"), FAR, b"one")
-    step = {"entry": "e", "seen": b"", "forgotten": b"0", "state": b"at 1", "mirrored": True, "offer": first}
-    wrong_type(queue, getattr(queue.keys, key), lambda: scripts.plan(queue.keys, **step).run(queue.client))
+    step = Step("e", queue.name, Seen(), b"at 1", offer=first)
+    wrong_type(queue, getattr(queue.keys, key), lambda: scripts.plan(queue.keys, step, mirrored=True).run(queue.client))

@@ -383,11 +383,12 @@ class Interleaved(RuleBasedStateMachine):
         assert holders <= {name.decode() for name in self.queue.client.zrange(CONSUMERS, 0, -1)}
 
 
-def test_no_message_is_lost_or_doubled_whoever_comes_between(one_queue: DelayedQueue) -> None:
+@pytest.mark.parametrize("examples", [10, pytest.param(60, marks=pytest.mark.thorough)])
+def test_no_message_is_lost_or_doubled_whoever_comes_between(one_queue: DelayedQueue, examples: int) -> None:
     machine = type("Machine", (Interleaved,), {"queue": one_queue})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            deadline=None, max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck)
+            deadline=None, max_examples=examples, stateful_step_count=40, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.call import Call, run_each
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.script import Call, run_each
 from tests.state import FAR, nothing_changes, offer, seed, state, waiting, wrong_type
 
 

@@ -11,9 +11,9 @@ import redis
 from celery_delayq.queue import codec, holds, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Hold, Holder, Offered, acknowledge, hold, unique_of
-from celery_delayq.queue.keys import RegistryKeys
-from celery_delayq.queue.tidying import tidy
-from celery_delayq.schedule.scripts import CHANGED, DONE, ELSEWHERE, LEFT_OUT, Offer, Planned, plan
+from celery_delayq.queue.keys import registry
+from celery_delayq.schedule.records import Seen
+from celery_delayq.schedule.scripts import CHANGED, DONE, ELSEWHERE, LEFT_OUT, Offer, Planned, Step, plan
 from tests.state import nothing_changes, now_ms, out_of_memory
 from tests.support import wait_until
 
@@ -21,7 +21,7 @@ LATER = 2**44
 KEY = "remind:42"
 
 #: What an offer writes besides.
-REGISTRY = {RegistryKeys.of().names.encode()}
+REGISTRY = {registry().encode()}
 
 
 def offered(
@@ -170,22 +170,6 @@ class TestOffer:
             offered(queue, str(number), key=str(number))
             queue.cancel(str(number))
         assert not queue.client.exists(queue.keys.holds)
-
-    @pytest.mark.parametrize("removed", [3, 5])
-    def test_tidying_gives_up_the_keys_of_tasks_that_another_program_removed(
-        self, queue: DelayedQueue, removed: int
-    ) -> None:
-        for number in range(5):
-            offered(queue, str(number), key=str(number))
-        offered(queue, "gone", 1, key="4", until="start", conflict="replace")
-        assert queue.transfer().moved == 1
-        offered(queue, "4", key="another")
-        for entry in queue.peek(removed):
-            queue.client.zrem(queue.keys.timeout_set, entry.raw)
-        assert sum(tidy(queue)) == removed
-        expected = {str(number): str(number) if number >= removed else None for number in range(4)}
-        assert {key: held_by(queue, key) for key in expected} == expected
-        assert (held_by(queue, "4"), held_by(queue, "another")) == ("gone", "4" if removed < 5 else None)
 
     def test_an_id_that_waits_without_a_key(self, mirrored: DelayedQueue) -> None:
         mirrored.offer(b"plain", due_ms=LATER, message_id="one")
@@ -472,10 +456,9 @@ class TestPlan:
     def plan(self, queue: DelayedQueue, name: str, due_ms: int = LATER, seen: bytes = b"", **step: Any) -> Planned:
         claim = Claim(KEY, "due", 60_000, "keep")
         offer = Offer(codec.message_key(name), due_ms, name.encode(), name, claim, f"no {name}".encode())
-        return plan(
-            queue.keys,
-            **{"entry": "e", "seen": seen, "forgotten": b"0", "state": name.encode(), "offer": offer, **step},
-        ).run(queue.client)
+        there = step.pop("there", None)
+        one = Step("e", queue.name, Seen(seen), name.encode(), **{"offer": offer, **step})
+        return plan(queue.keys, one, there=there).run(queue.client)
 
     def test_one_that_waits_holds_the_key(self, queue: DelayedQueue) -> None:
         assert self.plan(queue, "one").alone

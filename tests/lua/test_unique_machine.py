@@ -222,10 +222,11 @@ def machine(redis_server: PrivateRedis) -> Iterator[type[Machine]]:
         client.flushall()
 
 
-def test_any_sequence(machine: type[Machine]) -> None:
+@pytest.mark.parametrize("examples", [15, pytest.param(150, marks=pytest.mark.thorough)])
+def test_any_sequence(machine: type[Machine], examples: int) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,
         settings=settings(
-            max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

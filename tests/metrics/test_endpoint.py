@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import os
 import signal
 import socket
 import sys
@@ -21,14 +20,14 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.metrics import endpoint, make_asgi_app, make_wsgi_app
 from celery_delayq.metrics.source import Source
 from examples.private_redis import PrivateRedis
 from tests.cli.running import failed, run
 from tests.metrics.parsing import parsed
-from tests.state import publish
-from tests.support import wait_until
+from tests.state import FAR, publish
+from tests.support import in_a_child, wait_until
 from tests.worker_app import publisher
 from tests.workers import CeleryCommand
 
@@ -180,10 +179,7 @@ def test_an_endpoint_goes_on_after_an_outage(ledger_url: str) -> None:
 def test_a_forked_child_has_a_connection_of_its_own(app: Celery, waiting: DelayedQueue) -> None:
     endpoint = make_wsgi_app(app)
     wsgi(endpoint)
-    child = os.fork()
-    if not child:
-        os._exit(wsgi(endpoint)[0] != "200 OK")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert in_a_child(lambda: wsgi(endpoint)[0] == "200 OK")
     assert wsgi(endpoint)[0] == "200 OK"
 
 
@@ -210,7 +206,7 @@ def test_once_prints_the_metrics(app: Celery, waiting: DelayedQueue) -> None:
 def test_once_prints_names_as_prometheus_wants_them(app: Celery, broker_client: redis.Redis) -> None:
     names = {"q\x1b[31m", "q\rq", "q\u2028q", 'q"q', "q\nq"}
     for name in names:
-        broker_client.sadd("delayq:queues", name)
+        broker_client.zadd("delayq:queues", {name: FAR})
     done = run(app, "metrics", "--once")
     assert names <= {labels["queue_name"] for labels in parsed(done.stdout).named(READY)}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,11 +13,11 @@ import redis
 from celery_delayq.metrics import flusher as of_flusher
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
+from celery_delayq.queue.call import run_each
 from celery_delayq.queue.connections import Refusals, servers_of
 from celery_delayq.queue.keys import QueueKeys, counted
-from celery_delayq.queue.script import run_each
 from tests.state import out_of_memory
-from tests.support import wait_until
+from tests.support import in_a_child, wait_until
 
 pytestmark = pytest.mark.on_cluster
 
@@ -228,10 +227,11 @@ def test_nothing_is_sent_if_nothing_was_counted(any_broker: object, client: redi
 
 @pytest.mark.one_server("about a process")
 def test_a_forked_child_adds_nothing(client: redis.Redis, flusher: Flusher) -> None:
-    child = os.fork()
-    if not child:
+
+    def flushes() -> bool:
         flusher.flush(client)
-        os._exit(int(flusher.has_pending))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return not flusher.has_pending
+
+    assert in_a_child(flushes)
     assert total(client) == 0
     assert flusher.has_pending

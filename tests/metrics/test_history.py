@@ -15,9 +15,9 @@ from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.histograms import fields_of
 from celery_delayq.metrics.history import History, Point, read
-from celery_delayq.queue import scripts
+from celery_delayq.queue import measuring
 from celery_delayq.queue.keys import QueueKeys
-from tests.state import nothing_changes, now_ms
+from tests.state import FAR, nothing_changes, now_ms
 
 pytestmark = pytest.mark.on_cluster(always=True)
 
@@ -31,7 +31,7 @@ def lists(app: Celery, waiting: DelayedQueue) -> Iterator[BrokerLists]:
 def count(client: redis.Redis, seconds_ago: int, numbers: dict[str, int], name: str = "celery") -> int:
     """Add numbers as a worker would have done so long ago; return when that was, in seconds."""
     at_s = now_ms(client) // 1000 - seconds_ago
-    scripts.count(QueueKeys.of(name), now_s=at_s, numbers=numbers).run(client)
+    measuring.count(QueueKeys.of(name), now_s=at_s, numbers=numbers).run(client)
     return at_s
 
 
@@ -70,22 +70,22 @@ class TestPoints:
 
     def test_have_percentiles_of_all_queues(self, lists: BrokerLists, hours: int, number: int, point_ms: int) -> None:
         at_s = count(lists.client, 0, late(0.0, 50))
-        lists.client.sadd("delayq:queues", "other")
+        lists.client.zadd("delayq:queues", {"other": FAR})
         try:
             count(lists.client, 0, late(0.02, 50), "other")
             both, one = point_at(read(lists, hours), at_s), point_at(read(lists, hours, queue="other"), at_s)
         finally:
-            lists.client.srem("delayq:queues", "other")
+            lists.client.zrem("delayq:queues", "other")
         assert (both.transferred, both.p50_s) == (100, 0.0)
         assert both.p95_s == pytest.approx(0.01 + 0.015 * 0.9)
         assert (one.transferred, one.p50_s) == (50, pytest.approx(0.0175))
 
     def test_leave_out_what_is_no_number(self, lists: BrokerLists, hours: int, number: int, point_ms: int) -> None:
-        at_s = count(lists.client, 0, {"transferred": 2})
+        minute_s = count(lists.client, 0, {"transferred": 2}) // 60 * 60
         for key in lists.client.scan_iter("delayq:metrics:{celery}:*"):
-            lists.client.hset(
-                key, mapping={f"{at_s}:transferred": "x", "x": "5", "x:transferred": "1", b"\xff": b"\xff"}
-            )
+            # A second after the full minute: the field of the minute itself has what was counted.
+            wrong = {f"{minute_s + 1}:transferred": "x", "x": "5", "x:transferred": "1", b"\xff": b"\xff"}
+            lists.client.hset(key, mapping=wrong)
         assert sum(point.transferred for point in read(lists, hours).points) == 2
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from celery_delayq.cluster import hanging
-from celery_delayq.cluster.topology import Address
+from celery_delayq.cluster.node import Address
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.source import Source
@@ -17,6 +17,7 @@ from tests.brokers import ClusterServer
 from tests.metrics.parsing import Scrape
 from tests.redis_cluster import servers
 from tests.redis_cluster.servers import Cluster, ClusterNode
+from tests.state import FAR
 from tests.worker_app import publisher
 
 
@@ -70,7 +71,7 @@ def test_its_queues_are_left_out(
         client.delete(*queues)
         for queue in queues:
             client.lpush(queue, "message")
-            client.sadd("delayq:queues", queue)
+            client.zadd("delayq:queues", {queue: FAR})
     lost, kept = queues
     assert scrape().get("delayq_ready_messages", lost) == 1
     break_it(node, how)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from celery_delayq.schedule.transitions import left_out, next_transition
+from celery_delayq.schedule.transitions import left_out
 from tests.planner.conftest import Stage, run, stage, started
-from tests.unit.test_transitions import MINUTE, T, at, entry
+from tests.unit.test_transitions import MINUTE, T, at, entry, next_transition
 
 HOUR = 60 * MINUTE
 
@@ -45,8 +45,7 @@ def test_a_planner_tells_once(stage: Stage) -> None:
     stage.client.delete(stage.store.keys.configurations)  # nobody was there meanwhile
     told: list[tuple[str, str, int]] = []
     for _ in range(2):
-        planner = stage.planner(entries)
-        planner._on_missed = lambda *missed: told.append(missed)
+        planner = stage.planner(entries, on_missed=lambda *missed: told.append(missed))
         planner.read()
         run(planner)
     assert told == [("celery", "a", 59)]

@@ -17,7 +17,7 @@ from tests.brokers import list_for
 from tests.foreign import defined
 from tests.integration.publishing import publish
 from tests.metrics.parsing import Metrics, Scrape
-from tests.state import bury, give, lease, now_ms
+from tests.state import FAR, bury, give, lease, now_ms
 from tests.state import publish as put
 from tests.support import wait_until
 
@@ -70,19 +70,19 @@ def test_names_from_outside_are_escaped(waiting: DelayedQueue, scrape: Scrape) -
     try:
         assert scrape().get("delayq_delayed_messages", name) == 1
     finally:
-        waiting.client.srem("delayq:queues", name)
+        waiting.client.zrem("delayq:queues", name)
 
 
 def test_a_queue_that_the_server_refuses_is_left_out(waiting: DelayedQueue, scrape: Scrape) -> None:
     waiting.client.set("celery", "no list")
     put(DelayedQueue(waiting.client, "other"), b"1")
-    waiting.client.sadd("delayq:queues", "other")
+    waiting.client.zadd("delayq:queues", {"other": FAR})
     try:
         found = scrape()
         assert gauges(found, "other")["ready"] == 1
         assert found.get("delayq_unreadable_queues", None) == 1
     finally:
-        waiting.client.srem("delayq:queues", "other")
+        waiting.client.zrem("delayq:queues", "other")
 
 
 def test_counters_of_a_queue_that_lacks_a_part_are_left_out(waiting: DelayedQueue, scrape: Scrape) -> None:

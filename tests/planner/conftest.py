@@ -13,19 +13,19 @@ import pytest
 import redis
 from celery import Celery
 
+from celery_delayq.options.settings import ScheduleSettings
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.configured import Configured
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.message import Occurrence
 from celery_delayq.schedule.planner import Planner
-from celery_delayq.schedule.records import Record, State, Step
-from celery_delayq.schedule.scripts import Offer
+from celery_delayq.schedule.records import Record, State
+from celery_delayq.schedule.scripts import Offer, Step
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.schedule.transitions import Policy
-from celery_delayq.settings import ScheduleSettings
 from tests.support import wait_until
 
 APP = Celery("shop", set_as_current=False)
@@ -52,6 +52,7 @@ class Stage:
         app: str = "shop",
         queues: Mapping[str, str] | None = None,
         is_back: bool = False,
+        on_missed: Callable[[str, str, int], None] | None = None,
     ) -> Planner:
         """Return a planner.
 
@@ -60,6 +61,7 @@ class Stage:
             app: whose configuration.
             queues: task -> broker list, `celery` for others.
             is_back: whether its process had a planner before.
+            on_missed: see `Planner`.
         """
         routing = json.dumps(queues or {})
         definitions = {name: definition(name, given, routing) for name, given in (entries or {}).items()}
@@ -72,6 +74,7 @@ class Stage:
             policy=lambda one: Policy.of(one, ScheduleSettings()),
             id=f"planner {next(self._ids)}",
             is_back=is_back,
+            on_missed=on_missed,
         )
 
     def _build(
@@ -130,6 +133,10 @@ class Stage:
         state = self.state(name)
         assert state is not None
         self.client.hset(self.queue().keys.schedule, name, replace(state, runs=runs).dump())
+
+    def leave(self, name: str, queue: str = "celery") -> None:
+        """Take an entry out of a queue, as a planner does that moves it."""
+        self.store.forget_all(name, [queue])
 
     def slow_step(self, name: str, queue: str) -> Step:
         """Return what a planner has decided, and not done yet: to plan an entry in a queue, as it is there now."""

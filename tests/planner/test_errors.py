@@ -11,7 +11,7 @@ from celery.schedules import schedule
 
 from celery_delayq.schedule.records import Record, State
 from tests.planner.conftest import Stage, definition, run, run_until, started
-from tests.state import out_of_memory
+from tests.state import FAR, out_of_memory
 
 pytestmark = pytest.mark.on_cluster
 
@@ -104,7 +104,7 @@ class TestWhatOthersWrote:
 
     def test_a_queue_that_the_server_refuses(self, stage: Stage) -> None:
         stage.client.set(stage.queue("odd").keys.schedule, "no HASH")
-        stage.client.sadd("delayq:queues", "odd")
+        stage.client.zadd("delayq:queues", {"odd": FAR})
         started(stage, {"good": 60, "bad": {"schedule": 60, "task": "u"}}, queues={"u": "odd"})
         assert stage.waiting() == ["good []"]
         assert "WRONGTYPE" in (stage.store.error("bad") or "")

@@ -15,16 +15,16 @@ from greenlet import greenlet
 
 from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.pipeline import RoutedPipeline
+from celery_delayq.options.settings import ScheduleSettings
 from celery_delayq.queue.codec import message_key
 from celery_delayq.schedule.configured import Configured
-from celery_delayq.schedule.entry import Definition
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.message import Occurrence
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.records import Record, State
 from celery_delayq.schedule.scripts import Offer
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.schedule.transitions import Policy
-from celery_delayq.settings import ScheduleSettings
 from tests.planner.conftest import APP, definition
 from tests.support import wait_until
 

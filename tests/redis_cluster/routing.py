@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +10,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_delayq.cluster.topology import Address
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology, View
 from tests.redis_cluster.servers import Cluster, ClusterNode, slot_of
 
 #: Adds 1 to the first key, and reads the second one.
@@ -40,6 +42,12 @@ def errors_at(node: ClusterNode, code: str) -> int:
 def calls(cluster: Cluster, name: str) -> list[int]:
     """Return how often each node got a command."""
     return [node.counts().get(name, 0) for node in cluster.nodes]
+
+
+def know_only_slot_0(topology: Topology) -> None:
+    """Let a node say that nobody serves the other slots."""
+    node = topology.masters()[0]
+    topology.learn(View(time.monotonic(), node.address, ((0, 0, node.address, node.id),)))
 
 
 @contextmanager

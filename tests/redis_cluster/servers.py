@@ -119,7 +119,7 @@ class ClusterNode(PrivateNode):
         stats = self.client.info("commandstats")
         return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in stats.items()}
 
-    def _claim(self) -> _Claim | None:
+    def claim(self) -> _Claim | None:
         """Return what it says of itself; None if it does not answer."""
         if not self.answers:
             return None
@@ -130,7 +130,7 @@ class ClusterNode(PrivateNode):
                     return _Claim("master" in flags, fields[3], int(fields[6]), frozenset(slots_of(fields)))
         return None
 
-    def _epoch_of(self, node: ClusterNode) -> int | None:
+    def epoch_of(self, node: ClusterNode) -> int | None:
         """Return the epoch of another node, or its own, as this node knows it."""
         return next((int(fields[6]) for fields in self.rows() if fields[0] == node.id), None)
 
@@ -183,7 +183,7 @@ class Cluster:
         return next(key for number in range(1_000_000) if slot_of(key := f"{prefix}{number}") in slots)
 
     def _claims(self) -> dict[ClusterNode, _Claim]:
-        claims = {node: node._claim() for node in self.nodes}
+        claims = {node: node.claim() for node in self.nodes}
         return {node: claim for node, claim in claims.items() if claim}
 
     @staticmethod
@@ -279,7 +279,7 @@ class Cluster:
         return replica
 
     def _wait_for_owner(self, slot: int, owner: ClusterNode) -> None:
-        wait_until(lambda: self._views_of(slot, owner) == {(owner.id, owner._epoch_of(owner))}, f"slot {slot}: {owner}")
+        wait_until(lambda: self._views_of(slot, owner) == {(owner.id, owner.epoch_of(owner))}, f"slot {slot}: {owner}")
 
     def _views_of(self, slot: int, owner: ClusterNode) -> set[tuple[str | None, int | None]]:
         """Return what the nodes take for the slot's master, and for the epoch of `owner`.
@@ -287,7 +287,7 @@ class Cluster:
         If the slot moved on before all nodes know the epoch, its next master might not take a later one, and the slot
         would be lost.
         """
-        return {(node.owners().get(slot), node._epoch_of(owner)) for node in self.nodes if node.answers}
+        return {(node.owners().get(slot), node.epoch_of(owner)) for node in self.nodes if node.answers}
 
     # -- state
 

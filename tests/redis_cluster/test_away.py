@@ -17,14 +17,14 @@ from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue
 from celery_delayq.cluster import hanging
-from celery_delayq.cluster.topology import Address
+from celery_delayq.cluster.node import Address
 from celery_delayq.inspector import Inspector, pages
 from celery_delayq.inspector.away import LostQueue, NodesAway
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.bulk import change_some
 from celery_delayq.inspector.pages import Criteria, walk
 from celery_delayq.metrics import history
-from celery_delayq.queue import scripts
+from celery_delayq.queue import measuring
 from celery_delayq.queue.keys import QueueKeys
 from examples.private_redis import PrivateRedis
 from tests.cli.running import Done, TerminalCommand, failed, run
@@ -309,7 +309,7 @@ class TestApi:
             lists = BrokerLists(connection.default_channel, QUEUES)
             for queue in QUEUES:
                 now_s = lists.now_ms() // 1000
-                scripts.count(QueueKeys.of(queue), now_s=now_s, numbers={"transferred": 1}).run(lists.client)
+                measuring.count(QueueKeys.of(queue), now_s=now_s, numbers={"transferred": 1}).run(lists.client)
             assert sum(point.transferred for point in history.read(lists, 8).points) == len(QUEUES)
             with away(own, "q1"):
                 assert sum(point.transferred for point in history.read(lists, 8).points) == len(OTHERS)

@@ -14,8 +14,9 @@ from redis import exceptions
 from redis.client import NEVER_DECODE
 
 from celery_delayq.cluster.client import Routed, own_connections
+from celery_delayq.cluster.node import Address
 from celery_delayq.cluster.topology import Topology
-from tests.redis_cluster.routing import ADD, calls, errors_at
+from tests.redis_cluster.routing import ADD, addresses_of, calls, errors_at, pool_for
 from tests.redis_cluster.servers import Cluster
 from tests.support import wait_until
 
@@ -41,7 +42,6 @@ class TestRouting:
         assert routed.hgetall("h") == {b"field": b"value"}
         assert routed.smembers("s") == {b"a"}
         assert routed.set("a", 1, nx=True) is True
-        assert routed.object("ENCODING", "a") == b"int"
         assert routed.brpop(["l", "{l}2"], timeout=0.01) is None  # type: ignore[arg-type]
         assert routed.execute_command("HGET", "h", "field", **{NEVER_DECODE: True}) == b"value"
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
@@ -49,19 +49,16 @@ class TestRouting:
 
     def test_scripts(self, routed: Routed, cluster: Cluster, keys: list[str]) -> None:
         sha = routed.script_load(ADD)
-        assert routed.script_exists(sha, "no") == [True, False]
         for key in keys:
             assert routed.evalsha(sha, 2, key, f"{{{key}}}2") == 1
             assert routed.eval(ADD, 2, key, f"{{{key}}}2") == 2
-        assert calls(cluster, "script|load") == [1, 1, 1] or calls(cluster, "script") == [2, 2, 2]
+        assert calls(cluster, "script|load") == [1, 1, 1] or calls(cluster, "script") == [1, 1, 1]
         assert routed.eval("return 5", 0) == 5
-        routed.script_flush()
+        for node in routed.masters():
+            node.client.script_flush()
         with pytest.raises(exceptions.NoScriptError):
             routed.evalsha(sha, 2, keys[0], keys[0])
         assert routed.register_script(ADD)(keys=[keys[0], keys[0]]) == 3
-        with routed.pipeline() as pipe:
-            routed.register_script("return 7")(keys=[keys[0]], client=pipe)
-            assert pipe.execute() == [7]
 
     def test_commands_without_a_key_go_to_the_home_node(self, routed: Routed, topology: Topology) -> None:
         port = topology.home().address.port
@@ -88,36 +85,16 @@ class TestRouting:
         several = [*keys, *(f"{{{key}}}2" for key in keys)]
         for number, key in enumerate(several):
             routed.set(key, number)
-        cluster.reset_counts()
         assert routed.mget([*several, "none"]) == [*(str(number).encode() for number in range(6)), None]
-        assert routed.exists(*several, "none", keys[0]) == 7
-        assert routed.touch(*several) == 6
-        assert routed.dbsize() == 6
-        assert set(routed.keys()) == set(routed.scan_iter(count=1)) == {key.encode() for key in several}
+        assert set(routed.scan_iter(count=1)) == {key.encode() for key in several}
         assert list(routed.scan_iter(match=keys[0])) == [keys[0].encode()]
-        assert routed.unlink(*several[:2]) == 2
-        assert routed.delete(*several) == 4
-        with pytest.raises(redis.ResponseError, match="scan_iter"):
-            routed.scan()
-        routed.set(keys[2], 1)
-        assert routed.flushall() is True
-        assert routed.dbsize() == 0
-
-    def test_an_error_of_one_node_is_the_error(self, routed: Routed, keys: list[str]) -> None:
-        with pytest.raises(redis.ResponseError, match="syntax error"):
-            routed.execute_command("FLUSHALL", "NOW")
 
     @pytest.mark.parametrize(
-        "command", [("EVAL", ADD, 2, "a", "b"), ("MSET", "a", 1, "b", 2), ("BLMOVE", "a", "b", "LEFT", "LEFT", 0)]
+        "command", [("EVAL", ADD, 2, "a", "b"), ("DEL", "a", "b"), ("BLMOVE", "a", "b", "LEFT", "LEFT", 0)]
     )
-    def test_keys_of_several_slots_are_refused_here(
-        self, command: tuple[Any, ...], routed: Routed, cluster: Cluster
-    ) -> None:
-        routed.ping()
-        cluster.reset_counts()
-        with pytest.raises(exceptions.ClusterCrossSlotError, match=f"{command[0]}: the keys 'a', 'b' are in several"):
+    def test_keys_of_several_slots_are_refused(self, command: tuple[Any, ...], routed: Routed) -> None:
+        with pytest.raises(exceptions.ClusterCrossSlotError):
             routed.execute_command(*command)
-        assert not cluster.counts().keys() & {"eval", "mset", "blmove"}
 
     def test_own_connections(self, routed: Routed, topology: Topology, keys: list[str]) -> None:
         node = routed.node_of(keys[1])
@@ -132,22 +109,39 @@ class TestRouting:
             number = client.at(keys[0]).client_id()
         del client
         assert Routed(topology).at(keys[0]).client_id() == number
-        with Routed(topology, owns_topology=True) as owner:
-            owner.ping()
-        assert Routed(topology).at(keys[0]).client_id() != number
 
-    def test_a_forked_child_has_its_own_connections(self, routed: Routed, topology: Topology, keys: list[str]) -> None:
+    def test_a_forked_child_has_its_own_connections_and_locks(
+        self, routed: Routed, cluster: Cluster, keys: list[str]
+    ) -> None:
         routed.set(keys[0], 1)
-        with topology._lock, topology._asking, warnings.catch_warnings():
+        parent, has_begun, may_go_on = os.getpid(), threading.Event(), threading.Event()
+
+        def connect(address: Address) -> redis.ConnectionPool:
+            if os.getpid() == parent:
+                has_begun.set()
+                may_go_on.wait(60)
+            return pool_for(address)
+
+        with closing(Topology(addresses_of(cluster), connect)) as busy, warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # there are other threads
-            locked = threading.Event()
-            child = os.fork()
-            if not child:
-                worker = threading.Thread(target=lambda: (topology.refresh(), routed.incr(keys[0]), locked.set()))
-                worker.start()
-                os._exit(0 if locked.wait(20) else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        assert routed.get(keys[0]) == b"2"
+            asking = threading.Thread(target=busy.refresh)
+            asking.start()
+            try:
+                assert has_begun.wait(20)  # it has the locks now
+                child = os.fork()
+                if not child:
+                    done = threading.Event()
+                    worker = threading.Thread(
+                        target=lambda: (busy.refresh(), Routed(busy).incr(keys[0]), routed.incr(keys[0]), done.set()),
+                        daemon=True,
+                    )
+                    worker.start()
+                    os._exit(0 if done.wait(20) else 1)
+                assert os.waitpid(child, 0)[1] == 0
+            finally:
+                may_go_on.set()
+                asking.join(20)
+        assert routed.get(keys[0]) == b"3"
 
     def test_a_connection_that_ended_while_idle_is_replaced(self, routed: Routed, cluster: Cluster) -> None:
         routed.set("shop", 1)

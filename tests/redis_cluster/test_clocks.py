@@ -39,7 +39,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         folder.mkdir()
 
         def clock() -> dict[str, str]:
-            return {**clock_from(datetime.now(timezone.utc) + timedelta(seconds=ahead_s)), "TZ": "UTC"}
+            return clock_from(datetime.now(timezone.utc) + timedelta(seconds=ahead_s))
 
         return PrivateRedis(*options, server=server_with(clock, folder), **rest)
 

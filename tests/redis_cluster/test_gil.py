@@ -17,6 +17,7 @@ LEASE = {"lease": 2}
 GIL_S = 7
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes run")
 def test_it_runs_once(cluster: Cluster, ledger: Ledger) -> None:
     """Its consumer is subscribed at the node that had the slot."""

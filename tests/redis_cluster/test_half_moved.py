@@ -10,7 +10,7 @@ import pytest
 from celery_delayq.cluster.client import Routed
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys
-from celery_delayq.transfer.loop import TransferSettings
+from celery_delayq.transfer.settings import TransferSettings
 from tests.brokers import ClusterServer
 from tests.cli.running import run
 from tests.ledger import Ledger

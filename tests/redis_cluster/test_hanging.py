@@ -62,8 +62,13 @@ def ran(ledger: Ledger) -> list[str]:
 
 @pytest.mark.parametrize(
     ("pool", "key"),
-    [("solo", "q0"), ("threads", "q0"), ("prefork", "q0"), ("threads", "{_kombu.binding}"), ("solo", "q5")],
-    ids=["solo-registry", "threads-registry", "prefork-registry", "threads-bindings", "solo-neither"],
+    [
+        pytest.param("threads", "q0", id="threads-registry"),
+        pytest.param("solo", "q0", id="solo-registry", marks=pytest.mark.thorough),
+        pytest.param("prefork", "q0", id="prefork-registry", marks=pytest.mark.thorough),
+        pytest.param("threads", "{_kombu.binding}", id="threads-bindings", marks=pytest.mark.thorough),
+        pytest.param("solo", "q5", id="solo-neither", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_worker_goes_on_with_the_queues_of_other_nodes(redis_server: PrivateRedis, pool: str, key: str) -> None:
     with patient_cluster(redis_server) as (cluster, ledger), publisher(cluster.url(3), ledger.url, **CONF) as app:

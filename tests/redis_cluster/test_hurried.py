@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -13,7 +12,8 @@ from redis import exceptions
 
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.client import Routed
-from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology
 from celery_delayq.queue.registry import Registry
 from celery_delayq.transport.nodes import Nodes
 from tests.redis_cluster import servers
@@ -34,6 +34,13 @@ def node(cluster: Cluster) -> Iterator[ClusterNode]:
 
 def address_of(node: ClusterNode) -> Address:
     return Address("127.0.0.1", node.port)
+
+
+def let_time_pass(node: ClusterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a node hang whose time is over."""
+    with monkeypatch.context() as patched:
+        patched.setattr(hanging, "FOR_S", 0.0)
+        hanging.hangs(address_of(node))
 
 
 @pytest.fixture
@@ -58,14 +65,14 @@ def test_everybody_asks_it_again_once_it_has_answered(
     with pytest.raises(redis.TimeoutError):
         hurried.get(KEY)
     node.resume()
-    monkeypatch.setitem(hanging._until, address_of(node), time.monotonic())  # the time is over
+    let_time_pass(node, monkeypatch)
     assert [hurried.get(KEY) for _ in range(3)] == [b"1"] * 3
 
 
 def test_a_pipeline_asks_it_again_as_a_whole(
     node: ClusterNode, hurried: Routed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(hanging._until, address_of(node), time.monotonic())  # the time is over
+    let_time_pass(node, monkeypatch)
     with hurried.pipeline(transaction=False) as pipe:
         assert pipe.get(KEY).get(KEY).exists(KEY).execute() == [b"1", b"1", 1]
 
@@ -73,7 +80,7 @@ def test_a_pipeline_asks_it_again_as_a_whole(
 def test_everybody_asks_it_again_once_it_has_executed_a_transaction(
     node: ClusterNode, hurried: Routed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(hanging._until, address_of(node), time.monotonic())  # the time is over
+    let_time_pass(node, monkeypatch)
     with hurried.pipeline() as pipe:
         assert pipe.get(KEY).execute() == [b"1"]
     assert hurried.get(KEY) == b"1"
@@ -96,9 +103,9 @@ def test_a_node_that_refuses_connections_does_not_hang() -> None:
 
 def test_its_patience_can_be_chosen(topology: Topology) -> None:
     patient = Routed(topology, is_hurried=True, hurry_s=2)
-    clients = (Routed(topology), Routed(topology).hurried(), patient, patient.hurried(), patient.client())
+    clients = (Routed(topology), Routed(topology).hurried(), patient, patient.hurried())
     pools = [client.router.node_for(None).client.connection_pool for client in clients]
-    assert [pool.connection_kwargs["socket_timeout"] for pool in pools] == [30, 0.5, 2, 2, 2]
+    assert [pool.connection_kwargs["socket_timeout"] for pool in pools] == [30, 0.5, 2, 2]
 
 
 def test_it_waits_no_longer_for_a_slot(cluster: Cluster, hurried: Routed) -> None:

@@ -12,7 +12,8 @@ from redis import exceptions
 
 from celery_delayq.cluster import topology as topology_module
 from celery_delayq.cluster.client import Routed
-from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology
 from tests.redis_cluster import servers
 from tests.redis_cluster.routing import addresses_of, calls, pool_for
 from tests.redis_cluster.servers import Cluster, slot_of
@@ -77,30 +78,6 @@ class TestLostConnections:
         assert isinstance(lost, redis.ConnectionError)
         assert isinstance(also_lost, redis.ConnectionError)
 
-    def test_nor_is_a_watched_transaction(self, through: Routed, proxies: list[Proxy], keys: list[str]) -> None:
-        with through.pipeline() as pipe:
-            pipe.watch(keys[0])
-            pipe.multi()
-            pipe.incr(keys[0])
-            proxies[0].drop_replies()
-            with pytest.raises(redis.ConnectionError):  # not a WatchError, after which callers begin again
-                pipe.execute()
-        proxies[0].drop_replies(False)
-        assert through.get(keys[0]) == b"1"
-
-    def test_a_lost_connection_cannot_watch(self, through: Routed, proxies: list[Proxy], keys: list[str]) -> None:
-        for node in through.masters():  # redis-py 5 then gives the connection back itself
-            node.client.connection_pool.connection_kwargs["retry_on_error"] = []
-        through.set(keys[0], 0)
-        proxies[0].drop_replies()
-        with through.pipeline() as pipe:
-            with pytest.raises(redis.ConnectionError):
-                pipe.watch(keys[0])
-            proxies[0].drop_replies(False)
-            pipe.watch(keys[0])
-            pipe.multi()
-            assert pipe.incr(keys[0]).execute() == [1]
-
     @pytest.mark.parametrize("kind", ["single", "pipeline", "transaction"])
     def test_a_refused_connection_leads_to_the_next_owner(
         self,
@@ -132,11 +109,10 @@ class TestLostConnections:
         assert isinstance(lost, redis.ConnectionError)
         assert done == 1
         with through.pipeline(transaction=False) as pipe:
-            replies = pipe.incr(keys[0]).execute_command("WAIT", 0, 100).execute(raise_on_error=False)
-        assert [type(reply) for reply in replies] == [redis.ConnectionError] * 2
+            lost, waited = pipe.incr(keys[0]).execute_command("WAIT", 0, 100).execute(raise_on_error=False)
+        assert isinstance(lost, redis.ConnectionError)
+        assert waited == 0
         assert through.ping()  # at another home
-        with pytest.raises(redis.ConnectionError):
-            through.dbsize()
         assert through.script_load("return 1")
 
     def test_a_refused_home_is_replaced_before_anything_is_sent(self, through: Routed, proxies: list[Proxy]) -> None:

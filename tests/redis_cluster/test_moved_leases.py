@@ -19,7 +19,8 @@ import redis
 
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.client import own_connections
-from celery_delayq.cluster.topology import Address, Topology
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue import keys
@@ -242,14 +243,19 @@ class TestWatchdog:
         assert scene.consumer.is_held(running)
 
     def test_believes_ended_leases_there_a_lease_after_the_node_is_back(
-        self, scene: Scene, watch: Callable[[], Watchdog], monkeypatch: pytest.MonkeyPatch
+        self,
+        scene: Scene,
+        watch: Callable[[], Watchdog],
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """Others could not renew theirs in the meantime."""
         move(scene)
-        watchdog = watch()
-        wait_until(lambda: time.monotonic() > watchdog._believes_leases_at, "it believes others")
+        watch()
+        believes_from = time.monotonic() + LEASE_S
+        wait_until(lambda: time.monotonic() > believes_from, "it believes others")
         scene.end("dead", scene.there)
-        wait_until(lambda: scene.consumer.leases._refused, "it has noticed")
+        wait_until(lambda: "Cannot renew the lease on" in caplog.text, "it has noticed")
         renew, renewed_at = scene.consumer.renew, []
 
         def note(client: redis.Redis) -> list[tuple[str, Renewed]]:

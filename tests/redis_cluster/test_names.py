@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.cluster.names import check_name, is_tagged, keys_of, priority_list, queue_of, slot_of
-from celery_delayq.errors import ConfigurationError
 from celery_delayq.queue.keys import QueueKeys
 
 SEP = "\x06\x16"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis import exceptions
 
-from celery_delayq.cluster.redirection import understood
+from celery_delayq.queue.redirection import understood
 
 
 class TestUnderstood:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from celery import Celery
 
-from celery_delayq.queue.keys import RegistryKeys
+from celery_delayq.queue.keys import registry
 from tests.integration.long_tasks import in_flight, long_worker, open_gate
 from tests.ledger import Ledger
 from tests.redis_cluster.servers import Cluster, ClusterNode
@@ -29,7 +29,7 @@ def app(cluster: Cluster, ledger: Ledger) -> Iterator[Celery]:
 @pytest.fixture(params=["bindings", "registry", "first"])
 def refuser(cluster: Cluster, request: pytest.FixtureRequest) -> ClusterNode:
     """The node that refuses: that of kombu's bindings, that of the registry, or the one where workers subscribe."""
-    keys = {"bindings": "{_kombu.binding}", "registry": RegistryKeys.of("").names}
+    keys = {"bindings": "{_kombu.binding}", "registry": registry("")}
     return cluster.owner(keys[request.param]) if request.param in keys else cluster.nodes[0]
 
 

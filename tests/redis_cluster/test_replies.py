@@ -78,6 +78,7 @@ def test_who_consumes_tasks_goes_on(cluster: Cluster) -> None:
         assert answers.drain(1) == ["reply"]
 
 
+@pytest.mark.thorough
 def test_who_only_waits_for_replies_has_its_queue_bound_after_the_node_of_the_bindings_hung(cluster: Cluster) -> None:
     """So that a program that only asks workers gets answers again. Each time that it asks, it declares the queue."""
     bindings = "{_kombu.binding}.answers"

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
-from typing import Any
 
 import pytest
 from celery import Celery, chord, group
 from kombu import Connection
 
 from celery_delayq import ConfigurationError, register
+from celery_delayq.cluster.node import Address
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys
-from celery_delayq.transport.fetcher import Fetcher
-from celery_delayq.transport.node_fetcher import NodeFetcher
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
+from tests.redis_cluster.routing import other_than
 from tests.redis_cluster.servers import Cluster, slot_of
 from tests.support import wait_until
 from tests.worker_app import publisher
@@ -63,12 +61,14 @@ def test_what_waits_can_be_seen_and_changed(cluster: Cluster, ledger: Ledger, pr
         assert sum(it.delayed for it in app.delayq.counts().queues) == 66 - 1 - 1 - 11
 
 
-@pytest.mark.parametrize("pool", ["solo", "threads", "prefork"])
+@pytest.mark.parametrize(
+    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.thorough) for pool in ("solo", "threads"))]
+)
 def test_tasks_run_once_and_not_early(cluster: Cluster, ledger: Ledger, pool: str) -> None:
     runs_everywhere(cluster, ledger, pool, "")
 
 
-@pytest.mark.parametrize("prefix", ["shop:", "{shop}:"])
+@pytest.mark.parametrize("prefix", ["{shop}:", pytest.param("shop:", marks=pytest.mark.thorough)])
 def test_tasks_run_with_a_key_prefix(cluster: Cluster, ledger: Ledger, prefix: str) -> None:
     runs_everywhere(cluster, ledger, "solo", prefix)
 
@@ -195,28 +195,31 @@ def test_planners_listen_where_their_signs_of_life_are_counted(cluster: Cluster,
         wait_until(lambda: node.client.pubsub_numsub(channel)[0][1] == 1, "it listens")
 
 
-def test_the_last_queue_of_a_node_may_move_while_the_node_is_asked(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_queue_of_a_node_may_move_while_the_node_is_asked(cluster: Cluster) -> None:
     """Another thread may have noticed that; it ended the worker."""
     register()
-    with Connection(cluster.url()) as connection:
-        queue = connection.SimpleQueue("q0")
-        queue.put("message")
-        original = NodeFetcher._queues
-        moved_away = []
+    slot, source = slot_of("q0"), cluster.owner("q0")
+    target = other_than(cluster, source)
+    try:
+        with Connection(cluster.url()) as connection:
+            queue = connection.SimpleQueue("q0")
+            queue.put("message")
+            transport = connection.transport
 
-        def queues(fetcher: Any) -> Any:
-            if not moved_away and sys._getframe(1).f_code is Fetcher.fetch.__code__:
-                moved_away.append(fetcher)
-                connection.transport.on_nodes_changed()  # as whoever notices a move does
-                return []
-            return original(fetcher)
+            def move() -> int:
+                """Called when a fetch has begun, and asks how much may be fetched."""
+                transport.most_ahead = lambda: 0
+                cluster.move(slot, target)
+                connection.default_channel.topology.moved(slot, Address("127.0.0.1", target.port))
+                transport.on_nodes_changed()
+                return 0
 
-        monkeypatch.setattr(NodeFetcher, "_queues", queues)
-        assert queue.get(timeout=20).payload == "message"
-        assert moved_away
-        queue.close()
+            transport.most_ahead = move
+            assert queue.get(timeout=20).payload == "message"
+            assert cluster.owner("q0") is target
+            queue.close()
+    finally:
+        cluster.put_slots_back()
 
 
 def send_to_each(app: Celery) -> None:

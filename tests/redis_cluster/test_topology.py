@@ -11,13 +11,13 @@ import pytest
 import redis
 from redis import exceptions
 
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.cluster import topology as topology_module
 from celery_delayq.cluster.client import Routed
-from celery_delayq.cluster.topology import Address, Topology
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.cluster.node import Address
+from celery_delayq.cluster.topology import Topology
 from examples.private_redis import PrivateRedis
-from tests.redis_cluster import servers
-from tests.redis_cluster.routing import addresses_of, other_than, pool_for
+from tests.redis_cluster.routing import addresses_of, know_only_slot_0, other_than, pool_for
 from tests.redis_cluster.servers import Cluster, slot_of
 from tests.support import wait_until
 
@@ -58,14 +58,13 @@ class TestTopology:
             list(threads.map(lambda _: topology.refresh(), range(10)))
         assert cluster.counts().get("cluster|slots", cluster.counts().get("cluster")) == 1
 
-    def test_learns_from_another_one(self, topology: Topology, cluster: Cluster) -> None:
+    def test_a_clone_knows_the_same(self, topology: Topology, cluster: Cluster) -> None:
         topology.refresh()
-        with closing(Topology([Address("nowhere.invalid", 1)], pool_for)) as other:
-            other.learn(topology)
-            assert [node.address for node in other.masters()] == sorted(addresses_of(cluster))
-            assert other.masters() != topology.masters()  # its own connections
-            other.learn(topology)
-            assert other.version == 1
+        cluster.reset_counts()
+        with closing(topology.clone()) as clone:
+            assert [node.address for node in clone.masters()] == sorted(addresses_of(cluster))
+            assert clone.masters() != topology.masters()  # its own connections
+        assert not cluster.counts().keys() & {"cluster", "cluster|slots"}
 
     def test_the_home_node_stays_until_it_fails(self, topology: Topology) -> None:
         home = topology.home()
@@ -84,12 +83,12 @@ class TestTopology:
     @pytest.mark.parametrize("host", ["", None, b"asked"])
     def test_an_unnamed_host_is_the_one_that_was_asked(self, host: Any) -> None:
         found = [[0, 5, [host, 7000, b"id"]], [6, 9, [b"?", 7001, b"other"], [b"replica", 1, b"x"]]]
-        ranges = list(topology_module._ranges(found, Address("asked", 1)))
+        ranges = list(topology_module.slot_ranges(found, Address("asked", 1)))
         assert ranges == [(0, 5, Address("asked", 7000), "id")]
 
     def test_a_slot_without_a_node(self, topology: Topology) -> None:
         topology.refresh()
-        topology._take([topology.masters()[0], *[None] * (servers.SLOTS - 1)])
+        know_only_slot_0(topology)
         assert topology.node_of(0)
         with pytest.raises(exceptions.ClusterDownError, match="no node serves slot 7"):
             topology.node_of(7)

@@ -11,10 +11,8 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_delayq.cluster.topology import Topology
 from celery_delayq.queue.delayed_queue import DelayedQueue
-from celery_delayq.queue.keys import QueueKeys, RegistryKeys
-from celery_delayq.transport.nodes import Nodes
+from celery_delayq.queue.keys import QueueKeys, registry
 from examples.private_redis import PrivateRedis
 from tests.brokers import ClusterServer
 from tests.redis_cluster import servers
@@ -101,7 +99,7 @@ def test_queues_of_other_nodes_go_on_while_one_is_away(
     broker: ClusterServer, ledger_url: str, app: Celery, client: redis.Redis, has_registry: bool
 ) -> None:
     cluster = broker.cluster
-    home = cluster.owner(RegistryKeys.of("").names)
+    home = cluster.owner(registry(""))
     away = next(queue for queue in QUEUES if (cluster.owner(queue) is home) is has_registry)
     others = [queue for queue in QUEUES if queue != away]
     with transferring(broker, ledger_url) as command:
@@ -185,7 +183,7 @@ def test_it_goes_on_while_nobody_has_the_slots_of_a_node(
     cluster = broker.cluster
     with transferring(broker, ledger_url) as command:
         lost = cluster.owner("red")
-        assert lost is not cluster.owner(RegistryKeys.of("").names)
+        assert lost is not cluster.owner(registry(""))
         wait_until(lambda: lost.client.pubsub_numsub(QueueKeys.of("red").channel)[0][1] == 1, "it listens")
         lost.kill()
         for node in cluster.masters():
@@ -195,15 +193,3 @@ def test_it_goes_on_while_nobody_has_the_slots_of_a_node(
             DelayedQueue(client, queue).offer(b"a message", delay_s=0.2)
             wait_for(client, queue, 1)
         assert transferred(command) == 2
-
-
-def test_nobody_is_the_successor_of_a_node_whose_slots_nobody_has(
-    topology: Topology, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = Nodes(topology, lambda: None)
-    (*_, server) = nodes.servers()
-    assert nodes.successor(server) == server
-    monkeypatch.setattr(
-        topology, "_slots", [node if node and str(node.address) != server else None for node in topology._slots]
-    )
-    assert nodes.successor(server) is None

@@ -280,7 +280,7 @@ def _wrong_clock(scene: ClusterScene) -> None:
     worker, seconds = scene.luck.choice(scene.workers), scene.luck.choice((-_WRONG_S, _WRONG_S))
     scene.say(f"kill -9 of worker {worker.pid}; the next one has a clock that is {seconds} s off")
     scene.kill([worker])
-    scene.start([worker], {**clock_from(datetime.now(timezone.utc) + timedelta(seconds=seconds)), "TZ": "UTC"})
+    scene.start([worker], clock_from(datetime.now(timezone.utc) + timedelta(seconds=seconds)))
     scene.say(f"worker {worker.pid} is there")
 
 

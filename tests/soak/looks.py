@@ -17,7 +17,7 @@ from tests.workers import Worker
 
 #: What stays in a broker for good: the registry of delayed queues, the schedule, and the bindings of kombu, which have
 #: another name in a cluster.
-_DOCUMENTED = ("delayq:queues", "delayq:retired:", "delayq:schedule", "_kombu.", "{_kombu.")
+_DOCUMENTED = ("delayq:queues", "delayq:schedule", "_kombu.", "{_kombu.")
 
 _CONSUMERS, _DEAD = "delayq:consumers:", "delayq:dead"
 

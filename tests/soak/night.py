@@ -155,7 +155,7 @@ def _stage(start: datetime, entries: int, on_cluster: bool) -> Iterator[tuple[re
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="delayq-night-")))
         ledger = Ledger(stack.enter_context(PrivateRedis()).url)
         stack.callback(ledger.client.close)
-        server = server_with(lambda: {**clock_from(start), "TZ": "UTC"}, folder)
+        server = server_with(lambda: clock_from(start), folder)
         broker: Server = (
             ClusterServer(stack.enter_context(cluster(server=server, settings=_PATIENT)))
             if on_cluster

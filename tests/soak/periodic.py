@@ -10,7 +10,7 @@ from typing import Any, get_args
 from celery import Celery
 from dateutil.parser import isoparse
 
-from celery_delayq.unique import For
+from celery_delayq.options.unique import For
 from tests.ledger import Ledger
 from tests.soak.verdict import Harm
 

@@ -29,6 +29,8 @@ class Proxy:
         self._target_port = target_port
         self._delay_s = 0.0
         self._drops_replies = False
+        #: It takes replies with these bytes, and passes none of them on; empty for all replies.
+        self.swallows: bytes | None = None
         #: It ends a connection instead of passing on the reply to the next command with these bytes.
         self.loses: bytes | None = None
         self._idle_s: float | None = None
@@ -139,6 +141,8 @@ class Proxy:
             while chunk := await reader.read(_CHUNK):
                 if is_reply and (self._drops_replies or link.loses_reply):
                     break
+                if is_reply and self.swallows is not None and self.swallows in chunk:
+                    continue
                 if not is_reply and self.loses is not None and self.loses in chunk:
                     self.loses, link.loses_reply = None, True
                 if self._delay_s:

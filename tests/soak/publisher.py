@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_delayq import NotReplicated, Unique
-from celery_delayq.unique import For
+from celery_delayq.options.unique import For
 
 #: Published at once, so that workers find a backlog; in seconds of the rate.
 _BURST_S = 0.1

@@ -98,7 +98,7 @@ def test_without_a_name_the_error_says_what_to_do(tmp_path: Path) -> None:
         ("shop:application", "AttributeError: module 'shop' has no attribute 'application'"),
     ],
 )
-@pytest.mark.parametrize("place", ["configuration", "command line"])
+@pytest.mark.parametrize("place", ["command line", pytest.param("configuration", marks=pytest.mark.thorough)])
 def test_a_wrong_name_is_told_with_where_it_stands(tmp_path: Path, name: str, reason: str, place: str) -> None:
     if place == "configuration":
         (tmp_path / "pytest.ini").write_text(f"[pytest]\ndelayq_app = {name}\n")

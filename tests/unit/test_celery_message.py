@@ -27,7 +27,7 @@ def published(client: redis.Redis) -> tuple[str, dict[str, Any]]:
     with Celery("shop", broker=f"delayq://127.0.0.1:{port}/0", set_as_current=False) as app:
         DelayQ(app)
         app.send_task("t", task_id="an-id", queue="q", eta=ETA, expires=ETA + timedelta(hours=1), **CALL)
-    (name,) = client.smembers("delayq:queues")
+    (name,) = set(client.zrange("delayq:queues", 0, -1))
     (entry,) = client.zrange(f"redisson_delay_queue_timeout:{{{name.decode()}}}", 0, -1)
     return name.decode(), json.loads(codec.unpack(entry)[1])
 

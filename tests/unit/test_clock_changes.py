@@ -26,18 +26,15 @@ ZONES = [
 zones = st.sampled_from(ZONES).map(ZoneInfo)
 
 
-def changes_of(zone: tzinfo, first: datetime, last: datetime) -> list[datetime]:
+def hours_of_changes(zone: tzinfo, first: datetime, last: datetime, step: timedelta = DAY) -> list[datetime]:
     """Return when the clock of a zone jumps, in UTC, to the hour."""
-    hours = range(int((last - first) / HOUR))
-    return [
-        first + at * HOUR
-        for at in hours
-        if (first + at * HOUR).astimezone(zone).utcoffset() != (first + (at + 1) * HOUR).astimezone(zone).utcoffset()
-    ]
+    steps = (first + at * step for at in range(int((last - first) / step)))
+    found = [at for at in steps if at.astimezone(zone).utcoffset() != (at + step).astimezone(zone).utcoffset()]
+    return found if step == HOUR else [at for day in found for at in hours_of_changes(zone, day, day + step, HOUR)]
 
 
 CHANGES = {
-    name: changes_of(
+    name: hours_of_changes(
         ZoneInfo(name), datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(2028, 1, 1, tzinfo=timezone.utc)
     )
     for name in ZONES

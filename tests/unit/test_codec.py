@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq.errors import InvalidEntry
+from celery_delayq.basics.errors import InvalidEntry
 from celery_delayq.queue import codec
 from celery_delayq.queue.codec import OfferId, message_key, pack, unpack
 

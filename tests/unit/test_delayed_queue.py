@@ -13,11 +13,11 @@ import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq import DelayedQueue, Entry
-from celery_delayq.errors import InvalidEntry
+from celery_delayq.basics.errors import InvalidEntry
 from celery_delayq.queue import codec, scripts
+from celery_delayq.queue.call import load
 from celery_delayq.queue.entry import pairs
 from celery_delayq.queue.registry import registered
-from celery_delayq.queue.script import load
 from examples.private_redis import PrivateRedis
 from tests.state import FAR, now_ms, now_us
 
@@ -113,7 +113,7 @@ class TestWithAnyClient:
     def test_the_registry(self, queue: DelayedQueue, any_client: redis.Redis) -> None:
         queue.offer(b"pay", due_ms=FAR)
         DelayedQueue(any_client, "refunds", keyprefix="shop.").offer(b"", due_ms=FAR)
-        any_client.sadd("delayq:queues", "", b"\xff")
+        any_client.zadd("delayq:queues", {"": FAR, b"\xff": FAR})
         assert registered(any_client) == {"orders"}
         assert registered(any_client, "shop.") == {"refunds"}
 
@@ -179,7 +179,7 @@ class TestOffer:
                 queue.offer(b"pay", due_ms=FAR)
             assert pubsub.get_message(timeout=5)["data"] == b"orders"
             assert pubsub.get_message(timeout=0) is None
-        assert client.info("commandstats")["cmdstat_sadd"]["calls"] == 2
+        assert client.info("commandstats")["cmdstat_zadd"]["calls"] == 3 + 2
 
     def test_a_queue_may_have_any_name(self, client: redis.Redis) -> None:
         queue = DelayedQueue(client, "größe\x06\x163")

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.message import Message
 
-from celery_delayq.errors import InvalidEta
-from celery_delayq.transfer.loop import TransferLoop
+from celery_delayq.basics.errors import InvalidEta
+from celery_delayq.queue.clock import ServerClock
 from celery_delayq.transport.eta import due_ms_of, parse_eta, seconds_until
 
 UTC = timezone.utc
@@ -191,13 +191,21 @@ class TestDueMsOf:
         assert due_ms_of(no_task) is None
 
 
-def loop_that_knows(ahead_s: float | None = None) -> TransferLoop:
-    """A loop at a server whose clock is ahead of ours by some seconds; None: it has not seen the server's clock yet."""
-    loop = TransferLoop(lambda: None)  # type: ignore[arg-type, return-value]
-    if ahead_s is not None:
-        now = time.monotonic()
-        loop._clock.observe(round((time.time() + ahead_s) * 1_000_000), now, now)
-    return loop
+class Loop:
+    """What is asked of a `TransferLoop`. If it knows the clock of the server, that is ahead of ours by some seconds."""
+
+    def __init__(self, ahead_s: float | None) -> None:
+        self._clock = ServerClock()
+        if ahead_s is not None:
+            now = time.monotonic()
+            self._clock.observe(round((time.time() + ahead_s) * 1_000_000), now, now)
+
+    def seconds_until_past(self, server_ms: float) -> float:
+        return self._clock.seconds_until_past(server_ms, 0.0)
+
+
+def loop_that_knows(ahead_s: float | None = None) -> Loop:
+    return Loop(ahead_s)
 
 
 class TestSecondsUntil:
@@ -205,7 +213,7 @@ class TestSecondsUntil:
 
     DUE_S = 100.0
 
-    def left_s(self, *loops: TransferLoop | None) -> float:
+    def left_s(self, *loops: Loop | None) -> float:
         first, *others = loops
         return seconds_until((time.time() + self.DUE_S) * 1000, first, others)
 
@@ -213,7 +221,7 @@ class TestSecondsUntil:
         assert self.left_s(loop_that_knows(60), loop_that_knows(30)) == pytest.approx(40, abs=1)
 
     @pytest.mark.parametrize("first", [None, loop_that_knows()], ids=["no loop", "no clock"])
-    def test_by_the_clock_of_another_node(self, first: TransferLoop | None) -> None:
+    def test_by_the_clock_of_another_node(self, first: Loop | None) -> None:
         assert self.left_s(first, loop_that_knows(), loop_that_knows(60)) == pytest.approx(40, abs=1)
 
     def test_by_its_own_clock(self) -> None:

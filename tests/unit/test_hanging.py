@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from celery_delayq.cluster import hanging
-from celery_delayq.cluster.topology import Address
+from celery_delayq.cluster.node import Address
 
 NODE = Address("node", 1)
 
@@ -30,7 +29,8 @@ def test_a_node_may_be_asked_until_it_hangs() -> None:
 
 
 def test_one_caller_tries_it_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(hanging._until, NODE, time.monotonic() - 1)
+    monkeypatch.setattr(hanging, "FOR_S", -1.0)
+    hanging.hangs(NODE)
     assert [hanging.may_ask(NODE) for _ in range(3)] == [True, False, False]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from celery_delayq.queue.keys import QueueKeys, RegistryKeys, companion, list_of
+from celery_delayq.queue.keys import QueueKeys, companion, list_of, registry
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_no_two_queues_share_a_key_except_one_that_is_the_other_in_braces(one: s
 
 
 def test_the_registry_takes_the_prefix_of_kombu() -> None:
-    assert RegistryKeys.of() == RegistryKeys("delayq:queues", "delayq:retired:{delayq:queues}")
-    assert RegistryKeys.of("shop.") == RegistryKeys("shop.delayq:queues", "delayq:retired:{shop.delayq:queues}")
+    assert registry() == "delayq:queues"
+    assert registry("shop.") == "shop.delayq:queues"
 
 
 @pytest.mark.parametrize(

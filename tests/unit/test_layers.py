@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import celery_delayq
+from examples.private_redis import PrivateRedis
 
 PACKAGE = Path(celery_delayq.__file__).parent
 
@@ -53,8 +54,24 @@ def test_a_room_imports_only_rooms_below_it(file: Path) -> None:
         assert not name.startswith(PACKAGE.name) or room_of(name) in below, f"{room} imports {name}"
 
 
-def run(code: str) -> None:
-    """Run code in an interpreter of its own, in which warnings are errors; fail if it does."""
+#: How many pairs of rooms there are, at most, of which one imports the other.
+MOST_PAIRS = 99
+
+
+def test_few_rooms_import_each_other() -> None:
+    pairs = {
+        (file.relative_to(PACKAGE).parts[0].removesuffix(".py"), room_of(name))
+        for file in FILES
+        for name in imported(file)
+        if name.startswith(f"{PACKAGE.name}.")
+    }
+    arrows = sorted(f"{room} -> {other}" for room, other in pairs if room != other)
+    print(f"{len(arrows)} imports between rooms:", *arrows, sep="\n")
+    assert len(arrows) <= MOST_PAIRS
+
+
+def run(code: str) -> str:
+    """Run code in an interpreter of its own, in which warnings are errors; fail if it does, or return its output."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,
@@ -63,6 +80,7 @@ def run(code: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_importing_the_package_has_no_side_effects() -> None:
@@ -138,6 +156,48 @@ app = Celery("shop", broker="delayq://nowhere.invalid:1/0")
 for _ in range(2):
     DelayQ(app)
 assert {"delayq", "delayqs", "delayq+sentinel"} <= TRANSPORT_ALIASES.keys()
-assert len([step for step in app.steps["consumer"] if "celery_delayq" in step.__module__]) == 2
+assert len([step for step in app.steps["consumer"] if step.startswith("celery_delayq.")]) == 2
 """
     )
+
+
+#: Rooms, and modules of rooms, that a producer needs not.
+NOT_FOR_PRODUCERS = (
+    *("beat", "cli", "contrib", "fetching", "health", "inspector", "metrics", "schedule", "testing", "web", "worker"),
+    *("cluster.client", "publishing.broadcast", "publishing.revocation", "transfer.loop", "transport.fetcher"),
+)
+
+#: How many modules more it may load than one with kombu's own transport.
+MOST_MODULES = 60
+
+PRODUCER = """
+import sys
+from celery import Celery
+
+app = Celery("shop", broker="{scheme}://127.0.0.1:{port}/0")
+if "{scheme}" == "delayq":
+    from celery_delayq import DelayQ
+    DelayQ(app)
+
+@app.task
+def remind():
+    pass
+
+with app.connection_for_write() as connection:
+    connection.ensure_connection()
+    if {publishes}:
+        with app.amqp.Producer(connection) as producer:
+            remind.apply_async(producer=producer, countdown=60)
+print(*sys.modules)
+"""
+
+
+@pytest.mark.parametrize("publishes", [False, True])
+def test_a_producer_loads_only_what_a_producer_needs(redis_server: PrivateRedis, publishes: bool) -> None:
+    stock, ours = (
+        set(run(PRODUCER.format(scheme=scheme, port=redis_server.port, publishes=publishes)).split())
+        for scheme in ("redis", "delayq")
+    )
+    prefixes = tuple(f"{PACKAGE.name}.{name}" for name in NOT_FOR_PRODUCERS)
+    assert not sorted(name for name in ours if name.startswith(prefixes))
+    assert len(ours - stock) <= MOST_MODULES, sorted(ours - stock)

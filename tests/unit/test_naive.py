@@ -89,8 +89,8 @@ def test_the_line_is_the_callers(redis_server: PrivateRedis) -> None:
         "delayq.reschedule('an-id', eta=datetime.now())",
         "delayq.change_some('reschedule', everything=True, eta=datetime.now())",
     ]
-    again = "celery_delayq.naive._warned = False"
-    lines = ["import celery_delayq.naive", *(f"{call}; {again}" for call in calls)]
+    again = "importlib.reload(celery_delayq.publishing.naive)"  # it has not warned yet then
+    lines = ["import importlib, celery_delayq.publishing.naive", *(f"{call}; {again}" for call in calls)]
     found = warned("Asia/Tokyo", "", *lines, broker=redis_server.url.replace("redis://", "delayq://"))
     first = len(_SHOP.splitlines()) + 2
     assert [int(line.split(":")[1]) for line in found] == list(range(first, first + len(calls)))

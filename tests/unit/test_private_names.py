@@ -1,4 +1,7 @@
-"""The private names of other libraries that are used are all in the table of docs/internals.md, and exist."""
+"""The private names of other libraries that are used are all in the table of docs/internals.md, and exist.
+
+Tests use no private names of this package: they say what others see, so that it can be built anew.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,22 @@ import pytest
 import celery_delayq
 
 PACKAGE = Path(celery_delayq.__file__).parent
+TESTS = Path(__file__).parents[1]
 PAGE = (PACKAGE.parent / "docs" / "internals.md").read_text("utf-8")
 
 #: Names of ours that are used on another object than `self`.
-OURS = {"_app", "_headers", "_message", "_payload", "_properties", "_serializer"}
+OURS = {"_app", "_headers", "_message", "_payload", "_serializer", "_stored"}
 
 #: Not in kombu 5.6, nor in Celery 5.6.
 SINCE_5_7 = {"_publish_batch", "_expires", "_dump_pydantic_arguments"}
+
+
+#: Private names of ours that tests use all the same. `test_*_contract.py` may use all of them: they check hooks of
+#: kombu and Celery, some of which our classes override.
+USED_BY_TESTS = {
+    ("benchmarks/loops.py", "_look"),  # only the loop knows which of its commands belong to a look
+    ("contrib/conftest.py", "_registry"),  # that of Django's admin, which has no public one
+}
 
 
 def documented() -> dict[str, str]:
@@ -86,3 +98,71 @@ def test_it_exists(name: str, owner: str) -> None:
     module, _, kind = owner.rpartition(".")
     classes = getattr(import_module(module), kind).__mro__[:-1]
     assert any(re.search(rf"\b{name}\b", inspect.getsource(one)) for one in classes), f"{owner} has no {name}"
+
+
+def all_defined() -> set[str]:
+    """Return the private names of this package, also those that are assigned in a module or a class."""
+    assigned = {
+        target.id
+        for file in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(node, (ast.Module, ast.ClassDef))
+        for statement in node.body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    }
+    return {name for name in {*defined(), *assigned} if is_private(name)}
+
+
+def names_of_others(code: str) -> Iterator[str]:
+    """Yield the names that code imports from this package, or uses of anything but `self` and `cls`."""
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                pass
+            case ast.Attribute(attr=name):
+                yield name
+            case ast.Call(
+                func=ast.Name(id=function) | ast.Attribute(attr=function), args=[_, ast.Constant(value=str(name)), *_]
+            ) if function.endswith("attr"):
+                yield name
+            case ast.Call(func=ast.Attribute(attr="setattr" | "delattr"), args=[ast.Constant(value=str(path)), *_]):
+                yield path.rpartition(".")[2]
+            case ast.ImportFrom(module=str(module)) if module.startswith("celery_delayq"):
+                yield from (alias.name for alias in node.names)
+
+
+def test_tests_use_no_private_names_of_this_package() -> None:
+    ours = all_defined()
+    files = [file for file in TESTS.rglob("*.py") if not file.name.endswith("_contract.py")]
+    found = {
+        (file.relative_to(TESTS).as_posix(), name)
+        for file in files
+        for name in names_of_others(file.read_text("utf-8"))
+        if name in ours
+    }
+    assert found == USED_BY_TESTS
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "channel._x",
+        "channel.fetcher._x.y",
+        "self.channel._x",
+        "super()._x()",
+        "monkeypatch.setattr(loop, '_x', 1)",
+        "monkeypatch.setattr('celery_delayq.loop._x', 1)",
+        "getattr(loop, '_x', None)",
+        "with patch(loop._x): pass",
+        "from celery_delayq.loop import _x",
+    ],
+)
+def test_a_private_name_is_found_wherever_it_is_used(code: str) -> None:
+    assert "_x" in names_of_others(code)
+
+
+@pytest.mark.parametrize("code", ["self._x", "cls._x", "_x", "from tests.loop import _x", "def _x(): pass"])
+def test_a_private_name_of_a_test_is_left_alone(code: str) -> None:
+    assert "_x" not in names_of_others(code)

@@ -234,9 +234,9 @@ class TestPrivateRedis:
     def test_a_lost_race_for_the_free_port_is_run_again(
         self, redis_server: PrivateRedis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        free_port = private_redis._free_port  # another test may be quicker again
+        free_port = private_redis.free_port  # another test may be quicker again
         ports = chain([redis_server.port, redis_server.port], iter(free_port, None))
-        monkeypatch.setattr(private_redis, "_free_port", lambda: next(ports))
+        monkeypatch.setattr(private_redis, "free_port", lambda: next(ports))
         with PrivateRedis() as server:
             assert server.port != redis_server.port
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from celery_delayq.fetching import process
-from celery_delayq.fetching.process import consumer_id, is_at_work, is_running, process_of
-from celery_delayq.queue.connections import new_id
+from celery_delayq.fetching.process import consumer_id, is_at_work, is_running
+from celery_delayq.queue.connections import new_id, process_of
 from tests.support import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells where a process runs")
@@ -26,13 +26,15 @@ class Other:
     def __init__(self) -> None:
         self.process = subprocess.Popen([shutil.which("sleep") or "sleep", "60"])
         wait_until(lambda: self.state() == "S", "it sleeps")
-        stat = process._stat(str(self.process.pid))
-        assert stat is not None
-        self.id = f"host:{self.process.pid}:{process._place()}-{stat.start}-abcdef"
+        place = consumer_id().rpartition(":")[2].split("-")[0]
+        self.id = f"host:{self.process.pid}:{place}-{int(self.fields()[19]):x}-abcdef"
+
+    def fields(self) -> list[str]:
+        """What Linux says of it, from its state on."""
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
 
     def state(self) -> str:
-        found = process._stat(str(self.process.pid))
-        return "" if found is None else found.state
+        return self.fields()[0]
 
 
 @pytest.fixture
@@ -129,8 +131,14 @@ def test_another_users_process_that_proc_hides_is_not_taken_for_dead(monkeypatch
     def refuse(pid: int, number: int) -> None:
         raise PermissionError
 
+    def hide(path: Path) -> bytes:
+        if path.name == "stat":
+            raise FileNotFoundError
+        return read(path)
+
+    read = Path.read_bytes
     monkeypatch.setattr(process.os, "kill", refuse)
-    monkeypatch.setattr(process, "_stat", lambda pid: None)
+    monkeypatch.setattr(Path, "read_bytes", hide)
     assert is_running(id) is None
 
 

@@ -27,6 +27,7 @@ def test_junk_is_refused(kind: type[Record | State], raw: bytes) -> None:
         {"earlier": 5},
         {"earlier": None},
         {"earlier": "ab"},
+        {"last": None},
         {"queue": {}},
         {"app": []},
         {"paused": "yes"},
@@ -42,7 +43,9 @@ def test_a_record_with_a_wrong_field_is_refused(field: dict[str, Any]) -> None:
         Record.parse(json.dumps({**RECORD, **field}).encode())
 
 
-@pytest.mark.parametrize("fields", [[10**15], [None, "", 10**15], [None, 5], [None, "", None, "x"]], ids=str)
+@pytest.mark.parametrize(
+    "fields", [[10**15], [None, "", 10**15], [None, 5], [None, "", None, "x"], [None, "", None, 0, 0, False]], ids=str
+)
 def test_a_state_with_a_wrong_field_is_refused(fields: list[Any]) -> None:
     assert State.parse(b'["f", "p", null]')
     with pytest.raises(ValueError, match="of a periodic task"):

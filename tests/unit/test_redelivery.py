@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
-from celery_delayq import messages
 from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, NOT_A_MESSAGE, unpack
-from celery_delayq.transport import redelivery
+from celery_delayq.transport import messages, redelivery
 from celery_delayq.transport.redelivery import ALONE, DELIVERY_COUNT
 
 MESSAGE: dict[str, Any] = {

@@ -10,27 +10,16 @@ import pytest
 import redis
 
 from celery_delayq import DelayedQueue
-from celery_delayq.queue.registry import REGISTERED_FOR_S, Registry
+from celery_delayq.queue.registry import LASTS_S, REGISTERED_FOR_S, Registry, registered
 from tests.state import FAR, bury, nothing_changes, offer, state
 
-IDLE_S = 90.0
-
-
-class SteppedRegistry(Registry):
-    """Lets something happen between a look at the queues and what follows from it."""
-
-    in_between: Callable[[], object] = staticmethod(lambda: None)
-
-    def _held(self, names: list[str]) -> set[str]:
-        held = super()._held(names)
-        self.in_between()
-        return held
+LASTS_MS = LASTS_S * 1000
 
 
 @pytest.fixture
-def registry(client: redis.Redis) -> SteppedRegistry:
+def registry(client: redis.Redis) -> Registry:
     """The registry of an empty database."""
-    return SteppedRegistry(client)
+    return Registry(client)
 
 
 @pytest.fixture
@@ -40,55 +29,50 @@ def queue(client: redis.Redis) -> DelayedQueue:
 
 
 def clear(registry: Registry) -> None:
-    """Do what a loop does that takes every queue for idle."""
-    retired = registry.retired()
-    registry.clear(sorted(registry.names()), retired, IDLE_S)
+    """Do what a loop does."""
+    registry.forget(registry.read())
 
 
-def time_passes(registry: Registry) -> None:
-    """Let what was retired be retired for long."""
-    for name in registry.retired().at_ms:
-        registry.client.zincrby(registry.keys.retired, -IDLE_S * 1000 - 1, name)
-
-
-def known(registry: Registry) -> set[str]:
-    """Return the names that loops serve."""
-    return registry.names() | registry.retired().at_ms.keys()
+def time_passes(registry: Registry, by_ms: int = LASTS_MS + 1000) -> None:
+    """Let what is registered be used so much longer ago."""
+    for name in registry.read():
+        registry.client.zincrby(registry.key, -by_ms, name)
 
 
 class TestWhatIsEmpty:
-    def test_leaves_in_two_steps(self, registry: Registry) -> None:
+    def test_leaves_when_it_was_not_used_for_long(self, registry: Registry) -> None:
         registry.add("q")
+        time_passes(registry, LASTS_MS // 2)
         clear(registry)
-        assert (registry.names(), set(registry.retired().at_ms)) == (set(), {"q"})
-        clear(registry)
-        assert known(registry) == {"q"}, "somebody may have registered it just before"
+        assert registered(registry.client) == {"q"}, "somebody may have registered it just before"
         time_passes(registry)
         clear(registry)
         assert state(registry.client) == {}
 
-    def test_takes_along_what_others_left_in_the_index(self, registry: Registry, queue: DelayedQueue) -> None:
-        queue.offer(b"", due_ms=FAR)
-        registry.client.delete(queue.keys.timeout_set)
-        for _ in range(2):
+    def test_stays_while_it_is_registered_again(self, registry: Registry) -> None:
+        for _ in range(3):
+            registry.add("q")
+            time_passes(registry, LASTS_MS // 2)
             clear(registry)
-            time_passes(registry)
-        assert state(registry.client) == {}
+        assert registered(registry.client) == {"q"}
 
-    def test_a_hundred_at_a_time(self, registry: Registry) -> None:
-        registry.client.sadd(registry.keys.names, *(f"q{number}" for number in range(250)))
-        for left in (150, 50, 0, 0, 0):
-            clear(registry)
-            assert len(registry.names()) == left
-            time_passes(registry)
-        assert known(registry) == set()
+    def test_some_at_a_time_the_longest_unused_first(self, registry: Registry) -> None:
+        registry.client.zadd(registry.key, {f"q{number:03}": number for number in reversed(range(750))})
+        clear(registry)
+        assert min(registry.read()) == "q500"
+        clear(registry)
+        assert registry.read() == {}
 
 
 class TestWhatIsNot:
-    def test_stays(self, registry: Registry, queue: DelayedQueue) -> None:
+    def test_stays_and_is_left_alone_for_as_long_again(self, registry: Registry, queue: DelayedQueue) -> None:
         queue.offer(b"", due_ms=FAR)
+        time_passes(registry)
         with nothing_changes(registry.client):
             clear(registry)
+        used = registry.read()
+        clear(registry)
+        assert registry.read() == used
 
     @pytest.mark.parametrize("which", ["dead", "schedule"])
     def test_has_dead_letters_or_periodic_tasks(self, registry: Registry, queue: DelayedQueue, which: str) -> None:
@@ -97,31 +81,24 @@ class TestWhatIsNot:
             bury(registry.client, queue.name, b"letter")
         else:
             registry.client.hset(queue.keys.schedule, "entry", "state")
+        time_passes(registry)
         with nothing_changes(registry.client):
             clear(registry)
-
-    def test_comes_back_if_its_name_was_retired(self, registry: Registry, queue: DelayedQueue) -> None:
-        """A producer was killed between storing and registering again."""
-        registry.add("q")
-        clear(registry)
-        offer(queue, "a")
-        clear(registry)
-        assert registry.names() == set()
-        time_passes(registry)
-        clear(registry)
-        assert (registry.names(), registry.retired().at_ms) == ({"q"}, {})
 
     def test_is_one_that_the_server_refuses(self, registry: Registry, queue: DelayedQueue) -> None:
+        port = registry.client.get_connection_kwargs()["port"]
+        registry.client.acl_setuser("some", enabled=True, nopass=True, commands=["+@all"], keys=["delayq:queues"])
         registry.add("q")
-        registry.client.set(queue.keys.timeout_set, "no ZSET")
-        with nothing_changes(registry.client):
-            clear(registry)
+        time_passes(registry)
+        with redis.Redis(port=port, username="some", password="") as client, nothing_changes(registry.client):
+            clear(Registry(client))
+        registry.client.acl_deluser("some")
 
 
-#: Where the steps of a producer fall among those of a loop: before it looks, between its look and what it does then,
-#: after that; and the same in the next round, which comes `IDLE_S` later.
-SLOTS = range(6)
-LATER = 3
+#: Where the steps of a producer fall among those of a loop: before it reads, before it looks, before it forgets, after
+#: that; and the same in the next round.
+SLOTS = range(8)
+LATER = 4
 
 #: A producer registers, stores, and registers again if nothing else waited. It may be killed after each of these. It
 #: stores at most `REGISTERED_FOR_S` after it registered.
@@ -133,28 +110,42 @@ PRODUCERS = [
 ]
 
 
-class TestInterleavings:
-    @pytest.mark.parametrize("before", ["unknown", "registered", "retired", "retired long ago"])
-    def test_no_message_is_overlooked(self, registry: SteppedRegistry, queue: DelayedQueue, before: str) -> None:
-        assert IDLE_S > REGISTERED_FOR_S
-        for steps in PRODUCERS:
-            registry.client.flushall()
-            if before != "unknown":
-                registry.add("q")
-            if before.startswith("retired"):
-                clear(registry)
-            if before == "retired long ago":
-                time_passes(registry)
-            self.run(registry, queue, steps)
-            waits = len(steps) > 1
-            assert ("q" in known(registry)) or not waits, steps
-            for _ in range(2):
-                time_passes(registry)
-                clear(registry)
-            assert registry.names() == ({"q"} if waits else set()), steps
-            assert registry.retired().at_ms == {}, steps
+class Stepped(redis.Redis):
+    """Lets something happen before a loop looks at queues, and before it forgets names."""
 
-    def run(self, registry: SteppedRegistry, queue: DelayedQueue, steps: tuple[int, ...]) -> None:
+    before: Callable[[int], object] = staticmethod(lambda step: None)
+
+    def time(self) -> object:
+        """Called when the registry was read."""
+        self.before(1)
+        return super().time()
+
+    def execute_command(self, *args: object, **options: object) -> object:
+        """Called with what a loop does in the registry."""
+        if str(args[0]).startswith("EVALSHA") and len(args) > 5:
+            self.before(2)
+        return super().execute_command(*args, **options)
+
+
+class TestInterleavings:
+    @pytest.mark.parametrize("before_ms", [None, 0, LASTS_MS - REGISTERED_FOR_S * 1000, LASTS_MS])
+    def test_no_message_is_overlooked(self, registry: Registry, queue: DelayedQueue, before_ms: int | None) -> None:
+        """The name was registered so long before, or never."""
+        port = registry.client.get_connection_kwargs()["port"]
+        with Stepped(port=port) as client:
+            for steps in PRODUCERS:
+                registry.client.flushall()
+                if before_ms is not None:
+                    registry.add("q")
+                    time_passes(registry, int(before_ms) + 1000)
+                self.run(registry, Registry(client), queue, steps)
+                waits = len(steps) > 1
+                assert "q" in registry.read() or not waits, steps
+                time_passes(registry)
+                clear(registry)
+                assert registered(registry.client) == ({"q"} if waits else set()), steps
+
+    def run(self, registry: Registry, of_loop: Registry, queue: DelayedQueue, steps: tuple[int, ...]) -> None:
         """Let a producer take its steps in these slots, and a loop go round twice."""
         acts = [lambda: registry.add("q"), lambda: offer(queue, "a"), lambda: registry.add("q")]
         todo: list[list[Callable[[], object]]] = [[] for _ in SLOTS]
@@ -162,42 +153,33 @@ class TestInterleavings:
             todo[slot].append(act)
 
         def take(slot: int) -> None:
-            for act in todo[slot]:
-                act()
+            while todo[slot]:
+                todo[slot].pop(0)()
 
         for first in (0, LATER):
-            retired = registry.retired()
             take(first)
-            registry.in_between = lambda first=first: take(first + 1)  # type: ignore[misc]
-            registry.clear(["q"], retired, IDLE_S)
-            registry.in_between = lambda: None
-            take(first + 2)
+            of_loop.client.before = lambda step, first=first: take(first + step)  # type: ignore[attr-defined]
+            clear(of_loop)
+            for slot in range(first, first + LATER):
+                take(slot)
             if first == 0:
                 time_passes(registry)
-
-    def test_two_loops_and_a_name_that_is_retired_again_meanwhile(self, registry: SteppedRegistry) -> None:
-        """It is served for the whole time once more, since it may have been registered in between."""
-        registry.add("q")
-        clear(registry)
-        time_passes(registry)
-
-        def others() -> None:
-            registry.in_between = lambda: None
-            registry.add("q")
-            clear(registry)
-
-        registry.in_between = others
-        clear(registry)
-        assert known(registry) == {"q"}
 
 
 @pytest.fixture
 def broken(client: redis.Redis) -> Iterator[redis.Redis]:
-    """A client whose registry is of another type."""
-    Registry._reported.clear()
+    """A client whose registry is of another type, which nobody has logged yet."""
+    forget_reports(client)
     client.set("delayq:queues", "of a wrong type")
     yield client
-    Registry._reported.clear()
+    forget_reports(client)
+
+
+def forget_reports(client: redis.Redis) -> None:
+    """Let the registry work for a moment: what is wrong with it later is logged again."""
+    client.delete("delayq:queues")
+    Registry(client).add("any")
+    client.delete("delayq:queues")
 
 
 class TestOfAnotherType:
@@ -228,7 +210,7 @@ class TestOfAnotherType:
         registry.add("q")
         broken.delete("delayq:queues")
         registry.add("q")
-        assert registry.names() == {"q"}
+        assert registered(broken) == {"q"}
         broken.set("delayq:queues", "of a wrong type")
         registry.add("q")
         assert len(caplog.records) == 2, "one a time"
@@ -243,18 +225,10 @@ class TestOfAnotherType:
 
 
 def test_names_that_are_no_text_stay_where_they_are(registry: Registry) -> None:
-    registry.client.sadd(registry.keys.names, b"\xff", b"")
-    registry.client.zadd(registry.keys.retired, {b"\xff": 1})
+    registry.client.zadd(registry.key, {b"\xff": 1, b"": 1})
     with nothing_changes(registry.client):
         clear(registry)
-    assert known(registry) == set()
-
-
-def test_a_retired_key_of_another_type_takes_no_name_out(registry: Registry) -> None:
-    registry.add("q")
-    registry.client.set(registry.keys.retired, "no ZSET")
-    with nothing_changes(registry.client), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        clear(registry)
+    assert registry.read() == {}
 
 
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}])
@@ -263,11 +237,10 @@ def test_with_any_client(client: redis.Redis, options: dict[str, object]) -> Non
     with redis.Redis(port=port, **options) as any_client:  # type: ignore[call-overload]
         registry = Registry(any_client, "shop.")
         registry.add("größe")
-        assert registry.names() == {"größe"}
-        clear(registry)
-        seen = registry.retired()
-        assert list(seen.at_ms) == ["größe"]
-        assert 0 <= seen.now_ms - seen.at_ms["größe"] < 60_000
+        seconds, _ = client.time()
+        (used,) = registry.read().items()
+        assert used[0] == "größe"
+        assert 0 <= int(seconds) * 1000 + 1000 - used[1] < 60_000
         time_passes(registry)
         clear(registry)
         assert client.keys() == []

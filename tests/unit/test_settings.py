@@ -10,8 +10,8 @@ from celery import Celery
 from kombu.transport.redis import SentinelChannel
 
 from celery_delayq import DelayQ
-from celery_delayq.errors import ConfigurationError
-from celery_delayq.settings import (
+from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.options.settings import (
     APP_SETTINGS,
     PREFIX,
     TRANSPORT_OPTIONS,
@@ -20,7 +20,7 @@ from celery_delayq.settings import (
     check_transport_options,
     settings_of,
 )
-from celery_delayq.transfer.loop import TransferSettings
+from celery_delayq.transfer.settings import TransferSettings
 
 ALL = {**TRANSPORT_OPTIONS, **APP_SETTINGS}
 NUMBERS = {name: option for name, option in ALL.items() if not isinstance(option.default, (bool, str))}

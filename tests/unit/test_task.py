@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from celery_delayq.inspector.broker_lists import BrokerList
 from celery_delayq.inspector.pages import Criteria
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
-from celery_delayq.messages import marks_of, marks_within, with_eta
 from celery_delayq.queue import codec
 from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.entry import Entry
+from celery_delayq.transport.messages import marks_of, marks_within, with_eta
 
 LIST = BrokerList("shop.celery\x06\x163", "celery", 3)
 

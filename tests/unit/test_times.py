@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq.times import aware, due_at, to_datetime, to_ms, to_timedelta
+from celery_delayq.basics.times import aware, due_at, to_datetime, to_ms, to_timedelta
 from celery_delayq.transport.eta import parse_eta
 
 UTC = timezone.utc

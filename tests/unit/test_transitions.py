@@ -11,10 +11,12 @@ import pytest
 from celery import Celery
 from celery.schedules import schedule
 
-from celery_delayq.schedule.entry import Definition
-from celery_delayq.schedule.records import State
-from celery_delayq.schedule.transitions import SKIPPED_AFTER_S, PeriodicEntry, Policy, Transition, next_transition
-from celery_delayq.settings import ScheduleSettings
+from celery_delayq.options.settings import ScheduleSettings
+from celery_delayq.schedule import transitions
+from celery_delayq.schedule.definition import Definition
+from celery_delayq.schedule.entry import Entry
+from celery_delayq.schedule.records import Record, State
+from celery_delayq.schedule.transitions import SKIPPED_AFTER_S, Policy, Transition
 
 APP = Celery("shop", set_as_current=False)
 #: A moment that is a multiple of everything used here.
@@ -22,14 +24,20 @@ T = 1_800_000_000_000
 MINUTE = 60_000
 
 
-def entry(every: Any = 60, *, paused: bool = False, **timing: Any) -> PeriodicEntry:
+def entry(every: Any = 60, *, paused: bool = False, **timing: Any) -> Entry:
     definition = Definition.of("e", {"task": "t", "schedule": every, "timing": timing}, APP)
-    return PeriodicEntry(
-        definition, Policy.of(definition, ScheduleSettings()), T, definition.fingerprint, paused=paused
-    )
+    return Entry(definition, Record(definition.fingerprint, T, None, paused=paused))
 
 
-def at(one: PeriodicEntry, at_ms: int | None, *, task_id: str = "id", **rest: Any) -> State:
+def policy_of(one: Entry) -> Policy:
+    return Policy.of(one.definition, ScheduleSettings())
+
+
+def next_transition(one: Entry, state: State | None, now_ms: int, **options: Any) -> Transition | None:
+    return transitions.next_transition(one, state, now_ms, policy=policy_of(one), **options)
+
+
+def at(one: Entry, at_ms: int | None, *, task_id: str = "id", **rest: Any) -> State:
     return State(one.definition.fingerprint, "me", at_ms, task_id, **rest)
 
 
@@ -80,7 +88,7 @@ class TestMissed:
 
     now = T + 10 * MINUTE + 30_000
 
-    def move(self, one: PeriodicEntry, *, still_waits: bool = False, **state: Any) -> Transition:
+    def move(self, one: Entry, *, still_waits: bool = False, **state: Any) -> Transition:
         found = next_transition(one, at(one, T, **state), self.now, still_waits=still_waits)
         assert found is not None
         return found
@@ -89,7 +97,7 @@ class TestMissed:
         assert self.move(entry(missed="skip")).at_ms == T + 11 * MINUTE
 
     def test_skip_drops_what_waits_for_too_long(self) -> None:
-        assert entry(missed="skip").policy.max_lateness_s == SKIPPED_AFTER_S
+        assert policy_of(entry(missed="skip")).max_lateness_s == SKIPPED_AFTER_S
 
     def test_once_runs_the_latest_now(self) -> None:
         one = entry()
@@ -214,7 +222,7 @@ class TestLate:
         assert found == [T + n * MINUTE for n in range(541, 602)]
 
 
-def made_up(one: PeriodicEntry, at_ms: int, now_ms: int, **besides: Any) -> list[int]:
+def made_up(one: Entry, at_ms: int, now_ms: int, **besides: Any) -> list[int]:
     """Return to which occurrences an entry goes until it is up to date."""
     found: list[int] = []
     task_id = "" if one.definition.is_lazy else "id"

@@ -11,7 +11,7 @@ import pytest
 from kombu.exceptions import SerializerNotInstalled
 from kombu.serialization import dumps, loads
 
-from celery_delayq.uncalled import NotCalled
+from celery_delayq.schemes.uncalled import NotCalled
 from tests.support import run_with_app
 
 _APP = """
@@ -48,7 +48,7 @@ def test_it_holds_for_all_our_urls(tmp_path: Path, scheme: str) -> None:
 @pytest.mark.parametrize("first", ["", "from celery_delayq import DelayQ"])
 def test_a_producer_says_it_also_if_it_imports_nothing_of_this_package(tmp_path: Path, first: str) -> None:
     said = run(tmp_path, "-c", "import shop; shop.pay.apply_async(countdown=60)", app=first + _APP)
-    assert "celery_delayq.uncalled.NotCalled: the broker URL" in said
+    assert "celery_delayq.schemes.uncalled.NotCalled: the broker URL" in said
     assert _ADVICE in said
 
 
@@ -71,7 +71,12 @@ import kombu.serialization
 print(*sorted(name for name in set(sys.modules) - before if "delayq" in name or name == "click"))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["celery_delayq", "celery_delayq._version", "celery_delayq.schemes"]
+    assert done.stdout.split() == [
+        "celery_delayq",
+        "celery_delayq.basics",
+        "celery_delayq.basics.version",
+        "celery_delayq.schemes",
+    ]
 
 
 @pytest.mark.parametrize("serializer", ["delayq", "application/x-celery-delayq-none"])

@@ -11,8 +11,9 @@ from celery import Celery
 
 from celery_delayq import DelayedQueue
 from celery_delayq.queue import dead_letters
-from celery_delayq.queue.keys import RegistryKeys, ScheduleKeys
+from celery_delayq.queue.keys import ScheduleKeys, registry
 from tests import state
+from tests.state import FAR
 from tests.web.filling import body_of, message_of
 
 #: Texts by what is wrong with them. Those that get their way show a dialog, send a request, or break the page.
@@ -126,7 +127,7 @@ def _queues(client: redis.Redis, message: dict[str, Any], filled: Hostile) -> No
         raw = json.dumps({**message, "headers": {**message["headers"], "id": task_id}}).encode()
         DelayedQueue(client, text).offer(raw, delay_s=7200, message_id=task_id)
         filled.queues.append(text)
-    client.sadd(RegistryKeys.of().names, BYTES)
+    client.zadd(registry(), {BYTES: FAR})
 
 
 def _entries(client: redis.Redis, message: dict[str, Any], filled: Hostile) -> None:

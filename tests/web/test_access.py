@@ -10,7 +10,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.web.access import ACTIONS, Unauthorized, password_access
 from celery_delayq.web.pages import PAGES
 from celery_delayq.web.request import Params, Request

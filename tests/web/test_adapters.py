@@ -22,6 +22,7 @@ from celery_delayq.web import make_asgi_app
 from celery_delayq.web.request import MOST_BODY, MOST_FIELDS
 from examples.private_redis import PrivateRedis
 from tests import brokers
+from tests.support import in_a_child
 from tests.web import direct
 from tests.web.direct import OWN, Answer, User, dump, user_of
 
@@ -374,25 +375,6 @@ def test_asgi_works_after_a_fork(app: Celery) -> None:
 
     assert status() == 200  # starts a thread
     assert in_a_child(lambda: status() == 200)
-
-
-def in_a_child(check: Callable[[], bool]) -> bool:
-    """Return whether a check holds in a forked child."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # that threads are there is what is tested
-        pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            import signal
-
-            signal.alarm(30)
-            code = 0 if check() else 1
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 # -- Django

@@ -9,9 +9,9 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
-from celery_delayq.queue.keys import RegistryKeys
+from celery_delayq.queue.keys import registry
 from tests import state
-from tests.state import bury
+from tests.state import FAR, bury
 from tests.web import direct
 from tests.web.direct import OWN, User
 from tests.web.filling import body_of, message_of
@@ -84,7 +84,7 @@ def test_a_search_without_a_match_goes_on_behind_what_it_has_looked_at(
 
 
 def test_many_queues_are_not_all_offered(app: Celery, client: redis.Redis, user: User) -> None:
-    client.sadd(RegistryKeys.of().names, *(f"tenant-{number}" for number in range(700)))
+    client.zadd(registry(), dict.fromkeys((f"tenant-{number}" for number in range(700)), FAR))
     bury(client, "tenant-699", b"x")
     page = user.get("/dead").page
     assert sum(tag == "option" for tag, _ in page.elements) == 500

@@ -151,24 +151,24 @@ class Words(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.words: list[str] = []
-        self._skips: list[bool] = []
+        self.skips: list[bool] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
-        if not any(self._skips):
+        if not any(self.skips):
             self.words += [given[name] or "" for name in self.SPOKEN if name in given]
         if tag not in self.VOID:
             foreign = given.get("lang", "zh") != "zh" or given.get("translate") == "no"
-            self._skips.append(tag in self.SKIPPED or foreign)
+            self.skips.append(tag in self.SKIPPED or foreign)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """SVG: nothing to read."""
 
     def handle_endtag(self, tag: str) -> None:
-        self._skips.pop()
+        self.skips.pop()
 
     def handle_data(self, data: str) -> None:
-        if not any(self._skips) and data.strip():
+        if not any(self.skips) and data.strip():
             self.words.append(" ".join(data.split()))
 
 
@@ -196,7 +196,7 @@ def english(response: Response) -> list[str]:
     """Return what a page says with Latin letters."""
     parser = Words()
     parser.feed(response.body.decode())
-    assert not parser._skips
+    assert not parser.skips
     found = []
     for text in parser.words:
         rest = text

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from celery_delayq.queue.keys import ScheduleKeys
 from celery_delayq.schedule.encoding import decode, encode, written
-from celery_delayq.web.pages.entry import _line_of
+from celery_delayq.web.pages.entry import line_of
 from tests.foreign import FOREIGN, FOREIGN_GOOD
 from tests.web import direct
 from tests.web.direct import User
@@ -214,7 +214,7 @@ def test_saving_keeps_the_schedule(app: Celery, user: User, schedule: dict[str, 
 @given(st.floats(min_value=1e-6, max_value=1e9).map(lambda seconds: timedelta(seconds=seconds).total_seconds()))
 def test_an_interval_is_written_as_it_is(seconds: float) -> None:
     if seconds > 0:
-        assert encode(decode(written(_line_of({"every": seconds})), None)) == {"every": seconds}
+        assert encode(decode(written(line_of({"every": seconds})), None)) == {"every": seconds}
 
 
 def test_an_interval_of_another_program_may_be_nonsense(app: Celery, user: User, client: redis.Redis) -> None:

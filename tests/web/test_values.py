@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq.escapes import visible
+from celery_delayq.basics.text import visible
 from celery_delayq.web.charts import HEIGHT, LEFT, TOP, WIDTH, bar_chart
 from celery_delayq.web.pages.filters import InvalidFilter, id_key, ids_of, time_of
 from celery_delayq.web.rendering import as_json, cut, lateness, lines, render

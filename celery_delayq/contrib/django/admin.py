@@ -12,9 +12,9 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path, reverse
 from django.views.decorators.csrf import csrf_exempt
 
+from celery_delayq.basics.text import visible
 from celery_delayq.contrib.django.celery_app import celery_app
 from celery_delayq.contrib.django.models import PERMISSIONS, DelayedTask
-from celery_delayq.escapes import visible
 from celery_delayq.web import web_module
 from celery_delayq.web.audit import Change
 from celery_delayq.web.request import Request

@@ -10,8 +10,8 @@ from celery.app.utils import find_app
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from celery_delayq.settings import DJANGO_APP
-from celery_delayq.uncalled import is_fallback
+from celery_delayq.health.called import is_fallback
+from celery_delayq.options.settings import DJANGO_APP
 
 
 def celery_app() -> Any:

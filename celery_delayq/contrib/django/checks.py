@@ -23,14 +23,14 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
-from celery_delayq.beat import is_ours
+from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.contrib.django.celery_app import celery_app
-from celery_delayq.errors import ConfigurationError
+from celery_delayq.health.called import was_called
 from celery_delayq.health.finding import Level, sentence
 from celery_delayq.health.options import check_options
-from celery_delayq.settings import DJANGO_APP
+from celery_delayq.options.scheduler import is_ours
+from celery_delayq.options.settings import DJANGO_APP
 from celery_delayq.web.broker import Broker
-from celery_delayq.worker.bootsteps import Transfer
 
 #: Runs these checks only: `manage.py check --tag delayq`.
 TAG = "delayq"
@@ -90,7 +90,7 @@ def _broker_hint(app: Any) -> str:
 
 def check_delayq(app: Any) -> Iterator[CheckMessage]:
     """Check that `DelayQ(app)` was called (E003)."""
-    if Transfer not in app.steps["consumer"]:
+    if not was_called(app):
         yield Error(
             f"DelayQ(app) was not called for the Celery app {app.main!r}.",
             hint="Write below the app: delayq = DelayQ(app).",

@@ -7,28 +7,32 @@ KEYS[3] dead          ZSET, see lib/bury.lua
 KEYS[4] transferrer   STRING, see transfer.lua
 KEYS[5] consumers     ZSET, see renew.lua
 KEYS[6] totals        HASH, see count.lua
+ARGV[1] now           unix time in ms, or '' for the server's time
 ARGV    spans         ms, within which messages become due
 
-Returns {now, ready, delayed, overdue, head, dead, transferrer, lasting, ended, given up, {number, ...}, {what, number,
-...}}: the server's time (ms, text), numbers of messages, the due time of the first ('' if none waits), consumers by the
-state of their leases (1,000 each at most), how many messages become due within each span, and the totals. Only {now} if
-there is nothing of that: most queues have messages of one priority only.
+Returns {now, ready, delayed, overdue, head, dead, transferrer, {consumer, score, ...}, {number, ...}, {what, number,
+...}}: the time (ms, text), numbers of messages, the due time of the first ('' if none waits), the consumers whose leases
+end last (1,000 at most), how many messages become due within each span, and the totals. Only {now} if there is nothing of
+that: most queues have messages of one priority only.
 ]]
 local queue, timeout_set, dead, transferrer, consumers, totals =
     KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local now_text = ARGV[1]
 local MOST = 1000
 
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local now_text = string.format('%.0f', now)
-
+if now_text == '' then
+    local time = redis.call('TIME')
+    now_text = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+end
 if redis.call('EXISTS', queue, timeout_set, dead, transferrer, consumers, totals) == 0 then
     return {now_text}
 end
 
 local due = {}
-for _, span in ipairs(ARGV) do
-    due[#due + 1] = redis.call('ZCOUNT', timeout_set, '-inf', string.format('%.0f', now + tonumber(span)))
+for number, span in ipairs(ARGV) do
+    if number > 1 then
+        due[#due + 1] = redis.call('ZCOUNT', timeout_set, '-inf', string.format('%.0f', now_text + span))
+    end
 end
 return {
     now_text,
@@ -38,9 +42,7 @@ return {
     redis.call('ZRANGE', timeout_set, 0, 0, 'WITHSCORES')[2] or '',
     redis.call('ZCARD', dead),
     redis.call('GET', transferrer) or '',
-    redis.call('ZRANGEBYSCORE', consumers, '(' .. now_text, '+inf', 'LIMIT', 0, MOST),
-    redis.call('ZRANGEBYSCORE', consumers, '(0', now_text, 'LIMIT', 0, MOST),
-    redis.call('ZRANGEBYSCORE', consumers, '-inf', '0', 'LIMIT', 0, MOST),
+    redis.call('ZRANGE', consumers, 0, MOST - 1, 'REV', 'WITHSCORES'),
     due,
     redis.call('HGETALL', totals),
 }

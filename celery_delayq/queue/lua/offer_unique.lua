@@ -79,7 +79,7 @@ local function alone()
 end
 
 -- Holds that do not count any more: each fourth call looks for some, so that they do not become many. Of a task that waits
--- in another list it cannot know; that list's calls do, and tidy.lua.
+-- in another list it cannot know; that list's calls do.
 local MOST_FORGOTTEN = 20
 for _ = 1, now_us % 4 == 0 and MOST_FORGOTTEN or 0 do
     local other = redis.call('HRANDFIELD', holds)

@@ -1,7 +1,8 @@
 --[[
 record: write the records of periodic entries that have not changed since the caller saw them, and tell all planners.
 
-Guarantee: an entry whose record has changed is left alone. The other entries are written, all or none.
+Guarantee: an entry whose record has changed is left alone. The other entries are written, all or none. A record that is
+the same as before is written, so that replicas can be waited for, but is no change.
 
 KEYS[1] definitions  HASH, entry -> its record, opaque; '' -> number of changes so far
 ARGV[1] channel      of the planners, "<number of the first change>:<JSON list of the entries>"
@@ -24,7 +25,9 @@ for at = 2, #ARGV, 3 do
         else
             redis.call('HSET', definitions, entry, record)
         end
-        changed[#changed + 1] = entry
+        if record ~= seen then
+            changed[#changed + 1] = entry
+        end
         number = changes + #changed
     end
     numbers[#numbers + 1] = number

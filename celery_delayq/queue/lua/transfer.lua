@@ -42,6 +42,7 @@ local limit, caller, grace, channel, lead = tonumber(ARGV[1]), ARGV[2], tonumber
 local MAX_SLICE = 24
 local MAX_BYTES = 262144
 local REMEMBER_TRANSFERRER_MS = 86400000
+local FEW_STRAYS = 16
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -100,6 +101,7 @@ local function read(entry)
 end
 
 -- include: forget_place
+-- include: forget_strays
 -- include: holds
 -- include: most_entries
 
@@ -175,9 +177,13 @@ while moved + buried < limit and bytes < MAX_BYTES do
     slice = math.max(1, math.min(MAX_SLICE, math.floor((MAX_BYTES - bytes) / average)))
 end
 
--- Places of entries that another program (Java, for example) removed stay behind. An empty queue needs no places.
-if redis.call('EXISTS', timeout_set) == 0 then
+-- Places of entries that another program (Java, for example) removed stay behind. An empty queue needs no places. Otherwise
+-- some are looked at while there are many: each look then has a fair chance to find one.
+local waiting = redis.call('ZCARD', timeout_set)
+if waiting == 0 then
     redis.call('UNLINK', index, repeated)
+elseif redis.call('HLEN', index) + redis.call('ZCARD', repeated) > waiting * 1.25 + FEW_STRAYS then
+    forget_strays(timeout_set, index, repeated, moved + buried == 0 and 200 or 20)
 end
 
 -- Two signs of life per grace period keep the others from looking; more would only wake them. One more sign is needed

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from celery_delayq import messages
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.inspector.counts import count
 from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters, DeadPage
-from celery_delayq.times import to_datetime
+from celery_delayq.transport import messages
 from celery_delayq.transport.redelivery import revived
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.pages.steps import CHUNK, Progress, Question, ask, is_confirmed, show_progress, so_far

@@ -11,9 +11,8 @@ from typing import Any
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from celery_delayq.errors import DelayqError, InvalidSchedule, UnknownEntry
+from celery_delayq.basics.errors import DelayqError, InvalidSchedule, UnknownEntry
 from celery_delayq.schedule.periodic_task import PeriodicTask
-from celery_delayq.unique import was_new
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.broker import Unavailable
 from celery_delayq.web.pages.periodic import fields_of
@@ -55,7 +54,7 @@ def _show(view: View, message: Any = None, error: str | None = None) -> Response
         unknown=unknown,
         form=form,
         can_edit=entry.app is None and sum(len(value) for _, value in form) <= _MOST_EDITED,
-        keeps=isinstance(entry.schedule, dict) and not _line_of(entry.schedule),
+        keeps=isinstance(entry.schedule, dict) and not line_of(entry.schedule),
         message=message,
         error=error,
         is_live=not message and not error,
@@ -65,14 +64,14 @@ def _show(view: View, message: Any = None, error: str | None = None) -> Response
 def _form_of(entry: PeriodicTask) -> Params:
     """Return the fields of the form as the entry has them."""
     given = entry.schedule if isinstance(entry.schedule, dict) else {}
-    fields: dict[str, Any] = {"task": entry.task, "when": _line_of(given)}
+    fields: dict[str, Any] = {"task": entry.task, "when": line_of(given)}
     for name in ("args", "kwargs", "options", "timing"):
         value = getattr(entry, name)
         fields[name] = json.dumps(value if name != "args" else list(value), ensure_ascii=False) if value else ""
     return Params(encoded(fields))
 
 
-def _line_of(schedule: Mapping[str, Any]) -> str:
+def line_of(schedule: Mapping[str, Any]) -> str:
     """Return a schedule as a person writes it; empty if that says less than the schedule, so that it stays as it is."""
     every, crontab = schedule.get("every"), schedule.get("crontab")
     if len(schedule) == 1 and isinstance(every, (int, float)) and every is not True and 0 < every < inf:
@@ -82,7 +81,7 @@ def _line_of(schedule: Mapping[str, Any]) -> str:
 
 def _is_kept(entry: PeriodicTask, form: Params) -> bool:
     """Return whether the schedule stays as it is: the form has none, for nobody can write it."""
-    return not form.get("when").strip() and isinstance(entry.schedule, dict) and not _line_of(entry.schedule)
+    return not form.get("when").strip() and isinstance(entry.schedule, dict) and not line_of(entry.schedule)
 
 
 def _name(view: View) -> str:
@@ -130,7 +129,7 @@ def _run_now(view: View) -> Response:
             raise
         except Exception as exc:  # Celery checks arguments and options: whatever they are, and however it says so
             raise CannotSend(f"Celery cannot send it: {exc}") from exc
-        if not was_new(result):
+        if not getattr(result, "was_new", True):
             raise CannotSend(f"it was not sent: task {result.id} holds its unique key")
 
     with view.broker.sending():

@@ -9,8 +9,8 @@ from urllib.parse import quote, unquote
 
 from markupsafe import Markup
 
+from celery_delayq.basics.times import parse_time, to_datetime
 from celery_delayq.inspector.pages import Criteria
-from celery_delayq.times import parse_time, to_datetime
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.request import FROM_BYTES, TO_BYTES, Params
 

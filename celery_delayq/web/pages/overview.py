@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+from celery_delayq.basics.times import to_datetime, to_timedelta
 from celery_delayq.inspector.consumers import Consumers, consumers
 from celery_delayq.inspector.counts import QueueCounts, count
 from celery_delayq.inspector.histogram import Histogram, histogram
 from celery_delayq.metrics.history import History
-from celery_delayq.times import to_datetime, to_timedelta
 from celery_delayq.web.charts import Chart, bar_chart
 from celery_delayq.web.rendering import lateness
 from celery_delayq.web.request import Response, encoded

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from celery_delayq.errors import DelayqError, InvalidSchedule
+from celery_delayq.basics.errors import DelayqError, InvalidSchedule
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.encoding import written
-from celery_delayq.schedule.entry import Definition
 from celery_delayq.web.request import Params, Response
 from celery_delayq.web.view import Page, View
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_delayq import messages
 from celery_delayq.inspector.task import ScheduledTask
+from celery_delayq.transport import messages
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.pages.filters import LONGEST_ID, id_key
 from celery_delayq.web.request import Response

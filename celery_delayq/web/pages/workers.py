@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from celery_delayq.basics.times import to_datetime, to_timedelta
 from celery_delayq.inspector.consumers import consumers
-from celery_delayq.times import to_datetime, to_timedelta
 from celery_delayq.web.request import Response
 from celery_delayq.web.view import Page, View
 

@@ -11,7 +11,7 @@ from celery import Celery
 from celery.canvas import Signature
 from kombu import Exchange, Queue, pools
 
-from celery_delayq.publishing.template import TaskTemplate
+from celery_delayq.publishing.template import PublishedTemplate
 from examples.private_redis import PrivateRedis
 from tests import brokers
 from tests.brokers import Server
@@ -59,13 +59,13 @@ def app(broker_url: str, ledger_url: str) -> Iterator[Celery]:
 def by_template(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ids of the tasks that were sent with a template."""
     ids: list[str] = []
-    send = TaskTemplate.send
+    send = PublishedTemplate.send
 
-    def noted(template: TaskTemplate, signature: Signature, task_id: str, *args: Any) -> Any:
+    def noted(template: PublishedTemplate, signature: Signature, task_id: str, *args: Any) -> Any:
         ids.append(task_id)
         return send(template, signature, task_id, *args)
 
-    monkeypatch.setattr(TaskTemplate, "send", noted)
+    monkeypatch.setattr(PublishedTemplate, "send", noted)
     return ids
 
 

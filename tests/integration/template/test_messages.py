@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, NotAllSent
 from celery_delayq.publishing import bulk
-from celery_delayq.publishing.template import TaskTemplate
+from celery_delayq.publishing.template import PublishedTemplate
 from tests.brokers import list_for
 from tests.integration.publishing import stored
 from tests.integration.template.conftest import NAMES, QUEUES, TOPIC, notes, nothing, taken
@@ -230,8 +230,9 @@ def test_a_task_may_alternate_between_queues_and_priorities(
     results = app.delayq.apply_async_many(
         note.s(number).set(eta=LATER, **ways[number % len(ways)]) for number in range(100)
     )
-    # A script is called once for each list: `other` for two ways, `sports` and `all` for one.
-    assert calls(client, "evalsha") == 5
+    # Two scripts are called once for each list: one offers, and one registers, since the list was empty. `other` is the
+    # list of two ways, and one way leads to `sports` and `all`.
+    assert calls(client, "evalsha") == 2 * 5
     assert len(by_template) == 100 - len(ways)
     ids = [result.id for result in results]
     found = {name: [message["headers"]["id"] for message in messages] for name, messages in stored(client).items()}
@@ -253,7 +254,7 @@ def test_options_that_differ_for_each_task_leave_nothing_behind(
     def signatures() -> Iterator[Signature]:
         for number in range(100):
             yield app.tasks["note"].s().set(shadow=f"note {number}")
-            alive.append(sum(type(found) is TaskTemplate for found in gc.get_objects()))
+            alive.append(sum(type(found) is PublishedTemplate for found in gc.get_objects()))
 
     app.delayq.apply_async_many(signatures())
     assert max(alive) <= 10 + 1

@@ -1,0 +1,275 @@
+"""DelayQ: the object through which an app uses this package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+
+from celery import Celery, signals
+from kombu.utils.imports import symbol_by_name
+
+from celery_delayq.app.queues import Queues
+from celery_delayq.basics.times import Time
+from celery_delayq.options.scheduler import warn_of_another
+from celery_delayq.options.settings import add_defaults
+from celery_delayq.publishing.control import use_control
+from celery_delayq.publishing.naive import warn_of_naive
+from celery_delayq.publishing.send_task import key_of, send_unique
+from celery_delayq.transport import register
+
+if TYPE_CHECKING:  # what a producer does not need is imported by the method that needs it
+    from celery.canvas import Signature
+    from celery.result import AsyncResult
+
+    from celery_delayq.inspector import Inspector
+    from celery_delayq.inspector.task import ScheduledTask
+    from celery_delayq.schedule.api import Schedule
+
+T = TypeVar("T")
+
+#: Names a task: its id, or its result.
+TaskId: TypeAlias = "str | AsyncResult"
+
+#: The bootsteps of a worker, which imports them; and what registers its remote control commands.
+_STEPS = ("celery_delayq.worker.bootsteps:Plan", "celery_delayq.worker.bootsteps:Transfer")
+_COMMANDS = "celery_delayq.worker.commands:register"
+
+
+class DelayQ(Queues):
+    """Delayed tasks in Redis for a Celery app.
+
+    Make it beside the app::
+
+        app = Celery("shop", broker="delayq://localhost:6379/0")
+        delayq = DelayQ(app)
+
+    DelayQ registers the `delayq` URL schemes with kombu, bootsteps, a `control` and the defaults of our settings with
+    the app, and remote control commands and a warning about a second scheduler with Celery. What a producer does not
+    need is imported by the methods that need it. It does not connect and does not read the configuration, so you can
+    create it before `app.config_from_object`. Creating it twice for one app does no harm.
+    Threads may share it, and it works after a fork.
+
+    No worker needs to run for the methods that read or change waiting tasks. They take a task id or a result. If you
+    pass several (a list, a `GroupResult`), they return a dict with one answer per id. Only the first task of a chain
+    waits: pass `result.parent.id` and so on. If an id was scheduled several times, the methods apply to all of these
+    tasks.
+
+    Times are datetimes, or unix time in seconds. Naive datetimes are taken as UTC, like a naive eta in Celery. If local
+    time, or that of the app's `timezone`, is another, a naive eta causes a `NaiveEtaWarning`, once in each process. The
+    server's clock decides which tasks are due or overdue, and how much time is left.
+
+    While a node of a Redis Cluster is away, methods that take ids find tasks at the other nodes; if an id is not there,
+    they raise an error. Methods for all queues raise one, too, that names the node and its queues. `counts`,
+    `consumers`, `histogram` and `scheduled` do without these queues if you pass `partial=True`. Methods for one queue
+    need only its node. While the node of the registry (`delayq:queues`) is away, only the queues of the app's
+    configuration are known.
+
+    In tests with `task_always_eager`, or with a `memory://` broker, nothing waits in Redis, and no server is asked:
+    `get` returns None, `cancel` False, `scheduled` an empty page, and so on. Only `import_` and `schedule` need a
+    server. See `celery_delayq.testing` for tests in which tasks wait.
+
+    All these methods raise the same errors.
+
+    Raises:
+        TypeError: an argument has the wrong type, or a task is neither an id nor a result.
+        UnknownQueue: there is no queue of the given name. A queue in which nothing waits is no error.
+        kombu.exceptions.OperationalError: the server cannot be reached, or refuses a command. If the connection was
+            lost during the call, the change may or may not have happened; repeat the call to be sure.
+        ConfigurationError: the app's broker URL is neither a `delayq://` nor a `memory://` URL.
+    """
+
+    def __init__(self, app: Celery[Any]) -> None:
+        if not isinstance(app, Celery):
+            raise TypeError(f"DelayQ() takes a Celery app, not {app!r}")
+        self.app = app
+        register()
+        add_defaults(app)
+        app.steps["consumer"].update(_STEPS)
+        use_control(app)
+        send_unique(app)
+        if "celery.worker.control" in sys.modules:  # for `celery inspect`; a worker's bootstep does so, too
+            symbol_by_name(_COMMANDS)()
+        signals.beat_init.connect(warn_of_another, dispatch_uid="celery_delayq.warn_of_another")
+
+    @overload
+    def get(self, task_id: TaskId) -> ScheduledTask | None: ...
+    @overload
+    def get(self, task_id: Iterable[TaskId]) -> dict[str, ScheduledTask | None]: ...
+    def get(self, task_id: TaskId | Iterable[TaskId]) -> Any:
+        """Return a waiting task, or None if it is not waiting: it is due, has run, was cancelled, or was never delayed.
+
+        If an id was scheduled several times, return the task that is due first. O(log N) for N waiting tasks.
+        """
+        return self._each(task_id, lambda inspector, ids: inspector.get(ids))
+
+    def waiting(self, key: str | Signature) -> ScheduledTask | None:
+        """Return the task that waits and holds a unique key, or None; see `Unique`.
+
+        Args:
+            key: the key; or the signature of a task that has `unique`, as in `waiting(remind.s(42))`.
+
+        Raises:
+            ConfigurationError: the task of the signature has no `unique`.
+        """
+        from celery_delayq.inspector import holders
+
+        with self._inspector("cannot look up a unique key") as inspector:
+            return holders.waiting(inspector.lists, self._key_of(key))
+
+    def forget(self, key: str | Signature) -> bool:
+        """Give up a unique key, whoever holds it: that task goes on as it is, and another one may hold the key.
+
+        Args:
+            key: see `waiting`.
+
+        Returns:
+            Whether a task held it.
+
+        Raises:
+            ConfigurationError: the task of the signature has no `unique`.
+        """
+        from celery_delayq.inspector import holders
+
+        with self._inspector("cannot give up a unique key") as inspector:
+            return holders.give_up(inspector.lists, self._key_of(key))
+
+    def was_new(self, result: AsyncResult) -> bool:
+        """Return whether a task was sent; False if its result is that of the task that holds its unique key."""
+        return bool(getattr(result, "was_new", True))
+
+    @overload
+    def cancel(self, task_id: TaskId) -> bool: ...
+    @overload
+    def cancel(self, task_id: Iterable[TaskId]) -> dict[str, bool]: ...
+    def cancel(self, task_id: TaskId | Iterable[TaskId]) -> Any:
+        """Remove a waiting task for good: it will not run.
+
+        Atomic with regard to the transfer: either this call or a worker gets the task. O(log N) for N waiting tasks.
+
+        The result of a cancelled task stays pending. A chord or chain that depends on it is not told. A lock that was
+        taken for the task, for example by celery-singleton, is not released.
+
+        Returns:
+            True if the task was waiting. False if it is due and was moved to its queue, was cancelled before, or was
+            never delayed.
+        """
+        return self._each(task_id, lambda inspector, ids: inspector.cancel(ids))
+
+    @overload
+    def reschedule(
+        self, task_id: TaskId, *, countdown: float | timedelta | None = ..., eta: Time | None = ...
+    ) -> bool: ...
+    @overload
+    def reschedule(
+        self, task_id: Iterable[TaskId], *, countdown: float | timedelta | None = ..., eta: Time | None = ...
+    ) -> dict[str, bool]: ...
+    def reschedule(
+        self, task_id: TaskId | Iterable[TaskId], *, countdown: float | timedelta | None = None, eta: Time | None = None
+    ) -> Any:
+        """Give a waiting task a new due time. It keeps its id, and its eta header gets the new time.
+
+        Atomic with regard to the transfer and to other changes of the task. Everything else stays as it is, including
+        `expires`: if the new time is later than that, the worker discards the task as expired.
+
+        Args:
+            task_id: the task or tasks.
+            countdown: a timedelta, or seconds: from now, by the server's clock.
+            eta: the new time; give either `countdown` or `eta`. If the time is in the past, or the countdown is
+                negative, the task moves to its queue at once.
+
+        Returns:
+            True if the task was waiting.
+
+        Raises:
+            TypeError: not exactly one of `countdown` and `eta` was given.
+            ValueError: the time is after the year 9999, or not a number.
+        """
+        warn_of_naive(eta, self.app)
+        return self._each(task_id, lambda inspector, ids: inspector.reschedule(ids, countdown=countdown, eta=eta))
+
+    @overload
+    def run_now(self, task_id: TaskId) -> bool: ...
+    @overload
+    def run_now(self, task_id: Iterable[TaskId]) -> dict[str, bool]: ...
+    def run_now(self, task_id: TaskId | Iterable[TaskId]) -> Any:
+        """Move a waiting task to the back of its queue, as if it had been published without an eta.
+
+        Atomic. The task is in its queue when this method returns; no transfer is needed.
+
+        Returns:
+            True if the task was waiting.
+        """
+        return self._each(task_id, lambda inspector, ids: inspector.run_now(ids))
+
+    @overload
+    def apply_async_many(
+        self, signatures: Iterable[Signature], *, chunk_size: int = ..., results: Literal[True] = ...
+    ) -> list[AsyncResult]: ...
+    @overload
+    def apply_async_many(
+        self, signatures: Iterable[Signature], *, chunk_size: int = ..., results: Literal[False]
+    ) -> int: ...
+    def apply_async_many(self, signatures: Iterable[Signature], *, chunk_size: int = 1000, results: bool = True) -> Any:
+        """Send many tasks in a few round trips. Each task, delayed or not, is sent as by its `apply_async()`.
+
+        For example::
+
+            delayq.apply_async_many(remind.s(user).set(countdown=3600) for user in users)
+
+        The signal `after_task_publish` is sent when a task joins a chunk, just before the chunk is sent. Messages of
+        one queue and priority are sent in the order of their signatures.
+
+        Args:
+            signatures: signatures of single tasks, read while sending. A signature without a task id gets a new one in
+                each call.
+            chunk_size: tasks per round trip; fewer if they are large. Chunks that were sent stay sent.
+            results: pass False for millions of tasks. Then no results are kept, so memory does not grow with the number
+                of tasks. Workers still store results. The tasks do not become children of a task that sends them.
+
+        Returns:
+            The results in order; without results, the number of tasks that were sent.
+
+        Raises:
+            NotAllSent: sending stopped at the first error. It tells which tasks were sent and which were not; later
+                signatures were not read. Its message names the first error, which is also its cause.
+            ConfigurationError: the app's broker URL is not a `delayq://` URL.
+            kombu.exceptions.OperationalError: the server cannot be reached; nothing was sent.
+        """
+        from celery_delayq.publishing import bulk
+
+        return bulk.apply_async_many(self.app, signatures, chunk_size, results)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The periodic tasks of the app, see `Schedule`."""
+        from celery_delayq.schedule.api import Schedule
+
+        return Schedule(self.app, self._channel)
+
+    def _each(self, task_id: Any, ask: Callable[[Inspector, list[str]], dict[str, T]]) -> T | dict[str, T]:
+        from celery.result import AsyncResult
+
+        if isinstance(task_id, (str, AsyncResult)):
+            one = _id_of(task_id)
+            with self._inspector(f"cannot look up task {one}") as inspector:
+                return ask(inspector, [one])[one]
+        if isinstance(task_id, bytes) or not isinstance(task_id, Iterable):
+            _id_of(task_id)
+        ids = [_id_of(each) for each in task_id]
+        with self._inspector("cannot look up the tasks") as inspector:
+            return ask(inspector, ids)
+
+    def _key_of(self, key: str | Signature) -> str:
+        return key if isinstance(key, str) else key_of(self.app, key)
+
+
+def _id_of(task_id: object) -> str:
+    from celery.result import AsyncResult
+
+    task_id = task_id.id if isinstance(task_id, AsyncResult) else task_id
+    if not isinstance(task_id, str):
+        raise TypeError(f"a task must be given by its id or its result, not by {task_id!r}")
+    return task_id

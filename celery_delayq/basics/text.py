@@ -1,0 +1,44 @@
+"""Text for people: numbers with their nouns, and text of unknown origin made safe to show.
+
+Control characters, also those for bidirectional text, become visible.
+"""
+
+from __future__ import annotations
+
+from celery_delayq.basics.errors import DelayqError
+
+
+def plural(number: int, noun: str = "task", nouns: str = "") -> str:
+    """Return a number with its noun, of which `nouns` is the plural if that has more than an s."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or f'{noun}s'}"
+
+
+def storable(text: str) -> str:
+    """Return a text that can be encoded as UTF-8, with escapes for what cannot."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def told(error: BaseException) -> str:
+    """Return an error as a text that can be stored. It never fails, whatever the class or the text of the error is."""
+    try:
+        text = storable(str(error))
+    except Exception:
+        text = ""
+    if isinstance(error, DelayqError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def visible(value: object, keep: str = "") -> str:
+    r"""Return a value as text, with control characters escaped, such as `\x1b`.
+
+    Args:
+        value: the value.
+        keep: control characters that are not escaped.
+    """
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
+    )

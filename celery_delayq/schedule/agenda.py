@@ -1,0 +1,82 @@
+"""Agenda: which entries a planner looks at, and in which order.
+
+The most urgent entries come first: those with a message that is due already, then those whose next occurrence is
+earliest. So an entry that runs every second does not wait for thousands that run every minute, or for new ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Mapping
+
+from celery_delayq.schedule.entry import Entry
+from celery_delayq.schedule.occurrences import usual_interval_ms
+
+
+class Agenda:
+    """Two heaps. For one thread at a time. An entry is at most once in one of them; what is outdated there is skipped.
+
+    Args:
+        entries: the entries by name.
+    """
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self._entries = entries
+        #: Entries by the time of their next step, unix time in ms.
+        self._waiting: list[tuple[int, str]] = []
+        #: Entries that are ready, by their deadlines, unix time in ms. Equal deadlines are in random order, so that
+        #: several planners do not all begin with the same entry.
+        self._ripe: list[tuple[int, float, str]] = []
+
+    def wake(self, name: str, entry: Entry, wake_ms: int | None) -> None:
+        """Look at an entry at this time, unix time in ms; None for never."""
+        entry.wake_ms, entry.is_ripe = wake_ms, False
+        if wake_ms is not None:
+            heapq.heappush(self._waiting, (wake_ms, name))
+
+    def ripen(self, name: str, entry: Entry, now_ms: int) -> None:
+        """Look at an entry as soon as possible."""
+        entry.wake_ms, entry.is_ripe = None, True
+        heapq.heappush(self._ripe, (_until_ms(entry, now_ms), random.random(), name))
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the next entry is ready, unix time in ms: 0 for now, None if there is none."""
+        if self._ripe:
+            return 0
+        while self._waiting and not self._is_current(*self._waiting[0]):
+            heapq.heappop(self._waiting)
+        return self._waiting[0][0] if self._waiting else None
+
+    def pick(self, now_ms: int, most: int) -> list[str]:
+        """Return the names of ready entries, the most urgent first. They are on the agenda no more."""
+        while self._waiting and self._waiting[0][0] <= now_ms:
+            wake_ms, name = heapq.heappop(self._waiting)
+            if self._is_current(wake_ms, name):
+                self.ripen(name, self._entries[name], now_ms)
+        names: list[str] = []
+        while self._ripe and len(names) < most:
+            name = heapq.heappop(self._ripe)[2]
+            entry = self._entries.get(name)
+            if entry is not None and entry.is_ripe:
+                entry.is_ripe = False  # the heap may contain the entry several times
+                names.append(name)
+        return names
+
+    def _is_current(self, wake_ms: int, name: str) -> bool:
+        entry = self._entries.get(name)
+        return entry is not None and entry.wake_ms == wake_ms
+
+
+def _until_ms(entry: Entry, now_ms: int) -> int:
+    """Return the deadline of an entry's next step, unix time in ms."""
+    state, due_ms = entry.state, entry.moves_on_ms
+    usual_ms = usual_interval_ms(entry.definition.schedule)
+    if state is None or state.at_ms is None or due_ms is None:
+        return now_ms + usual_ms
+    if due_ms > now_ms:  # the entry has changed: the waiting message must not run
+        return min(due_ms, now_ms + usual_ms)
+    if not state.task_id:
+        return due_ms
+    return due_ms + (usual_ms if state.last_ms is None else state.at_ms - state.last_ms)

@@ -1,0 +1,259 @@
+"""Celery's task messages (protocol 2) as Redis stores them: kombu's JSON around a body.
+
+decode, encode         the message; its body stays encoded
+json_body, body_of     the decoded body: for people, if it is JSON; and for a worker
+marks_of, marks_within what a message with a task's name, or with a text, contains
+with_eta, with_due     the message with a new time
+message_of             the message as kombu's consumers get it
+request_of             the request that a worker would build from the message
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+from logging import getLogger
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from kombu.message import Message
+from kombu.serialization import prepare_accept_content
+from kombu.utils.json import dumps, object_hook
+
+if TYPE_CHECKING:
+    from celery.app.task import Context
+
+logger = getLogger(__name__)
+
+#: Property of a delayed message: its due time, unix time in ms. It tells the worker that the message has waited
+#: already, whatever the worker's own clock says.
+DUE_PROPERTY = "delayq_due"
+
+_JSON = "application/json"
+
+#: Content types whose decoding runs no code of the message.
+_HARMLESS = {_JSON, "application/x-yaml", "application/x-msgpack"}
+
+
+def decode(raw: bytes, *, objects: bool = False) -> dict[str, Any] | None:
+    """Return a message with a dict of properties, or None if the bytes are not such a message.
+
+    Args:
+        raw: the stored bytes.
+        objects: convert values that kombu marked with `__type__` to objects (UUIDs, datetimes), as for a consumer of
+            kombu. Otherwise they stay marked, and `encode` writes them back unchanged.
+    """
+    try:
+        message = json.loads(raw.decode(), object_hook=object_hook if objects else None)
+    except Exception:  # not only ValueError: a value marked as an object may be invalid
+        return None
+    return message if isinstance(message, dict) and isinstance(message.get("properties"), dict) else None
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a message that `decode` returned, with or without objects."""
+    return str(dumps(message)).encode()
+
+
+def headers_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the headers of a message; an empty dict if they are not a dict."""
+    headers = message.get("headers")
+    return headers if isinstance(headers, dict) else {}
+
+
+def is_task(message: Mapping[str, Any]) -> bool:
+    """Return whether a message is a task message, which has its eta in the headers."""
+    return {"task", "id"} <= headers_of(message).keys()
+
+
+def decode_task(raw: bytes) -> dict[str, Any] | None:
+    """Return a task message as a worker gets it; None if its id or its name is not a string."""
+    message = decode(raw, objects=True)
+    headers = headers_of(message or {})
+    return message if isinstance(headers.get("id"), str) and isinstance(headers.get("task"), str) else None
+
+
+def marks_of(name: str) -> tuple[bytes, ...]:
+    r"""Return byte strings: each message whose task has this name contains at least one. Empty if that is unknown.
+
+    With them, a search need not decode messages that cannot match. JSON contains the name followed by a quote, or it
+    escapes one of its characters: an ASCII character as `\u00XX`, with the first hex digit of the character. (A search
+    for the quote before the name would be slower, because a message has many quotes.)
+    """
+    try:
+        json.loads(name)
+    except (ValueError, RecursionError):
+        plain = name.isascii() and name.isprintable() and not set(name) & set('"\\/')
+        escapes = {f"\\u00{ord(char) >> 4:x}" for char in name} if plain else {"\\"}
+        return tuple(mark.encode("utf-8", "surrogatepass") for mark in (f'{name}"', *sorted(escapes)))
+    return ()  # the name of a non-string header is its JSON, which has many spellings
+
+
+#: ASCII characters that JSON need not escape, and that its writers do not.
+_PLAIN = re.compile(r"[ !#-.0-\[\]-~]+")
+
+#: A plain text of so many characters is rare enough to search for it alone.
+_RARE = 3
+
+#: The most spellings of a text to search for: each takes time for each message.
+_MOST_SPELLINGS = 32
+
+_SHORT_ESCAPES = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\", "/": "\\/"}
+
+
+def marks_within(text: str) -> tuple[bytes, ...]:
+    r"""Return byte strings: each message with a string that contains this text contains at least one of them.
+
+    JSON has several spellings of a text: `\u00e9`, `\u00E9` and `é` are the same. So the marks are all spellings of a
+    part of the text: of its longest part in plain ASCII, which writers of JSON leave as it is; or, if that is too
+    short, of as many of its characters as have few spellings.
+
+    Args:
+        text: not empty.
+    """
+    plain = max(_PLAIN.findall(text), key=len, default="")
+    if len(plain) >= min(_RARE, len(text)):
+        escapes = {f"\\u00{ord(char) >> 4:x}" for char in plain}
+        return tuple(mark.encode() for mark in (plain, *sorted(escapes)))
+    return max((_spelled(text[start : start + 5]) for start in range(len(text))), key=lambda found: found[0])[1]
+
+
+def _spelled(text: str) -> tuple[int, tuple[bytes, ...]]:
+    """Return how many characters at the beginning of a text have few spellings, and all spellings of these."""
+    parts: list[list[str]] = []
+    for char in text:
+        spellings = list(_spellings(char, is_first=not parts))
+        if parts and prod(map(len, parts)) * len(spellings) > _MOST_SPELLINGS:
+            break
+        parts.append(spellings)
+    return len(parts), tuple("".join(one).encode() for one in product(*parts))
+
+
+def _spellings(char: str, is_first: bool) -> Iterator[str]:
+    """Yield the spellings of a character in JSON; if it is the first one, the ends of them are enough."""
+    if char >= " " and char not in '"\\' and not "\ud800" <= char <= "\udfff":
+        yield char
+    if char in _SHORT_ESCAPES:
+        yield _SHORT_ESCAPES[char]
+    units = char.encode("utf-16-be", "surrogatepass")
+    units = units[-2:] if is_first else units  # the second half of a pair is the rarer one
+    digits = [sorted({digit, digit.upper()}) for digit in units.hex()]
+    escapes = ("".join(spelling) for spelling in product(*digits))
+    yield from (re.sub("....", r"\\u\g<0>", escape) for escape in escapes)
+
+
+# -- a new time
+
+
+def with_eta(raw: bytes, eta: str | None, due_ms: int | None) -> bytes:
+    """Return a task message with a new eta. A message that is not a task message is returned unchanged.
+
+    Args:
+        raw: the message.
+        eta: the new header; None means now.
+        due_ms: its due time in a delayed queue, unix time in ms. None if it does not pass through one; then the worker
+            itself waits for the eta.
+    """
+    message = decode(raw)
+    if message is None or not is_task(message):
+        return raw
+    message["headers"]["eta"] = eta
+    message["properties"].pop(DUE_PROPERTY, None)
+    if due_ms is not None:
+        message["properties"][DUE_PROPERTY] = due_ms
+    return encode(message)
+
+
+def with_due(raw: bytes, due_ms: int) -> bytes:
+    """Return a message in the form in which a delayed queue gets it.
+
+    Args:
+        raw: the message.
+        due_ms: when it is due, unix time in ms.
+    """
+    message = decode(raw)
+    assert message is not None
+    message["properties"][DUE_PROPERTY] = due_ms
+    return encode(message)
+
+
+# -- the body
+
+
+def json_body(message: Mapping[str, Any]) -> Any:
+    """Return the body of a message, if it is JSON; otherwise None. The body of a task has args, kwargs and callbacks.
+
+    Values that kombu marked as objects stay marked. Other bodies (pickle, compressed) are not decoded.
+    """
+    if message.get("content-type") != _JSON or "compression" in headers_of(message):
+        return None
+    try:
+        return json.loads(_body(message))
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def body_of(message: Mapping[str, Any], accept: Iterable[str]) -> tuple[Any, Any, dict[str, Any]]:
+    """Decode the body of a task message into args, kwargs and the rest, if `accept` contains its content type.
+
+    Raises:
+        Exception: any exception of a decoder; `kombu.exceptions.ContentDisallowed` for other content types.
+    """
+    args, kwargs, embed = payload_of(message, accept)
+    return args, kwargs, embed
+
+
+def payload_of(message: Mapping[str, Any], accept: Iterable[str]) -> Any:
+    """Decode the body of any message; see `body_of`."""
+    return message_of(message, accept).payload
+
+
+def message_of(message: Mapping[str, Any], accept: Iterable[str]) -> Message:
+    """Return a message as kombu gives it to a consumer who acknowledges nothing; see `body_of`."""
+    return Message(
+        body=_body(message),
+        content_type=message.get("content-type"),
+        content_encoding=message.get("content-encoding"),
+        delivery_info=message["properties"].get("delivery_info"),
+        headers=message.get("headers"),
+        properties=message["properties"],
+        accept=set(accept),
+    )
+
+
+def _body(message: Mapping[str, Any]) -> Any:
+    body = message.get("body")
+    return base64.b64decode(body or b"") if message["properties"].get("body_encoding") == "base64" else body
+
+
+def request_of(app: Any, message: dict[str, Any], *, unpickles: bool) -> Context:
+    """Return the request of a task, with arguments, callbacks, chain and chord.
+
+    If the body is not decoded, for example because `accept_content` does not allow it, it is left out. A warning is
+    logged if somebody waits for it.
+
+    Args:
+        app: the Celery app.
+        message: the message.
+        unpickles: whether the body may run code here as it is decoded, if `accept_content` allows that: in a worker,
+            where it would run anyway.
+    """
+    accepted = set(prepare_accept_content(app.conf.accept_content) or ())
+    try:
+        args, kwargs, embed = body_of(message, accepted if unpickles else accepted & _HARMLESS)
+        body = {"args": args, "kwargs": kwargs, **embed}
+    except Exception:
+        if unpickles or message["headers"].get("group"):  # each member of a chord is one of a group
+            logger.warning(
+                "Cannot decode the body of task %s: its chord and chain will not be told about its outcome",
+                message["headers"]["id"],
+            )
+        body = {}
+    # The same names as in `celery.worker.request.Request`. The rpc result backend answers to `reply_to`.
+    properties = {name: message["properties"].get(name) for name in ("delivery_info", "reply_to", "correlation_id")}
+    from celery.app.task import Context
+
+    return Context({**message["headers"], **body, **properties})
