@@ -199,7 +199,9 @@ def test_both_connections_are_lost(ours: Broker, server: PrivateRedis, caplog: p
         for connection in (told(client), fetching(client)["id"]):
             client.client_kill_filter(_id=connection)
         reader.acknowledge_all()  # it notices that the one that fetches is lost
-        time.sleep(1.1)  # and looks at all lists again before it reads from the one that listens
+        # It does nothing for longer than the second between two looks, so it looks at all lists again before it reads
+        # from the one that listens.
+        time.sleep(1.1)
         reader.wait(0.5)
         publish(ours, "q", "told", priority=6)
         began = time.monotonic()
