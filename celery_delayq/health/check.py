@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -14,25 +14,23 @@ from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.health.clock import check_clock
 from celery_delayq.health.finding import Finding, Level, merged, not_checked
 from celery_delayq.health.memory import check_memory
-from celery_delayq.health.overdue import check_overdue
 from celery_delayq.health.permissions import check_permissions, needs, with_same_command
 from celery_delayq.health.persistence import check_persistence
-from celery_delayq.health.planning import check_planning, configured_here
-from celery_delayq.health.queues import check_queues
+from celery_delayq.health.planning import check_planning
+from celery_delayq.health.queues import check_overdue, check_queues, check_transfer
 from celery_delayq.health.replication import check_replication
 from celery_delayq.health.room import check_room
 from celery_delayq.health.servers import Check, Server, examine, is_away, servers_of
-from celery_delayq.health.transfer import check_transfer
 from celery_delayq.health.version import check_version
 from celery_delayq.health.waiting import Waiting, read_waiting
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.options.scheduler import is_ours
 from celery_delayq.queue import keys
 from celery_delayq.queue.connections import LOST
 from celery_delayq.queue.delayed_queue import database_of
 from celery_delayq.queue.registry import registered
-from celery_delayq.schedule.configured import Configured
+from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.service import store_of
-from celery_delayq.schedule.store import ScheduleStore
 
 #: How many nodes are checked at once.
 _MOST_AT_ONCE = 16
@@ -54,7 +52,7 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
     found: list[Finding] = []
     broker = _Broker(app, channel)
     try:
-        entries = configured_here(app)
+        entries = configured(app) if is_ours(app) else None
     except ConfigurationError as exc:
         entries = None
         found.append(Finding("planner", Level.ERROR, f"{exc}."))
@@ -67,7 +65,7 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
         "connections": check_room,
         "permissions": partial(check_permissions, needed=needed, queues=broker.queues_examined),
         "clock": check_clock,
-        "planner": partial(_planning, store=store_of(channel), entries=entries, known=app.tasks),
+        "planner": partial(check_planning, store=store_of(channel), entries=entries, known=app.tasks),
         "transfer": broker.of_waiting(check_transfer),
         "overdue": broker.of_waiting(check_overdue),
         "queues": broker.of_waiting(check_queues),
@@ -139,7 +137,7 @@ class _Broker:
         except LOST as exc:
             self._away[registry.name] = is_away(registry, exc)
         except redis.RedisError as exc:
-            yield not_checked("overdue", f"queues that are not the app's: {exc}")
+            yield not_checked(f"queues that are not the app's: {exc}", "overdue")
         self._all_lists = sorted(map(self._lists.parse, names))
         lost = {it.queue for it in self._all_lists if not any(server.serves(it.name) for server in self.servers)}
         if lost:
@@ -159,13 +157,3 @@ class _Broker:
             return check(self._waiting[server.name])
 
         return check_server
-
-
-def _planning(
-    server: Server, *, store: ScheduleStore, entries: Configured | None, known: Collection[str]
-) -> Iterable[Finding]:
-    """Check the planner at the server with the periodic tasks."""
-    if not server.serves(store.keys.definitions):
-        return ()
-    store.client = server.client
-    return check_planning(server, store=store, entries=entries, known=known)
