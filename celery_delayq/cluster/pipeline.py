@@ -10,8 +10,8 @@ from redis.client import NEVER_DECODE, Pipeline
 
 from celery_delayq.cluster.command_keys import cross_slot, name_of
 from celery_delayq.cluster.dispatch import Dispatch
-from celery_delayq.cluster.exchange import Command, Wait
 from celery_delayq.cluster.node import Node
+from celery_delayq.cluster.round_trip import Command, Wait
 from celery_delayq.cluster.router import Router
 from celery_delayq.queue.connections import LOST
 from celery_delayq.queue.redirection import is_redirection

@@ -117,13 +117,11 @@ class Topology:
     def node_at(self, address: Address) -> Node:
         """Return the node at an address, whether or not it is known. Sends nothing."""
         with self._lock:
-            node = self._find(address)
+            masters = (node for node in self._masters if node.address == address)
+            node = next(masters, None) or self._others.get(address)
             if node is None:
                 node = self._others[address] = Node(address, self._connect(address))
             return node
-
-    def _find(self, address: Address) -> Node | None:
-        return next((node for node in self._masters if node.address == address), self._others.get(address))
 
     def home(self) -> Node:
         """Return the master for commands without a key: the same one, until it fails or is no longer a master.
@@ -166,11 +164,8 @@ class Topology:
 
     # -- what changed
 
-    def failed(self, node: Node | Address | None) -> None:
-        """Record that a node does not answer: it is asked last, and is no longer the home node. None: do nothing."""
-        if node is None:
-            return
-        address = node.address if isinstance(node, Node) else node
+    def failed(self, address: Address) -> None:
+        """Record that a node does not answer: it is asked last, and is no longer the home node."""
         with self._lock:
             self._failed.add(address)
             if self._home is not None and self._home.address == address:

@@ -12,6 +12,7 @@ import redis
 
 from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.health.clock import check_clock
+from celery_delayq.health.connections import check_connections
 from celery_delayq.health.finding import Finding, Level, merged, not_checked
 from celery_delayq.health.memory import check_memory
 from celery_delayq.health.permissions import check_permissions, needs, with_same_command
@@ -19,7 +20,6 @@ from celery_delayq.health.persistence import check_persistence
 from celery_delayq.health.planning import check_planning
 from celery_delayq.health.queues import check_overdue, check_queues, check_transfer
 from celery_delayq.health.replication import check_replication
-from celery_delayq.health.room import check_room
 from celery_delayq.health.servers import Check, Server, examine, is_away, servers_of
 from celery_delayq.health.version import check_version
 from celery_delayq.health.waiting import Waiting, read_waiting
@@ -62,7 +62,7 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
         "persistence": check_persistence,
         "memory": check_memory,
         "replicas": partial(check_replication, replicas=replicas, has_sentinel=has_sentinel),
-        "connections": check_room,
+        "connections": check_connections,
         "permissions": partial(check_permissions, needed=needed, queues=broker.queues_examined),
         "clock": check_clock,
         "planner": partial(check_planning, store=store_of(channel), entries=entries, known=app.tasks),

@@ -23,11 +23,10 @@ from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, alive_channel, reg
 #: A script that no server has. To run it is to read and write its keys.
 _NO_SCRIPT = "0" * 40
 
-#: Part of what all servers say if a command, a key or a channel is not allowed.
-_NO_COMMAND, _NO_KEY, _NO_CHANNEL = "permissions to run", "permissions to access a key", "permissions to access a chan"
-
-#: What Redis 7.0 and older say.
-_SAME = {"to access one of the keys": "to access a key", "to access one of the channels": "to access a channel"}
+#: What servers say if a command, a key or a channel is not allowed; Redis 7.0 and older speak of one of several.
+_NO_COMMAND = re.compile("permissions to run")
+_NO_KEY = re.compile("permissions to access (a|one of the) key")
+_NO_CHANNEL = re.compile("permissions to access (a|one of the) chan")
 
 #: What Redis says of a command that it does not have; 6.2 has other quotation marks.
 UNKNOWN = re.compile(r"unknown command [`'](\w+)")
@@ -88,7 +87,7 @@ class Need(NamedTuple):
     """
 
     command: tuple[str, ...]
-    refusal: str
+    refusal: re.Pattern[str]
     rule: str
 
 
@@ -174,15 +173,15 @@ def check_permissions(
     unknown: list[str] = []
     try:
         connection.connect()  # redis-py itself would forget Sentinel
-        opened = _reply(connection, "MULTI")
-        if not isinstance(opened, Exception):
+        error_of_multi = _error(connection, "MULTI")
+        if not error_of_multi:
             missing, unknown = _refused(connection, needed(server))
-        elif UNKNOWN.search(str(opened)):
+        elif UNKNOWN.search(error_of_multi):
             unknown = ["MULTI"]
-        elif _NO_COMMAND in str(opened):
+        elif _NO_COMMAND.search(error_of_multi):
             missing, again = ["+@transaction"], " Then check again: without it, nothing else can be asked."
         else:
-            yield not_checked(opened)
+            yield not_checked(error_of_multi)
             return
     finally:
         connection.disconnect()
@@ -225,35 +224,23 @@ def with_same_command(findings: Iterable[Finding]) -> list[Finding]:
 def _refused(connection: Any, needed: Sequence[Need]) -> tuple[list[str], list[str]]:
     """Return the rules that are missing, and the commands that the server does not have, within MULTI."""
     connection.send_packed_command(connection.pack_commands([need.command for need in needed]))
-    replies = [_read(connection) for _ in needed]
-    _reply(connection, "DISCARD")
-    refused = (need.rule for need, reply in zip(needed, replies, strict=True) if need.refusal in _normal(reply))
-    found = (UNKNOWN.search(_normal(reply)) for reply in replies)
-    unknown = {it[1].upper(): None for it in found if it and it[1].upper() != "CONFIG"}  # only checks ask CONFIG
+    errors = [_error(connection) for _ in needed]
+    _error(connection, "DISCARD")
+    refused = (need.rule for need, text in zip(needed, errors, strict=True) if need.refusal.search(text))
+    found = filter(None, map(UNKNOWN.search, errors))
+    unknown = {it[1].upper(): None for it in found if it[1].upper() != "CONFIG"}  # only checks ask CONFIG
     return list(dict.fromkeys(refused)), list(unknown)
 
 
-def _reply(connection: Any, *command: str) -> Any:
-    connection.send_command(*command)
-    return _read(connection)
-
-
-def _read(connection: Any) -> Any:
-    """Return a reply; an error is one, too."""
+def _error(connection: Any, *command: str) -> str:
+    """Return the error of a command, or of the next one that was sent already; empty if there is none."""
+    if command:
+        connection.send_command(*command)
     try:
-        return connection.read_response()
+        connection.read_response()
     except redis.ResponseError as exc:
-        return exc
-
-
-def _normal(reply: Any) -> str:
-    """Return an error as newer servers say it; empty for other replies."""
-    if not isinstance(reply, Exception):
-        return ""
-    text = str(reply)
-    for older, newer in _SAME.items():
-        text = text.replace(older, newer)
-    return text
+        return str(exc)
+    return ""
 
 
 def _user_of(connection: Any) -> str:

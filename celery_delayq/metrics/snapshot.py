@@ -20,7 +20,6 @@ from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, hurried, is
 from celery_delayq.queue.measuring import Measured
 from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
 from celery_delayq.schedule.service import store_of
-from celery_delayq.schedule.store import ScheduleStore
 
 logger = getLogger(__name__)
 
@@ -110,23 +109,20 @@ class Reader:
 
     def _entries(self) -> list[PeriodicTask]:
         """Return the periodic tasks; none if the server refuses, or if their node is away."""
+        store = store_of(self._channel)
+        store.client = self._client
         try:
-            return self._read_entries(store_of(self._channel))
+            if self._client.hlen(store.keys.definitions) > MOST_ENTRIES:
+                self._note("The metrics leave out periodic tasks", f"there are more than {MOST_ENTRIES:,}")
+                return []
+            entries = read_all(store, partly=True)
         except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
             if isinstance(exc, CONNECTION_ERRORS) and not is_cluster(self._client):
                 raise
             self._note("The metrics leave out periodic tasks", exc)
             return []
-
-    def _read_entries(self, store: ScheduleStore) -> list[PeriodicTask]:
-        store.client = self._client
-        if self._client.hlen(store.keys.definitions) > MOST_ENTRIES:
-            self._note("The metrics leave out periodic tasks", f"there are more than {MOST_ENTRIES:,}")
-            return []
-        return [
-            entry if entry.queue is None else replace(entry, queue=self._lists.parse(entry.queue).queue)
-            for entry in read_all(store, partly=True)
-        ]
+        names = {entry.queue: self._lists.parse(entry.queue).queue for entry in entries if entry.queue is not None}
+        return [replace(entry, queue=names.get(entry.queue)) for entry in entries]
 
     def _note(self, what: str, why: object) -> None:
         text = f"{what}: {why}"

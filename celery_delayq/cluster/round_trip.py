@@ -1,4 +1,4 @@
-"""Exchange: commands that go to a node on one connection, in one round trip. None of them is sent twice."""
+"""RoundTrip: commands that go to a node on one connection, in one round trip. None of them is sent twice."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Wait:
         return errors[0] if errors else min(heard, default=0)
 
 
-class Exchange:
+class RoundTrip:
     """The commands for one node. For one thread; `open`, `send` and `read` are called once, `close` always.
 
     Args:

@@ -16,7 +16,7 @@ _FEW = 0.1
 _ADVICE = "Raise maxclients, or see docs/limits.md for how to need fewer."
 
 
-def check_room(server: Server) -> Iterator[Finding]:
+def check_connections(server: Server) -> Iterator[Finding]:
     """Yield how many connections are left."""
     info = server.info
     limit = int(info.get("maxclients", 0)) or int(server.config("maxclients") or 0)
