@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from redis import exceptions
 
 from celery_delayq.cluster.node import Address, Node, NotSent
-from celery_delayq.cluster.round_trip import ASKING, UNSENT, Command, Parse, RoundTrip, Wait
+from celery_delayq.cluster.round_trip import ASKING, UNSENT, Command, Parse, RoundTrip
 from celery_delayq.cluster.router import NodeHangs, Router
 from celery_delayq.queue.connections import LOST
 from celery_delayq.queue.redirection import is_redirection
@@ -20,13 +21,17 @@ class Dispatch:
     Args:
         router: finds the nodes.
         parse: parses replies.
-        wait: what each node gets after its commands.
+        wait: arguments and options of a WAIT. Each node to which anything is sent gets it, after that.
     """
 
-    def __init__(self, router: Router, parse: Parse, wait: Wait | None = None) -> None:
+    def __init__(
+        self, router: Router, parse: Parse, wait: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    ) -> None:
         self._router = router
         self._parse = parse
         self._wait = wait
+        #: Replies to WAIT of the nodes that have served anything.
+        self._waited: list[Any] = []
         #: When to stop trying, monotonic time in seconds.
         self._until = time.monotonic() + router.patience_s
         #: Nodes whose connections were lost, or could not be opened, and the errors.
@@ -64,7 +69,7 @@ class Dispatch:
             NotSent: no connection could be opened.
             redis.ConnectionError: the pool has none left.
         """
-        trip = RoundTrip(node, self._parse, self._wait)
+        trip = self._trip(node)
         trip.commands += [*([Command(ASKING)] if asking else []), *commands]
         trip.run()
         self._look_at(trip)
@@ -102,6 +107,16 @@ class Dispatch:
             if command.reply is UNSENT or is_redirection(command.reply):
                 self.send_one(command)
 
+    def waited(self) -> Any:
+        """Return the reply to WAIT: the least, or an error."""
+        # Whoever waits for a lost node knows: the replies to its commands are errors, too.
+        heard = [reply for reply in self._waited if not isinstance(reply, LOST)]
+        errors = [reply for reply in heard if isinstance(reply, Exception)]
+        return errors[0] if errors else min(heard, default=0)
+
+    def _trip(self, node: Node) -> RoundTrip:
+        return RoundTrip(node, self._parse, None if self._wait is None else Command(*self._wait))
+
     def _trips(self, commands: Sequence[Command]) -> list[RoundTrip]:
         """Return what is to be sent to each node."""
         trips: dict[Address, RoundTrip] = {}
@@ -112,12 +127,15 @@ class Dispatch:
                 command.reply = exc
                 continue
             if node.address not in trips:
-                trips[node.address] = RoundTrip(node, self._parse, self._wait)
+                trips[node.address] = self._trip(node)
             trips[node.address].commands.append(command)
         return list(trips.values())
 
     def _look_at(self, trip: RoundTrip) -> None:
         """Find out who serves the slots if a node was lost, or is no longer a master."""
+        served = (it for it in trip.commands if it.args != ASKING and not is_redirection(it.reply))
+        if trip.wait is not None and any(served):
+            self._waited.append(trip.wait.reply)
         if trip.lost is not None:
             self._lose(trip.node, trip.lost)
             return

@@ -56,14 +56,13 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
     except ConfigurationError as exc:
         entries = None
         found.append(Finding("planner", Level.ERROR, f"{exc}."))
-    needed = partial(needs, channel, broker.queues, broker.db)
     of_server: dict[str, Check] = {
         "server": check_version,
         "persistence": check_persistence,
         "memory": check_memory,
         "replicas": partial(check_replication, replicas=replicas, has_sentinel=has_sentinel),
         "connections": check_connections,
-        "permissions": partial(check_permissions, needed=needed, queues=broker.queues_examined),
+        "permissions": broker.permissions,
         "clock": check_clock,
         "planner": partial(check_planning, store=store_of(channel), entries=entries, known=app.tasks),
         "transfer": broker.of_waiting(check_transfer),
@@ -76,8 +75,8 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
 def check_rights(app: Any, channel: Any) -> list[Finding]:
     """Return what the user may do, and what not, at each server; see `check_broker`."""
     broker = _Broker(app, channel)
-    check = {"permissions": partial(check_permissions, needed=partial(needs, channel, broker.queues, broker.db))}
-    return merged(with_same_command(it for server in broker.servers for it in examine(server, check)))
+    checks = {"permissions": broker.permissions}
+    return merged(with_same_command(it for server in broker.servers for it in examine(server, checks)))
 
 
 def check_only_overdue(app: Any, channel: Any, *, most_s: float) -> list[Finding]:
@@ -102,20 +101,22 @@ class _Broker:
     """The servers of an app's broker, and its lists."""
 
     def __init__(self, app: Any, channel: Any) -> None:
-        client = channel.plain_client
-        self.queues: tuple[str, ...] = tuple(app.amqp.queues)
-        #: The queues to name with rights. With a prefix, a right is for the keys of all queues.
-        self.queues_examined = () if channel.global_keyprefix else self.queues
-        self.db = database_of(client)
-        self.servers = servers_of(client)
-        self._keyprefix: str = channel.global_keyprefix
-        self._lists = BrokerLists(channel, self.queues)
+        self.servers = servers_of(channel.plain_client)
         self._channel = channel
-        self._all_lists: list[BrokerList] = []
+        self._queues: tuple[str, ...] = tuple(app.amqp.queues)
+        self._db = database_of(channel.plain_client)
+        self._lists: list[BrokerList] = []
         #: Server -> what waits there.
         self._waiting: dict[str, Waiting] = {}
         #: Server -> the finding that it is away.
         self._away: dict[str, Finding] = {}
+
+    @property
+    def permissions(self) -> Check:
+        """A check of what the user may do."""
+        needed = partial(needs, self._channel, self._queues, self._db)
+        # With a prefix, a right is for the keys of all queues.
+        return partial(check_permissions, needed=needed, queues=() if self._channel.global_keyprefix else self._queues)
 
     def examine_all(self, checks: Mapping[str, Check]) -> Iterator[Finding]:
         """Yield the findings about all servers, several of which are examined at the same time."""
@@ -130,16 +131,17 @@ class _Broker:
         return [away] if away is not None else list(examine(server, checks))
 
     def _find_lists(self) -> Iterator[Finding]:
-        names = {name for queue in self.queues for name in self._channel.broker_lists(queue)}
-        registry = next((it for it in self.servers if it.serves(keys.registry(self._keyprefix))), self.servers[0])
+        lists, prefix = BrokerLists(self._channel, self._queues), self._channel.global_keyprefix
+        found = lists.of_app()
+        registry = next((it for it in self.servers if it.serves(keys.registry(prefix))), self.servers[0])
         try:
-            names |= registered(registry.client, self._keyprefix)
+            found |= set(map(lists.parse, registered(registry.client, prefix)))
         except LOST as exc:
             self._away[registry.name] = is_away(registry, exc)
         except redis.RedisError as exc:
             yield not_checked(f"queues that are not the app's: {exc}", "overdue")
-        self._all_lists = sorted(map(self._lists.parse, names))
-        lost = {it.queue for it in self._all_lists if not any(server.serves(it.name) for server in self.servers)}
+        self._lists = sorted(found)
+        lost = {it.queue for it in found if not any(server.serves(it.name) for server in self.servers)}
         if lost:
             yield Finding(
                 "server",
@@ -153,7 +155,7 @@ class _Broker:
 
         def check_server(server: Server) -> Iterable[Finding]:
             if server.name not in self._waiting:
-                self._waiting[server.name] = read_waiting(server, self._all_lists, self._keyprefix, self.db)
+                self._waiting[server.name] = read_waiting(server, self._lists, self._channel.global_keyprefix, self._db)
             return check(self._waiting[server.name])
 
         return check_server

@@ -121,8 +121,10 @@ class Reader:
                 raise
             self._note("The metrics leave out periodic tasks", exc)
             return []
-        names = {entry.queue: self._lists.parse(entry.queue).queue for entry in entries if entry.queue is not None}
-        return [replace(entry, queue=names.get(entry.queue)) for entry in entries]
+        return [
+            entry if entry.queue is None else replace(entry, queue=self._lists.parse(entry.queue).queue)
+            for entry in entries
+        ]
 
     def _note(self, what: str, why: object) -> None:
         text = f"{what}: {why}"
