@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from celery_delayq.basics.text import plural
+from celery_delayq.basics.times import AFTER_9999_MS
 from celery_delayq.health.finding import Finding, error, not_checked, ok, warning
-from celery_delayq.health.waiting import AFTER_9999_MS, Waiting
+from celery_delayq.health.waiting import Waiting
 
 _START = "Start a worker: `celery -A ... worker`; or only the transfer: `celery -A ... delayq transfer`."
 
