@@ -77,11 +77,7 @@ class Routed(redis.Redis):
         """Do nothing: redis-py sets what it was given."""
 
     def node_of(self, key: str | bytes) -> Node:
-        """Return the node that serves a key.
-
-        Raises:
-            redis.RedisError, ConfigurationError: see `Topology.node_of`.
-        """
+        """Return the node that serves a key, see `Topology.node_of`."""
         return self.topology.node_of(self.router.slot_of(key))
 
     def masters(self) -> list[Node]:
