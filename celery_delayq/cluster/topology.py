@@ -126,10 +126,10 @@ class Topology:
             if self._home is None or hanging.is_avoided(self._home.address):
                 if self._failed.issuperset(node.address for node in self._masters):
                     self._failed.clear()
-                self._home = min(self._masters, key=self._why_not)
+                self._home = min(self._masters, key=self._reasons_against)
             return self._home
 
-    def _why_not(self, node: Node) -> tuple[bool, ...]:
+    def _reasons_against(self, node: Node) -> tuple[bool, ...]:
         """Return what speaks against a home node, the worst first."""
         has_answered = self._view is not None and self._view.by == node.address
         return node.address in self._failed, hanging.is_avoided(node.address), not has_answered
