@@ -16,7 +16,7 @@ import redis
 from redis import exceptions
 
 from celery_delayq.cluster.dispatch import Dispatch
-from celery_delayq.cluster.node import HURRY_S, Address, Node
+from celery_delayq.cluster.node import Address, Node
 from celery_delayq.cluster.pipeline import RoutedPipeline
 from celery_delayq.cluster.round_trip import Command
 from celery_delayq.cluster.router import DEADLINE_S, Router
@@ -43,7 +43,7 @@ class Routed(redis.Redis):
         topology: the nodes. Nothing is sent before the first command.
         home: the node for commands without a key; by default the home node of the topology, which is another one after
             it has failed.
-        deadline_s, is_hurried, hurry_s, hurries_elsewhere: see `Router`.
+        deadline_s, is_hurried, hurries_elsewhere: see `Router`.
     """
 
     def __init__(
@@ -53,13 +53,10 @@ class Routed(redis.Redis):
         home: Address | None = None,
         deadline_s: float = DEADLINE_S,
         is_hurried: bool = False,
-        hurry_s: float = HURRY_S,
         hurries_elsewhere: bool = False,
     ) -> None:
         self.topology = topology
-        self.router = Router(
-            topology, home, deadline_s, is_hurried=is_hurried, hurry_s=hurry_s, hurries_elsewhere=hurries_elsewhere
-        )
+        self.router = Router(topology, home, deadline_s, is_hurried=is_hurried, hurries_elsewhere=hurries_elsewhere)
         super().__init__(connection_pool=self.router.pool)
 
     def __repr__(self) -> str:

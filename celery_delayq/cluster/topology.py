@@ -254,7 +254,7 @@ class Topology:
         known += _last_masters.get(self._seeds, ())
         return sorted(dict.fromkeys(known), key=lambda address: address in self._failed)
 
-    def answers(self, address: Address, within_s: float = PATIENCE_S) -> bool:
+    def answers(self, address: Address, within_s: float) -> bool:
         """Return whether a node answers within some seconds."""
         try:
             self._ask(address, within_s)
