@@ -80,7 +80,7 @@ def _all(app: Any) -> list[Finding]:
     except click.ClickException as exc:
         cannot = _cannot(app, exc)
         is_known = any(finding.message == cannot.message for finding in findings)
-        found = [not_checked("server", "correct the settings first") if is_known else cannot]
+        found = [not_checked("correct the settings first", "server") if is_known else cannot]
     return [*findings, *found]
 
 

@@ -34,7 +34,7 @@ from celery_delayq.worker.failures import fail_task
 from celery_delayq.worker.handover import Handover, is_busy, is_stopping, tasks_waiting
 from celery_delayq.worker.invalid_task import defect_of, late_defect_of
 from celery_delayq.worker.lateness import note_clock, trace_lateness
-from celery_delayq.worker.received import is_received, tell_eta
+from celery_delayq.worker.received import remember_eta, tell_eta
 from celery_delayq.worker.reconnect import reconnect_soon, reconnect_when_refused
 from celery_delayq.worker.rights import name_missing_rights
 
@@ -52,26 +52,18 @@ class Plan(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         commands.register()
-        self.enabled = is_ours(consumer.app)
+        self.enabled = is_ours(consumer.app)  # Celery asks for it
         self._counting = counting_of(consumer)
         self.loop: PlannerLoop | None = None
         self._was_started = False
         super().__init__(consumer, **kwargs)
 
-    def include_if(self, consumer: Any) -> bool:
-        """Return whether the worker plans."""
-        return bool(self.enabled)
-
     def start(self, consumer: Any) -> None:
         """Start planning."""
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
-            what, advice = what_to_write(consumer.app, consumer.connection, "the broker URL")
-            logger.error(
-                "Periodic tasks do not run: celery_delayq's scheduler needs a delayq:// broker, but %s. %s",
-                what,
-                sentence(advice),
-            )
+            effect = "Periodic tasks do not run: celery_delayq's scheduler needs a delayq:// broker, but %s. %s"
+            logger.error(effect, *_what_to_write(consumer))
             return
         self.loop = planner_loop(
             consumer.app,
@@ -127,12 +119,8 @@ class Transfer(bootsteps.StartStopStep):
         """
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
-            what, advice = what_to_write(consumer.app, consumer.connection, "the broker URL")
-            logger.warning(
-                "DelayQ(app) has no effect: %s, so countdown tasks wait in the memory of workers. %s",
-                what,
-                sentence(advice),
-            )
+            effect = "DelayQ(app) has no effect: %s, so countdown tasks wait in the memory of workers. %s"
+            logger.warning(effect, *_what_to_write(consumer))
             return
         if type(consumer.pool).__module__ == "celery.concurrency.eventlet":
             raise ConfigurationError("the pool eventlet is not supported: start the worker with -P gevent")
@@ -185,6 +173,12 @@ class Transfer(bootsteps.StartStopStep):
             set_event_loop(None)  # the next worker of this process would wait for timers that its event loop ignores
 
 
+def _what_to_write(consumer: Any) -> tuple[str, str]:
+    """Return what is wrong with the broker URL, and in a sentence what to do."""
+    what, advice = what_to_write(consumer.app, consumer.connection, "the broker URL")
+    return what, sentence(advice)
+
+
 def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     """Make a worker run a message from a delayed queue when it is due by the server's clock, not by its own.
 
@@ -199,7 +193,7 @@ def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     eta = _eta_of(request)
     if eta is None:
         return
-    is_received(sender, request, eta)
+    remember_eta(sender, request, eta)
     due_ms = eta.timestamp() * 1000
     request._eta = None
     transport = sender.connection.transport
