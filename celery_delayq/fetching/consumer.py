@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -81,6 +82,8 @@ class Consumer:
         id: readable and unique. The default names the process that made the consumer.
         patience_s: how long its thread waits for the server, in seconds, before `NotYet` is raised; None: until there
             is an answer. See `resume`.
+        wake: makes its thread call `send_acks` soon, in any thread. Then that thread sends the acknowledgements of all
+            threads, together. None: each is sent at once.
         slot_of: see `Leases`.
 
     Every method raises `redis.RedisError` if the server is away or refuses, unless its docstring says otherwise.
@@ -97,8 +100,12 @@ class Consumer:
         id: str | None = None,
         patience_s: float | None = None,
         slot_of: Callable[[str], int] = lambda key: 0,
+        wake: Callable[[], object] | None = None,
     ) -> None:
         self.id = id or consumer_id()
+        self._wake = wake
+        #: Tags of messages that other threads have acknowledged, for the consumer's own thread. Each use is atomic.
+        self._acknowledged: deque[str] = deque()
         self.connect = connect
         self._stack = ExitStack()
         self.client = client or self._stack.enter_context(connect())
@@ -218,6 +225,7 @@ class Consumer:
             LeaseLost: others have given the consumer up.
             NotYet: there is no answer yet; `resume` returns the messages later.
         """
+        self._take_acks()
         for _ in range(2):
             found = self._conversation.fetch(self.lists[name], consumer=self.id, limit=limit, is_patient=is_patient)
             if found is not None:
@@ -277,6 +285,7 @@ class Consumer:
 
         Never raises; the watchdog repeats those that have not arrived.
         """
+        self._take_acks()
         self._conversation.read_answers()
 
     def _on_acknowledged(self, tag: str, was_in_flight: bool) -> None:
@@ -306,6 +315,15 @@ class Consumer:
         tag = str(next(_TAGS))
         self._held[tag] = Held(name, message, holder)
         return tag
+
+    def can_wait(self, tag: str) -> None:
+        """Let the acknowledgement of a message wait a few ms for others: it comes when its task is done.
+
+        If the process is killed meanwhile, the task runs again.
+        """
+        held = self._held.get(tag)
+        if held is not None and self._wake is not None:
+            self._held[tag] = replace(held, can_wait=True)
 
     def starts(self, tag: str, *, is_early: bool) -> Held | None:
         """Say that the task of a message starts, see `UniqueKeys.starts`. Never raises."""
@@ -345,13 +363,39 @@ class Consumer:
     def ack(self, tag: str) -> bool:
         """Acknowledge a message: it is removed for good. One command; O(N) for N messages held for longer.
 
-        In the thread that fetches, the next fetch reads the reply. Never raises; the watchdog repeats what failed.
+        In the thread that fetches, the next fetch reads the reply. With `wake`, that thread sends it: in this turn, or
+        after `can_wait` a few ms later. Never raises; the watchdog repeats what failed.
 
         Returns:
             False if the message is not held.
         """
+        if self._wake is not None and not self.is_closed and not self._conversation.is_of_this_thread:
+            if tag not in self._held:
+                return False
+            self._acknowledged.append(tag)
+            self._wake()
+            return True
         with self.isolation.acknowledging(tag):
             return self._ack(tag)
+
+    def send_acks(self, *, is_busy: bool) -> bool:
+        """Send the acknowledgements of all threads. For the consumer's own thread; never raises.
+
+        Args:
+            is_busy: whether they may wait for more, since there will be more soon, or a fetch that takes them along.
+
+        Returns:
+            Whether some still wait: call this again within a few ms.
+        """
+        self._take_acks()
+        return self._conversation.flush(may_wait=is_busy and self._wake is not None)
+
+    def _take_acks(self) -> None:
+        """Acknowledge what other threads have left to this one."""
+        while self._acknowledged:
+            tag = self._acknowledged.popleft()
+            with self.isolation.acknowledging(tag):
+                self._ack(tag)
 
     def _ack(self, tag: str) -> bool:
         held = self._held.get(tag)
@@ -366,7 +410,9 @@ class Consumer:
                 self._on_acknowledged(tag, self._remove(held) > 0)
             elif self._conversation.is_of_this_thread:
                 in_flight = self.leases.keys_of(held.name).in_flight(self.id)
-                self._conversation.acknowledge(in_flight, held.message, tag)
+                self._conversation.acknowledge(in_flight, held.message, tag, can_wait=held.can_wait)
+                if self._wake is None:
+                    self._conversation.flush()
             else:
                 with self._turn():
                     was_in_flight = self._remove(held) > 0
@@ -518,6 +564,7 @@ class Consumer:
             self._conversation.give_up(exceptions.ConnectionError("its answer was late"))
         self._conversation.close()  # nobody would read the replies to later acknowledgements
         self.is_closed = True
+        self._take_acks()
         self.names.clear()
         self.keep_only(keep)
         if self.is_unanswered:
@@ -547,6 +594,7 @@ class Consumer:
         if self._conversation.connection is not None:
             self._conversation.give_up(exceptions.ConnectionError("its connection was given up"))
         self.is_closed = self._is_retired = True
+        self._take_acks()
         self.names.clear()
 
     def end(self) -> None:

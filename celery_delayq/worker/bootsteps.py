@@ -9,6 +9,7 @@ from typing import Any
 
 import kombu
 from celery import bootsteps, signals
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.asynchronous import get_event_loop, set_event_loop
@@ -135,7 +136,9 @@ class Transfer(bootsteps.StartStopStep):
             self._server_checked = True
         transport.running_tags = self._handover.delivery_tags
         transport.is_busy = is_busy
-        transport.fetches_ahead = True
+        transport.fetches_ahead = transport.cycle.delivers_some = True
+        # A task in the main thread would let the acknowledgements of those before it wait.
+        transport.acknowledges_together = not isinstance(consumer.pool, SoloPool)
         transport.most_ahead = lambda: consumer.initial_prefetch_count or 0
         transport.tasks_waiting = partial(tasks_waiting, consumer.controller)
         if transport.options["delay_eta_tasks"]:
