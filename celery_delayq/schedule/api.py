@@ -18,7 +18,7 @@ from celery_delayq.basics.errors import DelayqError, EntryExists, InvalidSchedul
 from celery_delayq.basics.text import told
 from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.definition import Definition
-from celery_delayq.schedule.forecast import forecast
+from celery_delayq.schedule.occurrences import following, to_datetime
 from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
 from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.service import store_of
@@ -236,7 +236,7 @@ class Schedule:
         if not raw:
             return []
         try:
-            return forecast(definition, State.parse(raw), number)
+            return _forecast(definition, State.parse(raw), number)
         except Exception as exc:  # of a user's schedule class, or another program wrote the state
             raise InvalidSchedule(f"cannot tell when periodic task {name!r} runs: {told(exc)}") from exc
 
@@ -314,6 +314,21 @@ class Schedule:
     def _show(self, store: ScheduleStore, name: str, record: Record) -> PeriodicTask:
         seen = store.seen([(name, record.queue)])[0] if record.queue is not None else Seen()
         return PeriodicTask.of(name, record, seen, store.error(name), known=self._app.tasks)
+
+
+def _forecast(definition: Definition, state: State, number: int) -> list[datetime]:
+    """Return the next runs from a state on, as far as the schedule tells."""
+    timing = definition.timing
+    if timing.max_runs is not None:
+        number = min(number, timing.max_runs - state.runs)
+    if definition.is_asked:  # it decides when it is asked
+        number = min(number, 1)
+    found: list[datetime] = []
+    at_ms = state.at_ms
+    while at_ms is not None and len(found) < number:
+        found.append(to_datetime(at_ms + definition.delay_ms(at_ms)))
+        at_ms = following(definition.schedule, timing.window, at_ms) if len(found) < number else None
+    return found
 
 
 def _name_of(task: Any) -> Any:

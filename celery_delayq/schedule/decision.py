@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from celery_delayq.schedule.entry import Entry
-from celery_delayq.schedule.message import Occurrence
 from celery_delayq.schedule.records import State
-from celery_delayq.schedule.scripts import Step
+from celery_delayq.schedule.scripts import Message, Step
 from celery_delayq.schedule.transitions import Transition
 
 
@@ -32,7 +31,9 @@ class Decision:
     state_if_held: State | None = None
 
 
-def decided(name: str, entry: Entry, planner: str, move: Transition, occurrence: Occurrence, missed: int) -> Decision:
+def decided(
+    name: str, entry: Entry, planner: str, move: Transition, queue: str, message: Message | None, missed: int
+) -> Decision:
     """Return the decision that an entry makes a move.
 
     Args:
@@ -40,22 +41,19 @@ def decided(name: str, entry: Entry, planner: str, move: Transition, occurrence:
         entry: the entry.
         planner: id of the planner.
         move: its next move.
-        occurrence: the message to send, or only the queue.
+        queue: its queue after that.
+        message: the message to send.
         missed: how many of its runs the move leaves out.
     """
-    queue = occurrence.queue or entry.record.queue or ""
     ahead = move.send_ms is not None and move.send_ms == move.at_ms
-    offer = occurrence.offer if move.send_ms is not None else None
-    if ahead and not occurrence.can_wait:
-        offer = None  # it is built again when it is due
-    task_id = occurrence.task_id if ahead and offer else ""
-    fingerprint = entry.record.fingerprint
-    state = State(fingerprint, planner, move.at_ms, task_id, move.last_ms, move.runs, move.made_up)
-    state_if_held = None
-    if offer is not None and offer.claim is not None and entry.state is not None:
+    if message is not None and ahead and not message.can_wait:
+        message = None  # it is built again when it is due
+    task_id = message.task_id if message is not None and ahead else ""
+    state = State(entry.record.fingerprint, planner, move.at_ms, task_id, move.last_ms, move.runs, move.made_up)
+    step = Step(name, queue, entry.seen, state.dump(), move.withdraw, must_wait=bool(move.withdraw), offer=message)
+    decision = Decision(name, move, step, state, missed)
+    if message is not None and message.claim is not None and entry.state is not None:
         before = entry.state
-        state_if_held = replace(state, at_ms=move.next_ms, last_ms=before.last_ms, runs=before.runs)
-        offer = replace(offer, state_if_held=state_if_held.dump())
-    must_wait = bool(move.withdraw)
-    step = Step(name, queue, entry.seen, state.dump(), withdraw=move.withdraw, must_wait=must_wait, offer=offer)
-    return Decision(name, move, step, state, missed, state_if_held)
+        decision.state_if_held = replace(state, at_ms=move.next_ms, last_ms=before.last_ms, runs=before.runs)
+        decision.step = replace(step, state_if_held=decision.state_if_held.dump())
+    return decision

@@ -15,7 +15,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -33,8 +32,7 @@ def encode(given: BaseSchedule) -> dict[str, Any] | None:
         data: dict[str, Any] = {"every": given.run_every.total_seconds()}
         return {**data, "relative": True} if given.relative else data
     if type(given) is crontab:
-        written = _written(given)
-        return {"crontab": _line(written) if all(type(field) is str for field in written) else _any_line(written)}
+        return {"crontab": crontab_line(_written(given))}
     if type(given) is solar:
         return {"solar": given.event, "lat": given.lat, "lon": given.lon}
     return None
@@ -46,11 +44,9 @@ def _written(given: crontab) -> tuple[Any, ...]:
     return given._orig_minute, given._orig_hour, *dates
 
 
-def _any_line(written: Iterable[Any]) -> str:
-    return " ".join(map(_field, written))
-
-
-_line = lru_cache(maxsize=10_000)(_any_line)
+def crontab_line(fields: Iterable[Any]) -> str:
+    """Return the five fields of a crontab as one expression. Each is text, a number, or some numbers."""
+    return " ".join(map(_field, fields))
 
 
 def _field(given: Any) -> str:

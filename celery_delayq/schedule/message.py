@@ -2,7 +2,7 @@
 
 So routing, headers, options, serializers and signals are Celery's. `countdown` and `expires` count from the occurrence
 and not from the moment of sending. A message for which that cannot be had must be built when it is due, see
-`Occurrence.can_wait`.
+`Message.can_wait`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from kombu.utils.json import dumps
 from celery_delayq.basics.errors import DelayqError
 from celery_delayq.publishing.hooks import has_no_hooks, has_no_receivers
 from celery_delayq.publishing.template import OF_ALL, TEXTS, TaskTemplate
-from celery_delayq.queue.codec import message_key
 from celery_delayq.schedule.definition import OPTION, Definition
 from celery_delayq.schedule.occurrences import to_datetime
-from celery_delayq.schedule.scripts import Offer
+from celery_delayq.schedule.scripts import Message
 from celery_delayq.transport.capture import Caught, capture
 from celery_delayq.transport.messages import DUE_PROPERTY
 
@@ -46,24 +45,6 @@ _Given: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 
 #: The same as a message has it: its body, and headers.
 _Stored: TypeAlias = tuple[str, dict[str, str]]
-
-
-@dataclass(frozen=True)
-class Occurrence:
-    """A message that was built.
-
-    Attributes:
-        queue: its broker list; None if the task sends no message.
-        task_id: id of the task.
-        offer: the message to store; None if the task sends no message.
-        can_wait: whether the message may be stored before its occurrence. Not if it claims a unique key. Not if it has
-            other times than it was given: code of the app, or an option, set them, and they may count from now.
-    """
-
-    queue: str | None
-    task_id: str
-    offer: Offer | None
-    can_wait: bool = True
 
 
 @dataclass(frozen=True)
@@ -99,9 +80,9 @@ class Builder:
         self._templates: dict[tuple[str, int, str], tuple[Any, _MessageTemplate]] = {}
 
     def build(
-        self, definition: Definition, at_ms: int, *, jitter_ms: int = 0, max_lateness_s: float = 0.0
-    ) -> Occurrence:
-        """Build the message of an occurrence.
+        self, definition: Definition, at_ms: int, jitter_ms: int = 0, max_lateness_s: float = 0.0
+    ) -> Message | None:
+        """Build the message of an occurrence. Returns None if the task sends none.
 
         Lazily evaluated arguments are evaluated now.
 
@@ -120,16 +101,19 @@ class Builder:
         key = (definition.task, id(definition.options), _kind_of(when.expires))
         found = self._templates.get(key)
         if found is not None and has_no_receivers():
-            return found[1].occurrence(definition, when)
+            return found[1].message(definition, when)
         given = _evaluated(definition)
-        occurrence, caught = _let_celery_build(self._app, self._producer, definition, given, when)
-        if caught is not None and occurrence.can_wait and key[2] != "naive" and has_no_receivers():
+        built = _let_celery_build(self._app, self._producer, definition, given, when)
+        if built is None:
+            return None
+        message, caught = built
+        if message.can_wait and key[2] != "naive" and has_no_receivers():
             template = _MessageTemplate.of(self._app, self._producer.channel, definition, given, when, caught)
             if template is not None:
                 if len(self._templates) >= _MOST_TEMPLATES:
                     self._templates.clear()
                 self._templates[key] = definition.options, template
-        return occurrence
+        return message
 
 
 class _MessageTemplate(TaskTemplate):
@@ -165,7 +149,7 @@ class _MessageTemplate(TaskTemplate):
         made = template._payload(caught.message_id, template._stored(given), when, own)
         return template if made == caught.payload else None
 
-    def occurrence(self, definition: Definition, when: _When) -> Occurrence:
+    def message(self, definition: Definition, when: _When) -> Message:
         """Return the message of another occurrence."""
         key = id(definition) if definition.args or definition.kwargs else 0
         known = self._arguments.get(key) or (definition, self._stored(_evaluated(definition)))
@@ -175,8 +159,7 @@ class _MessageTemplate(TaskTemplate):
         if when.expires is not None:
             left_s = (when.expires - datetime.now(timezone.utc)).total_seconds()
             own["expiration"] = str(int(max(left_s, 0) * 1000))
-        offer = Offer(message_key(task_id), when.due_ms, self._payload(task_id, known[1], when, own))
-        return Occurrence(self._caught.broker_list, task_id, offer)
+        return Message(self._caught.broker_list, task_id, when.due_ms, self._payload(task_id, known[1], when, own))
 
     def _stored(self, given: _Given) -> _Stored:
         """Return the body of a message as it stores it, and the headers that show the arguments."""
@@ -197,8 +180,8 @@ class _MessageTemplate(TaskTemplate):
 
 def _let_celery_build(
     app: Any, producer: Any, definition: Definition, given: _Given, when: _When
-) -> tuple[Occurrence, Caught | None]:
-    """Let Celery build a message. Return it, and also the captured raw form.
+) -> tuple[Message, Caught] | None:
+    """Let Celery build a message. Return it, and also the captured raw form; None if the task sends none.
 
     Source: Celery 5.7 `celery.beat.Scheduler.apply_async`.
     """
@@ -227,14 +210,13 @@ def _let_celery_build(
             "its message would go to several queues, but each occurrence must be sent once. Route the task to one queue"
         )
     if not captured.messages:
-        return Occurrence(None, task_id, None), None
+        return None
     (caught,) = captured.messages
     due_ms = when.due_ms if caught.due_ms is None else caught.due_ms
-    offer = Offer(message_key(task_id), due_ms, caught.payload, task_id, caught.claim)
     headers = caught.message["headers"]
     has_its_times = due_ms == when.due_ms and headers.get("expires") == (when.expires and when.expires.isoformat())
     can_wait = caught.claim is None and (has_its_times or "id" not in headers)  # protocol 1: they are in the body
-    return Occurrence(caught.broker_list, task_id, offer, can_wait), caught
+    return Message(caught.broker_list, task_id, due_ms, caught.payload, caught.claim, can_wait), caught
 
 
 def _kind_of(expires: Any) -> str:

@@ -34,9 +34,10 @@ from celery_delayq.schedule.decision import Decision, decided
 from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.entries import Entries
 from celery_delayq.schedule.entry import Entry
-from celery_delayq.schedule.message import CannotSend, Occurrence
+from celery_delayq.schedule.message import CannotSend
 from celery_delayq.schedule.occurrences import jitter_ms
 from celery_delayq.schedule.records import Record, Seen
+from celery_delayq.schedule.scripts import Message
 from celery_delayq.schedule.store import NodeLost, ScheduleStore
 from celery_delayq.schedule.transitions import (
     Policy,
@@ -72,7 +73,8 @@ class Planner:
         store: store of the schedule.
         configured: entries in the configuration of this process.
         parse: builds a definition from a name and the data of a record; raises InvalidSchedule.
-        build: lets Celery build the message of an occurrence: definition, occurrence (ms), jitter (ms), lateness (s).
+        build: lets Celery build the message of an occurrence, see `Builder`: definition, occurrence (ms), jitter (ms),
+            lateness (s).
         policy: returns what to do with missed runs of an entry.
         id: a readable, unique id.
         on_sent: called with the definition when this planner's occurrence of it was sent.
@@ -87,7 +89,7 @@ class Planner:
         configured: Configured,
         *,
         parse: Callable[[str, Mapping[str, Any]], Definition],
-        build: Callable[[Definition, int, int, float], Occurrence],
+        build: Callable[[Definition, int, int, float], Message | None],
         policy: Callable[[Definition], Policy],
         id: str,
         on_sent: Callable[[Definition], None] = lambda definition: None,
@@ -296,12 +298,13 @@ class Planner:
                 if entry.wake_ms is not None and entry.wake_ms <= now_ms:
                     entry.wake_ms = None
                 return None
-            occurrence = Occurrence(entry.record.queue, "", None)
-            if move.send_ms is not None:
-                jitter = jitter_ms(name, move.send_ms, entry.definition.timing.jitter_ms)
-                occurrence = self._build(entry.definition, move.send_ms, jitter, policy.max_lateness_s)
-            elif entry.record.queue is None:  # a lazy entry: build a message to learn its queue
-                occurrence = self._build(entry.definition, now_ms, 0, 0.0)
+            message, queue = None, entry.record.queue
+            if move.send_ms is not None or queue is None:
+                # A lazy entry without a queue: build a message to learn its queue.
+                at_ms = now_ms if move.send_ms is None else move.send_ms
+                jitter = jitter_ms(name, at_ms, entry.definition.timing.jitter_ms)
+                message = self._build(entry.definition, at_ms, jitter, policy.max_lateness_s)
+                queue = message.queue if message is not None else queue
             missed = 0
             if entry.state is not None and self._on_missed is not None:
                 missed = left_out(entry, entry.state, move, now_ms)
@@ -314,10 +317,10 @@ class Planner:
         except Exception as exc:  # a task, a router or a signal receiver may raise anything
             self._fail(name, entry, exc)
             return None
-        if not (occurrence.queue or entry.record.queue):
+        if queue is None:
             self._fail(name, entry, CannotSend("its task sends no message, so there is no queue to plan it in"))
             return None
-        return decided(name, entry, self.id, move, occurrence, missed)
+        return decided(name, entry, self.id, move, queue, None if move.send_ms is None else message, missed)
 
     def _settle(self, decisions: list[Decision], records: Mapping[str, tuple[bytes, Record]]) -> list[Decision]:
         """Record the queues of entries that are new or have moved. Return the steps that can be taken."""

@@ -16,7 +16,7 @@ from celery_delayq.queue.connections import hurried, is_cluster, new_id
 from celery_delayq.schedule.configured import reader
 from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.loop import PlannerLoop
-from celery_delayq.schedule.message import Builder, Occurrence
+from celery_delayq.schedule.message import Builder
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.schedule.transitions import Policy
@@ -72,15 +72,12 @@ def planner_loop(
             builder = Builder(app, producer)
             connected_before = next(connections) > 0
 
-            def build_message(definition: Definition, at_ms: int, jitter_ms: int, lateness_s: float) -> Occurrence:
-                return builder.build(definition, at_ms, jitter_ms=jitter_ms, max_lateness_s=lateness_s)
-
             def make_planner() -> Planner:
                 return Planner(
                     store,
                     configuration(),
                     parse=lambda name, data: Definition.of(name, data, app),
-                    build=build_message,
+                    build=builder.build,
                     policy=partial(Policy.of, defaults=settings, cron_deadline_s=deadline_s),
                     id=loop_id,
                     on_sent=on_sent,
