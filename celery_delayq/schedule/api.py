@@ -18,7 +18,7 @@ from celery_delayq.basics.errors import DelayqError, EntryExists, InvalidSchedul
 from celery_delayq.basics.text import told
 from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.definition import Definition
-from celery_delayq.schedule.occurrences import following, to_datetime
+from celery_delayq.schedule.occurrences import to_datetime
 from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
 from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.service import store_of
@@ -318,16 +318,15 @@ class Schedule:
 
 def _forecast(definition: Definition, state: State, number: int) -> list[datetime]:
     """Return the next runs from a state on, as far as the schedule tells."""
-    timing = definition.timing
-    if timing.max_runs is not None:
-        number = min(number, timing.max_runs - state.runs)
+    if definition.timing.max_runs is not None:
+        number = min(number, definition.timing.max_runs - state.runs)
     if definition.is_asked:  # it decides when it is asked
         number = min(number, 1)
     found: list[datetime] = []
     at_ms = state.at_ms
     while at_ms is not None and len(found) < number:
         found.append(to_datetime(at_ms + definition.delay_ms(at_ms)))
-        at_ms = following(definition.schedule, timing.window, at_ms) if len(found) < number else None
+        at_ms = definition.times.after(at_ms) if len(found) < number else None
     return found
 
 

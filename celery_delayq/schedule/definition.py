@@ -22,6 +22,7 @@ from celery_delayq.schedule import encoding
 from celery_delayq.schedule.occurrences import (
     LATEST_MS,
     LONGEST_S,
+    Times,
     Window,
     is_asked,
     jitter_ms,
@@ -227,6 +228,11 @@ class Definition:
         """Whether its message is built when it is due, and not one occurrence ahead."""
         values = (*self.args, *self.kwargs.values())
         return self.timing.lazy or self.is_asked or any(isinstance(value, BeatLazyFunc) for value in values)
+
+    @property
+    def times(self) -> Times:
+        """Its occurrences, if its schedule is not asked."""
+        return Times(self.schedule, self.timing.window)
 
     @property
     def countdown_ms(self) -> int:

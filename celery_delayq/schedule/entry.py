@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from celery_delayq.schedule.definition import Definition
-from celery_delayq.schedule.occurrences import following
 from celery_delayq.schedule.records import Record, Seen, State
 
 _NEVER_SEEN = Seen()
@@ -59,7 +58,7 @@ class Entry:
         if not delay_ms or not state.task_id:
             return delay_ms
         try:
-            next_ms = following(definition.schedule, definition.timing.window, state.at_ms)
+            next_ms = definition.times.after(state.at_ms)
         except Exception:  # of a user's class: the planner notes it when it decides
             return 0
         return delay_ms if next_ms is None else min(delay_ms, next_ms - state.at_ms)

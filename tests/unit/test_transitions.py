@@ -186,6 +186,12 @@ class TestAsked:
         assert (move.at_ms, move.send_ms) == ((now_ms + 7000, now_ms) if sent else (None, None))
         assert move.runs == 3 + sent
 
+    def test_one_that_has_ended_is_not_asked_again(self) -> None:
+        one = entry(self.every, max_runs=3)
+        assert next_transition(one, at(one, None, last_ms=T, runs=3), T + MINUTE) is None
+        one = entry(self.every, end="2027-01-15T08:01:00Z")
+        assert next_transition(one, at(one, None, last_ms=T, runs=3), T + MINUTE + 1) is None
+
 
 class TestLate:
     """Planners were there all the time, and reach an entry 10 minutes and a half late."""
