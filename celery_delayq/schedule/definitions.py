@@ -73,7 +73,7 @@ class Definitions:
                 self.overruled = True
                 return None
             definition = own
-        return Entry(definition, self.lean(record), error=self._problems.of(name))
+        return Entry(definition, self.lean(record))
 
     def as_known(self, entry: Entry, raw: bytes) -> Record | None:
         """Return the record of an entry, or None if it has changed."""

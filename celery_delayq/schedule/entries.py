@@ -186,27 +186,16 @@ class Entries:
             self._changes += 1
             self._own_changes.discard(self._changes)
 
-    def refresh_placed(self, names: Sequence[str]) -> dict[str, tuple[bytes, Record]]:
-        """Read entries again that others have recorded, or given a queue, in the meantime.
-
-        Args:
-            names: names of entries that have no queue yet.
-
-        Returns the records of the other entries, as stored and parsed.
-        """
-        unchanged: dict[str, tuple[bytes, Record]] = {}
+    def refresh_placed(self, names: Sequence[str]) -> None:
+        """Read entries that have no queue yet again, if others have recorded them, or given them one, meanwhile."""
         changed = []
         for name, raw in zip(names, self._store.records_of(names), strict=True):
             entry = self.entries[name]
-            record = self._definitions.as_known(entry, raw)
             if not entry.is_stored and not self._attendance.counts:
                 del self.entries[name]
-            elif record is None:
+            elif self._definitions.as_known(entry, raw) is None:
                 changed.append(name)
-            else:
-                unchanged[name] = raw, record
         self.refresh(changed)
-        return unchanged
 
     def refresh(self, names: Sequence[str], also: Mapping[str, Collection[str]] | None = None) -> None:
         """Read entries again.
@@ -242,7 +231,7 @@ class Entries:
             return None
         since_ms = self._attendance.now_ms() if before is None else before.record.since_ms
         record = Record(definition.fingerprint, since_ms, None, app=self._configured.app)
-        return Entry(definition, record, is_stored=False, error=self.problems.of(name))
+        return Entry(definition, record, is_stored=False)
 
     def _on_refreshed(
         self,
@@ -295,35 +284,27 @@ class Entries:
 
     # -- the queue of an entry
 
-    def write_queues(
-        self, queues: Mapping[str, str], records: Mapping[str, tuple[bytes, Record]]
-    ) -> tuple[set[str], dict[str, ResponseError]]:
+    def write_queues(self, queues: Mapping[str, str]) -> tuple[set[str], dict[str, ResponseError]]:
         """Record the queues of entries. A state in a former queue becomes a stray.
-
-        Args:
-            queues: the queue of each entry.
-            records: the result of `refresh_placed`.
 
         Returns the entries that were written, and those that the server refused. All others have changed, and are read
         again.
         """
-        names = list(queues)
         # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
-        seen = self._store.seen([(name, queues[name]) for name in names], partly=True)
-        unread = [name for name in names if name not in records]
-        raws = dict(zip(unread, self._store.records_of(unread), strict=True))
+        seen = self._store.seen(list(queues.items()), partly=True)
+        raws = self._store.records_of(list(queues))
         changes: list[tuple[str, bytes, Record]] = []
         states: dict[str, Seen] = {}
-        for name, there in zip(names, seen, strict=True):
+        for (name, queue), there, raw in zip(queues.items(), seen, raws, strict=True):
             entry = self.entries[name]
-            raw, record = records.get(name) or (raws[name], self._definitions.as_known(entry, raws[name]))
-            if record is not None and there.raw and name not in records:
+            record = self._definitions.as_known(entry, raw)
+            if record is not None and there.raw and entry.record.queue is not None:
                 # A failover has undone that it left this queue before.
-                self._forget(name, queues[name], there)
+                self._forget(name, queue, there)
             elif record is not None:
                 whole = record if entry.is_stored else self._definitions.new_record(entry.definition, record.since_ms)
                 last = entry.state.on_leaving(sent=False) if entry.state is not None and entry.seen.raw else ""
-                changes.append((name, raw, whole.to(queues[name], last or record.last)))
+                changes.append((name, raw, whole.to(queue, last or record.last)))
                 states[name] = there
         written: set[str] = set()
         refused = {}
@@ -337,7 +318,7 @@ class Entries:
                     entry.strays = [(entry.record.queue, entry.seen)]
                 entry.record, entry.is_stored, entry.seen = self._definitions.lean(record), True, states[name]
                 written.add(name)
-        self.refresh([name for name in names if name not in written and name not in refused])
+        self.refresh([name for name in queues if name not in written and name not in refused])
         return written, refused
 
     def gather(self, name: str, entry: Entry) -> bool:

@@ -22,9 +22,7 @@ class Entry:
         seen: its state in the queue of the record, as it was read.
         state: the parsed `seen`, or the state with which it left its former queue; None if there is none.
         strays: its states in other queues; see `Entries.gather`.
-        wake_ms: when to look at it next, unix time in ms by the server's clock; None for never.
-        is_ripe: whether to look at it as soon as possible.
-        error: why it could not be planned.
+        wake_ms: when to look at it next, unix time in ms by the server's clock; 0 for now, None for never.
         failures: how many times in a row it could not be planned.
     """
 
@@ -35,8 +33,6 @@ class Entry:
     state: State | None = None
     strays: Sequence[tuple[str, Seen]] = ()
     wake_ms: int | None = None
-    is_ripe: bool = False
-    error: str | None = None
     failures: int = 0
 
     @property

@@ -36,7 +36,7 @@ from celery_delayq.schedule.entries import Entries
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.message import CannotSend
 from celery_delayq.schedule.occurrences import jitter_ms
-from celery_delayq.schedule.records import Record, Seen
+from celery_delayq.schedule.records import Seen
 from celery_delayq.schedule.scripts import Message
 from celery_delayq.schedule.store import NodeLost, ScheduleStore
 from celery_delayq.schedule.transitions import (
@@ -169,7 +169,7 @@ class Planner:
             # Another planner moves it just now, or was killed.
             self._agenda.wake(name, entry, now_ms + round(random.uniform(*_ASIDE_MS)))
         elif entry.strays or state is None or state.fingerprint != entry.record.fingerprint:
-            self._agenda.ripen(name, entry, now_ms)
+            self._agenda.wake_now(name, entry, now_ms)
         elif state.at_ms is None or entry.is_idle:
             try:
                 move = next_transition(entry, state, now_ms, policy=self._policy(entry.definition))
@@ -212,7 +212,7 @@ class Planner:
             return
         # Give it at once if entries must be added: only a configuration that counts may add entries.
         self._attendance.give_sign(at_once=not all(self.entries[name].is_stored for name in names))
-        records = self._known.refresh_placed([name for name in names if self.entries[name].record.queue is None])
+        self._known.refresh_placed([name for name in names if self.entries[name].record.queue is None])
         names = self._untouched(names)
         now_ms = self._attendance.now_ms()
         waiting = self._still_waiting(names, now_ms)
@@ -222,15 +222,11 @@ class Planner:
             if (entry := self.entries.get(name)) is not None
             and (decision := self._decide(name, entry, now_ms, still_waits=name in waiting)) is not None
         ]
-        self._take(self._settle(decisions, records))
+        self._take(self._settle(decisions))
 
     def _untouched(self, names: Sequence[str]) -> list[str]:
         """Return the entries that still need processing now, and that no other planner has processed."""
-        return [
-            name
-            for name in names
-            if (entry := self.entries.get(name)) is not None and entry.wake_ms is None and not entry.is_ripe
-        ]
+        return [name for name in names if (entry := self.entries.get(name)) is not None and entry.wake_ms is None]
 
     def _read_others(self, names: Iterable[str]) -> None:
         """Read the states of entries that another planner should have planned."""
@@ -294,9 +290,8 @@ class Planner:
                 move = Transition(None, last_ms=entry.state.last_ms, runs=entry.state.runs)
             if move is None:
                 self._forget_error(name, entry)
-                self._agenda.wake(name, entry, self._turn_ms(entry))
-                if entry.wake_ms is not None and entry.wake_ms <= now_ms:
-                    entry.wake_ms = None
+                turn_ms = self._turn_ms(entry) or 0
+                self._agenda.wake(name, entry, turn_ms if turn_ms > now_ms else None)
                 return None
             message, queue = None, entry.record.queue
             if move.send_ms is not None or queue is None:
@@ -322,7 +317,7 @@ class Planner:
             return None
         return decided(name, entry, self.id, move, queue, None if move.send_ms is None else message, missed)
 
-    def _settle(self, decisions: list[Decision], records: Mapping[str, tuple[bytes, Record]]) -> list[Decision]:
+    def _settle(self, decisions: list[Decision]) -> list[Decision]:
         """Record the queues of entries that are new or have moved. Return the steps that can be taken."""
         queues: dict[str, str] = {}
         moved: set[str] = set()
@@ -337,7 +332,7 @@ class Planner:
                 queues[name] = queue
             else:
                 self._agenda.wake(name, entry, self._attendance.now_ms() + _RETRY_MS[1])
-        written, refused = self._known.write_queues(queues, records) if queues else (set(), {})
+        written, refused = self._known.write_queues(queues) if queues else (set(), {})
         for name, error in refused.items():
             self._fail(name, self.entries[name], error)
         settled = []
@@ -352,7 +347,7 @@ class Planner:
                     settled.append(decision)
                 else:
                     self._known.read_state(name, entry)
-                    self._agenda.ripen(name, entry, self._attendance.now_ms())
+                    self._agenda.wake_now(name, entry, self._attendance.now_ms())
         return settled
 
     def _take(self, decisions: list[Decision]) -> None:
@@ -385,7 +380,7 @@ class Planner:
         if changed:
             self._known.refresh(changed)
         if again:
-            self._take(self._settle(again, {}))
+            self._take(self._settle(again))
 
     def _on_planned(self, entry: Entry, decision: Decision, done: scripts.Planned) -> None:
         if decision.missed and self._on_missed is not None:
@@ -411,13 +406,10 @@ class Planner:
 
     def _forget_error(self, name: str, entry: Entry) -> None:
         entry.failures = 0
-        if entry.error is not None:
-            entry.error = None
-            self._known.problems.note(name, None)
+        self._known.problems.note(name, None)
 
     def _fail(self, name: str, entry: Entry, error: Exception) -> None:
-        entry.error = told(error)
-        self._known.problems.note(name, entry.error, error)
+        self._known.problems.note(name, told(error), error)
         self._agenda.wake(name, entry, self._attendance.now_ms() + min(_RETRY_MS[0] * 2**entry.failures, _RETRY_MS[1]))
         if not isinstance(error, NotReplicated):  # it rests until a replica is back, which may be soon
             entry.failures = min(entry.failures + 1, 10)
