@@ -18,11 +18,11 @@ from celery_delayq.schedule.store import ScheduleStore
 
 logger = getLogger(__name__)
 
-#: A configuration no longer counts after its planners were silent for this long, in seconds.
-CONFIGURATION_LIFETIME_S = 30.0
+#: A configuration no longer counts after its planners were silent for this long, in ms.
+CONFIGURATION_LIFETIME_MS = 30_000
 
-#: A planner counts as absent if it was silent for longer, in seconds, and is not connected; see announce.lua.
-GAP_S = 3.0
+#: A planner counts as absent if it was silent for longer, in ms, and is not connected; see announce.lua.
+GAP_MS = 3000
 
 #: How often a busy planner gives a sign of life, in ms. An idle planner may be silent for longer.
 _SIGN_MS = 1000
@@ -78,10 +78,10 @@ class Attendance:
         """Give a sign of life. Learn which configuration counts, and since when planners have been running."""
         sent = time.monotonic()
         found = self._store.announce(
-            self._configured.app,
-            self._configured.fingerprint,
-            lifetime_s=CONFIGURATION_LIFETIME_S,
-            gap_s=GAP_S,
+            app=self._configured.app,
+            configuration=self._configured.fingerprint,
+            lifetime_ms=CONFIGURATION_LIFETIME_MS,
+            gap_ms=GAP_MS,
             previous_ms=self._announced_ms,
         )
         self.clock.observe(found.now_ms * 1000, sent, time.monotonic())

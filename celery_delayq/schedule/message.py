@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Any, TypeAlias
 
 from celery.beat import BeatLazyFunc
+from celery.result import AsyncResult
 from celery.utils import uuid
 from dateutil.parser import isoparse
 from kombu.serialization import dumps as serialize
@@ -41,7 +42,7 @@ class CannotSend(DelayqError, RuntimeError):
 
 
 #: The evaluated arguments and keyword arguments of a task.
-_Given: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
+Arguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 
 #: The same as a message has it: its body, and headers.
 _Stored: TypeAlias = tuple[str, dict[str, str]]
@@ -102,7 +103,7 @@ class Builder:
         found = self._templates.get(key)
         if found is not None and has_no_receivers():
             return found[1].message(definition, when)
-        given = _evaluated(definition)
+        given = evaluated(definition)
         built = _let_celery_build(self._app, self._producer, definition, given, when)
         if built is None:
             return None
@@ -129,7 +130,7 @@ class _MessageTemplate(TaskTemplate):
 
     @classmethod
     def of(
-        cls, app: Any, channel: Any, definition: Definition, given: _Given, when: _When, caught: Caught
+        cls, app: Any, channel: Any, definition: Definition, given: Arguments, when: _When, caught: Caught
     ) -> _MessageTemplate | None:
         """Return the template of a message that Celery just built, or None if it cannot have a template.
 
@@ -152,7 +153,7 @@ class _MessageTemplate(TaskTemplate):
     def message(self, definition: Definition, when: _When) -> Message:
         """Return the message of another occurrence."""
         key = id(definition) if definition.args or definition.kwargs else 0
-        known = self._arguments.get(key) or (definition, self._stored(_evaluated(definition)))
+        known = self._arguments.get(key) or (definition, self._stored(evaluated(definition)))
         if not definition.is_lazy and len(self._arguments) < _MOST_ARGUMENTS:
             self._arguments[key] = known
         task_id, own = uuid(), {"delivery_tag": uuid()}
@@ -161,7 +162,7 @@ class _MessageTemplate(TaskTemplate):
             own["expiration"] = str(int(max(left_s, 0) * 1000))
         return Message(self._caught.broker_list, task_id, when.due_ms, self._payload(task_id, known[1], when, own))
 
-    def _stored(self, given: _Given) -> _Stored:
+    def _stored(self, given: Arguments) -> _Stored:
         """Return the body of a message as it stores it, and the headers that show the arguments."""
         body, headers = self.make("", *given)
         text = serialize(body, serializer=self._serializer)[2]
@@ -179,32 +180,22 @@ class _MessageTemplate(TaskTemplate):
 
 
 def _let_celery_build(
-    app: Any, producer: Any, definition: Definition, given: _Given, when: _When
+    app: Any, producer: Any, definition: Definition, given: Arguments, when: _When
 ) -> tuple[Message, Caught] | None:
-    """Let Celery build a message. Return it, and also the captured raw form; None if the task sends none.
-
-    Source: Celery 5.7 `celery.beat.Scheduler.apply_async`.
-    """
+    """Let Celery build a message. Return it, and also the captured raw form; None if the task sends none."""
     if app.conf.task_always_eager:
         raise CannotSend(
             "cannot send: task_always_eager is set, so tasks run in the caller. Unset it to plan periodic tasks"
         )
-    options = dict(definition.options)
-    options["headers"] = {**(options.get("headers") or {}), "celery_beat_task": True}
-    options.pop("countdown", None)
+    options = {name: value for name, value in definition.options.items() if name != "countdown"}
     options["retry"] = False  # kombu would close the planner's connection, and nothing is sent here
     task_id = options.setdefault("task_id", uuid())
     if options.get("eta") is None:
         options["eta"] = when.eta
     if when.expires is not None or "expires" in options:
         options["expires"] = when.expires
-    args, kwargs = given
-    task = app.tasks.get(definition.task)
     with capture(task_id) as captured:
-        if task is not None:
-            task.apply_async(args, kwargs, producer=producer, **options)
-        else:
-            app.send_task(definition.task, args, kwargs, producer=producer, **options)
+        send(app, definition, given, {**options, "producer": producer})
     if captured.broadcast or len(captured.messages) > 1:
         raise CannotSend(
             "its message would go to several queues, but each occurrence must be sent once. Route the task to one queue"
@@ -219,17 +210,31 @@ def _let_celery_build(
     return Message(caught.broker_list, task_id, due_ms, caught.payload, caught.claim, can_wait), caught
 
 
-def _kind_of(expires: Any) -> str:
-    return "never" if expires is None else "naive" if getattr(expires, "tzinfo", None) is None else "aware"
+def send(app: Any, definition: Definition, given: Arguments, options: Mapping[str, Any]) -> AsyncResult:
+    """Send the task of an entry, with these arguments and options.
+
+    Source: Celery 5.7 `celery.beat.Scheduler.apply_async`.
+    """
+    options = {**options, "headers": {**(options.get("headers") or {}), "celery_beat_task": True}}
+    args, kwargs = given
+    task = app.tasks.get(definition.task)
+    if task is None:
+        return app.send_task(definition.task, args, kwargs, **options)
+    return task.apply_async(args, kwargs, **options)
 
 
-def _evaluated(definition: Definition) -> _Given:
+def evaluated(definition: Definition) -> Arguments:
+    """Return the arguments of an entry; those that are evaluated lazily, now."""
     args = [_evaluate(value) for value in definition.args]
     return args, {name: _evaluate(value) for name, value in definition.kwargs.items()}
 
 
 def _evaluate(value: Any) -> Any:
     return value() if isinstance(value, BeatLazyFunc) else value
+
+
+def _kind_of(expires: Any) -> str:
+    return "never" if expires is None else "naive" if getattr(expires, "tzinfo", None) is None else "aware"
 
 
 def _expires(given: Any, at_ms: int, due_ms: int, max_lateness_s: float) -> Any:

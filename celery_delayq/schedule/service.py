@@ -95,37 +95,27 @@ def _planners_store(channel: Any) -> ScheduleStore:
     """Return a store that waits neither long for a node of a cluster, nor for a slot that moves."""
     if not is_cluster(channel.plain_client):
         return store_of(channel)
+    client = hurried(channel.plain_client, deadline_s=0, hurry_s=_PATIENCE_S)
     topology, nodes = channel.topology, channel.connection.nodes
-    return store_of(
-        channel,
-        client=hurried(channel.plain_client, deadline_s=0, hurry_s=_PATIENCE_S),
-        on_away=lambda key: nodes.lose(topology.address_of(key)),
-    )
-
-
-def store_of(
-    channel: Any,
-    *,
-    client: redis.Redis | None = None,
-    replicate: bool = False,
-    on_away: Callable[[str], None] = lambda key: None,
-) -> ScheduleStore:
-    """Return the schedule in the database of a channel with our transport.
-
-    Args:
-        channel: the channel.
-        client: a client of its server; by default that of the channel.
-        replicate: wait for replicas, if the transport options want that: for changes of users. A planner does not wait.
-        on_away: see `ScheduleStore`.
-    """
-    client = channel.plain_client if client is None else client
-    must_keep = channel.replicas > 0 and is_cluster(client)
-    keeper = ReplicatedClient(client, Replicas(channel.replicas, _KEPT_MS)) if must_keep else None
     return ScheduleStore(
         client,
         keyprefix=channel.global_keyprefix,
         mirror_list=channel.mirror_list,
+        keeper=ReplicatedClient(client, Replicas(channel.replicas, _KEPT_MS)) if channel.replicas else None,
+        on_away=lambda key: nodes.lose(topology.address_of(key)),
+    )
+
+
+def store_of(channel: Any, *, replicate: bool = False) -> ScheduleStore:
+    """Return the schedule in the database of a channel with our transport.
+
+    Args:
+        channel: the channel.
+        replicate: wait for replicas, if the transport options want that: for changes of users. A planner does not wait.
+    """
+    return ScheduleStore(
+        channel.plain_client,
+        keyprefix=channel.global_keyprefix,
+        mirror_list=channel.mirror_list,
         writer=channel.writer if replicate else None,
-        keeper=keeper,
-        on_away=on_away,
     )
