@@ -43,7 +43,7 @@ class Definitions:
     ) -> None:
         self.overruled = False
         self._store = store
-        self._configured = configured
+        self.configured = configured
         self._parse = parse
         self._problems = problems
 
@@ -66,8 +66,8 @@ class Definitions:
                 self._problems.note(name, why_invalid(exc))
                 return None
         else:
-            own = self._configured.entries.get(name)
-            if own is None or record.app != self._configured.app:
+            own = self.configured.entries.get(name)
+            if own is None or record.app != self.configured.app:
                 return None
             if record.fingerprint != own.fingerprint:
                 self.overruled = True
@@ -88,19 +88,19 @@ class Definitions:
     def lean(self, record: Record) -> Record:
         """Return a record without the parts that need much memory. Equal strings are shared."""
         queue = None if record.queue is None else self._store.queue(record.queue).name
-        own = record.app == self._configured.app
-        app = self._configured.app if own else record.app
+        own = record.app == self.configured.app
+        app = self.configured.app if own else record.app
         return replace(record, definition=None, raw=b"", app=app, queue=queue, earlier=record.earlier or ())
 
     def configured_record(self, name: str, record: Record | None, now_ms: int) -> Record | None:
         """Return the record that an entry should have by the configuration."""
-        definition = self._configured.entries.get(name)
+        definition = self.configured.entries.get(name)
         if definition is None:
-            removed = record is not None and record.app == self._configured.app
-            return None if removed and name not in self._configured.errors else record
+            removed = record is not None and record.app == self.configured.app
+            return None if removed and name not in self.configured.errors else record
         if record is None:
             return self.new_record(definition, now_ms)
-        if record.app != self._configured.app:
+        if record.app != self.configured.app:
             owner = f"defined by app {record.app!r}" if record.app is not None else "added at run time"
             self._problems.note(
                 name,
@@ -112,7 +112,7 @@ class Definitions:
 
     def new_record(self, definition: Definition, since_ms: int) -> Record:
         """Return the record of an entry of the configuration that has none yet."""
-        return Record(definition.fingerprint, since_ms, _data_of(definition), app=self._configured.app)
+        return Record(definition.fingerprint, since_ms, _data_of(definition), app=self.configured.app)
 
 
 def _data_of(definition: Definition) -> dict[str, Any]:

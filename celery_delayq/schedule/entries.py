@@ -7,13 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from logging import getLogger
 from sys import intern
-from typing import Any
 
 from redis.exceptions import ReadOnlyError, ResponseError
 
 from celery_delayq.schedule.attendance import Attendance
-from celery_delayq.schedule.configured import Configured
-from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.definitions import Definitions
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.problems import Problems
@@ -35,30 +32,27 @@ class Entries:
     Args:
         store: store of the schedule.
         attendance: attendance of this planner.
-        configured: entries in the configuration of this process.
-        parse: builds a definition from a name and the data of a record; raises InvalidSchedule.
+        definitions: which definition of an entry counts.
+        problems: where errors are noted.
         on_read: called with the name and the `Entry` of an entry when its state was read.
-        is_back: whether this process had a planner before, which has logged the errors that are stored.
     """
 
     def __init__(
         self,
         store: ScheduleStore,
         attendance: Attendance,
-        configured: Configured,
-        parse: Callable[[str, Mapping[str, Any]], Definition],
+        definitions: Definitions,
+        problems: Problems,
         on_read: Callable[[str, Entry], None],
-        *,
-        is_back: bool = False,
     ) -> None:
         self.entries: dict[str, Entry] = {}
-        self.problems = Problems(store, is_back=is_back)
         #: Whether the configuration of this process counted at the last complete read.
         self._counted = True
         self._store = store
         self._attendance = attendance
-        self._configured = configured
-        self._definitions = Definitions(store, configured, parse, self.problems)
+        self._definitions = definitions
+        self._configured = definitions.configured
+        self._problems = problems
         self._on_read = on_read
         #: Number of the last known change, and of the last change at the previous look.
         self._changes = self._to_hear_of = 0
@@ -97,7 +91,7 @@ class Entries:
                     yield
         self._changes = self._store.changes()
         self._own_changes.clear()
-        self.problems.read()
+        self._problems.read()
         self._definitions.overruled = False
         found: set[str] = set()
         for page in self._store.pages():
@@ -116,8 +110,8 @@ class Entries:
         self.refresh([name for name, entry in self.entries.items() if entry.is_stored and name not in found])
         self._forget_removed({name: where[name] for name in where.keys() - found - self.entries.keys()})
         for name, error in self._configured.errors.items():
-            self.problems.note(name, error)
-        self.problems.forget_except(found | self.entries.keys() | self._configured.errors.keys())
+            self._problems.note(name, error)
+        self._problems.forget_except(found | self.entries.keys() | self._configured.errors.keys())
 
     @contextmanager
     def _spared(self, what: str, queue: str) -> Iterator[None]:
@@ -146,7 +140,7 @@ class Entries:
                 changes.append((name, raw, changed))
         for (name, _, record), reply in zip(changes, self._store.write_records(changes), strict=True):
             if isinstance(reply, ResponseError):
-                self.problems.note(name, str(reply), reply)
+                self._problems.note(name, str(reply), reply)
             elif reply:
                 self._on_written(reply)
                 if record is None:
@@ -212,8 +206,12 @@ class Entries:
         raws = dict(zip(names, self._store.records_of(names), strict=True))
         while raws:
             found = {name: self._read_anew(name, raw, before[name]) for name, raw in raws.items()}
-            # Read its own queue last: if it was in two queues in the meantime, it moved to this one.
-            queues = {name: entry.queues(also.get(name, ())) if entry else [] for name, entry in found.items()}
+            queues: dict[str, list[str]] = {name: [] for name in raws}
+            for name, entry in found.items():
+                if entry is not None:
+                    # Read its own queue last: if it was in two queues in the meantime, it moved to this one.
+                    own = entry.record.queues
+                    queues[name] = [*sorted({*also.get(name, ())}.difference(own)), *own]
             seen = iter(self._store.seen([(name, queue) for name in raws for queue in queues[name]], partly=True))
             of_entry = {name: [next(seen) for _ in queues[name]] for name in raws}
             # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
@@ -252,7 +250,7 @@ class Entries:
             self.read_state(name, entry)
         elif not raw:
             self._definitions.overruled |= name in self._configured.entries
-            self.problems.note(name, None)
+            self._problems.note(name, None)
             self._forget_removed({name: before.record.queues if before else []})
 
     def on_state(self, name: str, seen: Seen) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from celery_delayq.schedule.definition import Definition
@@ -65,13 +65,3 @@ class Entry:
         if self.state is None or self.state.at_ms is None:
             return None
         return self.state.at_ms + self.delay_ms
-
-    def queues(self, also: Collection[str]) -> list[str]:
-        """Return the queues that may hold a state of the entry, its own queue last.
-
-        Args:
-            also: queues in addition to those in its record.
-        """
-        own = self.record.queue
-        others = sorted({*self.record.earlier, *also} - {own})
-        return others if own is None else [*others, own]

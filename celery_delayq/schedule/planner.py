@@ -25,6 +25,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError, ReadOnlyError, RedisError, ResponseError
 
 from celery_delayq.basics.text import told
+from celery_delayq.options.settings import ScheduleSettings
 from celery_delayq.queue.connections import LOST
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.agenda import Agenda
@@ -32,20 +33,16 @@ from celery_delayq.schedule.attendance import Attendance
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.decision import Decision, decided
 from celery_delayq.schedule.definition import Definition
+from celery_delayq.schedule.definitions import Definitions
 from celery_delayq.schedule.entries import Entries
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.message import CannotSend
 from celery_delayq.schedule.occurrences import jitter_ms
+from celery_delayq.schedule.problems import Problems
 from celery_delayq.schedule.records import Seen
 from celery_delayq.schedule.scripts import Message
 from celery_delayq.schedule.store import NodeLost, ScheduleStore
-from celery_delayq.schedule.transitions import (
-    Policy,
-    Transition,
-    left_out,
-    missed_until,
-    next_transition,
-)
+from celery_delayq.schedule.transitions import Transition, left_out, missed_until, next_transition
 from celery_delayq.transport.replicas import NotReplicated
 
 logger = getLogger(__name__)
@@ -75,7 +72,7 @@ class Planner:
         parse: builds a definition from a name and the data of a record; raises InvalidSchedule.
         build: lets Celery build the message of an occurrence, see `Builder`: definition, occurrence (ms), jitter (ms),
             lateness (s).
-        policy: returns what to do with missed runs of an entry.
+        policy: returns what to do with missed runs of an entry, see `policy_of`.
         id: a readable, unique id.
         on_sent: called with the definition when this planner's occurrence of it was sent.
         on_missed: called with the broker list and the name of an entry, and how many of its runs were missed and left
@@ -90,7 +87,7 @@ class Planner:
         *,
         parse: Callable[[str, Mapping[str, Any]], Definition],
         build: Callable[[Definition, int, int, float], Message | None],
-        policy: Callable[[Definition], Policy],
+        policy: Callable[[Definition], ScheduleSettings],
         id: str,
         on_sent: Callable[[Definition], None] = lambda definition: None,
         on_missed: Callable[[str, str, int], None] | None = None,
@@ -103,7 +100,9 @@ class Planner:
         self._on_sent = on_sent
         self._on_missed = on_missed
         self._attendance = Attendance(store, configured, is_back=is_back)
-        self._known = Entries(store, self._attendance, configured, parse, self._on_read, is_back=is_back)
+        self._problems = Problems(store, is_back=is_back)
+        definitions = Definitions(store, configured, parse, self._problems)
+        self._known = Entries(store, self._attendance, definitions, self._problems, self._on_read)
         self._agenda = Agenda(self.entries)
         #: The running read of all entries, if any.
         self._reading: Iterator[None] | None = None
@@ -406,10 +405,10 @@ class Planner:
 
     def _forget_error(self, name: str, entry: Entry) -> None:
         entry.failures = 0
-        self._known.problems.note(name, None)
+        self._problems.note(name, None)
 
     def _fail(self, name: str, entry: Entry, error: Exception) -> None:
-        self._known.problems.note(name, told(error), error)
+        self._problems.note(name, told(error), error)
         self._agenda.wake(name, entry, self._attendance.now_ms() + min(_RETRY_MS[0] * 2**entry.failures, _RETRY_MS[1]))
         if not isinstance(error, NotReplicated):  # it rests until a replica is back, which may be soon
             entry.failures = min(entry.failures + 1, 10)

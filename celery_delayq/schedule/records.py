@@ -47,13 +47,13 @@ class Record:
 
     def to(self, queue: str, last: str) -> Record:
         """Return the record with another queue, and with the state with which the entry leaves the present one."""
-        earlier = ({*self.earlier} | ({self.queue} if self.queue is not None else set())) - {queue}
-        return replace(self, queue=queue, earlier=sorted(earlier), last=last or self.last)
+        return replace(self, queue=queue, earlier=sorted({*self.queues} - {queue}), last=last or self.last)
 
     @property
     def queues(self) -> list[str]:
-        """The queues that may hold a state of the entry."""
-        return [*([self.queue] if self.queue is not None else []), *self.earlier]
+        """The queues that may hold a state of the entry, its own queue last."""
+        own = [] if self.queue is None else [self.queue]
+        return [*sorted({*self.earlier}.difference(own)), *own]
 
     @classmethod
     def parse(cls, raw: bytes) -> Record:

@@ -19,7 +19,7 @@ from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.message import Builder
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.store import ScheduleStore
-from celery_delayq.schedule.transitions import Policy
+from celery_delayq.schedule.transitions import policy_of
 from celery_delayq.transport import Connector, Transport
 from celery_delayq.transport.producer import Producer
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
@@ -78,7 +78,7 @@ def planner_loop(
                     configuration(),
                     parse=lambda name, data: Definition.of(name, data, app),
                     build=builder.build,
-                    policy=partial(Policy.of, defaults=settings, cron_deadline_s=deadline_s),
+                    policy=partial(policy_of, defaults=settings, cron_deadline_s=deadline_s),
                     id=loop_id,
                     on_sent=on_sent,
                     on_missed=on_missed,

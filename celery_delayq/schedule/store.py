@@ -266,8 +266,9 @@ class ScheduleStore:
     def _plan_each(
         self, steps: Sequence[Step], there: keys.QueueKeys | None = None
     ) -> list[Planned | redis.RedisError]:
+        replies = self._run_each([self._call(step, there) for step in steps])
         found: list[Planned | redis.RedisError] = []
-        for step, reply in zip(steps, self._run_each([self._call(step, there) for step in steps]), strict=True):
+        for step, reply in zip(steps, replies, strict=True):
             if self._is_away(reply, self.queue(step.queue).keys.schedule):
                 found.append(NodeLost(str(reply)))
             else:

@@ -63,38 +63,25 @@ class Transition:
     next_ms: int | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True)
-class Policy:
-    """What to do with missed runs of one entry.
+def policy_of(
+    definition: Definition, defaults: ScheduleSettings, cron_deadline_s: float | None = None
+) -> ScheduleSettings:
+    """Return what to do with missed runs of an entry.
 
-    Attributes:
-        missed: one of MISSED_POLICIES.
-        max_lateness_s: a run that would start later than this is dropped, in seconds; 0 means never.
-        catch_up: how many missed runs `all` makes up for.
+    Args:
+        definition: definition of the entry.
+        defaults: the app's defaults.
+        cron_deadline_s: Celery's `beat_cron_starting_deadline`: the maximum lateness of crontabs, in seconds.
     """
-
-    missed: str
-    max_lateness_s: float
-    catch_up: int
-
-    @classmethod
-    def of(cls, definition: Definition, defaults: ScheduleSettings, cron_deadline_s: float | None = None) -> Policy:
-        """Return the policy of an entry.
-
-        Args:
-            definition: definition of the entry.
-            defaults: the app's defaults.
-            cron_deadline_s: Celery's `beat_cron_starting_deadline`: the maximum lateness of crontabs, in seconds.
-        """
-        timing = definition.timing
-        missed = timing.missed or defaults.missed
-        lateness_s = timing.max_lateness if timing.max_lateness is not None else defaults.max_lateness_s
-        if not lateness_s and cron_deadline_s and hasattr(definition.schedule, "day_of_month"):
-            lateness_s = float(cron_deadline_s)
-        if not lateness_s and missed == "skip":
-            lateness_s = SKIPPED_AFTER_S
-        catch_up = timing.catch_up if timing.catch_up is not None else defaults.catch_up
-        return cls(missed, lateness_s, catch_up)
+    timing = definition.timing
+    missed = timing.missed or defaults.missed
+    lateness_s = timing.max_lateness if timing.max_lateness is not None else defaults.max_lateness_s
+    if not lateness_s and cron_deadline_s and hasattr(definition.schedule, "day_of_month"):
+        lateness_s = float(cron_deadline_s)
+    if not lateness_s and missed == "skip":
+        lateness_s = SKIPPED_AFTER_S
+    catch_up = timing.catch_up if timing.catch_up is not None else defaults.catch_up
+    return ScheduleSettings(missed, lateness_s, catch_up)
 
 
 def next_transition(
@@ -102,7 +89,7 @@ def next_transition(
     state: State | None,
     now_ms: int,
     *,
-    policy: Policy,
+    policy: ScheduleSettings,
     attended_ms: int | None = None,
     still_waits: bool = False,
     gone: bool = False,
@@ -182,7 +169,7 @@ class _Moving:
     state: State
     now_ms: int
     missed_ms: int
-    policy: Policy
+    policy: ScheduleSettings
 
     def to(self, at_ms: int | None, **changes: Any) -> Transition:
         """Return the step to an occurrence. A lazy entry does not send its message yet."""

@@ -23,7 +23,7 @@ from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.records import Record, State
 from celery_delayq.schedule.scripts import Message, Step
 from celery_delayq.schedule.store import ScheduleStore
-from celery_delayq.schedule.transitions import Policy
+from celery_delayq.schedule.transitions import policy_of
 from tests.support import wait_until
 
 APP = Celery("shop", set_as_current=False)
@@ -69,7 +69,7 @@ class Stage:
             Configured(app, definitions, {}, together),
             parse=lambda name, data: Definition.of(name, data, APP),
             build=partial(self._build, queues or {}),
-            policy=lambda one: Policy.of(one, ScheduleSettings()),
+            policy=lambda one: policy_of(one, ScheduleSettings()),
             id=f"planner {next(self._ids)}",
             is_back=is_back,
             on_missed=on_missed,

@@ -22,7 +22,7 @@ from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.records import Record, State
 from celery_delayq.schedule.scripts import Message
 from celery_delayq.schedule.store import ScheduleStore
-from celery_delayq.schedule.transitions import Policy
+from celery_delayq.schedule.transitions import policy_of
 from tests.planner.conftest import APP, definition
 from tests.support import wait_until
 
@@ -133,7 +133,7 @@ class Play:
             Configured("shop", {}, {}, "none"),
             parse=lambda name, data: Definition.of(name, data, APP),
             build=self._build,
-            policy=lambda one: Policy.of(one, ScheduleSettings(missed="all")),
+            policy=lambda one: policy_of(one, ScheduleSettings(missed="all")),
             id=f"planner {number}",
         )
         planner.read()

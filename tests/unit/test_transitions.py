@@ -16,7 +16,7 @@ from celery_delayq.schedule import transitions
 from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.records import Record, State
-from celery_delayq.schedule.transitions import SKIPPED_AFTER_S, Policy, Transition
+from celery_delayq.schedule.transitions import SKIPPED_AFTER_S, Transition, policy_of
 
 APP = Celery("shop", set_as_current=False)
 #: A moment that is a multiple of everything used here.
@@ -29,12 +29,12 @@ def entry(every: Any = 60, *, paused: bool = False, **timing: Any) -> Entry:
     return Entry(definition, Record(definition.fingerprint, T, None, paused=paused))
 
 
-def policy_of(one: Entry) -> Policy:
-    return Policy.of(one.definition, ScheduleSettings())
+def policy(one: Entry) -> ScheduleSettings:
+    return policy_of(one.definition, ScheduleSettings())
 
 
 def next_transition(one: Entry, state: State | None, now_ms: int, **options: Any) -> Transition | None:
-    return transitions.next_transition(one, state, now_ms, policy=policy_of(one), **options)
+    return transitions.next_transition(one, state, now_ms, policy=policy(one), **options)
 
 
 def at(one: Entry, at_ms: int | None, *, task_id: str = "id", **rest: Any) -> State:
@@ -97,7 +97,7 @@ class TestMissed:
         assert self.move(entry(missed="skip")).at_ms == T + 11 * MINUTE
 
     def test_skip_drops_what_waits_for_too_long(self) -> None:
-        assert policy_of(entry(missed="skip")).max_lateness_s == SKIPPED_AFTER_S
+        assert policy(entry(missed="skip")).max_lateness_s == SKIPPED_AFTER_S
 
     def test_once_runs_the_latest_now(self) -> None:
         one = entry()
@@ -146,8 +146,8 @@ class TestMissed:
 
     def test_crontabs_keep_the_deadline_of_celery(self) -> None:
         definition = entry("* * * * *").definition
-        assert Policy.of(definition, ScheduleSettings(), 30).max_lateness_s == 30
-        assert Policy.of(entry().definition, ScheduleSettings(), 30).max_lateness_s == 0
+        assert policy_of(definition, ScheduleSettings(), 30).max_lateness_s == 30
+        assert policy_of(entry().definition, ScheduleSettings(), 30).max_lateness_s == 0
 
 
 class Asked(schedule):
