@@ -160,32 +160,21 @@ def fields_of(given: crontab) -> Fields:
     )
 
 
-@dataclass(frozen=True)
-class Window:
-    """The time window in which an entry runs.
-
-    Attributes:
-        start_ms: no run before this time; the first run of an interval.
-        end_ms: no run after this time.
-        zone: time zone of its crontab.
-    """
-
-    start_ms: int | None = None
-    end_ms: int | None = None
-    zone: tzinfo | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Times:
     """The occurrences of an entry.
 
     Attributes:
         schedule: its schedule, but not one that `is_asked`.
-        window: the time window in which it runs.
+        start_ms: no run before this time; the first run of an interval.
+        end_ms: no run after this time.
+        zone: time zone of its crontab.
     """
 
     schedule: BaseSchedule
-    window: Window = Window()
+    start_ms: int | None = None
+    end_ms: int | None = None
+    zone: tzinfo | None = None
 
     @property
     def _interval_ms(self) -> int | None:
@@ -195,14 +184,13 @@ class Times:
 
     def first(self, since_ms: int) -> int | None:
         """Return the first occurrence since `since_ms`."""
-        start_ms = self.window.start_ms
-        if start_ms is None or start_ms <= since_ms:
+        if self.start_ms is None or self.start_ms <= since_ms:
             return self.after(since_ms)
-        return self.after(start_ms - 1) if self._interval_ms is None else self._until_end(start_ms)
+        return self.after(self.start_ms - 1) if self._interval_ms is None else self._until_end(self.start_ms)
 
     def after(self, last_ms: int) -> int | None:
         """Return the occurrence after another one; None after the last one."""
-        return self._until_end(next_after(self.schedule, last_ms, self.window.zone))
+        return self._until_end(next_after(self.schedule, last_ms, self.zone))
 
     def after_now(self, last_ms: int, now_ms: int) -> int | None:
         """Return the first occurrence later than `now_ms`, counted from an earlier occurrence."""
@@ -229,7 +217,7 @@ class Times:
     def count_missed(self, last_ms: int, now_ms: int, most: int) -> int:
         """Return how many occurrences are after `last_ms` and up to now; at most `most` if it has to try each."""
         if every := self._interval_ms:
-            return max(0, (min(now_ms, self.window.end_ms or now_ms) - last_ms) // every)
+            return max(0, (min(now_ms, self.end_ms or now_ms) - last_ms) // every)
         return len(self.missed(last_ms, now_ms, most))
 
     def _between(self, last_ms: int, now_ms: int) -> Iterator[int]:
@@ -241,7 +229,7 @@ class Times:
             at = self.after(at)
 
     def _until_end(self, at_ms: int | None) -> int | None:
-        return None if at_ms is None or at_ms > min(LATEST_MS, self.window.end_ms or LATEST_MS) else at_ms
+        return None if at_ms is None or at_ms > min(LATEST_MS, self.end_ms or LATEST_MS) else at_ms
 
 
 def jitter_ms(entry: str, at_ms: int, most_ms: int) -> int:

@@ -184,7 +184,7 @@ class _Moving:
         """Plan the first occurrence."""
         definition = self.entry.definition
         if definition.is_asked:
-            return self.to(max(self.now_ms, definition.timing.window.start_ms or 0))
+            return self.to(max(self.now_ms, definition.times.start_ms or 0))
         at_ms = self._first()
         if at_ms is not None and at_ms <= self.missed_ms:
             at_ms = self.entry.definition.times.after_now(at_ms, self.missed_ms)
@@ -215,7 +215,7 @@ class _Moving:
         definition, last_ms = self.entry.definition, self.state.last_ms
         at_ms: int | None = self.now_ms
         if not definition.is_asked:
-            start_ms = definition.timing.window.start_ms or 1
+            start_ms = definition.times.start_ms or 1
             at_ms = self._first() if last_ms is None else self.entry.definition.times.after(max(last_ms, start_ms - 1))
             if at_ms is not None and at_ms <= self.now_ms:
                 has_interval = hasattr(definition.schedule, "run_every")
@@ -264,7 +264,7 @@ class _Moving:
 
     @property
     def _is_over(self) -> bool:
-        end_ms = self.entry.definition.timing.window.end_ms
+        end_ms = self.entry.definition.times.end_ms
         return end_ms is not None and self.now_ms > end_ms
 
     def _first(self) -> int | None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_delayq.schedule import occurrences
-from celery_delayq.schedule.occurrences import Times, Window, to_datetime, to_ms
+from celery_delayq.schedule.occurrences import Times, to_datetime, to_ms
 
 APP = Celery("shop", set_as_current=False)
 NOW = to_ms(datetime(2027, 6, 1, 12, tzinfo=timezone.utc))
@@ -85,7 +85,7 @@ def test_of_what_was_missed_the_latest_count(one: Any, last_ms: int, span_ms: in
 )
 def test_missed_intervals_are_counted_without_trying_each(every_ms: int, last_ms: int, span_ms: int, end: bool) -> None:
     every, now_ms = schedule(timedelta(milliseconds=every_ms), app=APP), last_ms + span_ms
-    times = Times(every, Window(end_ms=last_ms + 5_000) if end else Window())
+    times = Times(every, end_ms=last_ms + 5_000 if end else None)
     tried = len(times.missed(last_ms, now_ms, 10**6))
     assert times.count_missed(last_ms, now_ms, 1) == tried
 
@@ -148,19 +148,19 @@ class TestWindow:
     every_hour = schedule(timedelta(hours=1), app=APP)
 
     def test_an_interval_begins_at_its_start(self) -> None:
-        times = Times(self.every_hour, Window(start_ms=NOW + 7))
+        times = Times(self.every_hour, start_ms=NOW + 7)
         assert times.first(NOW) == NOW + 7
         assert times.after(NOW + 7) == NOW + 7 + HOUR
 
     def test_a_crontab_may_run_at_its_start(self) -> None:
-        assert Times(crontab("0", app=APP), Window(start_ms=NOW)).first(NOW - HOUR * 5) == NOW
+        assert Times(crontab("0", app=APP), start_ms=NOW).first(NOW - HOUR * 5) == NOW
 
     def test_a_start_in_the_past_says_nothing(self) -> None:
-        assert Times(self.every_hour, Window(start_ms=NOW - 1)).first(NOW) == NOW + HOUR
+        assert Times(self.every_hour, start_ms=NOW - 1).first(NOW) == NOW + HOUR
 
     @pytest.mark.parametrize(("end_ms", "expected"), [(NOW + HOUR, NOW + HOUR), (NOW + HOUR - 1, None)])
     def test_nothing_runs_after_the_end(self, end_ms: int, expected: int | None) -> None:
-        assert Times(self.every_hour, Window(end_ms=end_ms)).first(NOW) == expected
+        assert Times(self.every_hour, end_ms=end_ms).first(NOW) == expected
 
 
 @given(st.text(), times, st.integers(0, 10**6))
