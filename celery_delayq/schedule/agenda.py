@@ -29,16 +29,16 @@ class Agenda:
         #: several planners do not all begin with the same entry.
         self._ready: list[tuple[int, float, str]] = []
 
-    def wake(self, name: str, entry: Entry, wake_ms: int | None) -> None:
+    def wake(self, entry: Entry, wake_ms: int | None) -> None:
         """Look at an entry at this time, unix time in ms; None for never."""
         entry.wake_ms = wake_ms
         if wake_ms is not None:
-            heapq.heappush(self._waiting, (wake_ms, name))
+            heapq.heappush(self._waiting, (wake_ms, entry.name))
 
-    def wake_now(self, name: str, entry: Entry, now_ms: int) -> None:
+    def wake_now(self, entry: Entry, now_ms: int) -> None:
         """Look at an entry as soon as possible."""
         entry.wake_ms = 0
-        heapq.heappush(self._ready, (_until_ms(entry, now_ms), random.random(), name))
+        heapq.heappush(self._ready, (_until_ms(entry, now_ms), random.random(), entry.name))
 
     @property
     def next_ms(self) -> int | None:
@@ -52,9 +52,8 @@ class Agenda:
     def pick(self, now_ms: int, most: int) -> list[str]:
         """Return the names of ready entries, the most urgent first. They are on the agenda no more."""
         while self._waiting and self._waiting[0][0] <= now_ms:
-            first = heapq.heappop(self._waiting)
-            if entry := self._current(first):
-                self.wake_now(first[1], entry, now_ms)
+            if entry := self._current(heapq.heappop(self._waiting)):
+                self.wake_now(entry, now_ms)
         names: list[str] = []
         while self._ready and len(names) < most:
             name = heapq.heappop(self._ready)[2]

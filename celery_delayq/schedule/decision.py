@@ -15,7 +15,6 @@ class Decision:
     """The decision about one entry.
 
     Attributes:
-        name: name of the entry.
         move: its next move.
         step: the script call for the move.
         state: its state after the move.
@@ -23,21 +22,22 @@ class Decision:
         state_if_held: its state if the occurrence is left out, because another task holds its unique key.
     """
 
-    name: str
     move: Transition
     step: Step
     state: State
     missed: int
     state_if_held: State | None = None
 
+    @property
+    def name(self) -> str:
+        """Name of the entry."""
+        return self.step.entry
 
-def decided(
-    name: str, entry: Entry, planner: str, move: Transition, queue: str, message: Message | None, missed: int
-) -> Decision:
+
+def decided(entry: Entry, planner: str, move: Transition, queue: str, message: Message | None, missed: int) -> Decision:
     """Return the decision that an entry makes a move.
 
     Args:
-        name: name of the entry.
         entry: the entry.
         planner: id of the planner.
         move: its next move.
@@ -50,8 +50,10 @@ def decided(
         message = None  # it is built again when it is due
     task_id = message.task_id if message is not None and ahead else ""
     state = State(entry.record.fingerprint, planner, move.at_ms, task_id, move.last_ms, move.runs, move.made_up)
-    step = Step(name, queue, entry.seen, state.dump(), move.withdraw, must_wait=bool(move.withdraw), offer=message)
-    decision = Decision(name, move, step, state, missed)
+    step = Step(
+        entry.name, queue, entry.seen, state.dump(), move.withdraw, must_wait=bool(move.withdraw), offer=message
+    )
+    decision = Decision(move, step, state, missed)
     if message is not None and message.claim is not None and entry.state is not None:
         before = entry.state
         decision.state_if_held = replace(state, at_ms=move.next_ms, last_ms=before.last_ms, runs=before.runs)

@@ -34,7 +34,7 @@ class Entries:
         attendance: attendance of this planner.
         definitions: which definition of an entry counts.
         problems: where errors are noted.
-        on_read: called with the name and the `Entry` of an entry when its state was read.
+        on_read: called with an entry when its state was read.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Entries:
         attendance: Attendance,
         definitions: Definitions,
         problems: Problems,
-        on_read: Callable[[str, Entry], None],
+        on_read: Callable[[Entry], None],
     ) -> None:
         self.entries: dict[str, Entry] = {}
         #: Whether the configuration of this process counted at the last complete read.
@@ -247,7 +247,7 @@ class Entries:
             # Whoever planned it in its own queue has gathered it before, so only a failover has left another state.
             entry.strays = [stray for stray in strays if not entry.seen.raw or stray[1].raw or not stray[1].is_known]
             self.entries[name] = entry
-            self.read_state(name, entry)
+            self.read_state(entry)
         elif not raw:
             self._definitions.overruled |= name in self._configured.entries
             self._problems.note(name, None)
@@ -258,21 +258,21 @@ class Entries:
         entry = self.entries.get(name)
         if entry is not None and (seen.raw != entry.seen.raw or not entry.seen.is_known):
             entry.seen = seen
-            self.read_state(name, entry)
+            self.read_state(entry)
             if seen.is_known and not seen.raw:  # it may have moved to another queue
                 self.refresh([name])
 
-    def read_state(self, name: str, entry: Entry) -> None:
+    def read_state(self, entry: Entry) -> None:
         """Process the state of an entry, as it was read."""
-        self._parse_state(name, entry)
-        self._on_read(name, entry)
+        self._parse_state(entry)
+        self._on_read(entry)
 
-    def _parse_state(self, name: str, entry: Entry) -> None:
+    def _parse_state(self, entry: Entry) -> None:
         raw = entry.seen.raw or entry.record.last.encode()
         try:
             state = State.parse(raw) if raw else None
         except ValueError as exc:
-            logger.error("Cannot parse the state of periodic task %r, planning it again: %s", name, exc)
+            logger.error("Cannot parse the state of periodic task %r, planning it again: %s", entry.name, exc)
             state = None
         if state is not None:  # share equal strings
             same = state.fingerprint == entry.record.fingerprint
@@ -319,7 +319,7 @@ class Entries:
         self.refresh([name for name in queues if name not in written and name not in refused])
         return written, refused
 
-    def gather(self, name: str, entry: Entry) -> bool:
+    def gather(self, entry: Entry) -> bool:
         """Take an entry out of its former queues. Returns False if somebody else has changed it meanwhile.
 
         So before an entry is planned in a queue, no other queue has a state from which it can still be planned. The
@@ -333,66 +333,66 @@ class Entries:
             entry.strays, key=lambda stray: (bool(stray[1].raw), (stray[1].state or _NOWHERE).at_ms or 0)
         )
         while entry.strays:
-            if not self._take_out(name, entry, *entry.strays[0], is_last=len(entry.strays) == 1):
-                self.refresh([name])
+            if not self._take_out(entry, *entry.strays[0], is_last=len(entry.strays) == 1):
+                self.refresh([entry.name])
                 return False
             entry.strays = entry.strays[1:]  # only now: if the server refuses, it is tried again later
-        self._parse_state(name, entry)
+        self._parse_state(entry)
         return True
 
-    def _take_out(self, name: str, entry: Entry, queue: str, seen: Seen, *, is_last: bool) -> bool:
+    def _take_out(self, entry: Entry, queue: str, seen: Seen, *, is_last: bool) -> bool:
         state, own = seen.state, entry.seen.state
         is_later = state is not None and own is not None and 0 < (own.at_ms or 0) < (state.at_ms or 0)
         if state is None or not is_last or (entry.seen.raw and not is_later):
-            return self._store.forget(name, queue, seen)
-        self._store.check_kept(name, queue, seen)
+            return self._store.forget(entry.name, queue, seen)
+        self._store.check_kept(entry.name, queue, seen)
         if own is not None:
-            return self._go_on_from(name, entry, queue, seen, state)
+            return self._go_on_from(entry, queue, seen, state)
         # Never back from "sent": somebody may be about to forget the state, after he has recorded that.
         if entry.record.last != state.on_leaving(sent=True):
-            if not self._write_last(name, entry, state.on_leaving(sent=False)):
+            if not self._write_last(entry, state.on_leaving(sent=False)):
                 return False
-            self._store.check_kept(name, queue)
-            outcome = self._store.leave(name, queue, seen, state.task_id)
+            self._store.check_kept(entry.name, queue)
+            outcome = self._store.leave(entry.name, queue, seen, state.task_id)
             if outcome != GONE:
                 return outcome == DONE
-            self._store.check_kept(name, queue, seen)  # it was sent after the check before
-        if not self._write_last(name, entry, state.on_leaving(sent=True)):
+            self._store.check_kept(entry.name, queue, seen)  # it was sent after the check before
+        if not self._write_last(entry, state.on_leaving(sent=True)):
             return False
-        self._store.check_kept(name, queue)
-        return self._store.leave(name, queue, seen, "") == DONE
+        self._store.check_kept(entry.name, queue)
+        return self._store.leave(entry.name, queue, seen, "") == DONE
 
-    def _go_on_from(self, name: str, entry: Entry, queue: str, seen: Seen, state: State) -> bool:
+    def _go_on_from(self, entry: Entry, queue: str, seen: Seen, state: State) -> bool:
         """Put a state of another queue in place of an earlier one: a failover has undone that this queue was left."""
-        outcome = self._store.leave(name, queue, seen, state.task_id)
+        outcome = self._store.leave(entry.name, queue, seen, state.task_id)
         if outcome == GONE:
-            self._store.check_kept(name, queue, seen)
-            outcome, sent = self._store.leave(name, queue, seen, ""), True
+            self._store.check_kept(entry.name, queue, seen)
+            outcome, sent = self._store.leave(entry.name, queue, seen, ""), True
         else:
             sent = False
         if outcome != DONE:
             return False
         own, own_queue = entry.seen.state, entry.record.queue or ""
         later = state.on_leaving(sent=sent).encode()
-        step = Step(name, own_queue, entry.seen, later, withdraw=own.task_id if own else "")
+        step = Step(entry.name, own_queue, entry.seen, later, withdraw=own.task_id if own else "")
         (done,) = self._store.plan([step])
         if isinstance(done, Exception):
             raise done
         entry.seen = Seen(done.state, done.forgotten)
         return done.outcome == DONE
 
-    def _write_last(self, name: str, entry: Entry, last: str) -> bool:
+    def _write_last(self, entry: Entry, last: str) -> bool:
         """Record the state with which an entry leaves its queue. Returns False if the record has changed."""
         if not entry.is_stored:
             entry.record = replace(entry.record, last=last)
         if entry.record.last == last:
             return True
-        (raw,) = self._store.records_of([name])
+        (raw,) = self._store.records_of([entry.name])
         record = self._definitions.as_known(entry, raw)
         if record is None:
             return False
         record = replace(record, last=last)
-        number = self._store.write_record(name, raw, record)
+        number = self._store.write_record(entry.name, raw, record)
         if number:
             self._on_written(number)
             entry.record = self._definitions.lean(record)

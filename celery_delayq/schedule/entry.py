@@ -36,6 +36,11 @@ class Entry:
     failures: int = 0
 
     @property
+    def name(self) -> str:
+        """Its name."""
+        return self.definition.name
+
+    @property
     def is_idle(self) -> bool:
         """Whether it is paused or disabled."""
         return self.record.paused or not self.definition.timing.enabled

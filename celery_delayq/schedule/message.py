@@ -57,9 +57,9 @@ class _When:
     expires: Any
 
     @classmethod
-    def of(cls, task: Any, definition: Definition, at_ms: int, jitter_ms: int, max_lateness_s: float) -> _When:
+    def of(cls, task: Any, definition: Definition, at_ms: int, max_lateness_s: float) -> _When:
         """Return the times for an occurrence."""
-        due_ms = at_ms + jitter_ms + definition.countdown_ms
+        due_ms = at_ms + definition.delay_ms(at_ms)
         return cls(due_ms, to_datetime(due_ms), _expires(definition.expires_of(task), at_ms, due_ms, max_lateness_s))
 
 
@@ -80,9 +80,7 @@ class Builder:
         #: Keyed by task, identity of its options, and kind of expiry. The value keeps the options alive.
         self._templates: dict[tuple[str, int, str], tuple[Any, _MessageTemplate]] = {}
 
-    def build(
-        self, definition: Definition, at_ms: int, jitter_ms: int = 0, max_lateness_s: float = 0.0
-    ) -> Message | None:
+    def build(self, definition: Definition, at_ms: int, max_lateness_s: float = 0.0) -> Message | None:
         """Build the message of an occurrence. Returns None if the task sends none.
 
         Lazily evaluated arguments are evaluated now.
@@ -90,7 +88,6 @@ class Builder:
         Args:
             definition: definition of the entry.
             at_ms: the occurrence, unix time in ms.
-            jitter_ms: delay of the message, in ms.
             max_lateness_s: the task expires this long after its due time, in seconds; 0 means never.
 
         Raises:
@@ -98,7 +95,7 @@ class Builder:
             Exception: any exception of Celery or of the task's `apply_async`.
         """
         task = self._app.tasks.get(definition.task)
-        when = _When.of(task, definition, at_ms, jitter_ms, max_lateness_s)
+        when = _When.of(task, definition, at_ms, max_lateness_s)
         key = (definition.task, id(definition.options), _kind_of(when.expires))
         found = self._templates.get(key)
         if found is not None and has_no_receivers():

@@ -37,7 +37,6 @@ from celery_delayq.schedule.definitions import Definitions
 from celery_delayq.schedule.entries import Entries
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.message import CannotSend
-from celery_delayq.schedule.occurrences import jitter_ms
 from celery_delayq.schedule.problems import Problems
 from celery_delayq.schedule.records import Seen
 from celery_delayq.schedule.scripts import Message
@@ -70,8 +69,7 @@ class Planner:
         store: store of the schedule.
         configured: entries in the configuration of this process.
         parse: builds a definition from a name and the data of a record; raises InvalidSchedule.
-        build: lets Celery build the message of an occurrence, see `Builder`: definition, occurrence (ms), jitter (ms),
-            lateness (s).
+        build: lets Celery build the message of an occurrence, see `Builder.build`.
         policy: returns what to do with missed runs of an entry, see `policy_of`.
         id: a readable, unique id.
         on_sent: called with the definition when this planner's occurrence of it was sent.
@@ -86,7 +84,7 @@ class Planner:
         configured: Configured,
         *,
         parse: Callable[[str, Mapping[str, Any]], Definition],
-        build: Callable[[Definition, int, int, float], Message | None],
+        build: Callable[[Definition, int, float], Message | None],
         policy: Callable[[Definition], ScheduleSettings],
         id: str,
         on_sent: Callable[[Definition], None] = lambda definition: None,
@@ -157,27 +155,27 @@ class Planner:
         """Process announced changes of entries, given as numbers and names."""
         self._known.on_changes(changes)
 
-    def _on_read(self, name: str, entry: Entry) -> None:
+    def _on_read(self, entry: Entry) -> None:
         state, now_ms, moves_on_ms = entry.state, self._attendance.now_ms(), entry.moves_on_ms
         if not entry.seen.is_known:
-            self._leave(name, entry)
+            self._leave(entry)
             return
         if moves_on_ms is not None and moves_on_ms <= now_ms and self._reading is not None:
-            self._overdue.add(name)
+            self._overdue.add(entry.name)
         if entry.record.queue is not None and not entry.seen.raw and self._reading is None:
             # Another planner moves it just now, or was killed.
-            self._agenda.wake(name, entry, now_ms + round(random.uniform(*_ASIDE_MS)))
+            self._agenda.wake(entry, now_ms + round(random.uniform(*_ASIDE_MS)))
         elif entry.strays or state is None or state.fingerprint != entry.record.fingerprint:
-            self._agenda.wake_now(name, entry, now_ms)
+            self._agenda.wake_now(entry, now_ms)
         elif state.at_ms is None or entry.is_idle:
             try:
                 move = next_transition(entry, state, now_ms, policy=self._policy(entry.definition))
             except Exception as exc:  # a schedule may raise anything
-                self._fail(name, entry, exc)
+                self._fail(entry, exc)
             else:
-                self._agenda.wake(name, entry, now_ms if move else None)
+                self._agenda.wake(entry, now_ms if move else None)
         else:
-            self._agenda.wake(name, entry, self._turn_ms(entry))
+            self._agenda.wake(entry, self._turn_ms(entry))
 
     def _turn_ms(self, entry: Entry) -> int | None:
         """Return when to look at an entry: at its time, or a grace period later if another planner planned it."""
@@ -219,7 +217,7 @@ class Planner:
             decision
             for name in self._untouched(names)
             if (entry := self.entries.get(name)) is not None
-            and (decision := self._decide(name, entry, now_ms, still_waits=name in waiting)) is not None
+            and (decision := self._decide(entry, now_ms, still_waits=name in waiting)) is not None
         ]
         self._take(self._settle(decisions))
 
@@ -256,21 +254,19 @@ class Planner:
         found = self._store.waiting([(task_id, queue) for _, task_id, queue in overdue])
         for (name, _, _), waits in zip(overdue, found, strict=True):
             if waits is None:
-                self._leave(name, self.entries[name])
+                self._leave(self.entries[name])
         return {name for (name, _, _), waits in zip(overdue, found, strict=True) if waits}
 
-    def _decide(
-        self, name: str, entry: Entry, now_ms: int, *, still_waits: bool = False, gone: bool = False
-    ) -> Decision | None:
+    def _decide(self, entry: Entry, now_ms: int, *, still_waits: bool = False, gone: bool = False) -> Decision | None:
         """Return the decision about an entry; None if there is nothing to do, or if it was done at once."""
         try:
-            if entry.strays and not self._known.gather(name, entry):
+            if entry.strays and not self._known.gather(entry):
                 return None
         except NodeLost:
-            self._leave(name, entry)
+            self._leave(entry)
             return None
         except (ResponseError, NotReplicated) as exc:
-            self._fail(name, entry, exc)
+            self._fail(entry, exc)
             return None
         try:
             policy, delay_ms = self._policy(entry.definition), entry.delay_ms
@@ -288,52 +284,46 @@ class Planner:
                 # It has ended, or is idle, and has left another queue.
                 move = Transition(None, last_ms=entry.state.last_ms, runs=entry.state.runs)
             if move is None:
-                self._forget_error(name, entry)
+                self._forget_error(entry)
                 turn_ms = self._turn_ms(entry) or 0
-                self._agenda.wake(name, entry, turn_ms if turn_ms > now_ms else None)
+                self._agenda.wake(entry, turn_ms if turn_ms > now_ms else None)
                 return None
             message, queue = None, entry.record.queue
             if move.send_ms is not None or queue is None:
                 # A lazy entry without a queue: build a message to learn its queue.
                 at_ms = now_ms if move.send_ms is None else move.send_ms
-                jitter = jitter_ms(name, at_ms, entry.definition.timing.jitter_ms)
-                message = self._build(entry.definition, at_ms, jitter, policy.max_lateness_s)
+                message = self._build(entry.definition, at_ms, policy.max_lateness_s)
                 queue = message.queue if message is not None else queue
             missed = 0
             if entry.state is not None and self._on_missed is not None:
                 missed = left_out(entry, entry.state, move, now_ms)
         except OperationalError as exc:
             if isinstance(exc.__cause__, LOST):  # its queue could not be declared
-                self._leave(name, entry)
+                self._leave(entry)
             else:
-                self._fail(name, entry, exc)
+                self._fail(entry, exc)
             return None
         except Exception as exc:  # a task, a router or a signal receiver may raise anything
-            self._fail(name, entry, exc)
+            self._fail(entry, exc)
             return None
         if queue is None:
-            self._fail(name, entry, CannotSend("its task sends no message, so there is no queue to plan it in"))
+            self._fail(entry, CannotSend("its task sends no message, so there is no queue to plan it in"))
             return None
-        return decided(name, entry, self.id, move, queue, None if move.send_ms is None else message, missed)
+        return decided(entry, self.id, move, queue, None if move.send_ms is None else message, missed)
 
     def _settle(self, decisions: list[Decision]) -> list[Decision]:
         """Record the queues of entries that are new or have moved. Return the steps that can be taken."""
+        moved = {one.name: one.step.queue for one in decisions if one.step.queue != self.entries[one.name].record.queue}
         queues: dict[str, str] = {}
-        moved: set[str] = set()
-        for decision in decisions:
-            name, queue = decision.name, decision.step.queue
+        for name, queue in moved.items():
             entry = self.entries[name]
-            old_queue = entry.record.queue
-            if queue == old_queue:
-                continue
-            moved.add(name)
-            if old_queue is None or self._attendance.counts or entry.record.app is None:
+            if entry.record.queue is None or self._attendance.counts or entry.record.app is None:
                 queues[name] = queue
             else:
-                self._agenda.wake(name, entry, self._attendance.now_ms() + _RETRY_MS[1])
+                self._agenda.wake(entry, self._attendance.now_ms() + _RETRY_MS[1])
         written, refused = self._known.write_queues(queues) if queues else (set(), {})
         for name, error in refused.items():
-            self._fail(name, self.entries[name], error)
+            self._fail(self.entries[name], error)
         settled = []
         for decision in decisions:
             name = decision.name
@@ -345,8 +335,8 @@ class Planner:
                     decision.step = replace(decision.step, seen=entry.seen)
                     settled.append(decision)
                 else:
-                    self._known.read_state(name, entry)
-                    self._agenda.wake_now(name, entry, self._attendance.now_ms())
+                    self._known.read_state(entry)
+                    self._agenda.wake_now(entry, self._attendance.now_ms())
         return settled
 
     def _take(self, decisions: list[Decision]) -> None:
@@ -360,16 +350,16 @@ class Planner:
             if entry is None:
                 continue
             if isinstance(done, NodeLost):
-                self._leave(name, entry)
+                self._leave(entry)
             elif isinstance(done, RedisError):
                 if isinstance(done, (ReadOnlyError, ConnectionError)):
                     raise ReadOnlyError(str(done))
-                self._fail(name, entry, done)
+                self._fail(entry, done)
             elif done.outcome in (scripts.DONE, scripts.LEFT_OUT):
                 self._on_planned(entry, decision, done)
             elif done.outcome == scripts.GONE:
                 # By the server's clock it is due, or somebody cancelled it.
-                retry = self._decide(name, entry, done.now_ms, gone=True)
+                retry = self._decide(entry, done.now_ms, gone=True)
                 if retry is not None:
                     again.append(retry)
             else:
@@ -383,32 +373,32 @@ class Planner:
 
     def _on_planned(self, entry: Entry, decision: Decision, done: scripts.Planned) -> None:
         if decision.missed and self._on_missed is not None:
-            self._on_missed(decision.step.queue, decision.name, decision.missed)
+            self._on_missed(decision.step.queue, entry.name, decision.missed)
         is_left_out = done.outcome == scripts.LEFT_OUT
         entry.seen = Seen(done.state, done.forgotten)
         entry.state = decision.state_if_held if is_left_out else decision.state
-        self._forget_error(decision.name, entry)
+        self._forget_error(entry)
         if is_left_out:
-            logger.debug("Another task holds the unique key of periodic task %r: a run is left out", decision.name)
+            logger.debug("Another task holds the unique key of periodic task %r: a run is left out", entry.name)
         elif decision.move.passed:
             self._on_sent(entry.definition)
-        self._agenda.wake(decision.name, entry, self._turn_ms(entry))
+        self._agenda.wake(entry, self._turn_ms(entry))
 
     # -- errors
 
-    def _leave(self, name: str, entry: Entry) -> None:
+    def _leave(self, entry: Entry) -> None:
         """Leave an entry for a moment: its node is away. A step that was sent may have been taken, or not."""
         if not self._is_away and not self._was_away:
             logger.warning("A Redis node does not answer: its periodic tasks are planned when it is back")
         self._is_away = True
-        self._agenda.wake(name, entry, self._attendance.now_ms() + round(random.uniform(*_AWAY_MS)))
+        self._agenda.wake(entry, self._attendance.now_ms() + round(random.uniform(*_AWAY_MS)))
 
-    def _forget_error(self, name: str, entry: Entry) -> None:
+    def _forget_error(self, entry: Entry) -> None:
         entry.failures = 0
-        self._problems.note(name, None)
+        self._problems.note(entry.name, None)
 
-    def _fail(self, name: str, entry: Entry, error: Exception) -> None:
-        self._problems.note(name, told(error), error)
-        self._agenda.wake(name, entry, self._attendance.now_ms() + min(_RETRY_MS[0] * 2**entry.failures, _RETRY_MS[1]))
+    def _fail(self, entry: Entry, error: Exception) -> None:
+        self._problems.note(entry.name, told(error), error)
+        self._agenda.wake(entry, self._attendance.now_ms() + min(_RETRY_MS[0] * 2**entry.failures, _RETRY_MS[1]))
         if not isinstance(error, NotReplicated):  # it rests until a replica is back, which may be soon
             entry.failures = min(entry.failures + 1, 10)

@@ -20,7 +20,7 @@ from kombu.common import Broadcast
 from celery_delayq import ConfigurationError
 from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.message import Builder, CannotSend
-from celery_delayq.schedule.occurrences import to_ms
+from celery_delayq.schedule.occurrences import jitter_ms, to_ms
 from celery_delayq.schedule.scripts import Message
 from tests.state import FAR
 from tests.work import calls_in
@@ -35,16 +35,16 @@ def send(app: Celery) -> Iterator[Callable[..., Message]]:
     with app.connection_for_write() as connection:
         producer = app.amqp.Producer(connection, auto_declare=False)
 
-        def send(lateness_s: float = 0.0, jitter_ms: int = 0, **entry: Any) -> Message:
+        def send(lateness_s: float = 0.0, **entry: Any) -> Message:
             one = Definition.of("e", {"task": "note", "schedule": 60, **entry}, app)
-            return built(Builder(app, producer), one, jitter_ms, lateness_s)
+            return built(Builder(app, producer), one, lateness_s=lateness_s)
 
         yield send
 
 
-def built(builder: Builder, definition: Definition, *delays: Any, at_ms: int = FAR) -> Message:
+def built(builder: Builder, definition: Definition, at_ms: int = FAR, lateness_s: float = 0.0) -> Message:
     """Build a message of a task that sends one."""
-    found = builder.build(definition, at_ms, *delays)
+    found = builder.build(definition, at_ms, lateness_s)
     assert found is not None
     return found
 
@@ -66,9 +66,10 @@ def test_is_due_at_the_occurrence(send: Callable[..., Message]) -> None:
 
 
 def test_countdown_and_jitter_add_to_it(send: Callable[..., Message]) -> None:
-    found = send(options={"countdown": 1.5}, jitter_ms=7)
-    assert found.due_ms == FAR + 1507
-    assert to_ms(isoparse(headers(found)["eta"])) == FAR + 1507
+    found = send(options={"countdown": 1.5}, timing={"jitter": 5})
+    due_ms = FAR + 1500 + jitter_ms("e", FAR, 5000)
+    assert found.due_ms == due_ms
+    assert to_ms(isoparse(headers(found)["eta"])) == due_ms
 
 
 @pytest.mark.parametrize(
@@ -209,12 +210,12 @@ class TestLaterOnes:
     def test_are_as_celery_makes_them(self, app: Celery, entry: dict[str, Any]) -> None:
         with app.connection_for_write() as connection:
             producer = app.amqp.Producer(connection, auto_declare=False)
-            one = Definition.of("e", {"task": "note", "schedule": 60, **entry}, app)
+            one = Definition.of("e", {"task": "note", "schedule": 60, "timing": {"jitter": 9}, **entry}, app)
             other = replace(one, name="other", args=("other",))
             builder = Builder(app, producer)
             builder.build(one, FAR - 60_000)
             for later in (one, other):
-                found, wanted = (built(maker, later, 7) for maker in (builder, Builder(app, producer)))
+                found, wanted = (built(maker, later) for maker in (builder, Builder(app, producer)))
                 assert found.queue == wanted.queue
                 assert found.due_ms == wanted.due_ms
                 assert anonymous(found) == anonymous(wanted)

@@ -75,9 +75,7 @@ class Stage:
             on_missed=on_missed,
         )
 
-    def _build(
-        self, queues: Mapping[str, str], one: Definition, at_ms: int, jitter_ms: int, lateness_s: float
-    ) -> Message:
+    def _build(self, queues: Mapping[str, str], one: Definition, at_ms: int, lateness_s: float) -> Message:
         self.built += 1
         if one.task == "broken":
             raise RuntimeError("it cannot be built")

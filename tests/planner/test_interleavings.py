@@ -145,7 +145,7 @@ class Play:
                 planner.look()
             give_way()
 
-    def _build(self, one: Definition, at_ms: int, jitter_ms: int, lateness_s: float) -> Message:
+    def _build(self, one: Definition, at_ms: int, lateness_s: float) -> Message:
         self._messages += 1
         task_id = f"{at_ms}/{self._messages}"
         return Message(one.options["queue"], task_id, at_ms, str(at_ms).encode())
