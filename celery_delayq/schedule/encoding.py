@@ -101,27 +101,7 @@ def decode(given: Any, app: Any) -> BaseSchedule:
         for name in ("minute", "hour", "day_of_month", "month_of_year", "day_of_week"):
             if not getattr(found, name):
                 raise InvalidSchedule(f"the field {name} of a crontab must not be empty: it would never run")
-    return _shared(found) if type(found) is crontab else found
-
-
-#: Crontabs by their fields. Many entries may share one, and each crontab holds sets of up to 60 numbers.
-#: Two threads that make the same one at the same moment may both keep theirs, which only costs memory.
-_crontabs: WeakValueDictionary[tuple[Any, ...], crontab] = WeakValueDictionary()
-
-
-def _shared(given: crontab) -> crontab:
-    """Return the shared crontab with the same fields."""
-    if given.nowfun is not None:
-        return given
-    try:
-        return _crontabs.setdefault(_key_of(given._app, _written(given)), given)
-    except TypeError:  # fields that are lists or sets
-        return given
-
-
-def _key_of(app: Any, fields: Iterable[Any]) -> tuple[Any, ...]:
-    # The app lives as long as the crontab, which refers to it. The key includes types, because 1 equals True.
-    return (id(app), *((type(field), field) for field in fields))
+    return found
 
 
 def _decode(given: Any, app: Any) -> BaseSchedule:
@@ -138,18 +118,30 @@ def _decode(given: Any, app: Any) -> BaseSchedule:
     if fields.keys() <= {"every", "relative"} and "every" in fields:
         return schedule(timedelta(seconds=fields["every"]), fields.get("relative", False), app=app)
     if fields.keys() == {"crontab"}:
-        parts = fields["crontab"].split()
-        if len(parts) != 5:
-            raise InvalidSchedule(
-                f"{fields['crontab']!r} is neither an interval (90s, 1h30m) nor a crontab expression of five fields "
-                "(minute, hour, day of month, month, day of week)"
-            )
-        minute, hour, day_of_month, month_of_year, day_of_week = parts
-        known = _crontabs.get(_key_of(app, parts))
-        return known or crontab(minute, hour, day_of_week, day_of_month, month_of_year, app=app)
+        return _crontab(fields["crontab"], app)
     if fields.keys() == {"solar", "lat", "lon"}:
         return solar(fields["solar"], fields["lat"], fields["lon"], app=app)
     raise InvalidSchedule(f"{given!r} is not a valid schedule: use the fields every, crontab or solar")
+
+
+#: Crontabs by app and fields. Many entries may share one, and each crontab holds sets of up to 60 numbers.
+#: Two threads that make the same one at the same moment may both keep theirs, which only costs memory.
+_crontabs: WeakValueDictionary[tuple[Any, ...], crontab] = WeakValueDictionary()
+
+
+def _crontab(line: str, app: Any) -> crontab:
+    fields = line.split()
+    if len(fields) != 5:
+        raise InvalidSchedule(
+            f"{line!r} is neither an interval (90s, 1h30m) nor a crontab expression of five fields "
+            "(minute, hour, day of month, month, day of week)"
+        )
+    key = (id(app), *fields)  # the app lives as long as the crontab, which refers to it
+    found = _crontabs.get(key)
+    if found is None:
+        minute, hour, day_of_month, month_of_year, day_of_week = fields
+        found = _crontabs[key] = crontab(minute, hour, day_of_week, day_of_month, month_of_year, app=app)
+    return found
 
 
 def fingerprint(value: Any) -> str:
