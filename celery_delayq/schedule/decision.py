@@ -17,16 +17,14 @@ class Decision:
     Attributes:
         move: its next move.
         step: the script call for the move.
-        state: its state after the move.
+        state: its state after the move, unless another task holds the unique key of what it sends.
         missed: how many of its runs the move leaves out.
-        state_if_held: its state if the occurrence is left out, because another task holds its unique key.
     """
 
     move: Transition
     step: Step
     state: State
     missed: int
-    state_if_held: State | None = None
 
     @property
     def name(self) -> str:
@@ -50,12 +48,10 @@ def decided(entry: Entry, planner: str, move: Transition, queue: str, message: M
         message = None  # it is built again when it is due
     task_id = message.task_id if message is not None and ahead else ""
     state = State(entry.record.fingerprint, planner, move.at_ms, task_id, move.last_ms, move.runs, move.made_up)
-    step = Step(
-        entry.name, queue, entry.seen, state.dump(), move.withdraw, must_wait=bool(move.withdraw), offer=message
-    )
-    decision = Decision(move, step, state, missed)
+    state_if_held = b""
     if message is not None and message.claim is not None and entry.state is not None:
         before = entry.state
-        decision.state_if_held = replace(state, at_ms=move.next_ms, last_ms=before.last_ms, runs=before.runs)
-        decision.step = replace(step, state_if_held=decision.state_if_held.dump())
-    return decision
+        state_if_held = replace(state, at_ms=move.next_ms, last_ms=before.last_ms, runs=before.runs).dump()
+    must_wait = bool(move.withdraw)
+    step = Step(entry.name, queue, entry.seen, state.dump(), move.withdraw, must_wait, message, state_if_held)
+    return Decision(move, step, state, missed)

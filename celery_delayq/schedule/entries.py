@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from logging import getLogger
-from sys import intern
 
 from redis.exceptions import ReadOnlyError, ResponseError
 
@@ -264,20 +263,19 @@ class Entries:
 
     def read_state(self, entry: Entry) -> None:
         """Process the state of an entry, as it was read."""
-        self._parse_state(entry)
+        self.parse_state(entry)
         self._on_read(entry)
 
-    def _parse_state(self, entry: Entry) -> None:
+    def parse_state(self, entry: Entry) -> None:
+        """Set the state of an entry by what was read of it."""
         raw = entry.seen.raw or entry.record.last.encode()
         try:
             state = State.parse(raw) if raw else None
         except ValueError as exc:
             logger.error("Cannot parse the state of periodic task %r, planning it again: %s", entry.name, exc)
             state = None
-        if state is not None:  # share equal strings
-            same = state.fingerprint == entry.record.fingerprint
-            fingerprint = entry.record.fingerprint if same else state.fingerprint
-            state = replace(state, planner=intern(state.planner), fingerprint=fingerprint)
+        if state is not None and state.fingerprint == entry.record.fingerprint:
+            state = replace(state, fingerprint=entry.record.fingerprint)  # share equal strings
         entry.state = state
 
     # -- the queue of an entry
@@ -337,7 +335,7 @@ class Entries:
                 self.refresh([entry.name])
                 return False
             entry.strays = entry.strays[1:]  # only now: if the server refuses, it is tried again later
-        self._parse_state(entry)
+        self.parse_state(entry)
         return True
 
     def _take_out(self, entry: Entry, queue: str, seen: Seen, *, is_last: bool) -> bool:

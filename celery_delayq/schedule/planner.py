@@ -376,9 +376,10 @@ class Planner:
             self._on_missed(decision.step.queue, entry.name, decision.missed)
         is_left_out = done.outcome == scripts.LEFT_OUT
         entry.seen = Seen(done.state, done.forgotten)
-        entry.state = decision.state_if_held if is_left_out else decision.state
+        entry.state = decision.state
         self._forget_error(entry)
         if is_left_out:
+            self._known.parse_state(entry)
             logger.debug("Another task holds the unique key of periodic task %r: a run is left out", entry.name)
         elif decision.move.passed:
             self._on_sent(entry.definition)
