@@ -31,15 +31,14 @@ from celery_delayq.schedule import scripts
 from celery_delayq.schedule.agenda import Agenda
 from celery_delayq.schedule.attendance import Attendance
 from celery_delayq.schedule.configured import Configured
-from celery_delayq.schedule.decision import Decision, decided
 from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.definitions import Definitions
 from celery_delayq.schedule.entries import Entries
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.message import CannotSend
 from celery_delayq.schedule.problems import Problems
-from celery_delayq.schedule.records import Seen
-from celery_delayq.schedule.scripts import Message
+from celery_delayq.schedule.records import Seen, State
+from celery_delayq.schedule.scripts import Message, Step
 from celery_delayq.schedule.store import NodeLost, ScheduleStore
 from celery_delayq.schedule.transitions import Transition, left_out, missed_until, next_transition
 from celery_delayq.transport.replicas import NotReplicated
@@ -213,13 +212,13 @@ class Planner:
         names = self._untouched(names)
         now_ms = self._attendance.now_ms()
         waiting = self._still_waiting(names, now_ms)
-        decisions = [
-            decision
+        steps = [
+            step
             for name in self._untouched(names)
             if (entry := self.entries.get(name)) is not None
-            and (decision := self._decide(entry, now_ms, still_waits=name in waiting)) is not None
+            and (step := self._decide(entry, now_ms, still_waits=name in waiting)) is not None
         ]
-        self._take(self._settle(decisions))
+        self._take(self._settle(steps))
 
     def _untouched(self, names: Sequence[str]) -> list[str]:
         """Return the entries that still need processing now, and that no other planner has processed."""
@@ -257,8 +256,8 @@ class Planner:
                 self._leave(self.entries[name])
         return {name for (name, _, _), waits in zip(overdue, found, strict=True) if waits}
 
-    def _decide(self, entry: Entry, now_ms: int, *, still_waits: bool = False, gone: bool = False) -> Decision | None:
-        """Return the decision about an entry; None if there is nothing to do, or if it was done at once."""
+    def _decide(self, entry: Entry, now_ms: int, *, still_waits: bool = False, gone: bool = False) -> Step | None:
+        """Return the next step of an entry; None if there is nothing to do, or if it was done at once."""
         try:
             if entry.strays and not self._known.gather(entry):
                 return None
@@ -309,11 +308,24 @@ class Planner:
         if queue is None:
             self._fail(entry, CannotSend("its task sends no message, so there is no queue to plan it in"))
             return None
-        return decided(entry, self.id, move, queue, None if move.send_ms is None else message, missed)
+        return self._step(entry, move, queue, None if move.send_ms is None else message, missed)
 
-    def _settle(self, decisions: list[Decision]) -> list[Decision]:
+    def _step(self, entry: Entry, move: Transition, queue: str, message: Message | None, missed: int) -> Step:
+        ahead = move.send_ms is not None and move.send_ms == move.at_ms
+        if message is not None and ahead and not message.can_wait:
+            message = None  # it is built again when it is due
+        task_id = message.task_id if message is not None and ahead else ""
+        state = State(entry.record.fingerprint, self.id, move.at_ms, task_id, move.last_ms, move.runs, move.made_up)
+        if_held = b""
+        if message is not None and message.claim is not None and entry.state is not None:
+            before = entry.state
+            if_held = replace(state, at_ms=move.next_ms, last_ms=before.last_ms, runs=before.runs).dump()
+        must_wait = bool(move.withdraw)
+        return Step(entry.name, queue, entry.seen, state.dump(), move.withdraw, must_wait, message, if_held, missed)
+
+    def _settle(self, steps: list[Step]) -> list[Step]:
         """Record the queues of entries that are new or have moved. Return the steps that can be taken."""
-        moved = {one.name: one.step.queue for one in decisions if one.step.queue != self.entries[one.name].record.queue}
+        moved = {step.entry: step.queue for step in steps if step.queue != self.entries[step.entry].record.queue}
         queues: dict[str, str] = {}
         for name, queue in moved.items():
             entry = self.entries[name]
@@ -325,28 +337,25 @@ class Planner:
         for name, error in refused.items():
             self._fail(self.entries[name], error)
         settled = []
-        for decision in decisions:
-            name = decision.name
-            if name not in moved:
-                settled.append(decision)
-            elif name in written:
-                entry = self.entries[name]
+        for step in steps:
+            if step.entry not in moved:
+                settled.append(step)
+            elif step.entry in written:
+                entry = self.entries[step.entry]
                 if not entry.strays and not entry.seen.raw:
-                    decision.step = replace(decision.step, seen=entry.seen)
-                    settled.append(decision)
+                    settled.append(replace(step, seen=entry.seen))
                 else:
                     self._known.read_state(entry)
                     self._agenda.wake_now(entry, self._attendance.now_ms())
         return settled
 
-    def _take(self, decisions: list[Decision]) -> None:
+    def _take(self, steps: list[Step]) -> None:
         sent = time.monotonic()
-        replies = self._store.plan([decision.step for decision in decisions])
-        again: list[Decision] = []
+        replies = self._store.plan(steps)
+        again: list[Step] = []
         changed: list[str] = []
-        for decision, done in zip(decisions, replies, strict=True):
-            name = decision.name
-            entry = self.entries.get(name)
+        for step, done in zip(steps, replies, strict=True):
+            entry = self.entries.get(step.entry)
             if entry is None:
                 continue
             if isinstance(done, NodeLost):
@@ -356,32 +365,31 @@ class Planner:
                     raise ReadOnlyError(str(done))
                 self._fail(entry, done)
             elif done.outcome in (scripts.DONE, scripts.LEFT_OUT):
-                self._on_planned(entry, decision, done)
+                self._on_planned(entry, step, done)
             elif done.outcome == scripts.GONE:
                 # By the server's clock it is due, or somebody cancelled it.
                 retry = self._decide(entry, done.now_ms, gone=True)
                 if retry is not None:
                     again.append(retry)
             else:
-                changed.append(name)
-        if len(decisions) == 1 and replies and isinstance(replies[0], scripts.Planned):
+                changed.append(step.entry)
+        if len(replies) == 1 and isinstance(replies[0], scripts.Planned):
             self._attendance.clock.observe(replies[0].now_ms * 1000, sent, time.monotonic())
         if changed:
             self._known.refresh(changed)
         if again:
             self._take(self._settle(again))
 
-    def _on_planned(self, entry: Entry, decision: Decision, done: scripts.Planned) -> None:
-        if decision.missed and self._on_missed is not None:
-            self._on_missed(decision.step.queue, entry.name, decision.missed)
-        is_left_out = done.outcome == scripts.LEFT_OUT
+    def _on_planned(self, entry: Entry, step: Step, done: scripts.Planned) -> None:
+        if step.missed and self._on_missed is not None:
+            self._on_missed(step.queue, entry.name, step.missed)
+        runs = entry.state.runs if entry.state is not None else 0
         entry.seen = Seen(done.state, done.forgotten)
-        entry.state = decision.state
+        self._known.parse_state(entry)
         self._forget_error(entry)
-        if is_left_out:
-            self._known.parse_state(entry)
+        if done.outcome == scripts.LEFT_OUT:
             logger.debug("Another task holds the unique key of periodic task %r: a run is left out", entry.name)
-        elif decision.move.passed:
+        elif entry.state is not None and entry.state.runs > runs:
             self._on_sent(entry.definition)
         self._agenda.wake(entry, self._turn_ms(entry))
 

@@ -78,6 +78,7 @@ class Step:
         must_wait: whether that message must still wait.
         offer: the message to offer.
         state_if_held: its next state if another task holds the unique key of that.
+        missed: how many missed runs it leaves out, for who counts these.
     """
 
     entry: str
@@ -88,6 +89,7 @@ class Step:
     must_wait: bool = False
     offer: Message | None = None
     state_if_held: bytes = b""
+    missed: int = 0
 
 
 def plan(keys: QueueKeys, step: Step, *, mirrored: bool = False, there: QueueKeys | None = None) -> Call[Planned]:
