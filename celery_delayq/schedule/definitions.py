@@ -18,14 +18,12 @@ from celery_delayq.schedule.definition import Definition, why_invalid
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.problems import Problems
 from celery_delayq.schedule.records import Record
-from celery_delayq.schedule.store import ScheduleStore
 
 
 class Definitions:
     """Makes entries of records, and records of the entries in the configuration of this process.
 
     Args:
-        store: store of the schedule.
         configured: entries in the configuration of this process.
         parse: builds a definition from a name and the data of a record; raises InvalidSchedule.
         problems: where errors are noted.
@@ -36,13 +34,11 @@ class Definitions:
 
     def __init__(
         self,
-        store: ScheduleStore,
         configured: Configured,
         parse: Callable[[str, Mapping[str, Any]], Definition],
         problems: Problems,
     ) -> None:
         self.overruled = False
-        self._store = store
         self.configured = configured
         self._parse = parse
         self._problems = problems
@@ -73,7 +69,7 @@ class Definitions:
                 self.overruled = True
                 return None
             definition = own
-        return Entry(definition, self.lean(record))
+        return Entry(definition, record.lean())
 
     def as_known(self, entry: Entry, raw: bytes) -> Record | None:
         """Return the record of an entry, or None if it has changed."""
@@ -83,14 +79,7 @@ class Definitions:
             record = Record.parse(raw)
         except ValueError:
             return None
-        return record if self.lean(record) == entry.record else None
-
-    def lean(self, record: Record) -> Record:
-        """Return a record without the parts that need much memory. Equal strings are shared."""
-        queue = None if record.queue is None else self._store.queue(record.queue).name
-        own = record.app == self.configured.app
-        app = self.configured.app if own else record.app
-        return replace(record, definition=None, raw=b"", app=app, queue=queue, earlier=record.earlier or ())
+        return record if record.lean() == entry.record else None
 
     def configured_record(self, name: str, record: Record | None, now_ms: int) -> Record | None:
         """Return the record that an entry should have by the configuration."""

@@ -312,7 +312,7 @@ class Entries:
                 entry = self.entries[name]
                 if entry.record.queue is not None:
                     entry.strays = [(entry.record.queue, entry.seen)]
-                entry.record, entry.is_stored, entry.seen = self._definitions.lean(record), True, states[name]
+                entry.record, entry.is_stored, entry.seen = record.lean(), True, states[name]
                 written.add(name)
         self.refresh([name for name in queues if name not in written and name not in refused])
         return written, refused
@@ -393,5 +393,5 @@ class Entries:
         number = self._store.write_record(entry.name, raw, record)
         if number:
             self._on_written(number)
-            entry.record = self._definitions.lean(record)
+            entry.record = record.lean()
         return bool(number)

@@ -98,7 +98,7 @@ class Planner:
         self._on_missed = on_missed
         self._attendance = Attendance(store, configured, is_back=is_back)
         self._problems = Problems(store, is_back=is_back)
-        definitions = Definitions(store, configured, parse, self._problems)
+        definitions = Definitions(configured, parse, self._problems)
         self._known = Entries(store, self._attendance, definitions, self._problems, self._on_read)
         self._agenda = Agenda(self.entries)
         #: The running read of all entries, if any.

@@ -49,7 +49,6 @@ class Transition:
         runs: number of occurrences that were sent, not counting the one at `at_ms`.
         made_up: number of missed occurrences that were made up for in a row.
         withdraw: id of the message that must not run; empty for none.
-        passed: whether the step passes an occurrence.
         next_ms: its occurrence after the step if what is sent does not count as a run; then `max_runs` is not reached.
     """
 
@@ -59,7 +58,6 @@ class Transition:
     runs: int = 0
     made_up: int = 0
     withdraw: str = ""
-    passed: bool = False
     next_ms: int | None = field(default=None, compare=False)
 
 
@@ -145,9 +143,10 @@ def left_out(entry: Entry, state: State, move: Transition, now_ms: int) -> int:
     definition, at_ms = entry.definition, state.at_ms
     if at_ms is None or move.at_ms is None or now_ms - at_ms <= TOLERATED_MS or entry.is_idle or definition.is_asked:
         return 0
-    if not (move.passed or definition.is_lazy or state.fingerprint == entry.record.fingerprint):
+    is_sent = move.runs > state.runs
+    if not (is_sent or definition.is_lazy or state.fingerprint == entry.record.fingerprint):
         return 0
-    return definition.times.count_missed(at_ms, move.at_ms - 1, MOST_LEFT_OUT) + (not move.passed)
+    return definition.times.count_missed(at_ms, move.at_ms - 1, MOST_LEFT_OUT) + (not is_sent)
 
 
 _NEVER_PLANNED = State("", "", None)
@@ -195,7 +194,7 @@ class _Moving:
         if self.state.at_ms is None:
             return None
         if passed and self.state.task_id:
-            return self.to(None, last_ms=self.state.at_ms, runs=self.state.runs + 1, passed=True)
+            return self.to(None, last_ms=self.state.at_ms, runs=self.state.runs + 1)
         return self.to(None, withdraw="" if passed else self.state.task_id)
 
     def resume(self) -> Transition | None:
@@ -225,7 +224,7 @@ class _Moving:
     def go_on(self, *, makes_up: bool) -> Transition:
         """Plan the occurrence after one whose message was sent."""
         at_ms, made_up = self._after(makes_up=makes_up)
-        return self.to(at_ms, last_ms=self.state.at_ms, runs=self.state.runs + 1, made_up=made_up, passed=True)
+        return self.to(at_ms, last_ms=self.state.at_ms, runs=self.state.runs + 1, made_up=made_up)
 
     def go_on_lazily(self) -> Transition:
         """Send the occurrence that is due, and move to the next."""
@@ -237,7 +236,7 @@ class _Moving:
         if policy.max_lateness_s and self.now_ms - send_ms > policy.max_lateness_s * 1000:
             return self.to(following_ms, send_ms=None, made_up=made_up)
         runs = self.state.runs + 1
-        return self.to(following_ms, send_ms=send_ms, last_ms=send_ms, runs=runs, made_up=made_up, passed=True)
+        return self.to(following_ms, send_ms=send_ms, last_ms=send_ms, runs=runs, made_up=made_up)
 
     def send_late(self) -> Transition:
         """Plan an occurrence that is due but has no message: a change withdrew the message, or the entry was lazy.
@@ -258,7 +257,7 @@ class _Moving:
         at_ms = self.now_ms + max(1, math.ceil(min(again_s, _LONGEST_ASK_S) * 1000))
         if not due:
             return self.to(at_ms)
-        return self.to(at_ms, send_ms=self.now_ms, last_ms=self.now_ms, runs=self.state.runs + 1, passed=True)
+        return self.to(at_ms, send_ms=self.now_ms, last_ms=self.now_ms, runs=self.state.runs + 1)
 
     # -- the times of its schedule
 

@@ -52,7 +52,7 @@ class TestOnTime:
     def test_it_goes_on_when_its_time_has_come(self) -> None:
         one = entry()
         move = next_transition(one, at(one, T + MINUTE, runs=3), T + MINUTE)
-        assert move == Transition(T + 2 * MINUTE, T + 2 * MINUTE, last_ms=T + MINUTE, runs=4, passed=True)
+        assert move == Transition(T + 2 * MINUTE, T + 2 * MINUTE, last_ms=T + MINUTE, runs=4)
 
     def test_being_a_little_late_misses_nothing(self) -> None:
         one = entry(0.5)
@@ -64,7 +64,7 @@ class TestOnTime:
         one = entry(lazy=True)
         assert next_transition(one, None, T) == Transition(T + MINUTE, send_ms=None)
         move = next_transition(one, at(one, T + MINUTE, task_id=""), T + MINUTE)
-        assert move == Transition(T + 2 * MINUTE, T + MINUTE, last_ms=T + MINUTE, runs=1, passed=True)
+        assert move == Transition(T + 2 * MINUTE, T + MINUTE, last_ms=T + MINUTE, runs=1)
 
     def test_it_ends_after_so_many_runs(self) -> None:
         one = entry(max_runs=2)
@@ -72,7 +72,7 @@ class TestOnTime:
         assert second is not None
         assert second.at_ms == T + MINUTE
         over = next_transition(one, at(one, T + MINUTE, runs=1), T + MINUTE)
-        assert over == Transition(None, None, last_ms=T + MINUTE, runs=2, passed=True)
+        assert over == Transition(None, None, last_ms=T + MINUTE, runs=2)
         assert next_transition(one, at(one, None, runs=2, last_ms=T + MINUTE), T + 5 * MINUTE) is None
 
     def test_it_ends_with_its_window(self) -> None:
@@ -176,7 +176,7 @@ class TestAsked:
     def test_one_that_is_due_is_sent_now(self) -> None:
         one = entry(self.every)
         move = next_transition(one, at(one, T, task_id="", last_ms=T - MINUTE, runs=3), T)
-        assert move == Transition(T + 7000, T, last_ms=T, runs=4, passed=True)
+        assert move == Transition(T + 7000, T, last_ms=T, runs=4)
 
     @pytest.mark.parametrize(("now_ms", "sent"), [(T + MINUTE, True), (T + MINUTE + 1, False)])
     def test_it_ends_with_its_window(self, now_ms: int, sent: bool) -> None:
@@ -254,10 +254,8 @@ class TestPaused:
 
     def test_what_runs_already_counts(self) -> None:
         one = entry(paused=True)
-        assert next_transition(one, at(one, T), T) == Transition(None, last_ms=T, runs=1, passed=True)
-        assert next_transition(one, at(one, T + 5), T, gone=True) == Transition(
-            None, last_ms=T + 5, runs=1, passed=True
-        )
+        assert next_transition(one, at(one, T), T) == Transition(None, last_ms=T, runs=1)
+        assert next_transition(one, at(one, T + 5), T, gone=True) == Transition(None, last_ms=T + 5, runs=1)
 
     def test_what_was_missed_meanwhile_does_not_run(self) -> None:
         one = entry()
@@ -292,4 +290,4 @@ class TestChanged:
         one = entry(60)
         state = self.changed(at(one, T + 3, last_ms=T - MINUTE))
         move = next_transition(one, state, T, gone=True)
-        assert move == Transition(T + 3 + MINUTE, T + 3 + MINUTE, last_ms=T + 3, runs=1, passed=True)
+        assert move == Transition(T + 3 + MINUTE, T + 3 + MINUTE, last_ms=T + 3, runs=1)
