@@ -127,19 +127,17 @@ class ScheduleStore:
 
     def record(self, entry: str) -> bytes:
         """Return the record of an entry as stored; empty if there is none."""
-        return self._get(self.keys.definitions, entry)
+        return self._hash("HGET", self.keys.definitions, entry) or b""
 
     def records_of(self, entries: Sequence[str]) -> list[bytes]:
         """Return the records of entries as stored; empty for entries without one."""
         if not entries:
             return []
-        with _naming(self.keys.definitions):
-            found = self.client.execute_command("HMGET", self.keys.definitions, *entries, **{NEVER_DECODE: True})
-        return [raw or b"" for raw in found]
+        return [raw or b"" for raw in self._hash("HMGET", self.keys.definitions, *entries)]
 
     def changes(self) -> int:
         """Return the number of changes of records so far."""
-        return int(self._get(self.keys.definitions, "") or 0)
+        return int(self._hash("HGET", self.keys.definitions, "") or 0)
 
     def write_record(self, entry: str, seen: bytes, record: Record | None) -> int:
         """Write or remove a record if it has not changed, and tell all planners. One atomic script.
@@ -365,7 +363,7 @@ class ScheduleStore:
 
     def error(self, entry: str) -> str | None:
         """Return why an entry could not be planned, or None."""
-        return self._get(self.keys.errors, entry).decode("utf-8", "replace") or None
+        return (self._hash("HGET", self.keys.errors, entry) or b"").decode("utf-8", "replace") or None
 
     def has_overdue(self, queues: Iterable[str], before_ms: int) -> bool:
         """Return whether one of these queues has a waiting message that was due before `before_ms`, or may have one."""
@@ -392,9 +390,10 @@ class ScheduleStore:
         self._on_away(key)
         return True
 
-    def _get(self, key: str, entry: str) -> bytes:
+    def _hash(self, command: str, key: str, *args: str | int) -> Any:
+        """Return the reply to a command for a HASH, as bytes."""
         with _naming(key):
-            return self.client.execute_command("HGET", key, entry, **{NEVER_DECODE: True}) or b""
+            return self.client.execute_command(command, key, *args, **{NEVER_DECODE: True})
 
     def _pages(self, key: str) -> Iterator[list[tuple[str, bytes]]]:
         """Yield the fields of a HASH, page by page. A field that changes in the meantime has its old or its new value.
@@ -403,9 +402,7 @@ class ScheduleStore:
         """
         cursor = None
         while cursor != 0:
-            command = ("HSCAN", key, cursor or 0, "COUNT", _PAGE)
-            with _naming(key):
-                cursor, flat = self.client.execute_command(*command, **{NEVER_DECODE: True})
+            cursor, flat = self._hash("HSCAN", key, cursor or 0, "COUNT", _PAGE)
             cursor = int(cursor)
             page = []
             for name, raw in flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True):
