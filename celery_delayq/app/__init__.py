@@ -114,10 +114,8 @@ class DelayQ(Queues):
         Raises:
             ConfigurationError: the task of the signature has no `unique`.
         """
-        from celery_delayq.inspector import holders
-
         with self._inspector("cannot look up a unique key") as inspector:
-            return holders.waiting(inspector.lists, self._key_of(key))
+            return inspector.holding(self._key_of(key))
 
     def forget(self, key: str | Signature) -> bool:
         """Give up a unique key, whoever holds it: that task goes on as it is, and another one may hold the key.
@@ -131,10 +129,8 @@ class DelayQ(Queues):
         Raises:
             ConfigurationError: the task of the signature has no `unique`.
         """
-        from celery_delayq.inspector import holders
-
         with self._inspector("cannot give up a unique key") as inspector:
-            return holders.give_up(inspector.lists, self._key_of(key))
+            return inspector.forget(self._key_of(key))
 
     def was_new(self, result: AsyncResult) -> bool:
         """Return whether a task was sent; False if its result is that of the task that holds its unique key."""
