@@ -248,15 +248,11 @@ class DelayQ(Queues):
     def _each(self, task_id: Any, ask: Callable[[Inspector, list[str]], dict[str, T]]) -> T | dict[str, T]:
         from celery.result import AsyncResult
 
-        if isinstance(task_id, (str, AsyncResult)):
-            one = _id_of(task_id)
-            with self._inspector(f"cannot look up task {one}") as inspector:
-                return ask(inspector, [one])[one]
-        if isinstance(task_id, bytes) or not isinstance(task_id, Iterable):
-            _id_of(task_id)
-        ids = [_id_of(each) for each in task_id]
-        with self._inspector("cannot look up the tasks") as inspector:
-            return ask(inspector, ids)
+        is_one = isinstance(task_id, (str, bytes, AsyncResult)) or not isinstance(task_id, Iterable)
+        ids = [_id_of(each) for each in ([task_id] if is_one else task_id)]
+        with self._inspector(f"cannot look up task {ids[0]}" if is_one else "cannot look up the tasks") as inspector:
+            found = ask(inspector, ids)
+            return found[ids[0]] if is_one else found
 
     def _key_of(self, key: str | Signature) -> str:
         return key if isinstance(key, str) else key_of(self.app, key)
