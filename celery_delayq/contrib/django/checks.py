@@ -20,7 +20,7 @@ from typing import Any
 
 from django.apps import apps
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 
 from celery_delayq.basics.errors import ConfigurationError
@@ -48,11 +48,6 @@ def check_all(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     for check in _OF_APP:
         found += check(app)
     return found
-
-
-def register_all() -> None:
-    """Let Django run the checks."""
-    register(check_all, TAG)
 
 
 def _no_app(error: ImproperlyConfigured) -> CheckMessage:
