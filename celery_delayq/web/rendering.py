@@ -13,11 +13,10 @@ from markupsafe import Markup, escape
 from celery_delayq.basics.text import visible
 from celery_delayq.basics.times import shown_span, to_datetime, to_timedelta
 from celery_delayq.web.request import encoded
+from celery_delayq.web.words import WEEKDAYS
 
 #: What stands for nothing.
 NONE = "\u2013"
-
-WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 #: The most characters of one value. Longer ones are cut.
 MOST_CHARACTERS = 2000

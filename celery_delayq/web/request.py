@@ -57,10 +57,6 @@ class Params:
         """Return all values of a name, as they were sent."""
         return [value for key, value in self._pairs if key == name]
 
-    def only(self, *names: str) -> dict[str, str]:
-        """Return the values of these names that are not empty."""
-        return {name: value for name in names if (value := self.get(name))}
-
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return iter(self._pairs)
 

@@ -23,8 +23,9 @@ from babel.messages.pofile import read_po
 from celery_delayq.queue.dead_letters import REASONS
 from celery_delayq.schedule.periodic_task import STATUSES
 from celery_delayq.web.language import Language
-from celery_delayq.web.rendering import ENVIRONMENT, WEEKDAYS
+from celery_delayq.web.rendering import ENVIRONMENT
 from celery_delayq.web.request import Response, encoded
+from celery_delayq.web.words import WEEKDAYS
 from examples.private_redis import PrivateRedis
 from tests.web.zh_shop import CONFIGURED, EMPTY, FIRST, LONG, ONE, PICKLED, QUEUE, RICH, Chinese, fill, make_app
 

@@ -44,21 +44,14 @@ def check_all(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     try:
         app = celery_app()
     except ImproperlyConfigured as exc:
-        return [*found, _no_app(exc)]
+        hint = (
+            "Write `from .celery import app as celery_app` into the __init__.py of your project, or name the app in "
+            f'the settings: {DJANGO_APP} = "proj.celery:app".'
+        )
+        return [*found, Error(f"celery_delayq finds no Celery app: {exc}.", hint=hint, id="delayq.E001")]
     for check in _OF_APP:
         found += check(app)
     return found
-
-
-def _no_app(error: ImproperlyConfigured) -> CheckMessage:
-    return Error(
-        f"celery_delayq finds no Celery app: {error}.",
-        hint=(
-            "Write `from .celery import app as celery_app` into the __init__.py of your project, or name the app in "
-            f'the settings: {DJANGO_APP} = "proj.celery:app".'
-        ),
-        id="delayq.E001",
-    )
 
 
 def check_broker(app: Any) -> Iterator[CheckMessage]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from celery_delayq.inspector.bulk import Chunk
 from celery_delayq.inspector.counts import count
 from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters, DeadPage
 from celery_delayq.transport import messages
 from celery_delayq.transport.redelivery import revived
 from celery_delayq.web.access import Refusal
-from celery_delayq.web.audit import Change
 from celery_delayq.web.pages.filters import ids_of
 from celery_delayq.web.pages.steps import (
     CHUNK,
@@ -161,16 +161,8 @@ def _act_on_all(view: View, action: str, queue: str) -> Response:
         change = letters.purge_some if action == "dead.purge" else partial(letters.requeue_some, revive=revived)
         with values_of_request():
             chunk = change(CHUNK, form.get("cursor") or None)
-    view.audit.record(Change(action, f"all of {queue}", chunk.changed, chunk.refused))
-    return show_progress(
-        view,
-        _back(queue),
-        chunk.cursor,
-        total,
-        changed=chunk.changed,
-        missed=chunk.refused,
-        examined=chunk.changed + chunk.refused,
-    )
+    done = Chunk(chunk.changed, chunk.refused, chunk.changed + chunk.refused, chunk.cursor)
+    return show_progress(view, f"all of {queue}", done, total, _back(queue))
 
 
 def _back(queue: str) -> str:

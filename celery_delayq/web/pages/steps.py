@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from celery_delayq.inspector.bulk import Chunk
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.audit import Change
-from celery_delayq.web.rendering import cut
+from celery_delayq.web.rendering import MOST_CHARACTERS, cut
 from celery_delayq.web.request import Params, Response
 from celery_delayq.web.view import View
 
@@ -117,44 +118,34 @@ def so_far(form: Params, name: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
-def show_progress(
-    view: View,
-    back: str,
-    cursor: str | None,
-    total: int,
-    *,
-    changed: int,
-    missed: int,
-    examined: int,
-    refused: int = 0,
-    lost: str = "",
-    **more: object,
-) -> Response:
-    """Return the page with the progress of a change of many, after a chunk.
+def show_progress(view: View, what: str, chunk: Chunk, total: int, back: str, **more: object) -> Response:
+    """Record a chunk of a change of many, and return the page with the progress.
 
     The script sends its form by itself; without one, the user does.
 
     Args:
         view: the request.
-        back: relative URL of the page to go back to.
-        cursor: where the next chunk starts; None if all is done.
+        what: what the log says of them.
+        chunk: what was done.
         total: how many there were to look at.
-        changed: how many this chunk has changed.
-        missed: how many were not there any more.
-        examined: how many it has looked at.
-        refused: how many cannot be changed.
-        lost: what was left out because nodes of a cluster are away, in words.
+        back: relative URL of the page to go back to.
         more: further fields of the next request.
     """
     form = view.request.form
-    chunk = {"changed": changed, "missed": missed, "refused": refused, "examined": examined}
-    done = {name: so_far(form, name) + number for name, number in chunk.items()}
+    view.audit.record(Change(form.get("action"), what, chunk.changed, chunk.late + chunk.refused))
+    numbers = {
+        "changed": chunk.changed,
+        "missed": chunk.late,
+        "refused": chunk.refused,
+        "examined": chunk.examined,
+    }
+    done = {name: so_far(form, name) + number for name, number in numbers.items()}
     return view.page(
         "progress.html",
         done={"action": form.get("action"), **done},
         back=back,
-        cursor=cursor,
+        cursor=chunk.cursor,
         total=max(total, done["examined"]),
-        lost=form.get("lost") or lost,
+        lost=form.get("lost") or cut(chunk.lost, MOST_CHARACTERS),
         more=more,
     )

@@ -11,7 +11,6 @@ from celery_delayq.inspector.bulk import Action, change_some
 from celery_delayq.inspector.pages import Criteria
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.web.access import Refusal
-from celery_delayq.web.audit import Change
 from celery_delayq.web.pages.filters import (
     LONGEST_ID,
     InvalidFilter,
@@ -31,7 +30,7 @@ from celery_delayq.web.pages.steps import (
     so_far,
     values_of_request,
 )
-from celery_delayq.web.rendering import MOST_CHARACTERS, cut
+from celery_delayq.web.rendering import cut
 from celery_delayq.web.request import Response, encoded
 from celery_delayq.web.view import Page, View
 
@@ -177,21 +176,9 @@ def _act_on_matching(view: View, action: Action) -> Response:
         total = so_far(form, "total") or pages.to_examine(lists, criteria)
         chunk = change_some(lists, action, criteria, eta=eta, limit=CHUNK, cursor=form.get("cursor") or None)
     what = f"all that match {encoded(fields) or 'everything'}"
-    what = f"{what} to {eta.isoformat()}" if eta else what
-    view.audit.record(Change(action, what, chunk.changed, chunk.late + chunk.refused))
-    return show_progress(
-        view,
-        _back(view),
-        chunk.cursor,
-        total,
-        changed=chunk.changed,
-        missed=chunk.late,
-        examined=chunk.examined,
-        refused=chunk.refused,
-        lost=cut(chunk.lost, MOST_CHARACTERS),
-        asked=asked_ms,
-        eta=eta.isoformat() if eta else "",
-    )
+    if eta:
+        what = f"{what} to {eta.isoformat()}"
+    return show_progress(view, what, chunk, total, _back(view), asked=asked_ms, eta=eta.isoformat() if eta else "")
 
 
 def _ask_about_matching(
