@@ -83,11 +83,13 @@ class Broker:
         try:
             yield self._open(connection)
             is_sound = True
-            self._hanging = None
+            with self._lock:
+                self._hanging = None
         except (RedisError, OperationalError, OSError) as exc:
             error = f"{connection.as_uri()}: {str(exc).rstrip('.')}"
             if _is_timeout(exc) and not is_cluster(connection):  # one node may hang, and the others answer
-                self._hanging = error, time.monotonic() + _REST_S
+                with self._lock:
+                    self._hanging = error, time.monotonic() + _REST_S
             raise Unavailable(error) from exc
         except ConfigurationError as exc:
             raise Unavailable(str(exc)) from exc
