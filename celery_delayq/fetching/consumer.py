@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -82,8 +81,8 @@ class Consumer:
         id: readable and unique. The default names the process that made the consumer.
         patience_s: how long its thread waits for the server, in seconds, before `NotYet` is raised; None: until there
             is an answer. See `resume`.
-        wake: makes its thread call `send_acks` soon, in any thread. Then that thread sends the acknowledgements of all
-            threads, together. None: each is sent at once.
+        collects: whether acknowledgements of its thread wait for `send_acks`, or the next fetch, so that they share a
+            write. Then an event loop calls it in each turn. By default, each is sent at once.
         slot_of: see `Leases`.
 
     Every method raises `redis.RedisError` if the server is away or refuses, unless its docstring says otherwise.
@@ -100,12 +99,10 @@ class Consumer:
         id: str | None = None,
         patience_s: float | None = None,
         slot_of: Callable[[str], int] = lambda key: 0,
-        wake: Callable[[], object] | None = None,
+        collects: bool = False,
     ) -> None:
         self.id = id or consumer_id()
-        self._wake = wake
-        #: Tags of messages that other threads have acknowledged, for the consumer's own thread. Each use is atomic.
-        self._acknowledged: deque[str] = deque()
+        self._collects = collects
         self.connect = connect
         self._stack = ExitStack()
         self.client = client or self._stack.enter_context(connect())
@@ -225,7 +222,6 @@ class Consumer:
             LeaseLost: others have given the consumer up.
             NotYet: there is no answer yet; `resume` returns the messages later.
         """
-        self._take_acks()
         for _ in range(2):
             found = self._conversation.fetch(self.lists[name], consumer=self.id, limit=limit, is_patient=is_patient)
             if found is not None:
@@ -285,7 +281,6 @@ class Consumer:
 
         Never raises; the watchdog repeats those that have not arrived.
         """
-        self._take_acks()
         self._conversation.read_answers()
 
     def _on_acknowledged(self, tag: str, was_in_flight: bool) -> None:
@@ -322,7 +317,7 @@ class Consumer:
         If the process is killed meanwhile, the task runs again.
         """
         held = self._held.get(tag)
-        if held is not None and self._wake is not None:
+        if held is not None and self._collects:
             self._held[tag] = replace(held, can_wait=True)
 
     def starts(self, tag: str, *, is_early: bool) -> Held | None:
@@ -363,39 +358,26 @@ class Consumer:
     def ack(self, tag: str) -> bool:
         """Acknowledge a message: it is removed for good. One command; O(N) for N messages held for longer.
 
-        In the thread that fetches, the next fetch reads the reply. With `wake`, that thread sends it: in this turn, or
-        after `can_wait` a few ms later. Never raises; the watchdog repeats what failed.
+        In the thread that fetches, the next fetch reads the reply; if the consumer `collects`, that fetch sends it, or
+        `send_acks`. Never raises; the watchdog repeats what failed.
 
         Returns:
             False if the message is not held.
         """
-        if self._wake is not None and not self.is_closed and not self._conversation.is_of_this_thread:
-            if tag not in self._held:
-                return False
-            self._acknowledged.append(tag)
-            self._wake()
-            return True
         with self.isolation.acknowledging(tag):
             return self._ack(tag)
 
     def send_acks(self, *, is_busy: bool) -> bool:
-        """Send the acknowledgements of all threads. For the consumer's own thread; never raises.
+        """Send the acknowledgements that it has collected. For the thread that fetches; never raises.
 
         Args:
-            is_busy: whether they may wait for more, since there will be more soon, or a fetch that takes them along.
+            is_busy: whether those that can may wait for more, since there will be more soon, or a fetch that takes them
+                along.
 
         Returns:
             Whether some still wait: call this again within a few ms.
         """
-        self._take_acks()
-        return self._conversation.flush(may_wait=is_busy and self._wake is not None)
-
-    def _take_acks(self) -> None:
-        """Acknowledge what other threads have left to this one."""
-        while self._acknowledged:
-            tag = self._acknowledged.popleft()
-            with self.isolation.acknowledging(tag):
-                self._ack(tag)
+        return self._conversation.flush(may_wait=is_busy)
 
     def _ack(self, tag: str) -> bool:
         held = self._held.get(tag)
@@ -411,7 +393,7 @@ class Consumer:
             elif self._conversation.is_of_this_thread:
                 in_flight = self.leases.keys_of(held.name).in_flight(self.id)
                 self._conversation.acknowledge(in_flight, held.message, tag, can_wait=held.can_wait)
-                if self._wake is None:
+                if not self._collects:
                     self._conversation.flush()
             else:
                 with self._turn():
@@ -564,7 +546,6 @@ class Consumer:
             self._conversation.give_up(exceptions.ConnectionError("its answer was late"))
         self._conversation.close()  # nobody would read the replies to later acknowledgements
         self.is_closed = True
-        self._take_acks()
         self.names.clear()
         self.keep_only(keep)
         if self.is_unanswered:
@@ -594,7 +575,6 @@ class Consumer:
         if self._conversation.connection is not None:
             self._conversation.give_up(exceptions.ConnectionError("its connection was given up"))
         self.is_closed = self._is_retired = True
-        self._take_acks()
         self.names.clear()
 
     def end(self) -> None:

@@ -158,13 +158,15 @@ class Conversation:
         self.connection.ack(in_flight, message, tag, can_wait=can_wait)
 
     def flush(self, *, may_wait: bool = False) -> bool:
-        """Send the acknowledgements that are not sent yet, see `FetchConnection.flush`. Never raises."""
+        """Send the acknowledgements that are not sent yet, see `FetchConnection.flush`. Raises no error of it."""
         if self.connection is None:
             return False
         try:
             return self.connection.flush(may_wait=may_wait)
-        except Exception as exc:
+        except BaseException as exc:
             self.give_up(exc)
+            if not isinstance(exc, Exception):
+                raise
             return False
 
     def is_unanswered(self, tag: str) -> bool:

@@ -145,7 +145,7 @@ class Transport(kombu_redis.Transport):
         #: Whether to fetch more than one message at a time if there is no prefetch limit: an event loop, or a worker,
         #: takes one after the other. A program without them may end, or do something else, after each.
         self.fetches_ahead = False
-        #: Whether acknowledgements may wait for each other, a few ms at most: a worker whose event loop runs no task.
+        #: Whether acknowledgements wait for each other, for a turn of an event loop that runs no task, or a few ms.
         self.acknowledges_together = False
         #: Returns the delivery tags of running tasks, which continue although the connection is closed.
         self.running_tags: Callable[[], set[str]] = set
@@ -453,7 +453,7 @@ class Transport(kombu_redis.Transport):
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Deliver messages from an event loop, see kombu."""
         self.cycle.unregister = loop.remove
-        self.cycle.call_later, self.cycle.has_loop = loop.call_later, True
+        self.cycle.call_later = loop.call_later
         self.fetches_ahead = True
         if kombu.VERSION < (5, 7):
             loop.call_soon = partial(_call_soon, loop, self.cycle)

@@ -46,8 +46,8 @@ class Credit:
 
     @property
     def is_patient(self) -> bool:
-        """Whether the last fetch has waited, see `can_wait`."""
-        return self._patient_until != math.inf
+        """Whether nothing is fetched for now, see `can_wait`."""
+        return time.monotonic() < self._patient_until < math.inf
 
     def can_wait(self, credit: int) -> bool:
         """Return whether the fetch can wait: the pool is busy, and has more tasks waiting than a fetch could add.
@@ -63,7 +63,7 @@ class Credit:
         if self._patient_until == math.inf:
             self._patient_until = now + PATIENCE_S
         if now < self._patient_until:
-            self._channel.connection.cycle.turn_soon()
+            self._channel.connection.cycle.wake_in(self._patient_until - now)
             return True
         self._patient_until = math.inf
         return False

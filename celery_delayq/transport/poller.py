@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from logging import getLogger
 from typing import TYPE_CHECKING, Any
 
@@ -109,8 +110,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         self._waker: Waker | None = None
         #: Stops polling a file descriptor; None without an event loop.
         self.unregister: Callable[[int], Any] | None = None
-        #: Whether an event loop polls, and how it calls a function after a delay in seconds.
-        self.has_loop = False
+        #: Calls a function after a delay in seconds; an event loop sets this. Without one, no wait exceeds a second.
         self.call_later: Callable[[float, Callable[[], None]], Any] = lambda delay_s, callback: None
         #: Whether one turn may deliver several messages. A program that consumes without a worker may end after each.
         self.delivers_some = False
@@ -118,8 +118,8 @@ class Poller(kombu_redis.MultiChannelPoller):
         self._polled: set[int] = set()
         #: When it wakes next by itself (monotonic).
         self._wakes_at = 0.0
-        #: A timer begins a turn every few ms until this time (monotonic).
-        self._turns_until, self._is_ticking = 0.0, False
+        #: A timer begins a turn every few ms until the first time, the next at the second one (monotonic).
+        self._turns_until = self._ticks_at = 0.0
         #: Whether `get` has fetched before kombu calls `on_poll_start`; and whether the last fetch has found something.
         self._has_filled = self._has_found = False
         self._tidy_at = 0.0
@@ -188,25 +188,23 @@ class Poller(kombu_redis.MultiChannelPoller):
         now = time.monotonic()
         if not now < self._wakes_at <= now + delay_s:
             self._wakes_at = now + delay_s
-            if self.has_loop:
-                self.call_later(delay_s, self.wake)
-                self.wake()  # the event loop has already chosen how long it polls in this turn
+            self.call_later(delay_s, self.wake)
+            self.wake()  # the event loop has already chosen how long it polls in this turn
 
     def turn_soon(self) -> None:
-        """Begin another turn within a few ms. For the polling thread; it costs less than `wake_in` if called often."""
-        if not self.has_loop:
-            self.wake_in(_SOON_S)
-            return
-        self._turns_until = time.monotonic() + _TICKS_FOR_S
-        if not self._is_ticking:
-            self._tick()
+        """Begin another turn of the event loop within a few ms. It costs less than `wake_in` if it is called often."""
+        now = time.monotonic()
+        self._turns_until = now + _TICKS_FOR_S
+        if now >= self._ticks_at:  # none is set, or the event loop has too many timers to look at all of them
+            self._tick(self._ticks_at)
             self.wake()
 
-    def _tick(self) -> None:
-        """Let a timer end the next poll: each is set before the event loop chooses how long it polls."""
-        self._is_ticking = time.monotonic() < self._turns_until
-        if self._is_ticking:
-            self.call_later(_SOON_S, self._tick)
+    def _tick(self, due_at: float) -> None:
+        """Let a timer end the next poll: each sets the next one before the event loop chooses how long it polls."""
+        now = time.monotonic()
+        if now < self._turns_until and due_at == self._ticks_at:
+            self._ticks_at = now + _SOON_S
+            self.call_later(_SOON_S, partial(self._tick, self._ticks_at))
 
     def on_credit(self) -> None:
         """Record that more messages may be fetched: one was acknowledged, or has waited until it was due."""
@@ -278,8 +276,6 @@ class Poller(kombu_redis.MultiChannelPoller):
                     self._on_full(fetcher)
                 found = fetcher.fill()
                 self._has_found |= found
-                if fetcher.send_acks(is_busy=found):
-                    self.turn_soon()
                 if fetcher.is_sparing:
                     self.wake_in(_FULL_S)
                 else:
@@ -294,6 +290,10 @@ class Poller(kombu_redis.MultiChannelPoller):
                     raise
                 self._on_full(fetcher)
                 continue
+        # Of a fetcher without queues, too: its last tasks end.
+        for fetcher in [channel.made_fetcher for channel in list(self._channels)]:
+            if fetcher is not None and fetcher.send_acks(is_busy=self._has_found):
+                self.turn_soon()
 
     def _on_full(self, fetcher: Fetcher) -> None:
         """Leave the connections that there are to the loops, and look for messages instead of waiting for them."""

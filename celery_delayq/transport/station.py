@@ -60,7 +60,7 @@ class Station:
             expires_ms=transport.expires_ms,
             patience_s=patience_s,
             slot_of=transport.Channel.slot_of,
-            wake=wake if transport.acknowledges_together else None,
+            collects=transport.acknowledges_together,
         )
         self.rare_lists = rare_lists
         self._watchdog = Watchdog(self.consumer, on_lost=wake)

@@ -137,8 +137,8 @@ class Transfer(bootsteps.StartStopStep):
         transport.running_tags = self._handover.delivery_tags
         transport.is_busy = is_busy
         transport.fetches_ahead = transport.cycle.delivers_some = True
-        # A task in the main thread would let the acknowledgements of those before it wait.
-        transport.acknowledges_together = not isinstance(consumer.pool, SoloPool)
+        # A task in the main thread would let the acknowledgements of those before it wait. So would greenlets.
+        transport.acknowledges_together = consumer.hub is not None and not isinstance(consumer.pool, SoloPool)
         transport.most_ahead = lambda: consumer.initial_prefetch_count or 0
         transport.tasks_waiting = partial(tasks_waiting, consumer.controller)
         if transport.options["delay_eta_tasks"]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import threading
 
 import pytest
 
 from celery_delayq.fetching import connection
 from celery_delayq.fetching.consumer import Consumer
-from tests.consumer.conftest import Consumers, in_another_thread
+from tests.consumer.conftest import Consumers
 from tests.support import wait_until
 
 MESSAGES = [b"%d" % number for number in range(connection.TOGETHER)]
@@ -22,15 +21,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def woken() -> threading.Event:
-    """Whether somebody has woken the thread of the consumer."""
-    return threading.Event()
-
-
-@pytest.fixture
-def worker(consumers: Consumers, woken: threading.Event) -> Consumer:
-    """A consumer whose thread sends the acknowledgements of all threads."""
-    return consumers.make(wake=woken.set)
+def worker(consumers: Consumers) -> Consumer:
+    """A consumer that collects acknowledgements."""
+    return consumers.make(collects=True)
 
 
 def take_late(consumers: Consumers, consumer: Consumer, *messages: bytes) -> list[str]:
@@ -97,64 +90,33 @@ def test_they_do_not_wait_for_long(consumers: Consumers, worker: Consumer, monke
 
 
 @pytest.mark.usefixtures("patient")
-class TestOtherThreads:
-    def test_leave_them_to_the_thread_that_fetches(
-        self, consumers: Consumers, worker: Consumer, woken: threading.Event
-    ) -> None:
-        tags = take_late(consumers, worker, *MESSAGES[:3])
-        for tag in tags:
-            assert in_another_thread(worker.ack, tag) is True
-        assert woken.is_set()
-        assert consumers.in_flight(worker) == MESSAGES[:3]
-        assert worker.held.keys() == set(tags)
-        assert not worker.send_acks(is_busy=False)
-        gone(consumers, worker)
-
-    def test_do_not_acknowledge_what_is_not_held(self, worker: Consumer, woken: threading.Event) -> None:
-        assert in_another_thread(worker.ack, "1") is False
-        assert not woken.is_set()
-
-    def test_acknowledge_before_the_consumer_is_closed(self, consumers: Consumers, worker: Consumer) -> None:
-        mine, theirs = take_late(consumers, worker, b"1", b"2")
-        assert worker.ack(mine)
-        assert in_another_thread(worker.ack, theirs)
+class TestTheEnd:
+    def test_of_the_consumer_sends_them(self, consumers: Consumers, worker: Consumer) -> None:
+        (tag,) = take_late(consumers, worker, b"1")
+        assert worker.ack(tag)
         assert worker.close()
         gone(consumers, worker)
 
-    def test_acknowledge_what_would_be_put_back(self, consumers: Consumers, worker: Consumer) -> None:
-        """As a channel is closed, whose tasks end meanwhile."""
-        theirs, unfinished = take_late(consumers, worker, b"1", b"2")
-        assert in_another_thread(worker.ack, theirs)
-        worker.put_back([theirs, unfinished])
+    def test_of_a_channel_puts_back_the_others(self, consumers: Consumers, worker: Consumer) -> None:
+        done, unfinished = take_late(consumers, worker, b"1", b"2")
+        assert worker.ack(done)
+        worker.put_back([done, unfinished])
         assert consumers.in_flight(worker) == []
         assert consumers.waiting() == [b"2 again"]
 
-    def test_acknowledge_once_more_after_the_end(self, consumers: Consumers, worker: Consumer) -> None:
-        """A task runs on while its worker connects again."""
+    def test_of_the_connection_leaves_them_to_the_next(self, consumers: Consumers, worker: Consumer) -> None:
         (tag,) = take_late(consumers, worker, b"1")
-        worker.close(keep=[tag])
-        assert in_another_thread(worker.ack, tag)
-        gone(consumers, worker)
-
-
-@pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("is_mine", [True, False], ids=["its own thread", "another thread"])
-class TestWithoutTheConnection:
-    """What waits when the connection is lost, or given up, is owed, and sent over the next one."""
-
-    def test_that_is_lost(self, consumers: Consumers, worker: Consumer, is_mine: bool) -> None:
-        (tag,) = take_late(consumers, worker, b"1")
+        assert worker.ack(tag)
         consumers.cut_connections()
-        assert worker.ack(tag) if is_mine else in_another_thread(worker.ack, tag)
         worker.send_acks(is_busy=False)
         worker.read_answers()
         with worker.connect() as client:
             worker.settle(client)
         gone(consumers, worker)
 
-    def test_that_is_given_up(self, consumers: Consumers, worker: Consumer, is_mine: bool) -> None:
+    def test_of_a_node_that_hangs_leaves_them_to_the_watchdog(self, consumers: Consumers, worker: Consumer) -> None:
         (tag,) = take_late(consumers, worker, b"1")
-        assert worker.ack(tag) if is_mine else in_another_thread(worker.ack, tag)
+        assert worker.ack(tag)
         worker.retire()
         assert consumers.in_flight(worker) == [b"1"]
         assert worker.owed.keys() == {tag}
