@@ -114,10 +114,8 @@ class DelayQ(Queues):
         Raises:
             ConfigurationError: the task of the signature has no `unique`.
         """
-        from celery_delayq.inspector import holders
-
         with self._inspector("cannot look up a unique key") as inspector:
-            return holders.waiting(inspector.lists, self._key_of(key))
+            return inspector.holding(self._key_of(key))
 
     def forget(self, key: str | Signature) -> bool:
         """Give up a unique key, whoever holds it: that task goes on as it is, and another one may hold the key.
@@ -131,10 +129,8 @@ class DelayQ(Queues):
         Raises:
             ConfigurationError: the task of the signature has no `unique`.
         """
-        from celery_delayq.inspector import holders
-
         with self._inspector("cannot give up a unique key") as inspector:
-            return holders.give_up(inspector.lists, self._key_of(key))
+            return inspector.forget(self._key_of(key))
 
     def was_new(self, result: AsyncResult) -> bool:
         """Return whether a task was sent; False if its result is that of the task that holds its unique key."""
@@ -252,15 +248,11 @@ class DelayQ(Queues):
     def _each(self, task_id: Any, ask: Callable[[Inspector, list[str]], dict[str, T]]) -> T | dict[str, T]:
         from celery.result import AsyncResult
 
-        if isinstance(task_id, (str, AsyncResult)):
-            one = _id_of(task_id)
-            with self._inspector(f"cannot look up task {one}") as inspector:
-                return ask(inspector, [one])[one]
-        if isinstance(task_id, bytes) or not isinstance(task_id, Iterable):
-            _id_of(task_id)
-        ids = [_id_of(each) for each in task_id]
-        with self._inspector("cannot look up the tasks") as inspector:
-            return ask(inspector, ids)
+        is_one = isinstance(task_id, (str, bytes, AsyncResult)) or not isinstance(task_id, Iterable)
+        ids = [_id_of(each) for each in ([task_id] if is_one else task_id)]
+        with self._inspector(f"cannot look up task {ids[0]}" if is_one else "cannot look up the tasks") as inspector:
+            found = ask(inspector, ids)
+            return found[ids[0]] if is_one else found
 
     def _key_of(self, key: str | Signature) -> str:
         return key if isinstance(key, str) else key_of(self.app, key)

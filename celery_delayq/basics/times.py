@@ -17,6 +17,9 @@ _MILLISECOND = timedelta(milliseconds=1)
 _FIRST_MS = (datetime.min.replace(tzinfo=timezone.utc) - EPOCH) // _MILLISECOND
 _LAST_MS = (datetime.max.replace(tzinfo=timezone.utc) - EPOCH) // _MILLISECOND
 
+#: The first time that no datetime has, unix time in ms. Nothing of this package is due then.
+AFTER_9999_MS = _LAST_MS + 1
+
 
 def aware(when: Time, name: str) -> datetime:
     """Return a time as an aware datetime.

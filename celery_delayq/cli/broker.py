@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,8 +60,7 @@ def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tup
             reached, refuses a command, or goes away.
     """
     register()  # for `-b delayq://...` with an app that has no DelayQ
-    hurried = {} if patience_s is None else _hurried(patience_s)
-    with _connection(app, hurried) as connection:
+    with _connection(app, patience_s) as connection:
         connected = False
         try:
             check_urls(app)
@@ -152,18 +151,16 @@ def _reason(exc: Exception) -> str:
     return text.partition(" : ")[0] if text.startswith("No master found") else text
 
 
-def _hurried(patience_s: float) -> dict[str, Any]:
-    """Return transport options with shorter timeouts. Nothing is written, so no replica is waited for."""
-    return {"socket_timeout": patience_s, "socket_connect_timeout": patience_s, "replicas": 0}
-
-
 def _other_urls(connection: Any) -> int:
     """Return how many times to try to connect again without a pause: kombu takes the next URL each time."""
     has_one = is_cluster(connection) or is_sentinel(connection)  # these look at all URLs themselves
     return 0 if has_one else max(0, len(connection.alt or ()) - 1)
 
 
-def _connection(app: Any, options: Mapping[str, Any]) -> Any:
+def _connection(app: Any, patience_s: float | None) -> Any:
+    options: dict[str, Any] = {}
+    if patience_s is not None:  # nothing is written, so no replica is waited for
+        options = {"socket_timeout": patience_s, "socket_connect_timeout": patience_s, "replicas": 0}
     try:
         connection = app.connection_for_write(transport_options=options)
         connection.get_transport_cls()  # kombu looks up a scheme such as `delay+socket` only now

@@ -12,7 +12,7 @@ from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import inspecting
 from celery_delayq.cli.command import command, confirm, json_option, usage_errors, yes_option
 from celery_delayq.cli.listing import criteria_of, filters, not_waiting
-from celery_delayq.cli.output import print_json, progress
+from celery_delayq.cli.output import print_json, progress, say_changed
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import Span, When, at
 from celery_delayq.inspector import Inspector
@@ -60,7 +60,7 @@ def cancel(
 
 
 def _cancel_all(inspector: Inspector, chosen: dict[str, Any], dry_run: bool, yes: bool) -> int:
-    criteria = criteria_of(inspector, **chosen)
+    criteria = criteria_of(inspector, chosen)
 
     def run(what: str, only_count: bool) -> int:
         with progress(what) as told:
@@ -118,13 +118,7 @@ def _change(
         for start in range(0, len(wanted), _BATCH):
             answers.update(change(wanted[start : start + _BATCH]))
             on_progress(len(answers), len(wanted))
-    missing = [task_id for task_id, waited in answers.items() if not waited]
-    for task_id in missing:
-        say(f"Error: {not_waiting(task_id)}", err=True)
-    if as_json:
-        for task_id, waited in answers.items():
-            print_json({"id": task_id, "done": waited})
-    else:
-        say(f"{plural(len(answers) - len(missing))} {done}.")
-    if missing:
-        ctx.exit(1)
+    for task_id, waited in answers.items():
+        if not waited:
+            say(f"Error: {not_waiting(task_id)}", err=True)
+    say_changed(ctx, answers, done, "task", as_json)

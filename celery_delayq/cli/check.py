@@ -60,7 +60,8 @@ def check(ctx: click.Context, strict: bool, max_overdue: timedelta | None, as_js
     findings = [replace(finding, advice=with_app(finding.advice)) for finding in found]
     if as_json:
         for finding in findings:
-            print_json(_as_json(finding))
+            fields = vars(finding) | {"level": finding.level.value}
+            print_json({name: value for name, value in fields.items() if name != "was_checked"})
     else:
         _print(findings)
     bad = {Level.ERROR, Level.WARNING} if strict else {Level.ERROR}
@@ -80,7 +81,7 @@ def _all(app: Any) -> list[Finding]:
     except click.ClickException as exc:
         cannot = _cannot(app, exc)
         is_known = any(finding.message == cannot.message for finding in findings)
-        found = [not_checked("server", "correct the settings first") if is_known else cannot]
+        found = [not_checked("correct the settings first", "server") if is_known else cannot]
     return [*findings, *found]
 
 
@@ -121,14 +122,3 @@ def _print(findings: Sequence[Finding]) -> None:
         say(line)  # in one line, to copy
     counts = Counter(finding.level for finding in findings)
     out.print(f"\n{plural(counts[Level.ERROR], 'error')}, {plural(counts[Level.WARNING], 'warning')}.")
-
-
-def _as_json(finding: Finding) -> dict[str, Any]:
-    return {
-        "check": finding.check,
-        "level": finding.level.value,
-        "message": finding.message,
-        "advice": finding.advice,
-        "command": finding.command,
-        "servers": finding.servers,
-    }

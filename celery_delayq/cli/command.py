@@ -19,6 +19,37 @@ from celery_delayq.cli.plain import say, visible
 #: Adds an option or argument to a function.
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+
+def several(*options: Decorator) -> Decorator:
+    """Return a decorator that adds options and arguments, in this order."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def page_options(nouns: str) -> Decorator:
+    """Return the options of a list that may be long; see `say_rest`.
+
+    Args:
+        nouns: what it lists, in the plural.
+    """
+    return several(
+        click.option(
+            "--limit",
+            type=click.IntRange(min=1),
+            default=100,
+            show_default=True,
+            help=f"Show at most this many {nouns}.",
+        ),
+        click.option("--cursor", help="Continue where the previous list ended."),
+        click.option("--all", "everything", is_flag=True, help=f"Show all {nouns}, without a limit."),
+    )
+
+
 #: For commands whose output programs may read.
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 

@@ -15,15 +15,27 @@ from rich.table import Table
 from celery_delayq.basics.text import plural
 from celery_delayq.basics.times import to_datetime
 from celery_delayq.cli.broker import complete_queue, inspecting
-from celery_delayq.cli.command import Decorator, body_option, command, confirm, json_option, usage_errors, yes_option
+from celery_delayq.cli.command import (
+    Decorator,
+    body_option,
+    command,
+    confirm,
+    json_option,
+    page_options,
+    several,
+    usage_errors,
+    yes_option,
+)
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
-    console,
     new_table,
     print_details,
     print_json,
+    print_rows,
     progress,
+    say_changed,
+    say_rest,
     short_name,
     text,
     tracked,
@@ -38,12 +50,13 @@ from celery_delayq.transport.redelivery import revived
 _queue_argument: Decorator = click.argument("queue", shell_complete=complete_queue)
 
 
-def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments that select messages; see `_chosen`."""
-    function = json_option(function)
-    function = click.option("--all", "everything", is_flag=True, help="All dead letters of the queue.")(function)
-    function = click.argument("ids", nargs=-1, metavar="[ID]...")(function)
-    return _queue_argument(function)
+#: The arguments that select messages; see `_chosen`.
+_choosing = several(
+    _queue_argument,
+    click.argument("ids", nargs=-1, metavar="[ID]..."),
+    click.option("--all", "everything", is_flag=True, help="All dead letters of the queue."),
+    json_option,
+)
 
 
 @click.group()
@@ -56,11 +69,7 @@ def dead() -> None:
 
 @command("list")
 @click.argument("queue", default="", shell_complete=complete_queue)
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many dead letters."
-)
-@click.option("--cursor", help="Continue where the previous list ended.")
-@click.option("--all", "everything", is_flag=True, help="Show all dead letters, without a limit.")
+@page_options("dead letters")
 @json_option
 def list_(ctx: click.Context, queue: str, limit: int, cursor: str | None, everything: bool, as_json: bool) -> None:
     """Show the dead letters of QUEUE, oldest first. Without QUEUE, use the app's default queue."""
@@ -75,26 +84,15 @@ def list_(ctx: click.Context, queue: str, limit: int, cursor: str | None, everyt
             left -= len(page)
             if len(page):
                 is_empty = False
-                _write([_row(letter) for letter in page], as_json)
+                rows = [_row(letter) for letter in page]
+                print_rows(rows, as_json, partial(table_of, rows))
             if cursor is None:
                 break
         if is_empty:
             inspector.check_queue(queue)
     if is_empty and not as_json:
         say(f"No dead letters in queue {queue}.", err=True)
-    if cursor is not None and as_json:
-        print_json({"cursor": cursor})
-    elif cursor is not None:
-        say(f"There may be more dead letters: continue with --cursor {cursor}, or show all with --all.", err=True)
-
-
-def _write(rows: list[dict[str, Any]], as_json: bool) -> None:
-    if not as_json:
-        out = console()
-        out.print(table_of(rows, out.width))
-        return
-    for row in rows:
-        print_json(row)
+    say_rest(cursor, "dead letters", as_json)
 
 
 def table_of(rows: Iterable[dict[str, Any]], width: int) -> Table:
@@ -208,15 +206,9 @@ def _chosen(letters: DeadLetters, queue: str, ids: Sequence[str]) -> list[DeadLe
 def _change(
     ctx: click.Context, done: str, found: list[DeadLetter], change: Callable[[DeadLetter], bool], as_json: bool
 ) -> None:
-    """Change messages and report how many were changed. Exits with 1 if one was not."""
+    """Change messages and say how many were changed."""
     answers = {letter.id: change(letter) for letter in tracked(found, done)}
-    if as_json:
-        for letter_id, changed in answers.items():
-            print_json({"id": letter_id, "done": changed})
-    else:
-        say(f"{plural(sum(answers.values()), 'message')} {done}.")
-    if not all(answers.values()):
-        ctx.exit(1)
+    say_changed(ctx, answers, done, "message", as_json)
 
 
 def _change_all(ctx: click.Context, done: str, total: int, change: Callable[..., DeadChunk], as_json: bool) -> None:
@@ -238,7 +230,5 @@ def _change_all(ctx: click.Context, done: str, total: int, change: Callable[...,
         ctx.exit(1)
 
 
-dead.add_command(list_)
-dead.add_command(show)
-dead.add_command(requeue)
-dead.add_command(purge)
+for _command in (list_, show, requeue, purge):
+    dead.add_command(_command)

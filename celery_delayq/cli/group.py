@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
+from celery_delayq.basics.errors import DelayqError
 from celery_delayq.cli.plain import visible
 
 
 class Commands(click.Group):
-    """A group that imports its commands when they are called or listed, and that makes its errors `visible`.
+    """A group that imports its commands when they are called or listed, and says what went wrong.
 
     Args:
         places: command name -> its place, as `module:attribute`.
@@ -46,9 +47,14 @@ class Commands(click.Group):
 
 @contextmanager
 def _visible_errors() -> Iterator[None]:
-    """Make control characters in error messages visible: they may contain names from Redis, or user input."""
+    """Turn our errors into messages, and make control characters in all of them visible.
+
+    They may contain names from Redis, or user input.
+    """
     try:
         yield
+    except DelayqError as exc:
+        raise click.ClickException(visible(exc)) from exc
     except click.ClickException as exc:
         keep = "\n" if isinstance(exc, click.UsageError) else ""  # a usage error may be the help text
         exc.message = visible(exc.message, keep)  # type: ignore[misc]  # final since click 8.5

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import click
 from rich.table import Table
 
 from celery_delayq.cli.broker import check_complete, inspecting, queue_option
-from celery_delayq.cli.command import body_option, command, json_option, usage_errors
+from celery_delayq.cli.command import body_option, command, json_option, page_options, several, usage_errors
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
-    console,
     new_table,
     print_details,
-    print_json,
+    print_rows,
     progress,
+    say_rest,
     short_name,
     text,
 )
@@ -28,44 +28,32 @@ from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import When, at, shown, shown_span
 from celery_delayq.inspector import Inspector, pages
 from celery_delayq.inspector.away import Lost
-from celery_delayq.inspector.pages import Criteria
+from celery_delayq.inspector.pages import Criteria, Page
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.queue.scripts import MAX_PAGE
 
-
-def filters(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select tasks; see `criteria_of`."""
-    for option in (
-        click.option("--text", help="Only tasks whose arguments contain this text, as they are shown."),
-        click.option("--due-before", type=When(), help="Only tasks due before this time."),
-        click.option("--due-after", type=When(), help="Only tasks due at this time or later."),
-        click.option("--task", help="Only tasks of this name."),
-        queue_option(),
-    ):
-        function = option(function)
-    return function
+#: The options that select tasks; see `criteria_of`.
+filters = several(
+    queue_option(),
+    click.option("--task", help="Only tasks of this name."),
+    click.option("--due-after", type=When(), help="Only tasks due at this time or later."),
+    click.option("--due-before", type=When(), help="Only tasks due before this time."),
+    click.option("--text", help="Only tasks whose arguments contain this text, as they are shown."),
+)
 
 
-def criteria_of(
-    inspector: Inspector,
-    *,
-    queue: str | None,
-    task: str | None,
-    due_after: datetime | timedelta | None,
-    due_before: datetime | timedelta | None,
-    text: str | None,
-) -> Criteria:
+def criteria_of(inspector: Inspector, chosen: Mapping[str, Any]) -> Criteria:
     """Return the criteria that the options of `filters` stand for.
 
     Raises:
         click.ClickException: there is no such queue.
         click.UsageError: a time is out of range, or the text is empty.
     """
-    inspector.check_queue(queue)
+    inspector.check_queue(chosen["queue"])
     now_ms = inspector.lists.now_ms()
+    times = {name: at(chosen[name], now_ms) for name in ("due_after", "due_before")}
     with usage_errors():
-        after, before = at(due_after, now_ms), at(due_before, now_ms)
-        return Criteria.of(queue=queue, task=task, due_after=after, due_before=before, text=text)
+        return Criteria.of(**{**chosen, **times})
 
 
 def not_waiting(task_id: str) -> str:
@@ -105,80 +93,46 @@ def _call(task: ScheduledTask) -> str:
     return f"{task.args or ''}{kwargs}"
 
 
-class _Listing:
-    """Reads tasks batch by batch. `cursor` is where the rest starts, or None at the end. `lost` is what is left out."""
-
-    def __init__(self, inspector: Inspector, criteria: Criteria, limit: int | None, cursor: str | None) -> None:
-        self.cursor = cursor
-        self.lost = Lost()
-        self._inspector = inspector
-        self._criteria = criteria
-        self._left = math.inf if limit is None else limit
-        self._is_at_end = False
-        self._examined = 0
-
-    def batch(self) -> list[ScheduledTask]:
-        """Return the next tasks, at most MAX_PAGE to bound memory; an empty list at the end."""
+def _batches(inspector: Inspector, criteria: Criteria, limit: float, cursor: str | None) -> Iterator[Page]:
+    """Yield the tasks, at most MAX_PAGE at a time to bound memory. Only a search shows progress."""
+    lists, examined = inspector.lists, 0
+    while limit:
         tasks: list[ScheduledTask] = []
-        with self._progress() as on_progress:
-            while not self._is_at_end and (size := min(self._left, MAX_PAGE - len(tasks))):
-                page = pages.page(
-                    self._inspector.lists, self._criteria, limit=int(size), cursor=self.cursor, partial=True
-                )
+        lost = Lost()
+        with ExitStack() as stack:
+            on_progress = stack.enter_context(progress("searching")) if criteria.is_search else None
+            total = pages.to_examine(lists, criteria) if on_progress else 0
+            while size := min(limit, MAX_PAGE - len(tasks)):
+                page = pages.page(lists, criteria, limit=int(size), cursor=cursor, partial=True)
                 tasks += page
-                self.cursor = page.cursor
-                self.lost |= page.lost
-                self._is_at_end = page.cursor is None
-                self._left -= len(page)
-                self._examined += page.examined
-                on_progress(self._examined)
-        return tasks
-
-    @contextmanager
-    def _progress(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reports how many tasks were examined. Only a search shows progress."""
-        if not self._criteria.is_search:
-            yield lambda examined: None
+                cursor, lost = page.cursor, lost | page.lost
+                limit, examined = limit - len(page), examined + page.examined
+                if on_progress:
+                    on_progress(examined, max(examined, total))
+                if cursor is None:
+                    break
+        yield Page(tuple(tasks), cursor, examined, lost)
+        if cursor is None:
             return
-        total = pages.to_examine(self._inspector.lists, self._criteria)
-        with progress("searching") as on_progress:
-            yield lambda examined: on_progress(examined, max(examined, total))
 
 
 @command("list")
 @filters
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show at most this many tasks."
-)
-@click.option("--cursor", help="Continue where the previous list ended.")
-@click.option("--all", "everything", is_flag=True, help="Show all tasks, without a limit.")
+@page_options("tasks")
 @json_option
 def list_(ctx: click.Context, limit: int, cursor: str | None, everything: bool, as_json: bool, **chosen: Any) -> None:
     """Show waiting tasks of all queues, in due order."""
-    with inspecting(ctx.obj.app) as inspector:
-        criteria = criteria_of(inspector, **chosen)
-        listing = _Listing(inspector, criteria, None if everything else limit, cursor)
-        with usage_errors():
-            batch = listing.batch()
-            if not batch and not listing.lost and not as_json:
-                say("No waiting tasks match.", err=True)
-            while batch:
-                _write(batch, as_json)
-                batch = listing.batch()
-    if listing.cursor is not None and as_json:
-        print_json({"cursor": listing.cursor})
-    elif listing.cursor is not None:
-        say(f"There may be more tasks: continue with --cursor {listing.cursor}, or show all with --all.", err=True)
-    check_complete(listing.lost)
-
-
-def _write(tasks: Sequence[ScheduledTask], as_json: bool) -> None:
-    if not as_json:
-        out = console()
-        out.print(task_table(tasks, out.width))
-        return
-    for task in tasks:
-        print_json(task.to_dict())
+    number, lost = 0, Lost()
+    with inspecting(ctx.obj.app) as inspector, usage_errors():
+        criteria = criteria_of(inspector, chosen)
+        for page in _batches(inspector, criteria, math.inf if everything else limit, cursor):
+            number, cursor, lost = number + len(page), page.cursor, lost | page.lost
+            if page.tasks:
+                print_rows((task.to_dict() for task in page), as_json, partial(task_table, page))
+    if not (number or lost or as_json):
+        say("No waiting tasks match.", err=True)
+    say_rest(cursor, "tasks", as_json)
+    check_complete(lost)
 
 
 @command("show")

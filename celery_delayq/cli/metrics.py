@@ -7,7 +7,6 @@ import threading
 
 import click
 
-from celery_delayq.basics.errors import ConfigurationError, DelayqError
 from celery_delayq.cli.command import command
 from celery_delayq.cli.plain import say, write
 from celery_delayq.metrics import endpoint_module
@@ -24,15 +23,9 @@ def metrics(ctx: click.Context, host: str, port: int, once: bool) -> None:
     Each request reads Redis, so one such process is enough for all workers, and no worker needs to run. Everybody who
     can reach the port may read. While Redis is away, requests are answered with 503. SIGINT or SIGTERM ends it.
     """
-    try:
-        endpoint = endpoint_module()
-    except ConfigurationError as exc:
-        raise click.ClickException(str(exc)) from exc
+    endpoint = endpoint_module()
     source = Source(ctx.obj.app)
-    try:
-        uri = source.check()
-    except DelayqError as exc:
-        raise click.ClickException(str(exc)) from exc
+    uri = source.check()
     if once:
         try:
             write(endpoint.text_of(source.read()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from itertools import islice
@@ -15,12 +15,13 @@ import click
 import redis
 from celery.result import denied_join_result
 from celery.utils import uuid
+from rich.table import Table
 
 from celery_delayq.basics.text import plural
 from celery_delayq.basics.times import to_datetime
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, json_option
-from celery_delayq.cli.output import add_columns, console, new_table, print_json, progress, text
+from celery_delayq.cli.output import add_columns, new_table, print_json, print_rows, progress, text
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown
 from celery_delayq.queue import orphans as orphaned
@@ -125,8 +126,9 @@ def adopt(
                 row.update(taken=orphan.waiting, left=0)
             else:
                 tasks = _Tasks(app, task, CODECS[codec], queue, channel, orphan.name)
-                taken, left = _count(client, orphan, tasks) if dry_run else _hand_over(client, orphan, tasks)
-                row.update(taken=taken, left=left)
+                handed_over = ((batch.moved, batch.left) for batch in orphan.hand_over(client, tasks.command))
+                counted = ((1, 0) if tasks.arguments(entry) else (0, 1) for entry in orphan.entries(client))
+                row["taken"], row["left"] = _sums(orphan, counted if dry_run else handed_over)
             if as_json:
                 print_json(row)
             else:
@@ -154,8 +156,10 @@ class _Tasks:
         self._own_timeout_set = QueueKeys.of(taken_from).timeout_set
         self._producer = app.amqp.Producer(channel)
 
-    def arguments(self, entry: Entry) -> tuple[Any, datetime] | None:
+    def arguments(self, entry: Entry | None) -> tuple[Any, datetime] | None:
         """Return the argument and the eta of the task, or None if the codec cannot decode the payload."""
+        if entry is None:
+            return None
         try:
             return self._decode(entry.payload), _exactly(entry.due_ms)
         except (ValueError, OverflowError, RecursionError):
@@ -225,23 +229,12 @@ def _refuse(found: list[Orphan], reason: str, separator: str = ": ") -> None:
         raise click.ClickException(f"{', '.join(repr(orphan.name) for orphan in found)}{separator}{reason}")
 
 
-def _count(client: redis.Redis, orphan: Orphan, tasks: _Tasks) -> tuple[int, int]:
+def _sums(orphan: Orphan, steps: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Return how many entries are taken, and how many stay, as the sum of all steps."""
     taken = left = 0
     with progress(orphan.name) as on_progress:
-        for entry in orphan.entries(client):
-            if entry is not None and tasks.arguments(entry) is not None:
-                taken += 1
-            else:
-                left += 1
-            on_progress(taken + left, orphan.waiting)
-    return taken, left
-
-
-def _hand_over(client: redis.Redis, orphan: Orphan, tasks: _Tasks) -> tuple[int, int]:
-    taken = left = 0
-    with progress(orphan.name) as on_progress:
-        for batch in orphan.hand_over(client, tasks.command):
-            taken, left = taken + batch.moved, left + batch.left
+        for moved, stay in steps:
+            taken, left = taken + moved, left + stay
             on_progress(taken + left, orphan.waiting)
     return taken, left
 
@@ -267,18 +260,18 @@ def _entry_row(entry: Entry | None, codec: str) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:
-    if as_json:
-        for row in rows:
-            print_json(row)
-        return
-    if not rows:
+    if rows or as_json:
+        print_rows(rows, as_json, lambda width: _table(rows))
+    else:
         say(nothing, err=True)
-        return
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
     table = new_table()
     add_columns(table, *(name.replace("_", " ") + (" (UTC)" if name in _TIMES else "") for name in rows[0]))
     for row in rows:
         table.add_row(*(text(_seconds(value) if name in _TIMES else value) for name, value in row.items()))
-    console().print(table)
+    return table
 
 
 def _seconds(time: str | None) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from celery_delayq.basics.text import plural
 from celery_delayq.cli.plain import say, visible
 from celery_delayq.inspector.pages import OnProgress
 
@@ -38,6 +39,57 @@ def console(*, stderr: bool = False, width: int = WIDTH) -> Console:
 def print_json(value: Mapping[str, Any]) -> None:
     """Write an object as one line."""
     say(json.dumps(value))
+
+
+def print_rows(rows: Iterable[Mapping[str, Any]], as_json: bool, table: Callable[[int], Table]) -> None:
+    """Write several objects.
+
+    Args:
+        rows: the objects, for JSON.
+        as_json: whether to write JSON.
+        table: returns the table for a console of so many columns.
+    """
+    if as_json:
+        for row in rows:
+            print_json(row)
+    else:
+        out = console()
+        out.print(table(out.width))
+
+
+def say_rest(cursor: str | None, nouns: str, as_json: bool) -> None:
+    """Say how to continue a list.
+
+    Args:
+        cursor: where the rest starts; None if there is none.
+        nouns: what the list shows, in the plural.
+        as_json: whether a program reads it.
+    """
+    if cursor is None:
+        return
+    if as_json:
+        print_json({"cursor": cursor})
+    else:
+        say(f"There may be more {nouns}: continue with --cursor {cursor}, or show all with --all.", err=True)
+
+
+def say_changed(ctx: click.Context, answers: Mapping[str, bool], done: str, noun: str, as_json: bool) -> None:
+    """Say which of some objects were changed. Exits with 1 if one was not.
+
+    Args:
+        ctx: the context of the command.
+        answers: ids, and whether each was changed.
+        done: what was done with them: "cancelled".
+        noun: what they are, in the singular.
+        as_json: whether a program reads it.
+    """
+    if as_json:
+        for changed_id, changed in answers.items():
+            print_json({"id": changed_id, "done": changed})
+    else:
+        say(f"{plural(sum(answers.values()), noun)} {done}.")
+    if not all(answers.values()):
+        ctx.exit(1)
 
 
 def new_table(title: str | None = None, *, dense: bool = False) -> Table:

@@ -205,9 +205,7 @@ def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, A
     import_tasks(ctx.obj.app)
     with _schedule(ctx) as found:
         given = {**fields, "task": task, "schedule": when, "timing": timing}
-        _say_unknown(found.add_definition(Definition.of(name, given, ctx.obj.app)))
-        say(f"{name} added.")
-        _say_if_unplanned(ctx)
+        _say_done(ctx, found.add_definition(Definition.of(name, given, ctx.obj.app)), "added")
 
 
 @_command("update")
@@ -226,9 +224,7 @@ def update(ctx: click.Context, name: str, timing: dict[str, Any] | None, **field
         raise click.UsageError("nothing to change: give --task, --when, --args, --kwargs, --options or --timing")
     import_tasks(ctx.obj.app)
     with _schedule(ctx) as found:
-        _say_unknown(found.update_fields(name, changes, timing or {}))
-        say(f"{name} updated.")
-        _say_if_unplanned(ctx)
+        _say_done(ctx, found.update_fields(name, changes, timing or {}), "updated")
 
 
 def _say_if_unplanned(ctx: click.Context) -> None:
@@ -241,9 +237,11 @@ def _say_if_unplanned(ctx: click.Context) -> None:
         )
 
 
-def _say_unknown(entry: PeriodicTask) -> None:
+def _say_done(ctx: click.Context, entry: PeriodicTask, done: str) -> None:
     if not entry.is_registered:
         say(f"Warning: this app has no task {entry.task!r}. It will be sent anyway.", err=True)
+    say(f"{entry.name} {done}.")
+    _say_if_unplanned(ctx)
 
 
 def _simple(name: str, done: str, help: str, *, needs_planner: bool = False) -> None:
@@ -258,7 +256,7 @@ def _simple(name: str, done: str, help: str, *, needs_planner: bool = False) -> 
                 _say_if_unplanned(ctx)
 
     run.__doc__ = help
-    _command(name.replace("_", "-"))(run)
+    _command(name)(run)
 
 
 _simple("remove", "removed", "Remove a periodic task that was added at run time.")

@@ -106,7 +106,8 @@ def _sorted(counts: Counts) -> list[QueueCounts | LostQueue]:
 def histogram(counts: Counts) -> Table:
     """Return a table with a bar for each bucket, and the number of messages that are due later."""
     first, last = counts.histogram[0], counts.histogram[-1]
-    table = new_table(f"due within {shown_span(_rounded(last.end_ms - first.start_ms))}")
+    span = timedelta(seconds=round((last.end_ms - first.start_ms) / 1000))
+    table = new_table(f"due within {shown_span(span)}")
     add_columns(table, "from (UTC)", firm=True)
     add_columns(table, "tasks", right=True, firm=True)
     table.add_column(width=_BAR)
@@ -116,10 +117,6 @@ def histogram(counts: Counts) -> Table:
         table.add_row(shown(to_datetime(bucket.start_ms)), f"{bucket.count:,}", bar)
     table.add_row("later", f"{counts.later:,}")
     return table
-
-
-def _rounded(ms: int) -> timedelta:
-    return timedelta(seconds=round(ms / 1000))
 
 
 def _process(loop: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -11,40 +12,40 @@ from celery_delayq.basics.times import parse_span, parse_time, to_datetime
 from celery_delayq.basics.times import shown_span as shown_span
 
 
-class Span(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+class _Time(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+    """A text that `_parse` reads."""
+
+    _parse: Callable[[str], datetime | timedelta]
+    _what: str
+    _advice: str
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        if isinstance(value, (datetime, timedelta)):
+            return value
+        try:
+            return self._parse(value)
+        except (ValueError, OverflowError):
+            self.fail(f"cannot parse {value!r} as {self._what}: {self._advice}", param, ctx)
+
+
+class Span(_Time):
     """A span of time, such as `90` (seconds), `90s`, `1h30m` or `2d`. Converts to a timedelta."""
 
     name = "span"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """See `click.ParamType`."""
-        if isinstance(value, timedelta):
-            return value
-        try:
-            return parse_span(value)
-        except (ValueError, OverflowError):
-            self.fail(
-                f"cannot parse {value!r} as a span of time: write seconds, or 90s, 30m, 2h, 1h30m, 7d", param, ctx
-            )
+    _parse = staticmethod(parse_span)
+    _what, _advice = "a span of time", "write seconds, or 90s, 30m, 2h, 1h30m, 7d"
 
 
-class When(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+class When(_Time):
     """A time in ISO 8601 (UTC unless it has a zone), or relative to now: `+30m`, `2h`, `-15m`.
 
     Converts to an aware datetime, or to a timedelta; see `at`.
     """
 
     name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime | timedelta:
-        """See `click.ParamType`."""
-        if isinstance(value, (datetime, timedelta)):
-            return value
-        try:
-            return parse_time(value)
-        except (ValueError, OverflowError):
-            advice = "write it as 2030-12-31T23:59:00+01:00, or relative to now as +30m, 2h, -15m"
-            self.fail(f"cannot parse {value!r} as a time: {advice}", param, ctx)
+    _parse = staticmethod(parse_time)
+    _what, _advice = "a time", "write it as 2030-12-31T23:59:00+01:00, or relative to now as +30m, 2h, -15m"
 
 
 def at(when: datetime | timedelta | None, now_ms: int) -> datetime | None:

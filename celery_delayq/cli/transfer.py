@@ -9,7 +9,6 @@ from threading import Lock
 
 import click
 
-from celery_delayq.basics.errors import DelayqError
 from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command
@@ -75,10 +74,7 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
             moved += done.moved
         recorder.on_pass(queue, done)
 
-    try:
-        settings = settings_of(app)
-    except DelayqError as exc:
-        raise click.ClickException(str(exc)) from exc
+    settings = settings_of(app)
     with delayq_channel(app) as (connection, channel):
         say_at_start(
             logger,

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from celery_delayq.basics.errors import DelayqError
 from celery_delayq.cli.command import command, import_tasks
 from celery_delayq.cli.plain import say
 from celery_delayq.web import web_module
@@ -48,14 +47,11 @@ def web(
         raise click.UsageError(
             f"everybody who can reach {host} could change tasks: set DELAYQ_WEB_PASSWORD, or pass --insecure"
         )
-    try:
-        access, site_module, server = web_module("access"), web_module("site"), web_module("server")
-        grant = "read" if read_only else "all"
-        allowed = access.password_access(password, grant) if password else lambda request: grant
-        site = site_module.Site(ctx.obj.app, access=allowed, hosts={*_LOCAL, host, *hosts})
-        uri = site.broker.check()
-    except DelayqError as exc:
-        raise click.ClickException(str(exc)) from exc
+    access, site_module, server = web_module("access"), web_module("site"), web_module("server")
+    grant = "read" if read_only else "all"
+    allowed = access.password_access(password, grant) if password else lambda request: grant
+    site = site_module.Site(ctx.obj.app, access=allowed, hosts={*_LOCAL, host, *hosts})
+    uri = site.broker.check()
     import_tasks(ctx.obj.app)
     _log_changes()
     try:

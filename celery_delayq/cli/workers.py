@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -10,10 +11,10 @@ from rich.table import Table
 from celery_delayq.basics.times import to_datetime, to_timedelta
 from celery_delayq.cli.broker import check_complete, inspecting
 from celery_delayq.cli.command import command, json_option
-from celery_delayq.cli.output import NARROW, add_columns, console, new_table, print_json, text
+from celery_delayq.cli.output import NARROW, add_columns, new_table, print_rows, text
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown, shown_span
-from celery_delayq.inspector.consumers import Consumer, Consumers, Lease, consumers
+from celery_delayq.inspector.consumers import Consumer, Consumers, consumers
 
 _NOBODY = (
     "No worker with a delayq:// URL and DelayQ(app) consumes a queue. Stock workers, with redis://, have no leases, "
@@ -33,13 +34,9 @@ def workers(ctx: click.Context, as_json: bool) -> None:
     """
     with inspecting(ctx.obj.app) as inspector:
         found = consumers(inspector.lists, partial=True)
-    if as_json:
-        for consumer in found.consumers:
-            print_json(_as_json(consumer))
-    elif found.consumers:
-        out = console()
-        out.print(_table(found, out.width))
-    if not (found.consumers or found.lost):
+    if found.consumers:
+        print_rows(map(_as_json, found.consumers), as_json, partial(_table, found))
+    elif not found.lost:
         say(_NOBODY, err=True)
     check_complete(found.lost)
 
@@ -65,23 +62,16 @@ def _table(found: Consumers, width: int) -> Table:
 
 def _states(consumer: Consumer, at_ms: int) -> list[str]:
     """Return what is to be said of its leases, which it renews and loses together as a rule."""
-    states: dict[str, int] = {}
+    ends: dict[str, int] = {}
     for lease in consumer.leases:
-        state = _state(lease)
-        ends_ms = min(lease.ends_ms, states.get(state, lease.ends_ms))
-        states[state] = ends_ms
+        state = "given up" if lease.is_given_up else "lasts" if lease.is_lasting else "ended"
+        ends[state] = min(lease.ends_ms, ends.get(state, lease.ends_ms))
     return [
         f"{state} {shown_span(to_timedelta(max(0, ends_ms - at_ms)))}"
         if state == "lasts"
         else f"{state} {shown_span(to_timedelta(at_ms - ends_ms))} ago"
-        for state, ends_ms in sorted(states.items())
+        for state, ends_ms in sorted(ends.items())
     ]
-
-
-def _state(lease: Lease) -> str:
-    if lease.is_given_up:
-        return "given up"
-    return "lasts" if lease.is_lasting else "ended"
 
 
 def _as_json(consumer: Consumer) -> dict[str, Any]:

@@ -14,5 +14,5 @@ The way of a command, from the client to a node:
 command_keys  which of its arguments is the key
 router        find the node for a slot, and follow the slot
 dispatch      send it, or those of a pipeline, and again what a node did not execute
-exchange      what goes to one node on one connection
+round_trip    what goes to one node on one connection
 """

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import redis
 from redis import exceptions
 
 from celery_delayq.cluster.dispatch import Dispatch
-from celery_delayq.cluster.exchange import Command
-from celery_delayq.cluster.node import HURRY_S, Address, Node
+from celery_delayq.cluster.node import Address, Node
 from celery_delayq.cluster.pipeline import RoutedPipeline
-from celery_delayq.cluster.router import Router
+from celery_delayq.cluster.round_trip import Command
+from celery_delayq.cluster.router import DEADLINE_S, Router
 from celery_delayq.cluster.topology import Topology
 
 
@@ -42,11 +43,7 @@ class Routed(redis.Redis):
         topology: the nodes. Nothing is sent before the first command.
         home: the node for commands without a key; by default the home node of the topology, which is another one after
             it has failed.
-        deadline_s: how long a command is tried while no node serves its slot, in seconds; by default that of `Router`.
-            With 0, it goes to another node if it has to, but does not wait.
-        is_hurried: see `Router`; for what can be done later, or without the node.
-        hurry_s: see `Router`.
-        hurries_elsewhere: see `Router`.
+        deadline_s, is_hurried, hurries_elsewhere: see `Router`.
     """
 
     def __init__(
@@ -54,15 +51,12 @@ class Routed(redis.Redis):
         topology: Topology,
         *,
         home: Address | None = None,
-        deadline_s: float | None = None,
+        deadline_s: float = DEADLINE_S,
         is_hurried: bool = False,
-        hurry_s: float = HURRY_S,
         hurries_elsewhere: bool = False,
     ) -> None:
         self.topology = topology
-        self.router = Router(
-            topology, home, deadline_s, is_hurried=is_hurried, hurry_s=hurry_s, hurries_elsewhere=hurries_elsewhere
-        )
+        self.router = Router(topology, home, deadline_s, is_hurried=is_hurried, hurries_elsewhere=hurries_elsewhere)
         super().__init__(connection_pool=self.router.pool)
 
     def __repr__(self) -> str:
@@ -80,11 +74,7 @@ class Routed(redis.Redis):
         """Do nothing: redis-py sets what it was given."""
 
     def node_of(self, key: str | bytes) -> Node:
-        """Return the node that serves a key.
-
-        Raises:
-            redis.RedisError, ConfigurationError: see `Topology.node_of`.
-        """
+        """Return the node that serves a key, see `Topology.node_of`."""
         return self.topology.node_of(self.router.slot_of(key))
 
     def masters(self) -> list[Node]:
@@ -102,29 +92,19 @@ class Routed(redis.Redis):
 
     def with_home(self, node: Node) -> Routed:
         """Return a client whose commands without a key go to a node."""
-        return self._with_router(home=node.address)
+        return self._with(replace(self.router, home=node.address))
 
     def hurried(self, deadline_s: float | None = None, hurry_s: float | None = None) -> Routed:
         """Return a client that waits neither for a node that hangs nor for a slot that moves, see `Router`."""
-        return self._with_router(is_hurried=True, deadline_s=deadline_s, hurry_s=hurry_s)
+        router = replace(self.router, is_hurried=True)
+        if deadline_s is not None:
+            router = replace(router, deadline_s=deadline_s)
+        return self._with(router if hurry_s is None else replace(router, hurry_s=hurry_s))
 
-    def _with_router(
-        self,
-        *,
-        home: Address | None = None,
-        is_hurried: bool = False,
-        deadline_s: float | None = None,
-        hurry_s: float | None = None,
-    ) -> Routed:
-        router = self.router
-        return Routed(
-            self.topology,
-            home=home or router.home,
-            deadline_s=router.deadline_s if deadline_s is None else deadline_s,
-            is_hurried=is_hurried or router.is_hurried,
-            hurry_s=router.hurry_s if hurry_s is None else hurry_s,
-            hurries_elsewhere=router.hurries_elsewhere,
-        )
+    def _with(self, router: Router) -> Routed:
+        client = Routed(self.topology)
+        client.router = router
+        return client
 
     def pubsub(self, **kwargs: Any) -> Any:
         """Return a subscription at the home node, see redis-py. After that node has failed, make another one."""
@@ -159,17 +139,16 @@ class Routed(redis.Redis):
         Raises:
             redis.RedisError: no node has loaded it.
         """
-        replies = [self._load_at(node, script) for node in self.masters()]
-        loaded = [reply for reply in replies if not isinstance(reply, Exception)]
-        if not loaded:
-            raise replies[0]
-        return loaded[0]
-
-    def _load_at(self, node: Node, script: Any) -> Any:
-        try:
-            return redis.Redis.script_load(self.with_home(node), script)
-        except exceptions.RedisError as exc:
-            return exc
+        loaded: Any = None
+        error: Exception | None = None
+        for node in self.masters():
+            try:
+                loaded = redis.Redis.script_load(self.with_home(node), script)
+            except exceptions.RedisError as exc:
+                error = exc
+        if loaded is None and error is not None:
+            raise error
+        return loaded
 
     def scan_iter(
         self, match: Any = None, count: int | None = None, _type: str | None = None, **kwargs: Any

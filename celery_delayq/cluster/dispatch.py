@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.cluster.exchange import ASKING, UNSENT, Command, Exchange, Parse, Wait
 from celery_delayq.cluster.node import Address, Node, NotSent
+from celery_delayq.cluster.round_trip import ASKING, UNSENT, Command, Parse, RoundTrip
 from celery_delayq.cluster.router import NodeHangs, Router
 from celery_delayq.queue.connections import LOST
 from celery_delayq.queue.redirection import is_redirection
@@ -20,19 +21,21 @@ class Dispatch:
     Args:
         router: finds the nodes.
         parse: parses replies.
-        wait: what each node gets after its commands.
+        wait: arguments and options of a WAIT. Each node to which anything is sent gets it, after that.
     """
 
-    def __init__(self, router: Router, parse: Parse, wait: Wait | None = None) -> None:
+    def __init__(
+        self, router: Router, parse: Parse, wait: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    ) -> None:
         self._router = router
         self._parse = parse
         self._wait = wait
+        #: Replies to WAIT of the nodes that have served anything.
+        self._waited: list[Any] = []
         #: When to stop trying, monotonic time in seconds.
         self._until = time.monotonic() + router.patience_s
-        #: Nodes whose connections were lost, and the errors.
+        #: Nodes whose connections were lost, or could not be opened, and the errors.
         self._lost: dict[Address, Exception] = {}
-        #: Nodes that refused a connection.
-        self._refused: set[Address] = set()
 
     def send_one(self, command: Command) -> None:
         """Send a command to the node of its slot, or the home node, and follow redirections.
@@ -66,13 +69,13 @@ class Dispatch:
             NotSent: no connection could be opened.
             redis.ConnectionError: the pool has none left.
         """
-        exchange = Exchange(node, self._parse, self._wait)
-        exchange.commands += [*([Command(ASKING)] if asking else []), *commands]
-        exchange.run()
-        self._look_at(exchange)
+        trip = self._trip(node)
+        trip.commands += [*([Command(ASKING)] if asking else []), *commands]
+        trip.run()
+        self._look_at(trip)
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Send commands in one round trip to each node, and again one by one what a node did not serve.
+        """Send commands in one round trip to each node, and again one by one what a node did not get, or did not serve.
 
         Args:
             commands: their replies are set. An error is a reply, too.
@@ -80,65 +83,66 @@ class Dispatch:
         Raises:
             redis.RedisError, ConfigurationError: nothing was sent: the slots are not known yet, or an argument is bad.
         """
-        while any(command.reply is UNSENT for command in commands):
-            self._send_round(commands)
+        trips = self._trips(commands)
+        opened: list[RoundTrip] = []
+        try:
+            for trip in trips:
+                try:
+                    trip.open()
+                    opened.append(trip)
+                except NotSent as exc:
+                    self._lose(trip.node, exc.error)
+                except LOST as exc:  # the pool has no connection left
+                    trip.fail(exc)
+            for trip in opened:
+                trip.send()
+            for trip in opened:
+                trip.read()
+        finally:
+            for trip in trips:
+                trip.close()
+        for trip in opened:
+            self._look_at(trip)
         for command in commands:
-            if is_redirection(command.reply):
+            if command.reply is UNSENT or is_redirection(command.reply):
                 self.send_one(command)
 
-    def _send_round(self, commands: Sequence[Command]) -> None:
-        """Send what was not sent yet. What a node did not get may remain, for another node."""
-        exchanges = self._exchanges(commands)
-        opened: list[Exchange] = []
-        try:
-            for exchange in exchanges:
-                try:
-                    exchange.open()
-                    opened.append(exchange)
-                except NotSent as exc:
-                    self._refuse(exchange, exc.error)
-                except LOST as exc:  # the pool has no connection left
-                    exchange.fail(exc)
-            for exchange in opened:
-                exchange.send()
-            for exchange in opened:
-                exchange.read()
-        finally:
-            for exchange in exchanges:
-                exchange.close()
-        for exchange in opened:
-            self._look_at(exchange)
+    def waited(self) -> Any:
+        """Return the reply to WAIT: the least, or an error."""
+        # Whoever waits for a lost node knows: the replies to its commands are errors, too.
+        heard = [reply for reply in self._waited if not isinstance(reply, LOST)]
+        errors = [reply for reply in heard if isinstance(reply, Exception)]
+        return errors[0] if errors else min(heard, default=0)
 
-    def _exchanges(self, commands: Sequence[Command]) -> list[Exchange]:
+    def _trip(self, node: Node) -> RoundTrip:
+        return RoundTrip(node, self._parse, None if self._wait is None else Command(*self._wait))
+
+    def _trips(self, commands: Sequence[Command]) -> list[RoundTrip]:
         """Return what is to be sent to each node."""
-        exchanges: dict[Address, Exchange] = {}
+        trips: dict[Address, RoundTrip] = {}
         for command in commands:
-            if command.reply is not UNSENT:
-                continue
             try:
-                node = self._router.node_for(command.slot, exchanges)
+                node = self._router.node_for(command.slot, trips)
             except (exceptions.ClusterDownError, NodeHangs) as exc:
                 command.reply = exc
                 continue
-            if node.address not in exchanges:
-                exchanges[node.address] = Exchange(node, self._parse, self._wait)
-            exchanges[node.address].commands.append(command)
-        return list(exchanges.values())
+            if node.address not in trips:
+                trips[node.address] = self._trip(node)
+            trips[node.address].commands.append(command)
+        return list(trips.values())
 
-    def _refuse(self, exchange: Exchange, error: Exception) -> None:
-        """Make an error the reply to all commands for a node that refuses connections and has no successor."""
-        self._refused.add(exchange.node.address)
-        self._router.lost(exchange.node, error)
-        for command in exchange.commands:
-            if not self._router.has_other(command.slot, self._refused):
-                command.reply = error
-
-    def _look_at(self, exchange: Exchange) -> None:
+    def _look_at(self, trip: RoundTrip) -> None:
         """Find out who serves the slots if a node was lost, or is no longer a master."""
-        if exchange.lost is not None:
-            self._lost[exchange.node.address] = exchange.lost
-            self._router.lost(exchange.node, exchange.lost)
+        served = (it for it in trip.commands if it.args != ASKING and not is_redirection(it.reply))
+        if trip.wait is not None and any(served):
+            self._waited.append(trip.wait.reply)
+        if trip.lost is not None:
+            self._lose(trip.node, trip.lost)
             return
-        self._router.answered(exchange.node)
-        if any(isinstance(command.reply, exceptions.ReadOnlyError) for command in exchange.commands):
+        self._router.answered(trip.node)
+        if any(isinstance(command.reply, exceptions.ReadOnlyError) for command in trip.commands):
             self._router.refresh()
+
+    def _lose(self, node: Node, error: Exception) -> None:
+        self._lost[node.address] = error
+        self._router.lost(node, error)

@@ -8,6 +8,7 @@ without it. If two threads find at the same moment that a node may be tried, bot
 
 from __future__ import annotations
 
+import math
 import time
 
 from celery_delayq.cluster.node import Address
@@ -25,12 +26,6 @@ _until: dict[Address, float] = {}
 _late: set[Address] = set()
 
 
-def is_hanging(address: Address) -> bool:
-    """Return whether a node did not answer in time."""
-    until = _until.get(address)
-    return until is not None and time.monotonic() < until
-
-
 def may_ask(address: Address) -> bool:
     """Return whether to send a command to a node. Of all who ask when its time is over, one may try."""
     until = _until.get(address)
@@ -45,7 +40,7 @@ def may_ask(address: Address) -> bool:
 
 def is_avoided(address: Address) -> bool:
     """Return whether what any node can do should be done by another one."""
-    return address in _late or is_hanging(address)
+    return address in _late or time.monotonic() < _until.get(address, -math.inf)
 
 
 def hangs(address: Address) -> None:

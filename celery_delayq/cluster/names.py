@@ -76,23 +76,15 @@ def check_name(name: str, keyprefix: str = "") -> None:
     shares_slot, other = _share_slot(name, keyprefix), queue_of(name, keyprefix)
     if shares_slot and other == name:
         return
+    subject = f"queue name {name!r}" if name else "the empty queue name"
     prefix = f" with global_keyprefix {keyprefix!r}" if keyprefix else ""
+    why = f"{'because of its braces, ' if name else ''}the keys of the queue would be in different hash slots"
+    how = "with a whole hash tag"
     if shares_slot:
-        raise ConfigurationError(
-            f"queue name {name!r}{prefix} cannot be used on Redis Cluster: its lists for priorities would be those of "
-            f"the queue {other!r}. Use a name without braces, or one that goes on after its hash tag, such as "
-            "'{shop}:orders'"
-        )
-    if not name:
-        raise ConfigurationError(
-            f"the empty queue name{prefix} cannot be used on Redis Cluster: the keys of the queue would be in "
-            "different hash slots. Give the queue a name"
-        )
-    raise ConfigurationError(
-        f"queue name {name!r}{prefix} cannot be used on Redis Cluster: because of its braces, the keys of the queue "
-        "would be in different hash slots. Use a name without braces, or one with a whole hash tag, such as "
-        "'{shop}:orders'"
-    )
+        why = f"its lists for priorities would be those of the queue {other!r}"
+        how = "that goes on after its hash tag"
+    advice = f"Use a name without braces, or one {how}, such as '{{shop}}:orders'" if name else "Give the queue a name"
+    raise ConfigurationError(f"{subject}{prefix} cannot be used on Redis Cluster: {why}. {advice}")
 
 
 @lru_cache(maxsize=1024)

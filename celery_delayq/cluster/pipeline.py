@@ -10,8 +10,8 @@ from redis.client import NEVER_DECODE, Pipeline
 
 from celery_delayq.cluster.command_keys import cross_slot, name_of
 from celery_delayq.cluster.dispatch import Dispatch
-from celery_delayq.cluster.exchange import Command, Wait
 from celery_delayq.cluster.node import Node
+from celery_delayq.cluster.round_trip import Command
 from celery_delayq.cluster.router import Router
 from celery_delayq.queue.connections import LOST
 from celery_delayq.queue.redirection import is_redirection
@@ -81,11 +81,11 @@ class RoutedPipeline(Pipeline):
 
     def _execute_each(self, stack: Sequence[Any]) -> list[Any]:
         has_wait = len(stack) > 1 and name_of(stack[-1][0]) == "WAIT"
-        wait = Wait(*stack[-1]) if has_wait else None
         sent = stack[:-1] if has_wait else stack
         commands = [Command(args, options, self._router.slot_for(args)) for args, options in sent]
-        Dispatch(self._router, self.parse_response, wait).send(commands)
-        return [command.reply for command in commands] + ([] if wait is None else [wait.reply])
+        dispatch = Dispatch(self._router, self.parse_response, stack[-1] if has_wait else None)
+        dispatch.send(commands)
+        return [command.reply for command in commands] + ([dispatch.waited()] if has_wait else [])
 
     def _execute_multi(self, stack: Sequence[Any]) -> list[Any]:
         slots = {self._router.slot_for(args) for args, _ in stack} - {None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,7 +44,8 @@ class Router:
     Attributes:
         topology: the nodes.
         home: the home node: where commands without a key go; by default that of the topology.
-        deadline_s: how long a command is tried while no node serves its slot, in seconds; by default `DEADLINE_S`.
+        deadline_s: how long a command is tried while no node serves its slot, in seconds. With 0, it goes to
+            another node if it has to, but does not wait.
         is_hurried: wait for an answer of a node, or for a node that serves the slot, for `hurry_s` at most; and not at
             all for a node that hangs, as far as this process knows.
         hurry_s: see `is_hurried`; in seconds.
@@ -53,7 +54,7 @@ class Router:
 
     topology: Topology
     home: Address | None = None
-    deadline_s: float | None = None
+    deadline_s: float = DEADLINE_S
     is_hurried: bool = False
     hurry_s: float = HURRY_S
     hurries_elsewhere: bool = False
@@ -70,8 +71,7 @@ class Router:
     @property
     def patience_s(self) -> float:
         """How long a command is tried while no node serves its slot, in seconds."""
-        patience_s = DEADLINE_S if self.deadline_s is None else self.deadline_s
-        return min(patience_s, self.hurry_s) if self.is_hurried else patience_s
+        return min(self.deadline_s, self.hurry_s) if self.is_hurried else self.deadline_s
 
     @cached_property
     def _encode(self) -> Callable[[Any], bytes]:
@@ -114,13 +114,6 @@ class Router:
     def _hurries_at(self, node: Node) -> bool:
         return self.is_hurried or (self.hurries_elsewhere and self.home not in (None, node.address))
 
-    def has_other(self, slot: int | None, refused: Collection[Address]) -> bool:
-        """Return whether there is a node now, see `node_for`, that has not refused a connection."""
-        try:
-            return self.node_for(slot).address not in refused
-        except (exceptions.ClusterDownError, NodeHangs):
-            return False
-
     # -- what changed
 
     def lost(self, node: Node, error: Exception) -> None:
@@ -133,7 +126,7 @@ class Router:
         """
         if isinstance(error, exceptions.RedisError) and str(node.address) not in str(error):
             error.args = (f"Redis node {node.address}: {error}",)
-        self.topology.failed(node)
+        self.topology.failed(node.address)
         if self._hurries_at(node) and isinstance(error, exceptions.TimeoutError):
             hanging.hangs(node.address)
         self.refresh()
@@ -165,22 +158,21 @@ class Router:
         """
         until = time.monotonic() + self.patience_s if until is None else until
         pause_s, hops = _FIRST_PAUSE_S, 0
-        refused: set[Address] = set()
+        refused: dict[Address, Exception] = {}
         target: tuple[Node, bool] | None = None
         while True:
             node: Node | None = None
             try:
                 node, asking = target or (self.node_for(slot), False)
                 target = None
+                if node.address in refused:
+                    raise refused[node.address]
                 return send(node, asking)
             except NotSent as exc:
                 assert node is not None
-                is_again = node.address in refused
-                refused.add(node.address)
+                refused[node.address] = exc.error
                 self.lost(node, exc.error)
-                if is_again or not self.has_other(slot, refused):
-                    raise exc.error from exc.error.__cause__
-                continue
+                continue  # there may be another one now
             except exceptions.ResponseError as exc:
                 error: Any = understood(exc)
                 if not is_redirection(error):
@@ -202,6 +194,7 @@ class Router:
                 raise error
             time.sleep(min(pause_s, left_s))
             pause_s, hops = min(2 * pause_s, _LONGEST_PAUSE_S), 0
+            refused.clear()
             self.refresh()
 
 

@@ -51,7 +51,8 @@ class Topology:
     """The masters of a cluster, and the slots that they serve.
 
     Safe to share between threads, and after a fork: the child opens new connections. Nothing is asked before it is
-    needed. Whoever makes a topology closes it.
+    needed: `masters`, `node_of` and `home` raise what `refresh` raises if it is not known yet. Whoever makes a topology
+    closes it.
 
     Args:
         seeds: addresses of some nodes, at least one.
@@ -93,11 +94,7 @@ class Topology:
     # -- which nodes there are
 
     def masters(self) -> list[Node]:
-        """Return the masters that serve slots, sorted by address.
-
-        Raises:
-            redis.RedisError, ConfigurationError: they are not known yet, see `refresh`.
-        """
+        """Return the masters that serve slots, sorted by address."""
         self._ensure_known()
         return list(self._masters)
 
@@ -106,7 +103,6 @@ class Topology:
 
         Raises:
             redis.ClusterDownError: no node serves it.
-            redis.RedisError, ConfigurationError: the slots are not known yet, see `refresh`.
         """
         self._ensure_known()
         node = self._slots[slot]
@@ -117,34 +113,26 @@ class Topology:
     def node_at(self, address: Address) -> Node:
         """Return the node at an address, whether or not it is known. Sends nothing."""
         with self._lock:
-            node = self._find(address)
+            masters = (node for node in self._masters if node.address == address)
+            node = next(masters, None) or self._others.get(address)
             if node is None:
                 node = self._others[address] = Node(address, self._connect(address))
             return node
 
-    def _find(self, address: Address) -> Node | None:
-        return next((node for node in self._masters if node.address == address), self._others.get(address))
-
     def home(self) -> Node:
-        """Return the master for commands without a key: the same one, until it fails or is no longer a master.
-
-        Raises:
-            redis.RedisError, ConfigurationError: the masters are not known yet, see `refresh`.
-        """
+        """Return the master for commands without a key: the same one, until it fails or is no longer a master."""
         self._ensure_known()
         with self._lock:
             if self._home is None or hanging.is_avoided(self._home.address):
-                self._home = self._choose_home()
+                if self._failed.issuperset(node.address for node in self._masters):
+                    self._failed.clear()
+                self._home = min(self._masters, key=self._reasons_against)
             return self._home
 
-    def _choose_home(self) -> Node:
-        healthy = [node for node in self._masters if node.address not in self._failed]
-        if not healthy:
-            self._failed.clear()
-            healthy = list(self._masters)
-        healthy = [node for node in healthy if not hanging.is_avoided(node.address)] or healthy
-        answered = None if self._view is None else self._view.by
-        return next((node for node in healthy if node.address == answered), healthy[0])
+    def _reasons_against(self, node: Node) -> tuple[bool, ...]:
+        """Return what speaks against a home node, the worst first."""
+        has_answered = self._view is not None and self._view.by == node.address
+        return node.address in self._failed, hanging.is_avoided(node.address), not has_answered
 
     @property
     def any_pool(self) -> redis.ConnectionPool:
@@ -166,11 +154,8 @@ class Topology:
 
     # -- what changed
 
-    def failed(self, node: Node | Address | None) -> None:
-        """Record that a node does not answer: it is asked last, and is no longer the home node. None: do nothing."""
-        if node is None:
-            return
-        address = node.address if isinstance(node, Node) else node
+    def failed(self, address: Address) -> None:
+        """Record that a node does not answer: it is asked last, and is no longer the home node."""
         with self._lock:
             self._failed.add(address)
             if self._home is not None and self._home.address == address:
@@ -269,7 +254,7 @@ class Topology:
         known += _last_masters.get(self._seeds, ())
         return sorted(dict.fromkeys(known), key=lambda address: address in self._failed)
 
-    def answers(self, address: Address, within_s: float = PATIENCE_S) -> bool:
+    def answers(self, address: Address, within_s: float) -> bool:
         """Return whether a node answers within some seconds."""
         try:
             self._ask(address, within_s)

@@ -1,11 +1,13 @@
 """FetchConnection: sends acknowledgements without waiting, and reads their replies with the next fetch.
 
-So a task costs at most one round trip. If several tasks wait in the broker list, they share one.
+So a task costs at most one round trip. If several tasks wait in the broker list, they share one. Acknowledgements may
+wait for each other, so that they share a write, too.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,6 +18,9 @@ from celery_delayq.queue import scripts
 from celery_delayq.queue.call import Call, unwrapped
 from celery_delayq.queue.connections import as_text, connection_of, passing_refusal, should_speak, was_silent
 from celery_delayq.queue.keys import QueueKeys
+
+#: How many acknowledgements are written together at most, and how long one waits for others, in seconds.
+TOGETHER, TOGETHER_S = 16, 0.0025
 
 
 class Identity(NamedTuple):
@@ -60,6 +65,10 @@ class FetchConnection:
         self.identity = identify(self._connection)
         #: Tags of the acknowledgements whose replies have not been read yet; an empty one is that of a PING.
         self.unanswered: deque[str] = deque()
+        #: Commands that are not sent yet: the acknowledgements at the end of `unanswered`.
+        self._unsent: list[tuple[Any, ...]] = []
+        #: Since when the first of them waits (monotonic), and whether one of them must not.
+        self._unsent_since, self._is_urgent = 0.0, False
         #: What `send_fetch` has sent.
         self._fetch: Call[list[bytes] | None]
         #: The connection that the server tells when keys change that this one has read.
@@ -102,11 +111,38 @@ class FetchConnection:
         self._connection.connect()
         self.identity = identify(self._connection)
 
-    def ack(self, in_flight: str, message: bytes, tag: str) -> None:
-        """Remove a message from an in-flight list; `next_answer` gives the result."""
+    def ack(self, in_flight: str, message: bytes, tag: str, *, can_wait: bool) -> None:
+        """Remove a message from an in-flight list; `next_answer` gives the result.
+
+        It is sent with whatever is sent next, by `flush`, or when there are many.
+
+        Args:
+            in_flight: the list.
+            message: its bytes.
+            tag: of the message.
+            can_wait: see `flush`.
+        """
         self._open_again()
-        self._send("LREM", in_flight, -1, message)
+        if not self._unsent:
+            self._unsent_since, self._is_urgent = time.monotonic(), False
+        self._is_urgent |= not can_wait
+        self._unsent.append(("LREM", in_flight, -1, message))
         self.unanswered.append(tag)
+        if len(self._unsent) >= TOGETHER:
+            self._send()
+
+    def flush(self, *, may_wait: bool = False) -> bool:
+        """Send the acknowledgements that are not sent yet; returns whether some still wait.
+
+        Args:
+            may_wait: let them wait for others if each of them can, and the first has not waited for long.
+        """
+        if not self._unsent:
+            return False
+        if may_wait and not self._is_urgent and time.monotonic() < self._unsent_since + TOGETHER_S:
+            return True
+        self._send()
+        return False
 
     def next_answer(self) -> tuple[str, bool | exceptions.ResponseError]:
         """Wait for the reply to the first unanswered acknowledgement. Return its tag, and whether it was in flight.
@@ -208,10 +244,14 @@ class FetchConnection:
             raise exceptions.ConnectionError("the connection on which messages are fetched was lost")
 
     def _send(self, *command: Any) -> None:
+        """Send what is not sent yet, and then a command, in one write; nothing but the former by default."""
         if getattr(self._connection, "_sock", None) is None:  # redis-py would reconnect, and replies would be lost
             raise exceptions.ConnectionError("the connection on which messages are fetched was lost")
+        commands, self._unsent = self._unsent, []
+        if command:
+            commands.append(command)
         # redis-py's health check would mistake an unread reply for the reply to its PING, and wait for that.
-        self._connection.send_command(*command, check_health=False)
+        self._connection.send_packed_command(self._connection.pack_commands(commands), check_health=False)
 
     def _read(self) -> Any:
         if self.fileno() < 0:

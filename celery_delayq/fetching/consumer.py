@@ -81,6 +81,8 @@ class Consumer:
         id: readable and unique. The default names the process that made the consumer.
         patience_s: how long its thread waits for the server, in seconds, before `NotYet` is raised; None: until there
             is an answer. See `resume`.
+        collects: whether acknowledgements of its thread wait for `send_acks`, or the next fetch, so that they share a
+            write. Then an event loop calls it in each turn. By default, each is sent at once.
         slot_of: see `Leases`.
 
     Every method raises `redis.RedisError` if the server is away or refuses, unless its docstring says otherwise.
@@ -97,8 +99,10 @@ class Consumer:
         id: str | None = None,
         patience_s: float | None = None,
         slot_of: Callable[[str], int] = lambda key: 0,
+        collects: bool = False,
     ) -> None:
         self.id = id or consumer_id()
+        self._collects = collects
         self.connect = connect
         self._stack = ExitStack()
         self.client = client or self._stack.enter_context(connect())
@@ -307,6 +311,15 @@ class Consumer:
         self._held[tag] = Held(name, message, holder)
         return tag
 
+    def can_wait(self, tag: str) -> None:
+        """Let the acknowledgement of a message wait a few ms for others: it comes when its task is done.
+
+        If the process is killed meanwhile, the task runs again.
+        """
+        held = self._held.get(tag)
+        if held is not None and self._collects:
+            self._held[tag] = replace(held, can_wait=True)
+
     def starts(self, tag: str, *, is_early: bool) -> Held | None:
         """Say that the task of a message starts, see `UniqueKeys.starts`. Never raises."""
         if is_early or self._is_deferring:
@@ -345,13 +358,26 @@ class Consumer:
     def ack(self, tag: str) -> bool:
         """Acknowledge a message: it is removed for good. One command; O(N) for N messages held for longer.
 
-        In the thread that fetches, the next fetch reads the reply. Never raises; the watchdog repeats what failed.
+        In the thread that fetches, the next fetch reads the reply; if the consumer `collects`, that fetch sends it, or
+        `send_acks`. Never raises; the watchdog repeats what failed.
 
         Returns:
             False if the message is not held.
         """
         with self.isolation.acknowledging(tag):
             return self._ack(tag)
+
+    def send_acks(self, *, is_busy: bool) -> bool:
+        """Send the acknowledgements that it has collected. For the thread that fetches; never raises.
+
+        Args:
+            is_busy: whether those that can may wait for more, since there will be more soon, or a fetch that takes them
+                along.
+
+        Returns:
+            Whether some still wait: call this again within a few ms.
+        """
+        return self._conversation.flush(may_wait=is_busy)
 
     def _ack(self, tag: str) -> bool:
         held = self._held.get(tag)
@@ -366,7 +392,9 @@ class Consumer:
                 self._on_acknowledged(tag, self._remove(held) > 0)
             elif self._conversation.is_of_this_thread:
                 in_flight = self.leases.keys_of(held.name).in_flight(self.id)
-                self._conversation.acknowledge(in_flight, held.message, tag)
+                self._conversation.acknowledge(in_flight, held.message, tag, can_wait=held.can_wait)
+                if not self._collects:
+                    self._conversation.flush()
             else:
                 with self._turn():
                     was_in_flight = self._remove(held) > 0

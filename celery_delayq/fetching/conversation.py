@@ -149,10 +149,25 @@ class Conversation:
 
     # -- acknowledgements
 
-    def acknowledge(self, in_flight: str, message: bytes, tag: str) -> None:
-        """Remove a message from an in-flight list; the answer comes with those to what is asked later."""
+    def acknowledge(self, in_flight: str, message: bytes, tag: str, *, can_wait: bool) -> None:
+        """Remove a message from an in-flight list; the answer comes with those to what is asked later.
+
+        It is sent with what is asked next, or by `flush`.
+        """
         assert self.connection is not None
-        self.connection.ack(in_flight, message, tag)
+        self.connection.ack(in_flight, message, tag, can_wait=can_wait)
+
+    def flush(self, *, may_wait: bool = False) -> bool:
+        """Send the acknowledgements that are not sent yet, see `FetchConnection.flush`. Raises no error of it."""
+        if self.connection is None:
+            return False
+        try:
+            return self.connection.flush(may_wait=may_wait)
+        except BaseException as exc:
+            self.give_up(exc)
+            if not isinstance(exc, Exception):
+                raise
+            return False
 
     def is_unanswered(self, tag: str) -> bool:
         """Return whether the answer to an acknowledgement is missing. Safe in any thread."""
@@ -196,6 +211,7 @@ class Conversation:
     def _take_acknowledgements(
         self, connection: FetchConnection, again: Callable[[], list[bytes] | None] | None
     ) -> None:
+        connection.flush()
         while connection.unanswered:
             self._wait(connection, again)
             tag, answer = connection.next_answer()

@@ -26,12 +26,15 @@ class Held:
         message: its bytes.
         holder: if it holds a unique key.
         starts: whether its acknowledgement says that its task starts, and not that it is done.
+        can_wait: whether its acknowledgement may wait a few ms for others, and its task run twice if the worker is
+            killed meanwhile.
     """
 
     name: str
     message: bytes
     holder: Holder | None = None
     starts: bool = False
+    can_wait: bool = False
 
 
 @dataclass(frozen=True)

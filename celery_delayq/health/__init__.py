@@ -3,9 +3,9 @@
 finding      what a check found, and how bad it is
 advice       what to do about an error of a server
 servers      the servers that are checked, and what follows if one is away
-version, persistence, memory, replication, room, clock, permissions     checks of a server
-waiting      what waits at a server, for the next two
-transfer, overdue, planning     checks of what processes do there
+version, persistence, memory, replication, connections, clock, permissions     checks of a server
+waiting      what waits at a server, for `queues`
+queues, planning     checks of what processes do there
 options      checks the settings of an app
 called       checks that it has a DelayQ
 check        all of this, for `celery delayq check`

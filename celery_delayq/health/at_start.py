@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from logging import Logger
+from logging import ERROR, INFO, WARNING, Logger
 from typing import Any
 
 import redis
@@ -19,6 +19,8 @@ from celery_delayq.health.persistence import check_persistence
 from celery_delayq.health.replication import check_replication
 from celery_delayq.health.servers import Server, examine, servers_of
 from celery_delayq.health.version import check_version, name_and_version, too_old
+
+_LOGGED_AS = {Level.NOTE: INFO, Level.WARNING: WARNING, Level.ERROR: ERROR}
 
 
 def say_at_start(
@@ -42,7 +44,7 @@ def say_at_start(
     findings += check_servers(servers, replicas=replicas, has_sentinel=has_sentinel)
     logger.info("celery_delayq %s with %s. %s.", __version__, _names(servers), described(app))
     for finding in findings:
-        logger.log(finding.level.for_logs, "%s", f"{finding.told(len(servers))} {with_app(finding.advice)}".rstrip())
+        logger.log(_LOGGED_AS[finding.level], "%s", f"{finding.told(len(servers))} {with_app(finding.advice)}".rstrip())
 
 
 def check_servers(servers: Sequence[Server], *, replicas: int = 0, has_sentinel: bool = False) -> list[Finding]:

@@ -10,30 +10,24 @@ from celery_delayq.schemes.uncalled import NOT_CALLED, WHERE, NotCalled
 
 
 def check_called(app: Any) -> Iterator[Finding]:
-    """Yield that `DelayQ(app)` is missing. Commands know the URLs without it, so only before the first connection."""
-    if is_missing(app):
+    """Yield that kombu refuses the broker URL of an app, because nothing has called `DelayQ(app)` or `register`.
+
+    Commands know the URLs without it, so only before the first connection. It is never so for the app that Celery makes
+    if nobody has made one: there is no module that could call it.
+    """
+    if is_fallback(app):
+        return
+    try:
+        app.connection_for_write().get_transport_cls()
+    except NotCalled:
         yield Finding(
             "settings",
             Level.ERROR,
             sentence(f"{NOT_CALLED}: workers and producers of this app fail"),
             f"{WHERE}: `delayq = DelayQ(app)`, after `from celery_delayq import DelayQ`.",
         )
-
-
-def is_missing(app: Any) -> bool:
-    """Return whether kombu refuses the broker URL of an app, because nothing has called `DelayQ(app)` or `register`.
-
-    It is never so for the app that Celery makes if nobody has made one: there is no module that could call it.
-    """
-    if is_fallback(app):
-        return False
-    try:
-        app.connection_for_write().get_transport_cls()
-    except NotCalled:
-        return True
     except (KeyError, ValueError):  # another wrong URL
-        return False
-    return False
+        pass
 
 
 def was_called(app: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -12,27 +12,25 @@ import redis
 
 from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.health.clock import check_clock
+from celery_delayq.health.connections import check_connections
 from celery_delayq.health.finding import Finding, Level, merged, not_checked
 from celery_delayq.health.memory import check_memory
-from celery_delayq.health.overdue import check_overdue
 from celery_delayq.health.permissions import check_permissions, needs, with_same_command
 from celery_delayq.health.persistence import check_persistence
-from celery_delayq.health.planning import check_planning, configured_here
-from celery_delayq.health.queues import check_queues
+from celery_delayq.health.planning import check_planning
+from celery_delayq.health.queues import check_overdue, check_queues, check_transfer
 from celery_delayq.health.replication import check_replication
-from celery_delayq.health.room import check_room
 from celery_delayq.health.servers import Check, Server, examine, is_away, servers_of
-from celery_delayq.health.transfer import check_transfer
 from celery_delayq.health.version import check_version
 from celery_delayq.health.waiting import Waiting, read_waiting
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
+from celery_delayq.options.scheduler import is_ours
 from celery_delayq.queue import keys
 from celery_delayq.queue.connections import LOST
 from celery_delayq.queue.delayed_queue import database_of
 from celery_delayq.queue.registry import registered
-from celery_delayq.schedule.configured import Configured
+from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.service import store_of
-from celery_delayq.schedule.store import ScheduleStore
 
 #: How many nodes are checked at once.
 _MOST_AT_ONCE = 16
@@ -54,20 +52,19 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
     found: list[Finding] = []
     broker = _Broker(app, channel)
     try:
-        entries = configured_here(app)
+        entries = configured(app) if is_ours(app) else None
     except ConfigurationError as exc:
         entries = None
         found.append(Finding("planner", Level.ERROR, f"{exc}."))
-    needed = partial(needs, channel, broker.queues, broker.db)
     of_server: dict[str, Check] = {
         "server": check_version,
         "persistence": check_persistence,
         "memory": check_memory,
         "replicas": partial(check_replication, replicas=replicas, has_sentinel=has_sentinel),
-        "connections": check_room,
-        "permissions": partial(check_permissions, needed=needed, queues=broker.queues_examined),
+        "connections": check_connections,
+        "permissions": broker.permissions,
         "clock": check_clock,
-        "planner": partial(_planning, store=store_of(channel), entries=entries, known=app.tasks),
+        "planner": partial(check_planning, store=store_of(channel), entries=entries, known=app.tasks),
         "transfer": broker.of_waiting(check_transfer),
         "overdue": broker.of_waiting(check_overdue),
         "queues": broker.of_waiting(check_queues),
@@ -78,8 +75,8 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
 def check_rights(app: Any, channel: Any) -> list[Finding]:
     """Return what the user may do, and what not, at each server; see `check_broker`."""
     broker = _Broker(app, channel)
-    check = {"permissions": partial(check_permissions, needed=partial(needs, channel, broker.queues, broker.db))}
-    return merged(with_same_command(it for server in broker.servers for it in examine(server, check)))
+    checks = {"permissions": broker.permissions}
+    return merged(with_same_command(it for server in broker.servers for it in examine(server, checks)))
 
 
 def check_only_overdue(app: Any, channel: Any, *, most_s: float) -> list[Finding]:
@@ -104,20 +101,22 @@ class _Broker:
     """The servers of an app's broker, and its lists."""
 
     def __init__(self, app: Any, channel: Any) -> None:
-        client = channel.plain_client
-        self.queues: tuple[str, ...] = tuple(app.amqp.queues)
-        #: The queues to name with rights. With a prefix, a right is for the keys of all queues.
-        self.queues_examined = () if channel.global_keyprefix else self.queues
-        self.db = database_of(client)
-        self.servers = servers_of(client)
-        self._keyprefix: str = channel.global_keyprefix
-        self._lists = BrokerLists(channel, self.queues)
+        self.servers = servers_of(channel.plain_client)
         self._channel = channel
-        self._all_lists: list[BrokerList] = []
+        self._queues: tuple[str, ...] = tuple(app.amqp.queues)
+        self._db = database_of(channel.plain_client)
+        self._lists: list[BrokerList] = []
         #: Server -> what waits there.
         self._waiting: dict[str, Waiting] = {}
         #: Server -> the finding that it is away.
         self._away: dict[str, Finding] = {}
+
+    @property
+    def permissions(self) -> Check:
+        """A check of what the user may do."""
+        needed = partial(needs, self._channel, self._queues, self._db)
+        # With a prefix, a right is for the keys of all queues.
+        return partial(check_permissions, needed=needed, queues=() if self._channel.global_keyprefix else self._queues)
 
     def examine_all(self, checks: Mapping[str, Check]) -> Iterator[Finding]:
         """Yield the findings about all servers, several of which are examined at the same time."""
@@ -132,16 +131,17 @@ class _Broker:
         return [away] if away is not None else list(examine(server, checks))
 
     def _find_lists(self) -> Iterator[Finding]:
-        names = {name for queue in self.queues for name in self._channel.broker_lists(queue)}
-        registry = next((it for it in self.servers if it.serves(keys.registry(self._keyprefix))), self.servers[0])
+        lists, prefix = BrokerLists(self._channel, self._queues), self._channel.global_keyprefix
+        found = lists.of_app()
+        registry = next((it for it in self.servers if it.serves(keys.registry(prefix))), self.servers[0])
         try:
-            names |= registered(registry.client, self._keyprefix)
+            found |= set(map(lists.parse, registered(registry.client, prefix)))
         except LOST as exc:
             self._away[registry.name] = is_away(registry, exc)
         except redis.RedisError as exc:
-            yield not_checked("overdue", f"queues that are not the app's: {exc}")
-        self._all_lists = sorted(map(self._lists.parse, names))
-        lost = {it.queue for it in self._all_lists if not any(server.serves(it.name) for server in self.servers)}
+            yield not_checked(f"queues that are not the app's: {exc}", "overdue")
+        self._lists = sorted(found)
+        lost = {it.queue for it in found if not any(server.serves(it.name) for server in self.servers)}
         if lost:
             yield Finding(
                 "server",
@@ -155,17 +155,7 @@ class _Broker:
 
         def check_server(server: Server) -> Iterable[Finding]:
             if server.name not in self._waiting:
-                self._waiting[server.name] = read_waiting(server, self._all_lists, self._keyprefix, self.db)
+                self._waiting[server.name] = read_waiting(server, self._lists, self._channel.global_keyprefix, self._db)
             return check(self._waiting[server.name])
 
         return check_server
-
-
-def _planning(
-    server: Server, *, store: ScheduleStore, entries: Configured | None, known: Collection[str]
-) -> Iterable[Finding]:
-    """Check the planner at the server with the periodic tasks."""
-    if not server.serves(store.keys.definitions):
-        return ()
-    store.client = server.client
-    return check_planning(server, store=store, entries=entries, known=known)

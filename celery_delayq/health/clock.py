@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from celery_delayq.health.finding import Finding, Level
+from celery_delayq.health.finding import Finding, error, ok, warning
 from celery_delayq.health.servers import Server
-
-_CHECK = "clock"
 
 #: How often the server is asked; the fastest answer counts.
 _QUESTIONS = 3
@@ -25,16 +23,14 @@ def check_clock(server: Server) -> Iterator[Finding]:
     error_s, ahead_s = min(_ask(server) for _ in range(_QUESTIONS))
     apart_s = max(0.0, abs(ahead_s) - error_s)
     if apart_s < _NOTICEABLE_S:
-        yield Finding(_CHECK, Level.OK, f"The clocks of this machine and of {server.software} agree.")
+        yield ok(f"The clocks of this machine and of {server.software} agree.")
         return
     side, effect = ("ahead of", "late") if ahead_s > 0 else ("behind", "early")
-    yield Finding(
-        _CHECK,
-        Level.ERROR if apart_s >= _WRONG_S else Level.WARNING,
+    message = (
         f"The clock of this machine is {apart_s:.1f} s {side} that of {server.software}: countdowns set on this "
-        f"machine end that much too {effect}.",
-        "Let NTP set both clocks.",
+        f"machine end that much too {effect}."
     )
+    yield (error if apart_s >= _WRONG_S else warning)(message, "Let NTP set both clocks.")
 
 
 def _ask(server: Server) -> tuple[float, float]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 
 
 class Level(Enum):
@@ -18,19 +18,6 @@ class Level(Enum):
     WARNING = "warning"
     #: Something does not work.
     ERROR = "error"
-
-    @property
-    def for_logs(self) -> int:
-        """The logging level."""
-        return _LOGGING_LEVELS[self]
-
-
-_LOGGING_LEVELS = {
-    Level.OK: logging.DEBUG,
-    Level.NOTE: logging.INFO,
-    Level.WARNING: logging.WARNING,
-    Level.ERROR: logging.ERROR,
-}
 
 
 @dataclass(frozen=True)
@@ -67,7 +54,14 @@ class Finding:
         return f"{self.message} ({', '.join(self.servers)})"
 
 
-def not_checked(check: str, why: object) -> Finding:
+#: Findings of a check of a server, by message, advice and command. `servers.examine` adds what they are about.
+ok = partial(Finding, "", Level.OK)
+note = partial(Finding, "", Level.NOTE)
+warning = partial(Finding, "", Level.WARNING)
+error = partial(Finding, "", Level.ERROR)
+
+
+def not_checked(why: object, check: str = "") -> Finding:
     """Return the finding that a check could not be made."""
     return Finding(check, Level.NOTE, sentence(f"Not checked: {why}"), was_checked=False)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from celery_delayq.health.finding import Finding, Level
+from celery_delayq.health.finding import Finding, error, ok, warning
 from celery_delayq.health.servers import Server
-
-_CHECK = "memory"
 
 #: From this part of `maxmemory` on, memory is scarce.
 _SCARCE = 0.9
@@ -21,17 +19,13 @@ def check_memory(server: Server) -> Iterator[Finding]:
         return
     policy, limit = info.get("maxmemory_policy", "noeviction"), int(info.get("maxmemory", 0))
     if policy.startswith("allkeys"):
-        yield Finding(
-            _CHECK,
-            Level.WARNING,
+        yield warning(
             f"{name} has maxmemory-policy {policy}: when its memory is full, it may evict keys that hold delayed "
             "tasks.",
             "Set it to noeviction.",
         )
     elif policy != "noeviction" and limit:
-        yield Finding(
-            _CHECK,
-            Level.WARNING,
+        yield warning(
             f"{name} has maxmemory-policy {policy}: when its memory is full, it may evict keys that expire, such as "
             "results, and the messages of queues that expire.",
             "Set it to noeviction.",
@@ -39,14 +33,12 @@ def check_memory(server: Server) -> Iterator[Finding]:
     # Redis does not count these, for example the buffers for its replicas.
     used = int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0))
     if limit and not policy.startswith("allkeys") and used > limit * _SCARCE:
-        if used < limit:
-            level, percent = Level.WARNING, math.floor(100 * used / limit)
-            message = f"{name} has used {percent} % of maxmemory; when it is full, publishing fails."
-        else:
-            level = Level.ERROR
-            message = f"{name} is full ({used / 1e6:,.1f} of {limit / 1e6:,.1f} MB): publishing fails."
         advice = "Raise maxmemory, or see `celery -A ... delayq status` for what waits."
-        yield Finding(_CHECK, level, message, advice)
+        if used < limit:
+            percent = math.floor(100 * used / limit)
+            yield warning(f"{name} has used {percent} % of maxmemory; when it is full, publishing fails.", advice)
+        else:
+            yield error(f"{name} is full ({used / 1e6:,.1f} of {limit / 1e6:,.1f} MB): publishing fails.", advice)
     elif policy == "noeviction" or not (limit or policy.startswith("allkeys")):
         shown = limit or "not set"
-        yield Finding(_CHECK, Level.OK, f"{name} evicts no tasks: maxmemory-policy {policy}, maxmemory {shown}.")
+        yield ok(f"{name} evicts no tasks: maxmemory-policy {policy}, maxmemory {shown}.")

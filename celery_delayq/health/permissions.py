@@ -15,21 +15,18 @@ from typing import Any, NamedTuple
 
 import redis
 
-from celery_delayq.health.finding import Finding, Level, not_checked
+from celery_delayq.health.finding import Finding, error, not_checked, ok
 from celery_delayq.health.servers import Server
 from celery_delayq.queue.connections import connection_of
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, alive_channel, registry
 
-_CHECK = "permissions"
-
 #: A script that no server has. To run it is to read and write its keys.
 _NO_SCRIPT = "0" * 40
 
-#: Part of what all servers say if a command, a key or a channel is not allowed.
-_NO_COMMAND, _NO_KEY, _NO_CHANNEL = "permissions to run", "permissions to access a key", "permissions to access a chan"
-
-#: What Redis 7.0 and older say.
-_SAME = {"to access one of the keys": "to access a key", "to access one of the channels": "to access a channel"}
+#: What servers say if a command, a key or a channel is not allowed; Redis 7.0 and older speak of one of several.
+_NO_COMMAND = re.compile("permissions to run")
+_NO_KEY = re.compile("permissions to access (a|one of the) key")
+_NO_CHANNEL = re.compile("permissions to access (a|one of the) chan")
 
 #: What Redis says of a command that it does not have; 6.2 has other quotation marks.
 UNKNOWN = re.compile(r"unknown command [`'](\w+)")
@@ -43,81 +40,37 @@ RENAMED = (
 #: How many queues are named.
 _MOST_NAMED = 3
 
-#: Every command that a worker, a producer or `celery delayq` sends, also in scripts, with arguments as an example. KEY
-#: stands for a key, and CHANNEL for a channel. The words in capitals are the name.
-COMMANDS = tuple(
-    line.split()
-    for line in """
-    BLMOVE KEY KEY RIGHT LEFT 1
-    BRPOP KEY 1
-    CLIENT CACHING yes
-    CLIENT INFO
-    CLIENT KILL id 0
-    CLIENT TRACKING off
-    CLIENT UNBLOCK 0
-    CONFIG GET save
-    DEL KEY
-    EVAL script 1 KEY
-    EVALSHA script 1 KEY
-    EXISTS KEY
-    EXPIRE KEY 1
-    GET KEY
-    HDEL KEY field
-    HEXISTS KEY field
-    HGET KEY field
-    HGETALL KEY
-    HINCRBY KEY field 1
-    HLEN KEY
-    HMGET KEY field
-    HRANDFIELD KEY 1
-    HSCAN KEY 0
-    HSET KEY field value
-    INFO
-    LLEN KEY
-    LPOS KEY value
-    LPUSH KEY value
-    LRANGE KEY 0 0
-    LREM KEY 1 value
-    PEXPIRE KEY 1
-    PING
-    PSUBSCRIBE CHANNEL
-    PUBLISH CHANNEL message
-    PUBSUB CHANNELS
-    PUBSUB NUMSUB CHANNEL
-    PUNSUBSCRIBE CHANNEL
-    RPOP KEY
-    RPUSH KEY value
-    SADD KEY member
-    SCAN 0
-    SCRIPT EXISTS script
-    SCRIPT LOAD script
-    SET KEY value
-    SETEX KEY 1 value
-    SISMEMBER KEY member
-    SMEMBERS KEY
-    SREM KEY member
-    STRLEN KEY
-    SUBSCRIBE CHANNEL
-    TIME
-    UNLINK KEY
-    UNSUBSCRIBE CHANNEL
-    WAIT 0 0
-    ZADD KEY 1 member
-    ZCARD KEY
-    ZCOUNT KEY 0 0
-    ZLEXCOUNT KEY - +
-    ZMSCORE KEY member
-    ZRANDMEMBER KEY 1
-    ZRANGE KEY 0 0
-    ZRANGEBYLEX KEY - +
-    ZRANGEBYSCORE KEY 0 0
-    ZREM KEY member
-    ZREMRANGEBYRANK KEY 0 0
-    ZREMRANGEBYSCORE KEY 0 0
-    ZREVRANGEBYLEX KEY + -
-    ZREVRANGEBYSCORE KEY 0 0
-    ZSCORE KEY member
-    """.strip().splitlines()
+#: Every command that a worker, a producer or `celery delayq` sends, also in scripts, by the arguments of an example.
+#: KEY stands for a key, and CHANNEL for a channel.
+_BY_ARGUMENTS = {
+    "": "CLIENT INFO, INFO, PING, PUBSUB CHANNELS, TIME",
+    "0": "CLIENT UNBLOCK, SCAN",
+    "0 0": "WAIT",
+    "id 0": "CLIENT KILL",
+    "off": "CLIENT TRACKING",
+    "save": "CONFIG GET",
+    "yes": "CLIENT CACHING",
+    "script": "SCRIPT EXISTS, SCRIPT LOAD",
+    "script 1 KEY": "EVAL, EVALSHA",
+    "CHANNEL": "PSUBSCRIBE, PUBSUB NUMSUB, PUNSUBSCRIBE, SUBSCRIBE, UNSUBSCRIBE",
+    "CHANNEL message": "PUBLISH",
+    "KEY": "DEL, EXISTS, GET, HGETALL, HLEN, LLEN, RPOP, SMEMBERS, STRLEN, UNLINK, ZCARD",
+    "KEY 0": "HSCAN",
+    "KEY 0 0": "LRANGE, ZCOUNT, ZRANGE, ZRANGEBYSCORE, ZREMRANGEBYRANK, ZREMRANGEBYSCORE, ZREVRANGEBYSCORE",
+    "KEY 1": "BRPOP, EXPIRE, HRANDFIELD, PEXPIRE, ZRANDMEMBER",
+    "KEY 1 value": "LREM, SETEX, ZADD",
+    "KEY + -": "ZREVRANGEBYLEX",
+    "KEY - +": "ZLEXCOUNT, ZRANGEBYLEX",
+    "KEY field": "HDEL, HEXISTS, HGET, HMGET",
+    "KEY field 1": "HINCRBY",
+    "KEY field value": "HSET",
+    "KEY value": "LPOS, LPUSH, RPUSH, SADD, SET, SISMEMBER, SREM, ZMSCORE, ZREM, ZSCORE",
+    "KEY KEY RIGHT LEFT 1": "BLMOVE",
+}
+
+#: The same in words, in alphabetical order. The words in capitals are the name.
+COMMANDS = sorted(
+    [*name.split(), *arguments.split()] for arguments, names in _BY_ARGUMENTS.items() for name in names.split(", ")
 )
 
 #: The same, on a cluster only.
@@ -134,7 +87,7 @@ class Need(NamedTuple):
     """
 
     command: tuple[str, ...]
-    refusal: str
+    refusal: re.Pattern[str]
     rule: str
 
 
@@ -220,34 +173,32 @@ def check_permissions(
     unknown: list[str] = []
     try:
         connection.connect()  # redis-py itself would forget Sentinel
-        opened = _reply(connection, "MULTI")
-        if not isinstance(opened, Exception):
+        error_of_multi = _error(connection, "MULTI")
+        if not error_of_multi:
             missing, unknown = _refused(connection, needed(server))
-        elif UNKNOWN.search(str(opened)):
+        elif UNKNOWN.search(error_of_multi):
             unknown = ["MULTI"]
-        elif _NO_COMMAND in str(opened):
+        elif _NO_COMMAND.search(error_of_multi):
             missing, again = ["+@transaction"], " Then check again: without it, nothing else can be asked."
         else:
-            yield not_checked(_CHECK, opened)
+            yield not_checked(error_of_multi)
             return
     finally:
         connection.disconnect()
     if missing:
         where = ", at each node" if server.in_cluster else ""
         rules = " ".join(missing)
-        yield Finding(
-            _CHECK,
-            Level.ERROR,
+        yield error(
             f"The user {name} may not do all that workers and producers need.",
             f"Let an administrator allow it, with the command below{where}.{again}",
             f"ACL SETUSER {name} {rules}",
         )
     for command in unknown:
         message = f"{server.software} does not know the command {command}, which workers and producers need."
-        yield Finding(_CHECK, Level.ERROR, message, RENAMED)
+        yield error(message, RENAMED)
     if not missing and not unknown:
         examined = _examined(queues)
-        yield Finding(_CHECK, Level.OK, f"The user {name} may do all that workers and producers need{examined}.")
+        yield ok(f"The user {name} may do all that workers and producers need{examined}.")
 
 
 def _examined(queues: Sequence[str]) -> str:
@@ -273,35 +224,23 @@ def with_same_command(findings: Iterable[Finding]) -> list[Finding]:
 def _refused(connection: Any, needed: Sequence[Need]) -> tuple[list[str], list[str]]:
     """Return the rules that are missing, and the commands that the server does not have, within MULTI."""
     connection.send_packed_command(connection.pack_commands([need.command for need in needed]))
-    replies = [_read(connection) for _ in needed]
-    _reply(connection, "DISCARD")
-    refused = (need.rule for need, reply in zip(needed, replies, strict=True) if need.refusal in _normal(reply))
-    found = (UNKNOWN.search(_normal(reply)) for reply in replies)
-    unknown = {it[1].upper(): None for it in found if it and it[1].upper() != "CONFIG"}  # only checks ask CONFIG
+    errors = [_error(connection) for _ in needed]
+    _error(connection, "DISCARD")
+    refused = (need.rule for need, text in zip(needed, errors, strict=True) if need.refusal.search(text))
+    found = filter(None, map(UNKNOWN.search, errors))
+    unknown = {it[1].upper(): None for it in found if it[1].upper() != "CONFIG"}  # only checks ask CONFIG
     return list(dict.fromkeys(refused)), list(unknown)
 
 
-def _reply(connection: Any, *command: str) -> Any:
-    connection.send_command(*command)
-    return _read(connection)
-
-
-def _read(connection: Any) -> Any:
-    """Return a reply; an error is one, too."""
+def _error(connection: Any, *command: str) -> str:
+    """Return the error of a command, or of the next one that was sent already; empty if there is none."""
+    if command:
+        connection.send_command(*command)
     try:
-        return connection.read_response()
+        connection.read_response()
     except redis.ResponseError as exc:
-        return exc
-
-
-def _normal(reply: Any) -> str:
-    """Return an error as newer servers say it; empty for other replies."""
-    if not isinstance(reply, Exception):
-        return ""
-    text = str(reply)
-    for older, newer in _SAME.items():
-        text = text.replace(older, newer)
-    return text
+        return str(exc)
+    return ""
 
 
 def _user_of(connection: Any) -> str:

@@ -62,7 +62,7 @@ class Server:
             return None
 
 
-#: Yields findings about a server. May raise what redis-py raises.
+#: Yields findings about a server, in which `examine` names both. May raise what redis-py raises.
 Check = Callable[[Server], Iterable[Finding]]
 
 
@@ -95,17 +95,17 @@ def examine(server: Server, checks: Mapping[str, Check], *, away: Level = Level.
     for name, check in checks.items():
         try:
             for finding in check(server):
-                yield replace(finding, servers=(server.name,))
+                yield replace(finding, check=name, servers=(server.name,))
         except LOST as exc:
             yield is_away(server, exc, away)
             return
         except redis.RedisError as exc:
-            yield replace(not_checked(name, exc), servers=(server.name,))
+            yield replace(not_checked(exc, name), servers=(server.name,))
 
 
 def is_away(server: Server, exc: Exception, level: Level = Level.ERROR) -> Finding:
     """Return the finding that a server cannot be used."""
-    what = f"Cannot use the node {server.name}" if server.in_cluster else f"Cannot use {server.name}"
+    what = f"Cannot use {'the node ' if server.in_cluster else ''}{server.name}"
     advice = advice_for(str(exc), _AWAY[server.in_cluster])
     return Finding("server", level, sentence(f"{what}: {exc}"), advice, servers=(server.name,))
 

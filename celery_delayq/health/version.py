@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import redis
 
-from celery_delayq.health.finding import Finding, Level
+from celery_delayq.health.finding import Finding, error, note, ok
 from celery_delayq.health.servers import Server
 from celery_delayq.transport.wrong_server import refuse_mode
 
@@ -21,15 +21,15 @@ def check_version(server: Server) -> Iterator[Finding]:
         ConfigurationError: the URL is one of a single server, and this is a Redis Sentinel, or a node of a cluster.
     """
     if not server.info:
-        yield Finding("server", Level.NOTE, f"Cannot check the version and settings of Redis: {_refusal(server)}.")
+        yield note(f"Cannot check the version and settings of Redis: {_refusal(server)}.")
         return
     if not server.in_cluster:
         refuse_mode(server.info)
     problem = too_old(server)
     if problem:
-        yield Finding("server", Level.ERROR, f"{problem}.")
+        yield error(f"{problem}.")
     else:
-        yield Finding("server", Level.OK, f"{name_and_version(server)}.")
+        yield ok(f"{name_and_version(server)}.")
 
 
 def too_old(server: Server) -> str | None:

@@ -10,14 +10,12 @@ from typing import Any
 from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, TryAgainError
 
+from celery_delayq.basics.times import AFTER_9999_MS
 from celery_delayq.health.servers import Server
 from celery_delayq.inspector.broker_lists import BrokerList
 from celery_delayq.queue.keys import QueueKeys, registry
 from celery_delayq.queue.redirection import understood
 from celery_delayq.queue.scripts import score_to_ms
-
-#: The first time that no datetime has, unix time in ms. Nothing of this package is due then.
-AFTER_9999_MS = 253_402_300_800_000
 
 
 @dataclass

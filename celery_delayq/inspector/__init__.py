@@ -9,8 +9,7 @@
     consumers     who consumes which lists, and what they hold
     bulk          changes of many tasks, a chunk at a time
     backup        export, import, release
-    holders       who holds a unique key
-    inspector     Inspector: tasks by their ids, and the lists for everything else
+    inspector     Inspector: tasks by their ids or unique keys, and the lists for everything else
 
 `DelayQ`, the commands and the web page are thin layers over these: each opens an `Inspector`, and calls it, or passes
 its `lists`.

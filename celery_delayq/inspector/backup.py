@@ -31,7 +31,7 @@ from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.inspector.pages import Criteria, OnProgress, walk
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.queue import scripts
-from celery_delayq.queue.call import Call, run_each
+from celery_delayq.queue.call import run_each
 from celery_delayq.queue.codec import MESSAGE_KEY_SIZE, OfferId, unpack
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.transport import messages
@@ -91,9 +91,8 @@ def export(lists: BrokerLists, file: File, on_progress: OnProgress | None = None
     with _writing(file) as write:
         waiting, lost = lists.waiting(*queues)
         lost.check()
-        size = sum(lists.delayed_queue(found).size() for found in waiting)
         exported_at = to_datetime(lists.now_ms()).isoformat()
-        write({"format": FORMAT, "version": VERSION, "exported_at": exported_at, "tasks": size})
+        write({"format": FORMAT, "version": VERSION, "exported_at": exported_at, "tasks": sum(waiting.values())})
         for broker_list, tasks in walk(lists, Criteria(tuple(queues)), on_progress):
             for task in tasks:
                 write(_line(broker_list, task))
@@ -115,29 +114,15 @@ def import_(lists: BrokerLists, file: File, on_progress: OnProgress | None = Non
     """
     answers: list[bool] = []
     registered: set[str] = set()
-    batch: list[Call[bool]] = []
-    size = 0
-
-    def send() -> None:
-        nonlocal size
-        if batch:
-            for reply in run_each(lists.channel.writer, batch):
-                if isinstance(reply, Exception):
-                    raise reply
-                answers.append(reply)
-            batch.clear()
-            size = 0
-            if on_progress is not None:
-                on_progress(len(answers), max(reader.tasks, len(answers)))
-
     with _reading(file) as stream:
         reader = _Reader(stream, getattr(stream, "name", "the file"))
-        try:
-            for line in reader:
+        for lines in reader.batches():
+            calls = []
+            for line in lines:
                 queue: DelayedQueue = lists.channel.delayed_queue(lists.channel.broker_list(line.queue, line.priority))
                 queue.register(again=queue.name not in registered)
                 registered.add(queue.name)
-                batch.append(
+                calls.append(
                     scripts.restore(
                         queue.keys,
                         due_ms=line.due_ms,
@@ -146,13 +131,12 @@ def import_(lists: BrokerLists, file: File, on_progress: OnProgress | None = Non
                         mirrored=queue.mirror_list,
                     )
                 )
-                size += len(line.payload)
-                if len(batch) == _LINES or size >= _BYTES:
-                    send()
-        except (InvalidExport, OSError):
-            send()
-            raise
-        send()
+            for reply in run_each(lists.channel.writer, calls):
+                if isinstance(reply, Exception):
+                    raise reply
+                answers.append(reply)
+            if lines and on_progress is not None:
+                on_progress(len(answers), max(reader.tasks, len(answers)))
     return Imported(sum(answers), len(answers) - sum(answers))
 
 
@@ -271,7 +255,23 @@ class _Reader:
         self._name = name
         self._number = 0
 
-    def __iter__(self) -> Iterator[_Line]:
+    def batches(self) -> Iterator[list[_Line]]:
+        """Yield some tasks at a time. Of a file that cannot be read to its end, those before the error come first."""
+        batch: list[_Line] = []
+        size = 0
+        try:
+            for line in self._tasks():
+                batch.append(line)
+                size += len(line.payload)
+                if len(batch) == _LINES or size >= _BYTES:
+                    yield batch
+                    batch, size = [], 0
+        except (InvalidExport, OSError):
+            yield batch
+            raise
+        yield batch
+
+    def _tasks(self) -> Iterator[_Line]:
         first = self._next()
         if first is None or first.get("format") != FORMAT:
             raise self._error("not an export file of celery_delayq")

@@ -137,26 +137,20 @@ class BrokerLists:
                 raise
             return True
 
-    def waiting(self, *queues: str) -> tuple[list[BrokerList], Lost]:
-        """Return the lists that have waiting messages, see `known`; and what is lost."""
+    def waiting(
+        self, *queues: str, due_from_ms: int | None = None, due_to_ms: int | None = None
+    ) -> tuple[dict[BrokerList, int], Lost]:
+        """Return the lists that have waiting messages, see `known`, with how many they are; and what is lost.
+
+        Only what is due in a time span counts, both ends included. Corrupt entries count too. O(log N) for each list.
+        """
         lists, lost = self.known(*queues)
         with self.asking.pipeline(transaction=False) as pipe:
             for found in lists:
-                pipe.zcard(self.delayed_queue(found).keys.timeout_set)
+                pipe.zcount(self.delayed_queue(found).keys.timeout_set, *scores_of(due_from_ms, due_to_ms))
             sizes = execute(self.asking, pipe)
         answered, lost = self.complete(dict(zip(lists, sizes, strict=True)), lost, partial=True)
-        return [found for found, size in answered.items() if size], lost
-
-    def count(self, *queues: str, due_from_ms: int | None = None, due_to_ms: int | None = None) -> int:
-        """Return how many messages wait in the lists, see `known`, in a time span, both ends included.
-
-        Corrupt entries count too; what is at nodes of a cluster that are away does not. O(log N) for each list.
-        """
-        lists, _ = self.known(*queues)
-        with self.asking.pipeline(transaction=False) as pipe:
-            for found in lists:
-                pipe.zcount(self.delayed_queue(found).keys.timeout_set, *scores_of(due_from_ms, due_to_ms))
-            return sum(number for number in execute(self.asking, pipe) if isinstance(number, int))
+        return {found: size for found, size in answered.items() if size}, lost
 
     def measure(
         self, lists: Iterable[BrokerList], now_ms: int | None = None, spans_ms: Sequence[int] = ()

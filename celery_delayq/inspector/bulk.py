@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from typing import Literal, TypeAlias, get_args
 
 from celery_delayq.basics.times import Time, aware, to_ms
 from celery_delayq.inspector.away import Lost
-from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
-from celery_delayq.inspector.pages import MOST_EXAMINED, Criteria, Part, cursor_behind, due_of, entries
+from celery_delayq.inspector.broker_lists import BrokerLists
+from celery_delayq.inspector.pages import Criteria, entries
 from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.delayed_queue import DelayedQueue
@@ -21,8 +22,10 @@ from celery_delayq.transport.messages import with_eta
 #: What can be done to many tasks.
 Action = Literal["cancel", "reschedule", "run_now"]
 
-#: An entry, and the list that it waits for.
-Waiting: TypeAlias = tuple[BrokerList, Entry]
+#: Changes entries of a list, and returns for each of those that it can change whether it did.
+Change: TypeAlias = Callable[[DelayedQueue, Sequence[Entry]], list[bool]]
+
+_LIST = itemgetter(0)
 
 
 @dataclass(frozen=True)
@@ -59,27 +62,21 @@ def change_some(
     """Change some matching tasks; see `DelayQ.change_some`. Atomic for each task; all calls are bounded.
 
     Without criteria, it changes all tasks.
-
-    Raises:
-        TypeError: `eta` is missing or not wanted, or an argument has the wrong type.
-        ValueError: there is no such action, `limit` or `eta` is out of range, or `cursor` is not that of a chunk.
     """
     if action not in get_args(Action):
         raise ValueError(f"action must be one of {', '.join(map(repr, get_args(Action)))}, not {action!r}")
     if (action == "reschedule") != (eta is not None):
         raise TypeError("give an eta to reschedule" if eta is None else f"{action} takes no eta")
-    change = _cancel if action == "cancel" else partial(_release, eta=None)
-    if eta is None:
-        part = entries(lists, criteria, limit, cursor)
-    else:
+    change: Change = DelayedQueue.remove if action == "cancel" else partial(_release, eta=None)
+    if eta is not None:
         due_ms, text = to_ms(eta, "eta"), aware(eta, "eta").isoformat()
-        part = _not_due_at(due_ms, lists, criteria, limit, cursor)
+        criteria = replace(criteria, not_due_ms=due_ms)
         is_over = due_ms <= lists.now_ms()
         change = partial(_release, eta=text) if is_over else partial(_amend, eta=text, due_ms=due_ms)
+    found = entries(lists, criteria, limit, cursor, partial=True)
     changed = late = refused = 0
-    lost = part.lost
-    found = sorted(part.found, key=lambda one: one[0].name)
-    for broker_list, group in groupby(found, key=lambda one: one[0]):
+    lost = found.lost
+    for broker_list, group in groupby(sorted(found.entries, key=_LIST), key=_LIST):
         waiting = [entry for _, entry in group]
         try:
             done = change(lists.delayed_queue(broker_list), waiting)
@@ -89,28 +86,7 @@ def change_some(
         changed += sum(done)
         late += len(done) - sum(done)
         refused += len(waiting) - len(done)
-    return Chunk(changed, late, part.examined, part.cursor, lost, refused)
-
-
-def _not_due_at(due_ms: int, lists: BrokerLists, criteria: Criteria, limit: int, cursor: str | None) -> Part[Waiting]:
-    """Return a page without what is due at a time, without examining that: it may be all that waits."""
-    if criteria.due_to_ms is not None and criteria.due_to_ms < due_ms:
-        return entries(lists, criteria, limit, cursor)
-    part: Part[Waiting] = Part((), None)
-    last_ms = None if cursor is None else due_of(cursor)
-    if last_ms is None or last_ms < due_ms:
-        part = entries(lists, replace(criteria, due_to_ms=due_ms - 1), limit, cursor)
-        if part.cursor is not None:
-            return part
-    behind = cursor if last_ms is not None and last_ms > due_ms else cursor_behind(due_ms)
-    if len(part.found) == limit or part.examined >= MOST_EXAMINED:
-        return replace(part, cursor=behind)
-    rest = entries(lists, criteria, limit - len(part.found), behind, MOST_EXAMINED - part.examined)
-    return Part((*part.found, *rest.found), rest.cursor, part.examined + rest.examined, part.lost | rest.lost)
-
-
-def _cancel(queue: DelayedQueue, waiting: Sequence[Entry]) -> list[bool]:
-    return queue.remove(waiting)
+    return Chunk(changed, late, found.examined, found.cursor, lost, refused)
 
 
 def _release(queue: DelayedQueue, waiting: Sequence[Entry], *, eta: str | None) -> list[bool]:

@@ -79,11 +79,7 @@ class Consumers:
 
 
 def consumers(lists: BrokerLists, *, partial: bool = False) -> Consumers:
-    """Return all consumers; see `DelayQ.consumers`. Two pipelines with calls of O(log N).
-
-    Raises:
-        NodesAway: nodes of a cluster are away, and `partial` is False.
-    """
+    """Return all consumers; see `DelayQ.consumers`. Two pipelines with calls of O(log N)."""
     known, lost = lists.known()
     now_ms = lists.now_ms()
     found, lost = lists.complete(lists.measure(known, now_ms), lost, partial=partial)

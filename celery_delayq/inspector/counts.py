@@ -75,13 +75,7 @@ class Counts:
 
 
 def count(lists: BrokerLists, *, span: float, buckets: int, partial: bool = False) -> Counts:
-    """Count the messages of all lists; see `DelayQ.counts`. Three pipelines with calls of O(log N).
-
-    Raises:
-        NodesAway: nodes of a cluster are away, and `partial` is False.
-        TypeError: `span` is not a number, or `buckets` is not a whole number.
-        ValueError: an argument is out of range.
-    """
+    """Count the messages of all lists; see `DelayQ.counts`. Three pipelines with calls of O(log N)."""
     edges_of(0, span, buckets)  # fails before anything is asked
     now_ms = lists.now_ms()
     edges = edges_of(now_ms + 1, span, buckets)

@@ -53,13 +53,7 @@ class Histogram:
 def histogram(
     lists: BrokerLists, start_ms: int, span_s: float, buckets: int, *, queue: str | None = None, partial: bool = False
 ) -> Histogram:
-    """Count due times in a window; see `DelayQ.histogram`. A script for each list in which something waits.
-
-    Raises:
-        NodesAway: nodes of a cluster are away, and `partial` is False.
-        TypeError: `start_ms` or `buckets` is not a whole number, `span_s` is not a number, or `queue` is not a string.
-        ValueError: an argument is out of range.
-    """
+    """Count due times in a window; see `DelayQ.histogram`. A script for each list in which something waits."""
     if type(start_ms) is not int:
         raise TypeError(f"start_ms must be a whole number, not {start_ms!r}")
     if not 0 <= start_ms < _LATEST_START_MS:
@@ -69,7 +63,7 @@ def histogram(
     edges = edges_of(start_ms, span_s, buckets)
     waiting, lost = lists.waiting(*(() if queue is None else (queue,)))
     now_ms = lists.now_ms()
-    found, lost = lists.complete(ask_due(lists, waiting, edges), lost, partial=partial)
+    found, lost = lists.complete(ask_due(lists, list(waiting), edges), lost, partial=partial)
     before, after = (sum(numbers[at] for numbers in found.values()) for at in (0, -1))
     return Histogram(now_ms, buckets_of(edges, found.values()), before, after, lost)
 

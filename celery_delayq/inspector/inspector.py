@@ -1,4 +1,4 @@
-"""Inspector: find and change waiting tasks by id, and dead letters of a queue.
+"""Inspector: find and change waiting tasks by id or unique key, and dead letters of a queue.
 
 What reads or changes all lists is a function of `Inspector.lists`, in a module of its own.
 """
@@ -17,6 +17,8 @@ from celery_delayq.basics.times import Time, due_at, to_ms
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.pages import Criteria, OnProgress, walk
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
+from celery_delayq.queue import holds
+from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.dead_letters import DeadLetters
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.transport.messages import with_eta
@@ -81,6 +83,28 @@ class Inspector:
 
         found = self._each(task_ids, first)
         return {task_id: min(tasks, key=lambda task: task.due_ms, default=None) for task_id, tasks in found.items()}
+
+    def holding(self, key: str) -> ScheduledTask | None:
+        """Return the waiting task that holds a unique key; see `DelayQ.waiting`.
+
+        If queues have one each, it is the one that is due first.
+        """
+        now_ms = self.lists.now_ms()
+        queues = [self.lists.delayed_queue(found) for found in self.lists.all()]
+        tasks = []
+        for hold in holds.holds_of(self.lists.asking, [queue.keys for queue in queues], key):
+            broker_list = self.lists.parse(hold.broker_list)
+            for entry in self.lists.delayed_queue(broker_list).find(hold.task_id) if hold.waits else ():
+                offer_id = OfferId.from_bytes(entry.id)
+                if offer_id is not None and offer_id.unique:
+                    tasks.append(scheduled_task(entry, broker_list, now_ms))
+        return min(tasks, key=lambda task: task.due_ms, default=None)
+
+    def forget(self, key: str) -> bool:
+        """Give up a unique key in all queues; see `DelayQ.forget`."""
+        return holds.forget(
+            self.lists.client, [self.lists.delayed_queue(found).keys for found in self.lists.all()], key
+        )
 
     def cancel(self, task_ids: Sequence[str]) -> dict[str, bool]:
         """Remove waiting tasks; see `DelayQ.cancel`. Atomic for each entry."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from celery_delayq.basics.times import Time, to_ms
-from celery_delayq.inspector.away import Lost, LostQueue, NodesAway
+from celery_delayq.inspector.away import Lost, LostQueue
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.queue import cursors
@@ -16,8 +16,6 @@ from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.entry import Entry, Position
 from celery_delayq.queue.scripts import MAX_PAGE
 from celery_delayq.transport.messages import marks_of, marks_within
-
-T = TypeVar("T")
 
 #: Maximum number of tasks that one page examines. If nothing matches, the page ends there, with a cursor to continue.
 MOST_EXAMINED = 10_000
@@ -43,6 +41,8 @@ class Criteria:
         due_from_ms: only tasks due at this time or later, unix time in ms.
         due_to_ms: only tasks due at this time or earlier, unix time in ms.
         text: only tasks whose arguments contain this text, as `ScheduledTask.args` and `kwargs` show them.
+        not_due_ms: only tasks that are not due at this very time, unix time in ms. It may be most of them that are, so
+            these are not even examined.
     """
 
     queues: tuple[str, ...] = ()
@@ -50,6 +50,7 @@ class Criteria:
     due_from_ms: int | None = None
     due_to_ms: int | None = None
     text: str | None = None
+    not_due_ms: int | None = None
 
     @classmethod
     def of(
@@ -82,18 +83,13 @@ class Criteria:
             text,
         )
 
-    @property
-    def is_everything(self) -> bool:
-        """Whether all tasks are selected."""
-        return self == Criteria()
-
     def check_wanted(self, everything: bool) -> None:
         """Check that somebody who selects all tasks has said so.
 
         Raises:
             ValueError: all tasks are selected, and `everything` is False.
         """
-        if self.is_everything and not everything:
+        if self == Criteria() and not everything:
             raise ValueError("give a queue, a task, a time or a text, or pass everything=True")
 
     @property
@@ -112,8 +108,20 @@ class Criteria:
 
     @property
     def span(self) -> dict[str, Any]:
-        """The limits of the due time, as arguments for methods of `DelayedQueue`."""
+        """The limits of the due time, as arguments for `BrokerLists.waiting`."""
         return {"due_from_ms": self.due_from_ms, "due_to_ms": self.due_to_ms}
+
+    @property
+    def spans(self) -> list[tuple[int | None, int | None]]:
+        """The same in parts without `not_due_ms`, each from one time to another one; None is no limit."""
+        start_ms, end_ms = self.due_from_ms, self.due_to_ms
+        if self.not_due_ms is None:
+            return [(start_ms, end_ms)]
+        before_ms, behind_ms = self.not_due_ms - 1, self.not_due_ms + 1
+        return [
+            (start_ms, before_ms if end_ms is None else min(end_ms, before_ms)),
+            (behind_ms if start_ms is None else max(start_ms, behind_ms), end_ms),
+        ]
 
     def matches(self, task: ScheduledTask) -> bool:
         """Return whether a task has the right name and arguments. Arguments that are no text in its headers are not."""
@@ -148,18 +156,18 @@ class Page:
 
 
 @dataclass(frozen=True)
-class Part(Generic[T]):
-    """The same for callers who want something else than descriptions of tasks; see `Page`.
+class Part:
+    """The same for those who want no descriptions of tasks; see `Page`.
 
     Attributes:
-        found: what was kept of the matching entries.
+        entries: those that match, each with its list.
         cursor, examined, lost: see `Page`.
     """
 
-    found: tuple[T, ...]
+    entries: tuple[tuple[BrokerList, Entry], ...]
     cursor: str | None
-    examined: int = 0
-    lost: Lost = field(default_factory=Lost)
+    examined: int
+    lost: Lost
 
 
 @dataclass(frozen=True)
@@ -182,21 +190,6 @@ class _Cursor:
         return cursors.decode(text, read)
 
 
-def cursor_behind(due_ms: int) -> str:
-    """Return the cursor of a page that begins with what is due later than a time, unix time in ms."""
-    return _Cursor("", Position(due_ms + 1, b"")).encode()  # no list has a name that is less
-
-
-def due_of(cursor: str) -> int:
-    """Return when the last task before a cursor is due, unix time in ms.
-
-    Raises:
-        TypeError: the cursor is not a string.
-        ValueError: it is not the cursor of a page.
-    """
-    return _Cursor.decode(cursor).position.due_ms
-
-
 def page(
     lists: BrokerLists,
     criteria: Criteria,
@@ -210,67 +203,36 @@ def page(
 
     It ends when it has examined about `most_examined` tasks: up to one read more. A page of long messages ends after
     32 MiB, with a cursor.
-
-    Raises:
-        NodesAway: nodes of a cluster are away, and `partial` is False.
-        TypeError: `limit` is not a whole number, or `cursor` is not a string.
-        ValueError: `limit` is out of range, or `cursor` is not the cursor of a page.
     """
     now_ms = lists.now_ms()
-
-    def keep(broker_list: BrokerList, entry: Entry) -> ScheduledTask | None:
-        task = scheduled_task(entry, broker_list, now_ms)
-        return task if criteria.matches(task) else None
-
-    part = _part(lists, criteria, limit, cursor, most_examined, keep, partial=partial)
-    return Page(part.found, part.cursor, part.examined, part.lost)
+    part = entries(lists, criteria, limit, cursor, most_examined, partial=partial)
+    tasks = tuple(scheduled_task(entry, broker_list, now_ms) for broker_list, entry in part.entries)
+    return Page(tasks, part.cursor, part.examined, part.lost)
 
 
 def entries(
-    lists: BrokerLists, criteria: Criteria, limit: int, cursor: str | None, most_examined: int = MOST_EXAMINED
-) -> Part[tuple[BrokerList, Entry]]:
-    """Return the entries of a page, with their lists. Messages are decoded only if the criteria ask for it.
-
-    Queues whose nodes of a cluster are away are left out. Arguments and errors are those of `page`.
-    """
-
-    def keep(broker_list: BrokerList, entry: Entry) -> tuple[BrokerList, Entry] | None:
-        matches = not criteria.is_search or criteria.matches(scheduled_task(entry, broker_list, entry.due_ms))
-        return (broker_list, entry) if matches else None
-
-    return _part(lists, criteria, limit, cursor, most_examined, keep, partial=True)
-
-
-def _part(
     lists: BrokerLists,
     criteria: Criteria,
     limit: int,
     cursor: str | None,
-    most_examined: int,
-    keep: Callable[[BrokerList, Entry], T | None],
+    most_examined: int = MOST_EXAMINED,
     *,
     partial: bool,
-) -> Part[T]:
-    """Return what `keep` returns for the entries of a page, without None; see `page`.
-
-    Raises:
-        NodesAway: nodes of a cluster are away, and `partial` is False.
-        TypeError: `limit` is not a whole number, or `cursor` is not a string.
-        ValueError: `limit` is out of range, or `cursor` is not the cursor of a page.
-    """
+) -> Part:
+    """Return the entries of a page, see `page`. Messages are decoded only if the criteria ask for it."""
     if type(limit) is not int:
         raise TypeError(f"limit must be a whole number, not {limit!r}")
     if not 1 <= limit <= MAX_PAGE:
         raise ValueError(f"limit must be 1 to {MAX_PAGE}, not {limit!r}")
     last = None if cursor is None else _Cursor.decode(cursor)
-    waiting, lost = lists.waiting(*criteria.queues)
+    waiting, lost = lists.waiting(*criteria.queues, **criteria.span)
     share = max(limit // max(1, len(waiting)), _LEAST_READ)  # each list has about so many of them
     read = min(most_examined, _SEARCHED) if criteria.is_search else min(limit + 1, share + 1, _READ)
     if not partial:
         lost.check()
     losses: list[LostQueue] = []
-    streams = [_stream(lists, one, criteria, last, read, losses) for one in waiting]
-    found: list[T] = []
+    streams = [_steps(one, _reads(lists, one, criteria, last, read, losses)) for one in waiting]
+    found: list[tuple[BrokerList, Entry]] = []
     examined = size = 0
     for step in heapq.merge(*streams, key=lambda step: (step.entry.due_ms, step.broker_list.name)):
         if last is not None and (len(found) == limit or examined >= most_examined or size >= _MOST_BYTES):
@@ -278,9 +240,8 @@ def _part(
             break
         examined += step.examined
         last = _Cursor(step.broker_list.name, step.entry.position)
-        kept = keep(step.broker_list, step.entry)
-        if kept is not None:
-            found.append(kept)
+        if not criteria.is_search or criteria.matches(scheduled_task(step.entry, step.broker_list, 0)):
+            found.append((step.broker_list, step.entry))
             size += len(step.entry.payload)
     else:
         more = None
@@ -299,34 +260,37 @@ class _Step:
     examined: int
 
 
-def _stream(
+def _steps(broker_list: BrokerList, reads: Iterable[tuple[int, list[Entry]]]) -> Iterator[_Step]:
+    for read, entries in reads:
+        for entry in entries[:-1]:
+            yield _Step(broker_list, entry, 1)
+        if entries:
+            yield _Step(broker_list, entries[-1], read - len(entries) + 1)
+
+
+def _reads(
     lists: BrokerLists,
     broker_list: BrokerList,
     criteria: Criteria,
     last: _Cursor | None,
     limit: int,
     losses: list[LostQueue],
-) -> Iterator[_Step]:
+) -> Iterator[tuple[int, list[Entry]]]:
     """Yield the entries of one list that may match and come after the last task; see `DelayedQueue.search`.
 
     If its node of a cluster is away, its queue is added to `losses`.
     """
-    after: Position | None = None
-    due_from_ms = criteria.due_from_ms
-    if last is not None and last.broker_list == broker_list.name:
-        after = last.position
-    elif last is not None:
-        behind = last.position.due_ms + (broker_list.name < last.broker_list)
-        due_from_ms = max(behind, due_from_ms or 0)
-    found = lists.delayed_queue(broker_list).search(
-        criteria.marks, after, due_from_ms=due_from_ms, due_to_ms=criteria.due_to_ms, limit=limit
-    )
+    queue = lists.delayed_queue(broker_list)
+    is_own = last is not None and last.broker_list == broker_list.name
     try:
-        for read, entries in found:
-            for entry in entries[:-1]:
-                yield _Step(broker_list, entry, 1)
-            if entries:
-                yield _Step(broker_list, entries[-1], read - len(entries) + 1)
+        for start_ms, end_ms in criteria.spans:
+            after: Position | None = None
+            if last is not None:
+                reached_ms = last.position.due_ms + (broker_list.name < last.broker_list)
+                after = last.position if is_own and (start_ms is None or reached_ms >= start_ms) else None
+                start_ms = max(reached_ms, start_ms or 0)
+            if start_ms is None or end_ms is None or start_ms <= end_ms:
+                yield from queue.search(criteria.marks, after, due_from_ms=start_ms, due_to_ms=end_ms, limit=limit)
     except CONNECTION_ERRORS as exc:
         losses.append(lists.lose(broker_list, exc))
 
@@ -345,30 +309,22 @@ def walk(
     Raises:
         NodesAway: a node of a cluster is away. If it is so at the beginning, nothing is yielded.
     """
-    waiting, lost = lists.waiting(*criteria.queues)
+    waiting, lost = lists.waiting(*criteria.queues, **criteria.span)
     lost.check()
-    total = to_examine(lists, criteria)
+    total, done, now_ms = sum(waiting.values()), 0, lists.now_ms()
     limit = _SEARCHED if criteria.is_search else _READ
-    now_ms = lists.now_ms()
-    done = 0
+    losses: list[LostQueue] = []
     for found in waiting:
-        for read, entries in _searched(lists, found, criteria, limit):
+        for read, entries in _reads(lists, found, criteria, None, limit, losses):
             tasks = (scheduled_task(entry, found, now_ms) for entry in entries)
             yield found, [task for task in tasks if criteria.matches(task)]
             done += read
             if on_progress is not None:
                 on_progress(done, max(done, total))
-
-
-def _searched(
-    lists: BrokerLists, broker_list: BrokerList, criteria: Criteria, limit: int
-) -> Iterator[tuple[int, list[Entry]]]:
-    try:
-        yield from lists.delayed_queue(broker_list).search(criteria.marks, **criteria.span, limit=limit)
-    except CONNECTION_ERRORS as exc:
-        raise NodesAway(Lost((lists.lose(broker_list, exc),))) from exc
+        Lost(tuple(losses)).check()
 
 
 def to_examine(lists: BrokerLists, criteria: Criteria) -> int:
-    """Return how many tasks a search examines: all tasks of the queues and the time span; see `BrokerLists.count`."""
-    return lists.count(*criteria.queues, **criteria.span)
+    """Return how many tasks a search examines: all tasks of the queues and the time span; see `BrokerLists.waiting`."""
+    waiting, _ = lists.waiting(*criteria.queues, **criteria.span)
+    return sum(waiting.values())

@@ -103,31 +103,21 @@ class ScheduledTask:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the message, in JSON types: times in ISO 8601, `time_left` in seconds."""
+        return {name: _plain(getattr(self, name)) for name in _FIELDS}
 
-        def text(when: datetime | None) -> str | None:
-            return None if when is None else when.isoformat()
 
-        return {
-            "id": self.id,
-            "name": self.name,
-            "args": self.args,
-            "kwargs": self.kwargs,
-            "due": text(self.due),
-            "time_left": self.time_left.total_seconds(),
-            "queue": self.queue,
-            "priority": self.priority,
-            "broker_list": self.broker_list,
-            "retries": self.retries,
-            "eta": text(self.eta),
-            "expires": text(self.expires),
-            "root_id": self.root_id,
-            "parent_id": self.parent_id,
-            "group_id": self.group_id,
-            "size": self.size,
-            "content_type": self.content_type,
-            "offered": text(self.offered),
-            "headers": dict(self.headers),
-        }
+#: The fields of a description in JSON types.
+_FIELDS = (
+    *("id", "name", "args", "kwargs", "due", "time_left", "queue", "priority", "broker_list", "retries", "eta"),
+    *("expires", "root_id", "parent_id", "group_id", "size", "content_type", "offered", "headers"),
+)
+
+
+def _plain(value: Any) -> Any:
+    """Return the value of a field in JSON types."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def scheduled_task(entry: Entry, broker_list: BrokerList, now_ms: int) -> ScheduledTask:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -25,32 +26,58 @@ from celery_delayq.metrics.recorder import (
     TRANSFER_LATENESS,
     TRANSFERRED,
 )
-from celery_delayq.metrics.snapshot import WITHIN_S, Queue, Snapshot
+from celery_delayq.metrics.snapshot import WITHIN_S, Snapshot
 from celery_delayq.queue import dead_letters
 from celery_delayq.queue.connections import process_of
+from celery_delayq.queue.measuring import Measured
 
 _QUEUE = "queue_name"
 _ENTRY = ("entry", _QUEUE)
 
+#: The numbers of one queue: those of its lists, one for each priority in use.
+_Lists = Sequence[Measured]
+
+
+def _sum(number: Callable[[Measured], int]) -> Callable[[_Lists], int]:
+    return lambda lists: sum(map(number, lists))
+
+
+def _consumers(lists: _Lists) -> int:
+    return len({name for one in lists for name, ends_ms in one.leases.items() if ends_ms > one.now_ms})
+
+
+def _oldest_overdue_s(lists: _Lists) -> float:
+    oldest_ms = max((one.now_ms - one.head_due_ms for one in lists if one.head_due_ms is not None), default=0)
+    return max(0, oldest_ms) / 1000
+
+
+def _next_due_s(lists: _Lists) -> float | None:
+    return min((one.head_due_ms / 1000 for one in lists if one.head_due_ms is not None), default=None)
+
+
 #: Gauges of a queue: name, help, value; None for no sample.
-_GAUGES: tuple[tuple[str, str, Callable[[Queue], float | None]], ...] = (
-    ("delayq_ready_messages", "Messages that workers can fetch.", lambda queue: queue.ready),
-    ("delayq_delayed_messages", "Messages that wait, overdue ones included.", lambda queue: queue.delayed),
-    ("delayq_overdue_messages", "Messages that are due, but not transferred yet.", lambda queue: queue.overdue),
-    ("delayq_in_flight_messages", "Messages fetched and not acknowledged.", lambda queue: queue.in_flight),
-    ("delayq_dead_messages", "Dead letters.", lambda queue: queue.dead),
+_GAUGES: tuple[tuple[str, str, Callable[[_Lists], float | None]], ...] = (
+    ("delayq_ready_messages", "Messages that workers can fetch.", _sum(lambda one: one.ready)),
+    ("delayq_delayed_messages", "Messages that wait, overdue ones included.", _sum(lambda one: one.delayed)),
+    ("delayq_overdue_messages", "Messages that are due, but not transferred yet.", _sum(lambda one: one.overdue)),
+    (
+        "delayq_in_flight_messages",
+        "Messages fetched and not acknowledged.",
+        _sum(lambda one: sum(one.in_flight.values())),
+    ),
+    ("delayq_dead_messages", "Dead letters.", _sum(lambda one: one.dead)),
     (
         "delayq_oldest_overdue_age_seconds",
         "How long the oldest overdue message has been due; 0 if none is overdue.",
-        lambda queue: queue.oldest_overdue_s,
+        _oldest_overdue_s,
     ),
+    ("delayq_next_due_timestamp_seconds", "When the next message is due; no sample if none waits.", _next_due_s),
+    ("delayq_consumers", "Consumers whose leases last.", _consumers),
     (
-        "delayq_next_due_timestamp_seconds",
-        "When the next message is due; no sample if none waits.",
-        lambda queue: None if queue.next_due_ms is None else queue.next_due_ms / 1000,
+        "delayq_ended_leases",
+        "Leases that ended, whose messages nobody recovered yet.",
+        _sum(lambda one: sum(0 < ends_ms <= one.now_ms for ends_ms in one.leases.values())),
     ),
-    ("delayq_consumers", "Consumers whose leases last.", lambda queue: len(queue.lasting)),
-    ("delayq_ended_leases", "Leases that ended, whose messages nobody recovered yet.", lambda queue: queue.ended),
 )
 
 #: Counters of a queue: name, help, what was counted.
@@ -88,9 +115,9 @@ class SnapshotCollector(Collector):
         queues = dict(sorted(self._snapshot.queues.items()))
         yield from _of_queues(queues)
         # A total that lacks a part of the queue would fall: Prometheus would take that for a restart.
-        counted = {name: queue for name, queue in queues.items() if name not in self._snapshot.unreadable}
-        yield from _of_workers(counted)
-        yield from self._of_entries(counted)
+        totals = {name: _totals(lists) for name, lists in queues.items() if name not in self._snapshot.unreadable}
+        yield from _of_workers(totals)
+        yield from self._of_entries(totals)
         unreadable = len(self._snapshot.unreadable)
         yield GaugeMetricFamily("delayq_unreadable_queues", "Queues that the server refuses to read.", unreadable)
         if self._snapshot.nodes:
@@ -100,7 +127,7 @@ class SnapshotCollector(Collector):
             yield up
         yield GaugeMetricFamily("delayq_scrape_duration_seconds", "How long reading took.", self._snapshot.seconds)
 
-    def _of_entries(self, queues: dict[str, Queue]) -> Iterator[Metric]:
+    def _of_entries(self, totals: dict[str, Counter[str]]) -> Iterator[Metric]:
         entries = [(entry, [entry.name, entry.queue or ""]) for entry in self._snapshot.entries]
         following = GaugeMetricFamily(
             "delayq_periodic_next_run_timestamp_seconds", "When a periodic task runs next.", labels=_ENTRY
@@ -122,20 +149,28 @@ class SnapshotCollector(Collector):
         )
         # As with reasons: each has a sample from the start. There is no total of a queue whose node is away.
         names = {entry.name for entry, _ in entries}
-        numbers = {(name, queue): 0 for _, (name, queue) in entries if queue in queues}
-        for queue, counted in queues.items():
-            of_queue = _with_prefix(counted, MISSED_RUNS)
-            numbers.update({(name, queue): number for name, number in of_queue if name in names})
+        numbers = {(name, queue): 0 for _, (name, queue) in entries if queue in totals}
+        for queue, counted in totals.items():
+            runs_of = {what.removeprefix(MISSED_RUNS): what for what in counted if what.startswith(MISSED_RUNS)}
+            numbers.update({(name, queue): counted[runs_of[name]] for name in sorted(runs_of.keys() & names)})
         for of_entry, number in numbers.items():
             missed.add_metric(list(of_entry), number)
         yield from (following, last, runs, error, missed)
 
 
-def _of_queues(queues: dict[str, Queue]) -> Iterator[Metric]:
+def _totals(lists: _Lists) -> Counter[str]:
+    """Return what workers have counted so far for a queue."""
+    totals: Counter[str] = Counter()
+    for one in lists:
+        totals.update(one.totals)
+    return totals
+
+
+def _of_queues(queues: dict[str, list[Measured]]) -> Iterator[Metric]:
     for name, text, value in _GAUGES:
         gauge = GaugeMetricFamily(name, text, labels=[_QUEUE])
-        for queue, numbers in queues.items():
-            number = value(numbers)
+        for queue, lists in queues.items():
+            number = value(lists)
             if number is not None:
                 gauge.add_metric([queue], number)
         yield gauge
@@ -147,37 +182,32 @@ def _of_queues(queues: dict[str, Queue]) -> Iterator[Metric]:
     punctual = InfoMetricFamily(
         "delayq_punctual_worker", "The worker that transferred last, as host:process.", labels=[_QUEUE]
     )
-    for queue, numbers in queues.items():
-        for within_s in WITHIN_S:
-            due.add_metric([queue, str(within_s)], numbers.due[within_s])
-        processes = map(process_of, numbers.punctual)
-        for worker in sorted({host if pid is None else f"{host}:{pid}" for host, pid in processes}):
+    for queue, lists in queues.items():
+        for place, within_s in enumerate(WITHIN_S):
+            due.add_metric([queue, str(within_s)], sum(one.due[place] for one in lists if one.due))
+        processes = {process_of(one.punctual) for one in lists if one.punctual}
+        for worker in sorted(host if pid is None else f"{host}:{pid}" for host, pid in processes):
             punctual.add_metric([queue], {"worker": worker})
     yield from (due, punctual)
 
 
-def _of_workers(queues: dict[str, Queue]) -> Iterator[Metric]:
+def _of_workers(totals: dict[str, Counter[str]]) -> Iterator[Metric]:
     for name, text, what in _COUNTERS:
         counter = CounterMetricFamily(name, text, labels=[_QUEUE])
-        for queue, numbers in queues.items():
-            counter.add_metric([queue], numbers.totals[what])
+        for queue, counted in totals.items():
+            counter.add_metric([queue], counted[what])
         yield counter
     for name, text, prefix, reasons in _BY_REASON:
         counter = CounterMetricFamily(name, text, labels=[_QUEUE, "reason"])
-        for queue, numbers in queues.items():
+        for queue, counted in totals.items():
             for reason in reasons:
-                counter.add_metric([queue, reason], numbers.totals[prefix + reason])
+                counter.add_metric([queue, reason], counted[prefix + reason])
         yield counter
     for name, text, what in _HISTOGRAMS:
         histogram = HistogramMetricFamily(name, text, labels=[_QUEUE])
-        for queue, numbers in queues.items():
-            buckets, total_s = histograms.read(what, numbers.totals)
-            histogram.add_metric([queue], buckets, total_s)
+        for queue, counted in totals.items():
+            histogram.add_metric([queue], *histograms.read(what, counted))
         yield histogram
-
-
-def _with_prefix(numbers: Queue, prefix: str) -> list[tuple[str, int]]:
-    return sorted((what.removeprefix(prefix), n) for what, n in numbers.totals.items() if what.startswith(prefix))
 
 
 def _add_time(gauge: GaugeMetricFamily, labels: list[str], when: datetime | None) -> None:

@@ -52,7 +52,7 @@ def wsgi_app(app: Any, source: Source | None = None) -> Any:
 
 def asgi_app(app: Any) -> Any:
     """Return an ASGI app, see `make_asgi_app`."""
-    source = Source(app)
+    wsgi = wsgi_app(app)
     # Not the executor of the event loop: a server that hangs must not take its threads from other pages.
     threads = ThreadPoolExecutor(_ASGI_THREADS, "delayq-metrics")
 
@@ -61,45 +61,26 @@ def asgi_app(app: Any) -> Any:
             await send({"type": "websocket.close"})
             return
         assert scope["type"] == "http"
-        is_head = scope["method"] == "HEAD"
-
-        async def answer(message: dict[str, Any]) -> None:
-            await send({**message, "body": b""} if is_head and "body" in message else message)
-
-        async def refuse(status: int, header: tuple[bytes, bytes], body: str) -> None:
-            await answer({"type": "http.response.start", "status": status, "headers": [header]})
-            await answer({"type": "http.response.body", "body": body.encode()})
-
-        if scope["method"] not in _METHODS:
-            await refuse(405, (b"allow", ", ".join(_METHODS).encode()), "")
-            return
-        try:
-            messages = await asyncio.get_running_loop().run_in_executor(threads, _answer_to, scope, source)
-        except Unavailable as exc:
-            await refuse(503, (b"content-type", _PLAIN.encode()), f"{exc}\n")
-            return
-        for message in messages:
-            await answer(message)
+        for message in await asyncio.get_running_loop().run_in_executor(threads, _answer_to, scope, wsgi):
+            await send(message)
 
     return metrics
 
 
-def _answer_to(scope: dict[str, Any], source: Source) -> list[dict[str, Any]]:
-    """Read, and return the messages with which prometheus_client's ASGI app answers. It takes a while, in a thread.
+def _answer_to(scope: dict[str, Any], wsgi: Any) -> list[dict[str, Any]]:
+    """Return the messages of ASGI with which a WSGI app answers. It takes a while, in a thread."""
+    environ = {"REQUEST_METHOD": scope["method"], "PATH_INFO": "/"}
+    for name, value in scope["headers"]:
+        variable = f"HTTP_{name.decode('latin-1').upper().replace('-', '_')}"
+        environ[variable] = ",".join(filter(None, (environ.get(variable), value.decode("latin-1"))))
+    begin: dict[str, Any] = {"type": "http.response.start"}
 
-    Raises:
-        Unavailable: see `Source.read`.
-    """
-    app, messages = prometheus_client.make_asgi_app(registry_of(source.read())), []
+    def start_response(status: str, headers: list[tuple[str, str]]) -> None:
+        begin["status"] = int(status.partition(" ")[0])
+        begin["headers"] = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request"}
-
-    async def send(message: dict[str, Any]) -> None:
-        messages.append(message)
-
-    asyncio.run(app({**scope, "method": "GET", "query_string": b""}, receive, send))
-    return messages
+    body = b"".join(wsgi(environ, start_response))
+    return [begin, {"type": "http.response.body", "body": body}]
 
 
 class _Silent(WSGIRequestHandler):
@@ -124,11 +105,7 @@ def server_at(host: str, port: int, source: Source) -> WSGIServer:
     """
 
     class Server(ThreadingWSGIServer):
-        address_family = _family(host)
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         request_queue_size = _BACKLOG
 
     return make_server(host, port, wsgi_app(None, source), Server, handler_class=_Silent)
-
-
-def _family(host: str) -> Any:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -18,7 +18,6 @@ from celery_delayq.queue.measuring import HISTORY
 #: Hours that a history has -> the seconds over which its sums are, and the seconds of a point.
 _SPANS = {8: (60, 300), 72: (600, 3600)}
 
-
 #: How long after a point somebody may still add to it, in ms: clocks of a cluster's nodes differ a little.
 _SETTLED_MS = 60_000
 
@@ -78,15 +77,12 @@ def read(lists: BrokerLists, hours: int, *, queue: str | None = None, known: His
     now_s = now_ms // 1000
     last_s = now_s - now_s % point_s
     starts = range(last_s - hours * 3600 + point_s, last_s + 1, point_s)
-    over = {} if known is None else {one.start_ms // 1000: one for one in known.points if _is_over(one, known)}
+    # Workers add to the minute in which they do so: nobody adds any more to a point that is over.
+    settled = () if known is None else (one for one in known.points if one.end_ms <= known.at_ms - _SETTLED_MS)
+    over = {one.start_ms // 1000: one for one in settled}
     first_s = next((start_s for start_s in starts if start_s not in over), starts[-1])
     sums = _sums(lists, queue, step_s, first_s, now_s, point_s)
     return History(now_ms, tuple(over.get(start_s) or _point(start_s, point_s, sums[start_s]) for start_s in starts))
-
-
-def _is_over(point: Point, known: History) -> bool:
-    """Return whether nobody adds to a point any more: workers add to the minute in which they do so."""
-    return point.end_ms <= known.at_ms - _SETTLED_MS
 
 
 def _point(start_s: int, point_s: int, numbers: Counter[str]) -> Point:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from celery_delayq.basics.times import AFTER_9999_MS
 from celery_delayq.fetching.held import DEAD_LETTERS
 from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.histograms import fields_of
@@ -21,10 +22,6 @@ from celery_delayq.transport.messages import DUE_PROPERTY
 #: Names of what is counted, besides those of `fetching.held`. The name of a histogram or an entry follows a colon.
 TRANSFERRED, TRANSFER_LATENESS, START_LATENESS = "transferred", "transfer_lateness", "start_lateness"
 PUNCTUAL_WORKER_CHANGES, MISSED_RUNS = "punctual_worker_changes", "missed_runs:"
-
-
-#: No message is due at this time or later, unix time in ms: the year 10000.
-_TOO_LATE_MS = 253_402_300_800_000
 
 
 class Recorder:
@@ -56,7 +53,7 @@ class Recorder:
         due_ms = (message.properties or {}).get(DUE_PROPERTY)
         transport = getattr(message.channel, "connection", None)
         # Anybody may have written the message, and an error here would be one of its task.
-        if type(due_ms) is not int or not 0 <= due_ms < _TOO_LATE_MS or not isinstance(transport, Transport):
+        if type(due_ms) is not int or not 0 <= due_ms < AFTER_9999_MS or not isinstance(transport, Transport):
             return None
         held = transport.held(message.delivery_tag)
         if held is None:

@@ -7,9 +7,8 @@ away or hangs is not waited for, and its queues are left out.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from logging import getLogger
 from typing import Any
 
@@ -21,7 +20,6 @@ from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, hurried, is
 from celery_delayq.queue.measuring import Measured
 from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
 from celery_delayq.schedule.service import store_of
-from celery_delayq.schedule.store import ScheduleStore
 
 logger = getLogger(__name__)
 
@@ -32,58 +30,12 @@ WITHIN_S = (60, 300, 3600)
 MOST_ENTRIES = 5000
 
 
-@dataclass
-class Queue:
-    """The numbers of one queue, all priorities together.
-
-    Attributes:
-        ready, delayed, overdue, in_flight, dead: messages, see `counts.QueueCounts`.
-        oldest_overdue_s: how long the oldest overdue message has been due, in seconds; 0 if there is none.
-        next_due_ms: when the next message is due, unix time in ms; None if none waits.
-        due: for each span of `WITHIN_S`, how many messages become due within it, overdue ones included.
-        lasting: consumers whose leases last.
-        ended: number of leases that have ended, and whose messages nobody has recovered yet.
-        punctual: ids of the loops that moved messages last.
-        totals: what workers have counted so far; wrong if the queue is unreadable, since it may lack a part.
-    """
-
-    ready: int = 0
-    delayed: int = 0
-    overdue: int = 0
-    in_flight: int = 0
-    dead: int = 0
-    oldest_overdue_s: float = 0.0
-    next_due_ms: int | None = None
-    due: Counter[int] = field(default_factory=Counter)
-    lasting: set[str] = field(default_factory=set)
-    ended: int = 0
-    punctual: set[str] = field(default_factory=set)
-    totals: Counter[str] = field(default_factory=Counter)
-
-    def add(self, found: Measured) -> None:
-        """Add the numbers of one of its lists."""
-        self.ready += found.ready
-        self.delayed += found.delayed
-        self.overdue += found.overdue
-        self.dead += found.dead
-        self.due.update(dict(zip(WITHIN_S, found.due, strict=False)))  # there are none if nothing is there
-        self.in_flight += sum(found.in_flight.values())
-        self.lasting.update(name for name, ends_ms in found.leases.items() if ends_ms > found.now_ms)
-        self.ended += sum(0 < ends_ms <= found.now_ms for ends_ms in found.leases.values())
-        self.punctual.update({found.punctual} - {""})
-        self.totals.update(found.totals)
-        if found.head_due_ms is not None:
-            known = found.head_due_ms if self.next_due_ms is None else self.next_due_ms
-            self.next_due_ms = min(found.head_due_ms, known)
-            self.oldest_overdue_s = max(self.oldest_overdue_s, (found.now_ms - found.head_due_ms) / 1000)
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """All numbers.
 
     Attributes:
-        queues: by name.
+        queues: name -> the numbers of each of its lists that could be read.
         unreadable: names of the queues of which the server refuses something; at least a part of their numbers is left
             out.
         nodes: on a cluster, for each node whether it answers.
@@ -91,7 +43,7 @@ class Snapshot:
         seconds: how long it took to read.
     """
 
-    queues: dict[str, Queue]
+    queues: dict[str, list[Measured]]
     unreadable: set[str]
     nodes: dict[str, bool]
     entries: list[PeriodicTask]
@@ -122,9 +74,9 @@ class Reader:
             redis.RedisError: the server is away, or refuses everything; on a cluster, no node of a queue answers.
         """
         begin = time.monotonic()
-        queues: dict[str, Queue] = {}
+        queues: dict[str, list[Measured]] = {}
         unreadable: set[str] = set()
-        replies = self._lists.measure(self._find(), spans_ms=_SPANS_MS)
+        replies = self._lists.measure(self._find(), spans_ms=[seconds * 1000 for seconds in WITHIN_S])
         for one, reply in replies.items():
             if isinstance(reply, CONNECTION_ERRORS) and not is_cluster(self._client):
                 raise reply
@@ -134,7 +86,7 @@ class Reader:
                 unreadable.add(one.queue)
                 self._note(f"The metrics leave out {one.label}, as the server refuses it", reply)
             else:
-                queues.setdefault(one.queue, Queue()).add(reply)
+                queues.setdefault(one.queue, []).append(reply)
         if replies and not queues:
             raise next(reply for reply in replies.values() if isinstance(reply, Exception))
         return Snapshot(queues, unreadable, _nodes(self._client), self._entries(), time.monotonic() - begin)
@@ -157,22 +109,21 @@ class Reader:
 
     def _entries(self) -> list[PeriodicTask]:
         """Return the periodic tasks; none if the server refuses, or if their node is away."""
+        store = store_of(self._channel)
+        store.client = self._client
         try:
-            return self._read_entries(store_of(self._channel))
+            if self._client.hlen(store.keys.definitions) > MOST_ENTRIES:
+                self._note("The metrics leave out periodic tasks", f"there are more than {MOST_ENTRIES:,}")
+                return []
+            entries = read_all(store, partly=True)
         except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
             if isinstance(exc, CONNECTION_ERRORS) and not is_cluster(self._client):
                 raise
             self._note("The metrics leave out periodic tasks", exc)
             return []
-
-    def _read_entries(self, store: ScheduleStore) -> list[PeriodicTask]:
-        store.client = self._client
-        if self._client.hlen(store.keys.definitions) > MOST_ENTRIES:
-            self._note("The metrics leave out periodic tasks", f"there are more than {MOST_ENTRIES:,}")
-            return []
         return [
             entry if entry.queue is None else replace(entry, queue=self._lists.parse(entry.queue).queue)
-            for entry in read_all(store, partly=True)
+            for entry in entries
         ]
 
     def _note(self, what: str, why: object) -> None:
@@ -191,6 +142,3 @@ def _nodes(client: Any) -> dict[str, bool]:
         except (*LOST, exceptions.ResponseError):
             found[str(node.address)] = False
     return found
-
-
-_SPANS_MS = tuple(seconds * 1000 for seconds in WITHIN_S)

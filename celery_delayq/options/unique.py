@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from kombu.utils.json import dumps
@@ -113,8 +113,8 @@ def key_of(
         ) from exc
 
 
-def unique_for(given: Unique | str, default: Unique | None) -> tuple[Unique, str | None]:
-    """Return what makes a task one of a kind, and its key if that is given alone.
+def unique_for(given: Unique | str, default: Unique | None) -> Unique:
+    """Return what makes a task one of a kind.
 
     Args:
         given: the option `unique`.
@@ -124,11 +124,10 @@ def unique_for(given: Unique | str, default: Unique | None) -> tuple[Unique, str
         ConfigurationError: the option is wrong.
     """
     if isinstance(given, str):
-        check_key("Unique", given)
-        return default or _DEFAULT, given
+        return replace(default or Unique(), by=None, key=given)
     if not isinstance(given, Unique):
         raise ConfigurationError(f"unique must be a key or Unique(...), or None for no key, not {given!r}")
-    return given, None
+    return given
 
 
 def _bound(run: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +168,3 @@ def check(what: str, name: str, value: object, allowed: Sequence[str]) -> None:
 def check_conflict(on_conflict: object) -> None:
     """Refuse what is no `OnConflict`, with a `ConfigurationError`."""
     check("Unique", "on_conflict", on_conflict, _ON_CONFLICT)
-
-
-#: What a key alone stands for.
-_DEFAULT = Unique()

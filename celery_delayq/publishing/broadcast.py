@@ -9,7 +9,6 @@ from typing import Any
 from celery.app.control import Control
 from kombu.exceptions import OperationalError
 from kombu.pidbox import Node
-from kombu.utils.imports import symbol_by_name
 from redis.exceptions import ResponseError
 
 from celery_delayq.publishing.revocation import revoke_ids, revoke_stamped
@@ -108,11 +107,3 @@ def _stamps(headers: Any) -> dict[str, Any]:
     for name, _, value in (header.partition("=") for header in headers or ()):
         stamps.setdefault(name, []).append(value)
     return stamps
-
-
-def control_of(base: Any, app: Any) -> Control:
-    """Return the control of an app, see `make_control`."""
-    base = symbol_by_name(base)
-    if base is Control:
-        return DelayqControl(app=app)
-    return type(base.__name__, (DelayqControl, base), {"__module__": base.__module__})(app=app)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from kombu.utils.imports import symbol_by_name
+
 
 def use_control(app: Any) -> None:
     """Give an app our `control`, even if it has already used its own. A second call does nothing."""
@@ -17,6 +19,11 @@ def use_control(app: Any) -> None:
 
 def make_control(base: Any, app: Any) -> Any:
     """Return the control of an app. Its own control class is `base`, given as a class or by name."""
-    from celery_delayq.publishing.broadcast import control_of
+    from celery.app.control import Control
 
-    return control_of(base, app)
+    from celery_delayq.publishing.broadcast import DelayqControl
+
+    base = symbol_by_name(base)
+    if base is Control:
+        return DelayqControl(app=app)
+    return type(base.__name__, (DelayqControl, base), {"__module__": base.__module__})(app=app)

@@ -53,8 +53,8 @@ def key_of(app: Celery, signature: Signature) -> str:
     given = signature.options.get("unique", default)
     if given is None:
         raise ConfigurationError(f"task {signature.task} is not unique: give its key, or the option `unique`")
-    unique, key = unique_for(given, default)
-    return key or unique.key_of(signature.task, getattr(task, "run", None), signature.args, signature.kwargs)
+    unique = unique_for(given, default)
+    return unique.key_of(signature.task, getattr(task, "run", None), signature.args, signature.kwargs)
 
 
 def _default_of(task: Any) -> Unique | None:
@@ -127,12 +127,12 @@ class SendTask:
                     f"task {name} is sent with on_conflict={on_conflict!r}, but without a unique key: give unique, too"
                 )
             return self.of_celery(name, args, kwargs, *positional, **options)
-        unique, key = unique_for(given, default)
+        unique = unique_for(given, default)
         if on_conflict is None:
             on_conflict = unique.on_conflict
         else:
             check_conflict(on_conflict)
-        key = key or unique.key_of(name, getattr(task, "run", None), args, kwargs)
+        key = unique.key_of(name, getattr(task, "run", None), args, kwargs)
         return self._send(Claiming(key, unique, on_conflict), retrying, name, (args, kwargs, *positional), options)
 
     def _retrying(self, options: Mapping[str, Any]) -> Context | None:

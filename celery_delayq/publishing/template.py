@@ -87,7 +87,7 @@ class PublishedTemplate(TaskTemplate):
 
     def __init__(self, signature: Signature, producer: Producer) -> None:
         self._task = _task(signature)
-        self._options = _shared(signature)
+        self._options = _shared(signature)  # as long as it has them, no others have their ids: see `key_of`
         self._producer = producer
         self._published = producer.published
         super().__init__(self._task.app, self._task.name, self._published["headers"])
@@ -114,13 +114,8 @@ class PublishedTemplate(TaskTemplate):
         return template if _without_time(made) == _without_time(headers) else None
 
     def has(self, signature: Signature) -> bool:
-        """Return whether this task can be sent with the template."""
-        return (
-            type(signature) is Signature
-            and _task(signature) is self._task
-            and _are_same(_shared(signature), self._options)
-            and has_no_receivers()
-        )
+        """Return whether this task, which has the template's key, can be sent with it."""
+        return type(signature) is Signature and _task(signature) is self._task and has_no_receivers()
 
     def send(self, signature: Signature, task_id: str, with_result: bool = True) -> AsyncResult | None:
         """Send a task with the template.
@@ -159,9 +154,14 @@ def _without_time(headers: dict[str, Any]) -> dict[str, Any]:
 
 
 def key_of(signature: Signature) -> Hashable:
-    """Return the key that the tasks of one template share. Other tasks may share it too; see `has`."""
+    """Return the key that the tasks of one template share: the name, and options that are the same while it is there.
+
+    Equality is not enough: 1 == True, and queues may differ in bindings.
+    """
     shared = _shared(signature).items()
-    return signature.task, frozenset((name, value if _is_plain(value) else id(value)) for name, value in shared)
+    return signature.task, frozenset(
+        (name, type(value), value if isinstance(value, (str, int, float)) else id(value)) for name, value in shared
+    )
 
 
 def _task(signature: Signature) -> Any:
@@ -175,16 +175,3 @@ def _task(signature: Signature) -> Any:
 def _shared(signature: Signature) -> dict[str, Any]:
     """Return the options of a signature that all tasks of a template share."""
     return {name: value for name, value in signature.options.items() if name not in _OF_ONE}
-
-
-def _are_same(options: dict[str, Any], others: dict[str, Any]) -> bool:
-    """Return whether options are the same. Equality is not enough: 1 == True, and queues may differ in bindings."""
-    return options.keys() == others.keys() and all(_is_same(options[name], others[name]) for name in options)
-
-
-def _is_same(value: Any, other: Any) -> bool:
-    return value is other or (type(value) is type(other) and _is_plain(value) and value == other)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (str, int, float))

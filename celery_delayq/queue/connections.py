@@ -43,8 +43,8 @@ _WITHOUT_WORD = (
     (exceptions.ClusterDownError, "CLUSTERDOWN"),
     (exceptions.TryAgainError, "TRYAGAIN"),
 )
-#: What Redis adds to the error of a command in a script; and redis-py to one in a pipeline.
-_IN_SCRIPT, _IN_PIPELINE = " script: ", " of pipeline caused error: "
+#: What Redis adds to the error of a command in a script.
+_IN_SCRIPT = " script: "
 
 #: After how many seconds without a refusal the next one is logged again: while one lasts, somebody meets it more often.
 #: For how many seconds after its end it may still be in late replies, which are not logged.
@@ -54,6 +54,12 @@ _FORGOTTEN_S, _LATE_S = 60.0, 5.0
 def as_text(value: Any) -> str:
     """Return as text what a server has sent, or is sent, whether or not the client decodes replies."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def text_of(exc: BaseException) -> str:
+    """Return the text of an error of the server without what redis-py adds to it in a pipeline."""
+    text = str(exc)
+    return text.rpartition(" of pipeline caused error: ")[2] if text.startswith("Command # ") else text
 
 
 def passing_refusal(exc: object) -> str:
@@ -66,10 +72,7 @@ def passing_refusal(exc: object) -> str:
     # A server that refuses as somebody connects counts as away, see `Transport.establish_connection`.
     if not isinstance(exc, (exceptions.ResponseError, exceptions.ConnectionError)):
         return ""
-    text = str(exc)
-    if text.startswith("Command # "):
-        text = text.rpartition(_IN_PIPELINE)[2]
-    text = text.partition(_IN_SCRIPT)[0].rstrip(".")
+    text = text_of(exc).partition(_IN_SCRIPT)[0].rstrip(".")
     found = _FOR_NOW.search(text)
     if found:
         return found[1]

@@ -219,21 +219,10 @@ def offer_unique(
     attempt: Attempt | None = None,
     there: QueueKeys | None = None,
 ) -> Call[Offered]:
-    """Store a message that claims a unique key; see `offer_unique.lua`.
+    """Store a message that claims a unique key; see `DelayedQueue.offer_unique`, and `offer_unique.lua`.
 
-    Args:
-        keys: of the message's list.
-        claim: what it claims.
-        task_id: of the message.
-        turn: see `Holder`.
-        due_ms: when it is due, unix time in ms; None: store it in the broker list.
-        payload: the message.
-        mirrored: whether to write the delay list too.
-        pace: the throttled key that gives it a turn, if it is stored.
-        tail: see `offer_throttled`.
-        attempt: if the caller repeats the call when it misses the reply.
-        there: of the list in which the holder waits, if that is another list: the outcome of the call before it was
-            `elsewhere`.
+    `there` are the keys of the list in which the holder waits, if that is another list: the outcome of the call before
+    it was `elsewhere`.
     """
     claimed = _CLAIM.pack(
         claim.unique,
@@ -274,21 +263,10 @@ def offer_throttled(
     tail: bytes = b"",
     attempt: Attempt | None = None,
 ) -> Call[tuple[int, bool]]:
-    """Store a message that is due at the next turn of a throttled key; see `offer_throttled.lua`.
+    """Store a message that is due at a key's next turn; see `DelayedQueue.offer_throttled`, and `offer_throttled.lua`.
 
-    Args:
-        keys: of the message's list.
-        pace: the key.
-        due_ms: when it should be due, unix time in ms; None for now.
-        message_key: of the message.
-        payload: the message.
-        mirrored: whether to write the delay list too.
-        tail: if there is one, the message is the payload, its due time in ms in decimal digits, and the tail.
-        attempt: if the caller repeats the call when it misses the reply.
-
-    Returns:
-        When it is due, unix time in ms, and whether no other entry waits. Zeros if it was stored before, and waits no
-        longer.
+    Returns when it is due, unix time in ms, and whether no other entry waits. Zeros if it was stored before, and no
+    longer waits.
     """
     due = "" if due_ms is None else due_ms
     names: list[str] = [*keys.waiting, pace.turns(keys)]
@@ -300,32 +278,18 @@ def offer_throttled(
 
 
 def hold(keys: QueueKeys, *, holders: Sequence[Holder], what: What) -> Call[int]:
-    """Say that tasks that hold unique keys have started, go on, or are done; see `hold.lua`.
+    """Say what tasks of a list do that hold unique keys, at most `MAX_HOLDS`; see `hold.lua`.
 
-    Args:
-        keys: of their list.
-        holders: the tasks; at most `MAX_HOLDS`.
-        what: what they do.
-
-    Returns:
-        How many keys were given up.
+    Returns how many keys were given up.
     """
     args = [part for one in holders for part in (one.unique, one.name)]
     return Call(load("hold"), (keys.holds,), (what, *args), int)
 
 
 def acknowledge(keys: QueueKeys, *, consumer: str, message: bytes, holder: Holder, what: What) -> Call[bool]:
-    """Remove a message that holds a unique key from a consumer's in-flight list; see `acknowledge.lua`.
+    """Remove a message of a task that holds a unique key from a consumer's in-flight list; see `acknowledge.lua`.
 
-    Args:
-        keys: of its list.
-        consumer: id of the consumer.
-        message: as it was fetched.
-        holder: its task.
-        what: what the task does.
-
-    Returns:
-        Whether it was in flight.
+    The message is given as it was fetched. Returns whether it was in flight.
     """
     args = (message, holder.unique, holder.name, what)
     return Call(load("acknowledge"), (keys.in_flight(consumer), keys.holds), args, bool)

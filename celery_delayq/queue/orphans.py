@@ -19,7 +19,7 @@ from celery_delayq.queue import keys
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_cluster, servers_of
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import Entry, entry_of, pairs
-from celery_delayq.queue.registry import registered
+from celery_delayq.queue.registry import name_of, registered
 from celery_delayq.queue.scripts import score_to_ms
 
 #: Number of entries that are read at a time.
@@ -105,25 +105,20 @@ class Orphan:
         Raises:
             redis.ResponseError: the server refused a command of `replace`. Its entry is still there.
         """
-        names = keys.QueueKeys.of(self.name)
+        queue = DelayedQueue(client, self.name)
         left = 0
-        while page := _page(client, names, left, _HANDED_OVER):
+        while page := _page(client, queue.keys, left, _HANDED_OVER):
             commands = [(entry, replace(entry)) for entry in page if entry is not None]
             chosen = [(entry, command) for entry, command in commands if command is not None]
             with client.pipeline(transaction=False) as pipe:
                 for _, command in chosen:
                     pipe.execute_command(*command)
                 replies = pipe.execute(raise_on_error=False)
-            removal: Any = client.pipeline(transaction=False)
-            with removal as pipe:
-                for (entry, _), reply in zip(chosen, replies, strict=True):
-                    if not isinstance(reply, Exception):
-                        pipe.zrem(names.timeout_set, entry.raw)
-                        pipe.lrem(names.delay_list, 1, entry.raw)
-                pipe.execute()
-            for reply in replies:
-                if isinstance(reply, Exception):
-                    raise reply
+            errors = [reply for reply in replies if isinstance(reply, Exception)]
+            done = zip(chosen, replies, strict=True)
+            queue.remove([entry for (entry, _), reply in done if not isinstance(reply, Exception)])
+            if errors:
+                raise errors[0]
             left += len(page) - len(chosen)
             yield HandedOver(len(chosen), len(page) - len(chosen))
 
@@ -137,7 +132,7 @@ def find(client: redis.Redis, keyprefix: str = "") -> list[Orphan]:
     """
     known = registered(client, keyprefix)
     found = client.scan_iter(match=f"{keys.TIMEOUT_SET}:*", count=_SCAN, _type="ZSET")
-    names = {keys.list_of(keys.TIMEOUT_SET, key) for key in map(_text, found) if key is not None}
+    names = {keys.list_of(keys.TIMEOUT_SET, name_of(key)) for key in found}
     return [Orphan.look(client, name) for name in sorted(filter(None, names - known))]
 
 
@@ -168,10 +163,3 @@ def _page(client: redis.Redis, names: keys.QueueKeys, start: int, count: int) ->
 def _due_ms(found: list[Any]) -> int | None:
     last = found[-1] if found else b""
     return score_to_ms(last[1] if isinstance(last, list | tuple) else last)
-
-
-def _text(key: bytes | str) -> str | None:
-    try:
-        return key.decode() if isinstance(key, bytes) else key
-    except UnicodeDecodeError:
-        return None

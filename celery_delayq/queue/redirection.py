@@ -7,6 +7,7 @@ from typing import Any
 from redis import exceptions
 
 from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.queue.connections import text_of
 
 #: A node does not serve the slot, or not all of it.
 REDIRECTIONS = (
@@ -28,8 +29,6 @@ _CLASSES: dict[str, type[exceptions.ResponseError]] = {
 #: What is said of a node of a cluster to which the URL of a single server leads.
 NODE = "this Redis is a node of a Redis Cluster: the broker URL has to start with delayq+cluster://, and not with delayq://"
 
-_ANNOTATION = " of pipeline caused error: "
-
 
 def understood(exc: Exception) -> Exception:
     """Return an error of a node in the class of redis-py that stands for it; any other error as it is.
@@ -38,10 +37,7 @@ def understood(exc: Exception) -> Exception:
     """
     if not isinstance(exc, exceptions.ResponseError) or isinstance(exc, tuple(_CLASSES.values())):
         return exc
-    text = str(exc)
-    if text.startswith("Command # "):  # redis-py's pipeline adds that
-        text = text.rpartition(_ANNOTATION)[2]
-    code, _, rest = text.partition(" ")
+    code, _, rest = text_of(exc).partition(" ")
     kind = _CLASSES.get(code)
     if kind is None:
         return exc

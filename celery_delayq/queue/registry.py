@@ -93,7 +93,7 @@ class Registry:
         Names that are empty or not UTF-8 are skipped: no client of this package can add or use them.
         """
         found = self.client.execute_command("ZRANGE", self.key, 0, -1, "WITHSCORES", **{NEVER_DECODE: True})
-        used = ((_text(name), int(float(score))) for name, score in pairs(found))
+        used = ((name_of(name), int(float(score))) for name, score in pairs(found))
         return {name: used_ms for name, used_ms in used if name}
 
     def forget(self, used: Mapping[str, int]) -> None:
@@ -141,9 +141,9 @@ def is_wrong_type(exc: Exception) -> bool:
     return "WRONGTYPE" in str(exc)
 
 
-def _text(name: bytes) -> str:
-    """Return a name as a string; empty if it is not UTF-8."""
+def name_of(sent: bytes | str) -> str:
+    """Return a name that the server has sent; empty if it is not UTF-8."""
     try:
-        return str(name, "utf-8")
+        return sent.decode() if isinstance(sent, bytes) else sent
     except UnicodeDecodeError:
         return ""

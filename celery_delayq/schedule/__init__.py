@@ -15,7 +15,6 @@ entries      what a planner knows about all entries, and how it learns of change
 definitions  which definition of an entry counts, and what is recorded of it
 problems     why entries cannot be planned
 agenda       which entry a planner looks at next
-decision     what a planner has decided about an entry
 planner      keeps the next occurrence of every entry planned
 loop         the thread that runs a planner
 service      a planner loop for an app

@@ -27,46 +27,46 @@ class Agenda:
         self._waiting: list[tuple[int, str]] = []
         #: Entries that are ready, by their deadlines, unix time in ms. Equal deadlines are in random order, so that
         #: several planners do not all begin with the same entry.
-        self._ripe: list[tuple[int, float, str]] = []
+        self._ready: list[tuple[int, float, str]] = []
 
-    def wake(self, name: str, entry: Entry, wake_ms: int | None) -> None:
+    def wake(self, entry: Entry, wake_ms: int | None) -> None:
         """Look at an entry at this time, unix time in ms; None for never."""
-        entry.wake_ms, entry.is_ripe = wake_ms, False
+        entry.wake_ms = wake_ms
         if wake_ms is not None:
-            heapq.heappush(self._waiting, (wake_ms, name))
+            heapq.heappush(self._waiting, (wake_ms, entry.name))
 
-    def ripen(self, name: str, entry: Entry, now_ms: int) -> None:
+    def wake_now(self, entry: Entry, now_ms: int) -> None:
         """Look at an entry as soon as possible."""
-        entry.wake_ms, entry.is_ripe = None, True
-        heapq.heappush(self._ripe, (_until_ms(entry, now_ms), random.random(), name))
+        entry.wake_ms = 0
+        heapq.heappush(self._ready, (_until_ms(entry, now_ms), random.random(), entry.name))
 
     @property
     def next_ms(self) -> int | None:
         """When the next entry is ready, unix time in ms: 0 for now, None if there is none."""
-        if self._ripe:
+        if self._ready:
             return 0
-        while self._waiting and not self._is_current(*self._waiting[0]):
+        while self._waiting and self._current(self._waiting[0]) is None:
             heapq.heappop(self._waiting)
         return self._waiting[0][0] if self._waiting else None
 
     def pick(self, now_ms: int, most: int) -> list[str]:
         """Return the names of ready entries, the most urgent first. They are on the agenda no more."""
         while self._waiting and self._waiting[0][0] <= now_ms:
-            wake_ms, name = heapq.heappop(self._waiting)
-            if self._is_current(wake_ms, name):
-                self.ripen(name, self._entries[name], now_ms)
+            if entry := self._current(heapq.heappop(self._waiting)):
+                self.wake_now(entry, now_ms)
         names: list[str] = []
-        while self._ripe and len(names) < most:
-            name = heapq.heappop(self._ripe)[2]
-            entry = self._entries.get(name)
-            if entry is not None and entry.is_ripe:
-                entry.is_ripe = False  # the heap may contain the entry several times
+        while self._ready and len(names) < most:
+            name = heapq.heappop(self._ready)[2]
+            if entry := self._current((0, name)):
+                entry.wake_ms = None  # the heap may contain the entry several times
                 names.append(name)
         return names
 
-    def _is_current(self, wake_ms: int, name: str) -> bool:
+    def _current(self, item: tuple[int, str]) -> Entry | None:
+        """Return the entry that is to be looked at at this time; None if that is outdated."""
+        wake_ms, name = item
         entry = self._entries.get(name)
-        return entry is not None and entry.wake_ms == wake_ms
+        return entry if entry is not None and entry.wake_ms == wake_ms else None
 
 
 def _until_ms(entry: Entry, now_ms: int) -> int:

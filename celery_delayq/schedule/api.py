@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from celery.beat import BeatLazyFunc
 from celery.result import AsyncResult
 from celery.schedules import BaseSchedule
 from kombu.exceptions import OperationalError
@@ -18,7 +17,8 @@ from celery_delayq.basics.errors import DelayqError, EntryExists, InvalidSchedul
 from celery_delayq.basics.text import told
 from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.definition import Definition
-from celery_delayq.schedule.forecast import forecast
+from celery_delayq.schedule.message import evaluated, send
+from celery_delayq.schedule.occurrences import to_datetime
 from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
 from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.service import store_of
@@ -191,13 +191,7 @@ class Schedule:
         with self._store() as store:
             definition = self._definition(name, self._record(store, name))
         options = {name: value for name, value in definition.options.items() if name not in ("countdown", "eta")}
-        options["headers"] = {**(options.get("headers") or {}), "celery_beat_task": True}
-        args = [one() if isinstance(one, BeatLazyFunc) else one for one in definition.args]
-        kwargs = {key: one() if isinstance(one, BeatLazyFunc) else one for key, one in definition.kwargs.items()}
-        task = self._app.tasks.get(definition.task)
-        if task is None:
-            return self._app.send_task(definition.task, args, kwargs, **options)
-        return task.apply_async(args, kwargs, **options)
+        return send(self._app, definition, evaluated(definition), options)
 
     # -- reading
 
@@ -208,8 +202,8 @@ class Schedule:
             UnknownEntry: there is no such entry.
         """
         with self._store() as store:
-            error = None if self._raw(store, name) else self._error(store, name)
-            if error is not None:  # the entry in the configuration is invalid
+            raw, error = self._read(store, name)
+            if error is not None and not raw:  # the entry in the configuration is invalid
                 return PeriodicTask(name, "", None, error=error)
             return self._show(store, name, self._record(store, name))
 
@@ -236,14 +230,14 @@ class Schedule:
         if not raw:
             return []
         try:
-            return forecast(definition, State.parse(raw), number)
+            return _forecast(definition, State.parse(raw), number)
         except Exception as exc:  # of a user's schedule class, or another program wrote the state
             raise InvalidSchedule(f"cannot tell when periodic task {name!r} runs: {told(exc)}") from exc
 
     def __contains__(self, name: str) -> bool:
         """Return whether there is an entry of that name."""
         with self._store() as store:
-            return bool(self._raw(store, name))
+            return bool(self._read(store, name)[0])
 
     def __iter__(self) -> Iterator[PeriodicTask]:
         """Yield all entries, sorted by name, including those with errors."""
@@ -266,27 +260,20 @@ class Schedule:
                 raise OperationalError(f"cannot reach the schedule: {exc}") from exc
 
     @staticmethod
-    def _raw(store: ScheduleStore, name: str) -> bytes:
+    def _read(store: ScheduleStore, name: str) -> tuple[bytes, str | None]:
+        """Return the record of an entry as stored, and why it cannot be planned."""
         try:
-            return store.record(name) if name else b""
+            return (store.record(name), store.error(name)) if name else (b"", None)
         except UnicodeEncodeError:  # a name that cannot be stored
-            return b""
-
-    @staticmethod
-    def _error(store: ScheduleStore, name: str) -> str | None:
-        try:
-            return store.error(name) if name else None
-        except UnicodeEncodeError:
-            return None
+            return b"", None
 
     def _record(self, store: ScheduleStore, name: str, *, only_added: bool = False) -> Record:
-        raw = self._raw(store, name)
+        raw, error = self._read(store, name)
+        if not raw and error is not None:
+            raise UnknownEntry(
+                f"periodic task {name!r} is in the configuration, and cannot be planned: {error}. Correct it there"
+            )
         if not raw:
-            error = self._error(store, name)
-            if error:
-                raise UnknownEntry(
-                    f"periodic task {name!r} is in the configuration, and cannot be planned: {error}. Correct it there"
-                )
             raise UnknownEntry(f"there is no periodic task {name!r}")
         try:
             record = Record.parse(raw)
@@ -314,6 +301,20 @@ class Schedule:
     def _show(self, store: ScheduleStore, name: str, record: Record) -> PeriodicTask:
         seen = store.seen([(name, record.queue)])[0] if record.queue is not None else Seen()
         return PeriodicTask.of(name, record, seen, store.error(name), known=self._app.tasks)
+
+
+def _forecast(definition: Definition, state: State, number: int) -> list[datetime]:
+    """Return the next runs from a state on, as far as the schedule tells."""
+    if definition.timing.max_runs is not None:
+        number = min(number, definition.timing.max_runs - state.runs)
+    if definition.is_asked:  # it decides when it is asked
+        number = min(number, 1)
+    found: list[datetime] = []
+    at_ms = state.at_ms
+    while at_ms is not None and len(found) < number:
+        found.append(to_datetime(at_ms + definition.delay_ms(at_ms)))
+        at_ms = definition.times.after(at_ms) if len(found) < number else None
+    return found
 
 
 def _name_of(task: Any) -> Any:

@@ -14,15 +14,16 @@ from redis.exceptions import ReadOnlyError, ResponseError
 from celery_delayq.queue.clock import ServerClock
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.records import Record
+from celery_delayq.schedule.scripts import Announced
 from celery_delayq.schedule.store import ScheduleStore
 
 logger = getLogger(__name__)
 
-#: A configuration no longer counts after its planners were silent for this long, in seconds.
-CONFIGURATION_LIFETIME_S = 30.0
+#: A configuration no longer counts after its planners were silent for this long, in ms.
+CONFIGURATION_LIFETIME_MS = 30_000
 
-#: A planner counts as absent if it was silent for longer, in seconds, and is not connected; see announce.lua.
-GAP_S = 3.0
+#: A planner counts as absent if it was silent for longer, in ms, and is not connected; see announce.lua.
+GAP_MS = 3000
 
 #: How often a busy planner gives a sign of life, in ms. An idle planner may be silent for longer.
 _SIGN_MS = 1000
@@ -46,10 +47,8 @@ class Attendance:
         self.counts = True
         self._store = store
         self._configured = configured
-        #: Time of this planner's last sign of life, in ms; see announce.lua for 0 and -1.
-        self._announced_ms = -1 if is_back else 0
-        #: Since when planners of this app, and of any app, have been running, in ms.
-        self._since_ms = self._since_of_any_ms = 0
+        #: The reply to this planner's last sign of life; see announce.lua for the times 0 and -1.
+        self._last = Announced("", -1 if is_back else 0, 0, 0)
 
     def now_ms(self) -> int:
         """Return the server's time, unix time in ms."""
@@ -57,7 +56,7 @@ class Attendance:
 
     def attended_ms(self, record: Record) -> int:
         """Return the start of the time in which a planner could always have planned an entry, unix time in ms."""
-        return self._since_of_any_ms if record.app is None else self._since_ms
+        return self._last.since_of_any_ms if record.app is None else self._last.since_ms
 
     def give_sign(self, *, at_once: bool) -> None:
         """Give a sign of life, unless the last one is recent. Does nothing if the server is out of memory and refuses.
@@ -65,7 +64,7 @@ class Attendance:
         Args:
             at_once: give it even if the last one is recent.
         """
-        if not at_once and abs(self.now_ms() - self._announced_ms) < _SIGN_MS:
+        if not at_once and abs(self.now_ms() - self._last.now_ms) < _SIGN_MS:
             return
         try:
             self.announce()
@@ -78,15 +77,14 @@ class Attendance:
         """Give a sign of life. Learn which configuration counts, and since when planners have been running."""
         sent = time.monotonic()
         found = self._store.announce(
-            self._configured.app,
-            self._configured.fingerprint,
-            lifetime_s=CONFIGURATION_LIFETIME_S,
-            gap_s=GAP_S,
-            previous_ms=self._announced_ms,
+            app=self._configured.app,
+            configuration=self._configured.fingerprint,
+            lifetime_ms=CONFIGURATION_LIFETIME_MS,
+            gap_ms=GAP_MS,
+            previous_ms=self._last.now_ms,
         )
         self.clock.observe(found.now_ms * 1000, sent, time.monotonic())
-        self._announced_ms = found.now_ms
-        self._since_ms, self._since_of_any_ms = found.since_ms, found.since_of_any_ms
+        self._last = found
         counted, self.counts = self.counts, found.configuration == self._configured.fingerprint
         if counted and not self.counts:
             logger.warning(

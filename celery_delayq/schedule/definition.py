@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 from functools import cached_property
 from numbers import Real
 from typing import Any
@@ -22,7 +22,7 @@ from celery_delayq.schedule import encoding
 from celery_delayq.schedule.occurrences import (
     LATEST_MS,
     LONGEST_S,
-    Window,
+    Times,
     is_asked,
     jitter_ms,
     reads_clock,
@@ -95,10 +95,10 @@ class Timing:
             raise InvalidSchedule(f"missed must be one of {', '.join(MISSED_POLICIES)}, not {self.missed!r}")
 
     @cached_property
-    def window(self) -> Window:
-        """The time window in which the entry runs."""
+    def bounds(self) -> tuple[int | None, int | None, tzinfo | None]:
+        """Start and end as unix time in ms, and the time zone; see `Times`."""
         start, end = (None if text is None else to_ms(isoparse(str(text))) for text in (self.start, self.end))
-        return Window(start, end, ZoneInfo(self.tz) if self.tz else None)
+        return start, end, ZoneInfo(self.tz) if self.tz else None
 
     @property
     def jitter_ms(self) -> int:
@@ -227,6 +227,11 @@ class Definition:
         """Whether its message is built when it is due, and not one occurrence ahead."""
         values = (*self.args, *self.kwargs.values())
         return self.timing.lazy or self.is_asked or any(isinstance(value, BeatLazyFunc) for value in values)
+
+    @property
+    def times(self) -> Times:
+        """Its occurrences, if its schedule is not asked."""
+        return Times(self.schedule, *self.timing.bounds)
 
     @property
     def countdown_ms(self) -> int:

@@ -18,14 +18,12 @@ from celery_delayq.schedule.definition import Definition, why_invalid
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.problems import Problems
 from celery_delayq.schedule.records import Record
-from celery_delayq.schedule.store import ScheduleStore
 
 
 class Definitions:
     """Makes entries of records, and records of the entries in the configuration of this process.
 
     Args:
-        store: store of the schedule.
         configured: entries in the configuration of this process.
         parse: builds a definition from a name and the data of a record; raises InvalidSchedule.
         problems: where errors are noted.
@@ -36,14 +34,12 @@ class Definitions:
 
     def __init__(
         self,
-        store: ScheduleStore,
         configured: Configured,
         parse: Callable[[str, Mapping[str, Any]], Definition],
         problems: Problems,
     ) -> None:
         self.overruled = False
-        self._store = store
-        self._configured = configured
+        self.configured = configured
         self._parse = parse
         self._problems = problems
 
@@ -66,14 +62,14 @@ class Definitions:
                 self._problems.note(name, why_invalid(exc))
                 return None
         else:
-            own = self._configured.entries.get(name)
-            if own is None or record.app != self._configured.app:
+            own = self.configured.entries.get(name)
+            if own is None or record.app != self.configured.app:
                 return None
             if record.fingerprint != own.fingerprint:
                 self.overruled = True
                 return None
             definition = own
-        return Entry(definition, self.lean(record), error=self._problems.of(name))
+        return Entry(definition, record.lean())
 
     def as_known(self, entry: Entry, raw: bytes) -> Record | None:
         """Return the record of an entry, or None if it has changed."""
@@ -83,24 +79,17 @@ class Definitions:
             record = Record.parse(raw)
         except ValueError:
             return None
-        return record if self.lean(record) == entry.record else None
-
-    def lean(self, record: Record) -> Record:
-        """Return a record without the parts that need much memory. Equal strings are shared."""
-        queue = None if record.queue is None else self._store.queue(record.queue).name
-        own = record.app == self._configured.app
-        app = self._configured.app if own else record.app
-        return replace(record, definition=None, raw=b"", app=app, queue=queue, earlier=record.earlier or ())
+        return record if record.lean() == entry.record else None
 
     def configured_record(self, name: str, record: Record | None, now_ms: int) -> Record | None:
         """Return the record that an entry should have by the configuration."""
-        definition = self._configured.entries.get(name)
+        definition = self.configured.entries.get(name)
         if definition is None:
-            removed = record is not None and record.app == self._configured.app
-            return None if removed and name not in self._configured.errors else record
+            removed = record is not None and record.app == self.configured.app
+            return None if removed and name not in self.configured.errors else record
         if record is None:
             return self.new_record(definition, now_ms)
-        if record.app != self._configured.app:
+        if record.app != self.configured.app:
             owner = f"defined by app {record.app!r}" if record.app is not None else "added at run time"
             self._problems.note(
                 name,
@@ -112,7 +101,7 @@ class Definitions:
 
     def new_record(self, definition: Definition, since_ms: int) -> Record:
         """Return the record of an entry of the configuration that has none yet."""
-        return Record(definition.fingerprint, since_ms, _data_of(definition), app=self._configured.app)
+        return Record(definition.fingerprint, since_ms, _data_of(definition), app=self.configured.app)
 
 
 def _data_of(definition: Definition) -> dict[str, Any]:

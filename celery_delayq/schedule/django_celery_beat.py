@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from kombu.utils.json import loads
@@ -16,7 +17,8 @@ from kombu.utils.json import loads
 from celery_delayq.basics.errors import ConfigurationError, InvalidSchedule
 from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.definition import Definition
-from celery_delayq.schedule.found import Found, require_json, why_not
+from celery_delayq.schedule.encoding import crontab_line
+from celery_delayq.schedule.found import Found, found
 
 #: An interval that is overdue runs this long after the import.
 _SOON = timedelta(minutes=1)
@@ -30,18 +32,9 @@ def entries(app: Any) -> Iterator[Found]:
     Raises:
         ConfigurationError: Django or django_celery_beat cannot be used; `beat_schedule` is not a dict.
     """
-    tasks = _tasks()
-    own = configured(app)
+    tasks, own = _tasks(), configured(app)
     for task in tasks:
-        if problem := why_not(task.name, own):
-            yield Found(task.name, None, problem)
-            continue
-        try:
-            yield Found(task.name, _definition(task, app))
-        except InvalidSchedule as exc:
-            yield Found(task.name, None, str(exc.__cause__ or exc))
-        except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as exc:
-            yield Found(task.name, None, f"cannot read its definition: {type(exc).__name__}: {exc}")
+        yield found(task.name, own, partial(_definition, task, app))
 
 
 def _tasks() -> list[Any]:
@@ -94,9 +87,7 @@ def _definition(task: Any, app: Any) -> Definition:
         "options": options,
         "timing": timing,
     }
-    definition = Definition.of(task.name, given, app)
-    require_json(definition)
-    return definition
+    return Definition.of(task.name, given, app)
 
 
 def _schedule(task: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -113,7 +104,7 @@ def _schedule(task: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     elif task.crontab:
         found = task.crontab
         fields = (found.minute, found.hour, found.day_of_month, found.month_of_year, found.day_of_week)
-        schedule = {"crontab": " ".join(str(field).replace(" ", "") for field in fields)}
+        schedule = {"crontab": crontab_line(fields)}
         if _knows_zones():
             timing["tz"] = str(found.timezone)
     elif task.solar:

@@ -15,7 +15,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -33,8 +32,7 @@ def encode(given: BaseSchedule) -> dict[str, Any] | None:
         data: dict[str, Any] = {"every": given.run_every.total_seconds()}
         return {**data, "relative": True} if given.relative else data
     if type(given) is crontab:
-        written = _written(given)
-        return {"crontab": _line(written) if all(type(field) is str for field in written) else _any_line(written)}
+        return {"crontab": crontab_line(_written(given))}
     if type(given) is solar:
         return {"solar": given.event, "lat": given.lat, "lon": given.lon}
     return None
@@ -46,11 +44,9 @@ def _written(given: crontab) -> tuple[Any, ...]:
     return given._orig_minute, given._orig_hour, *dates
 
 
-def _any_line(written: Iterable[Any]) -> str:
-    return " ".join(map(_field, written))
-
-
-_line = lru_cache(maxsize=10_000)(_any_line)
+def crontab_line(fields: Iterable[Any]) -> str:
+    """Return the five fields of a crontab as one expression. Each is text, a number, or some numbers."""
+    return " ".join(map(_field, fields))
 
 
 def _field(given: Any) -> str:
@@ -105,27 +101,7 @@ def decode(given: Any, app: Any) -> BaseSchedule:
         for name in ("minute", "hour", "day_of_month", "month_of_year", "day_of_week"):
             if not getattr(found, name):
                 raise InvalidSchedule(f"the field {name} of a crontab must not be empty: it would never run")
-    return _shared(found) if type(found) is crontab else found
-
-
-#: Crontabs by their fields. Many entries may share one, and each crontab holds sets of up to 60 numbers.
-#: Two threads that make the same one at the same moment may both keep theirs, which only costs memory.
-_crontabs: WeakValueDictionary[tuple[Any, ...], crontab] = WeakValueDictionary()
-
-
-def _shared(given: crontab) -> crontab:
-    """Return the shared crontab with the same fields."""
-    if given.nowfun is not None:
-        return given
-    try:
-        return _crontabs.setdefault(_key_of(given._app, _written(given)), given)
-    except TypeError:  # fields that are lists or sets
-        return given
-
-
-def _key_of(app: Any, fields: Iterable[Any]) -> tuple[Any, ...]:
-    # The app lives as long as the crontab, which refers to it. The key includes types, because 1 equals True.
-    return (id(app), *((type(field), field) for field in fields))
+    return found
 
 
 def _decode(given: Any, app: Any) -> BaseSchedule:
@@ -142,18 +118,30 @@ def _decode(given: Any, app: Any) -> BaseSchedule:
     if fields.keys() <= {"every", "relative"} and "every" in fields:
         return schedule(timedelta(seconds=fields["every"]), fields.get("relative", False), app=app)
     if fields.keys() == {"crontab"}:
-        parts = fields["crontab"].split()
-        if len(parts) != 5:
-            raise InvalidSchedule(
-                f"{fields['crontab']!r} is neither an interval (90s, 1h30m) nor a crontab expression of five fields "
-                "(minute, hour, day of month, month, day of week)"
-            )
-        minute, hour, day_of_month, month_of_year, day_of_week = parts
-        known = _crontabs.get(_key_of(app, parts))
-        return known or crontab(minute, hour, day_of_week, day_of_month, month_of_year, app=app)
+        return _crontab(fields["crontab"], app)
     if fields.keys() == {"solar", "lat", "lon"}:
         return solar(fields["solar"], fields["lat"], fields["lon"], app=app)
     raise InvalidSchedule(f"{given!r} is not a valid schedule: use the fields every, crontab or solar")
+
+
+#: Crontabs by app and fields. Many entries may share one, and each crontab holds sets of up to 60 numbers.
+#: Two threads that make the same one at the same moment may both keep theirs, which only costs memory.
+_crontabs: WeakValueDictionary[tuple[Any, ...], crontab] = WeakValueDictionary()
+
+
+def _crontab(line: str, app: Any) -> crontab:
+    fields = line.split()
+    if len(fields) != 5:
+        raise InvalidSchedule(
+            f"{line!r} is neither an interval (90s, 1h30m) nor a crontab expression of five fields "
+            "(minute, hour, day of month, month, day of week)"
+        )
+    key = (id(app), *fields)  # the app lives as long as the crontab, which refers to it
+    found = _crontabs.get(key)
+    if found is None:
+        minute, hour, day_of_month, month_of_year, day_of_week = fields
+        found = _crontabs[key] = crontab(minute, hour, day_of_week, day_of_month, month_of_year, app=app)
+    return found
 
 
 def fingerprint(value: Any) -> str:

@@ -6,14 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from logging import getLogger
-from sys import intern
-from typing import Any
 
 from redis.exceptions import ReadOnlyError, ResponseError
 
 from celery_delayq.schedule.attendance import Attendance
-from celery_delayq.schedule.configured import Configured
-from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.definitions import Definitions
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.problems import Problems
@@ -35,30 +31,27 @@ class Entries:
     Args:
         store: store of the schedule.
         attendance: attendance of this planner.
-        configured: entries in the configuration of this process.
-        parse: builds a definition from a name and the data of a record; raises InvalidSchedule.
-        on_read: called with the name and the `Entry` of an entry when its state was read.
-        is_back: whether this process had a planner before, which has logged the errors that are stored.
+        definitions: which definition of an entry counts.
+        problems: where errors are noted.
+        on_read: called with an entry when its state was read.
     """
 
     def __init__(
         self,
         store: ScheduleStore,
         attendance: Attendance,
-        configured: Configured,
-        parse: Callable[[str, Mapping[str, Any]], Definition],
-        on_read: Callable[[str, Entry], None],
-        *,
-        is_back: bool = False,
+        definitions: Definitions,
+        problems: Problems,
+        on_read: Callable[[Entry], None],
     ) -> None:
         self.entries: dict[str, Entry] = {}
-        self.problems = Problems(store, is_back=is_back)
         #: Whether the configuration of this process counted at the last complete read.
         self._counted = True
         self._store = store
         self._attendance = attendance
-        self._configured = configured
-        self._definitions = Definitions(store, configured, parse, self.problems)
+        self._definitions = definitions
+        self._configured = definitions.configured
+        self._problems = problems
         self._on_read = on_read
         #: Number of the last known change, and of the last change at the previous look.
         self._changes = self._to_hear_of = 0
@@ -97,7 +90,7 @@ class Entries:
                     yield
         self._changes = self._store.changes()
         self._own_changes.clear()
-        self.problems.read()
+        self._problems.read()
         self._definitions.overruled = False
         found: set[str] = set()
         for page in self._store.pages():
@@ -116,8 +109,8 @@ class Entries:
         self.refresh([name for name, entry in self.entries.items() if entry.is_stored and name not in found])
         self._forget_removed({name: where[name] for name in where.keys() - found - self.entries.keys()})
         for name, error in self._configured.errors.items():
-            self.problems.note(name, error)
-        self.problems.forget_except(found | self.entries.keys() | self._configured.errors.keys())
+            self._problems.note(name, error)
+        self._problems.forget_except(found | self.entries.keys() | self._configured.errors.keys())
 
     @contextmanager
     def _spared(self, what: str, queue: str) -> Iterator[None]:
@@ -146,7 +139,7 @@ class Entries:
                 changes.append((name, raw, changed))
         for (name, _, record), reply in zip(changes, self._store.write_records(changes), strict=True):
             if isinstance(reply, ResponseError):
-                self.problems.note(name, str(reply), reply)
+                self._problems.note(name, str(reply), reply)
             elif reply:
                 self._on_written(reply)
                 if record is None:
@@ -186,27 +179,16 @@ class Entries:
             self._changes += 1
             self._own_changes.discard(self._changes)
 
-    def refresh_placed(self, names: Sequence[str]) -> dict[str, tuple[bytes, Record]]:
-        """Read entries again that others have recorded, or given a queue, in the meantime.
-
-        Args:
-            names: names of entries that have no queue yet.
-
-        Returns the records of the other entries, as stored and parsed.
-        """
-        unchanged: dict[str, tuple[bytes, Record]] = {}
+    def refresh_placed(self, names: Sequence[str]) -> None:
+        """Read entries that have no queue yet again, if others have recorded them, or given them one, meanwhile."""
         changed = []
         for name, raw in zip(names, self._store.records_of(names), strict=True):
             entry = self.entries[name]
-            record = self._definitions.as_known(entry, raw)
             if not entry.is_stored and not self._attendance.counts:
                 del self.entries[name]
-            elif record is None:
+            elif self._definitions.as_known(entry, raw) is None:
                 changed.append(name)
-            else:
-                unchanged[name] = raw, record
         self.refresh(changed)
-        return unchanged
 
     def refresh(self, names: Sequence[str], also: Mapping[str, Collection[str]] | None = None) -> None:
         """Read entries again.
@@ -223,8 +205,12 @@ class Entries:
         raws = dict(zip(names, self._store.records_of(names), strict=True))
         while raws:
             found = {name: self._read_anew(name, raw, before[name]) for name, raw in raws.items()}
-            # Read its own queue last: if it was in two queues in the meantime, it moved to this one.
-            queues = {name: entry.queues(also.get(name, ())) if entry else [] for name, entry in found.items()}
+            queues: dict[str, list[str]] = {name: [] for name in raws}
+            for name, entry in found.items():
+                if entry is not None:
+                    # Read its own queue last: if it was in two queues in the meantime, it moved to this one.
+                    own = entry.record.queues
+                    queues[name] = [*sorted({*also.get(name, ())}.difference(own)), *own]
             seen = iter(self._store.seen([(name, queue) for name in raws for queue in queues[name]], partly=True))
             of_entry = {name: [next(seen) for _ in queues[name]] for name in raws}
             # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
@@ -242,7 +228,7 @@ class Entries:
             return None
         since_ms = self._attendance.now_ms() if before is None else before.record.since_ms
         record = Record(definition.fingerprint, since_ms, None, app=self._configured.app)
-        return Entry(definition, record, is_stored=False, error=self.problems.of(name))
+        return Entry(definition, record, is_stored=False)
 
     def _on_refreshed(
         self,
@@ -260,10 +246,10 @@ class Entries:
             # Whoever planned it in its own queue has gathered it before, so only a failover has left another state.
             entry.strays = [stray for stray in strays if not entry.seen.raw or stray[1].raw or not stray[1].is_known]
             self.entries[name] = entry
-            self.read_state(name, entry)
+            self.read_state(entry)
         elif not raw:
             self._definitions.overruled |= name in self._configured.entries
-            self.problems.note(name, None)
+            self._problems.note(name, None)
             self._forget_removed({name: before.record.queues if before else []})
 
     def on_state(self, name: str, seen: Seen) -> None:
@@ -271,59 +257,50 @@ class Entries:
         entry = self.entries.get(name)
         if entry is not None and (seen.raw != entry.seen.raw or not entry.seen.is_known):
             entry.seen = seen
-            self.read_state(name, entry)
+            self.read_state(entry)
             if seen.is_known and not seen.raw:  # it may have moved to another queue
                 self.refresh([name])
 
-    def read_state(self, name: str, entry: Entry) -> None:
+    def read_state(self, entry: Entry) -> None:
         """Process the state of an entry, as it was read."""
-        self._parse_state(name, entry)
-        self._on_read(name, entry)
+        self.parse_state(entry)
+        self._on_read(entry)
 
-    def _parse_state(self, name: str, entry: Entry) -> None:
+    def parse_state(self, entry: Entry) -> None:
+        """Set the state of an entry by what was read of it."""
         raw = entry.seen.raw or entry.record.last.encode()
         try:
             state = State.parse(raw) if raw else None
         except ValueError as exc:
-            logger.error("Cannot parse the state of periodic task %r, planning it again: %s", name, exc)
+            logger.error("Cannot parse the state of periodic task %r, planning it again: %s", entry.name, exc)
             state = None
-        if state is not None:  # share equal strings
-            same = state.fingerprint == entry.record.fingerprint
-            fingerprint = entry.record.fingerprint if same else state.fingerprint
-            state = replace(state, planner=intern(state.planner), fingerprint=fingerprint)
+        if state is not None and state.fingerprint == entry.record.fingerprint:
+            state = replace(state, fingerprint=entry.record.fingerprint)  # share equal strings
         entry.state = state
 
     # -- the queue of an entry
 
-    def write_queues(
-        self, queues: Mapping[str, str], records: Mapping[str, tuple[bytes, Record]]
-    ) -> tuple[set[str], dict[str, ResponseError]]:
+    def write_queues(self, queues: Mapping[str, str]) -> tuple[set[str], dict[str, ResponseError]]:
         """Record the queues of entries. A state in a former queue becomes a stray.
-
-        Args:
-            queues: the queue of each entry.
-            records: the result of `refresh_placed`.
 
         Returns the entries that were written, and those that the server refused. All others have changed, and are read
         again.
         """
-        names = list(queues)
         # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
-        seen = self._store.seen([(name, queues[name]) for name in names], partly=True)
-        unread = [name for name in names if name not in records]
-        raws = dict(zip(unread, self._store.records_of(unread), strict=True))
+        seen = self._store.seen(list(queues.items()), partly=True)
+        raws = self._store.records_of(list(queues))
         changes: list[tuple[str, bytes, Record]] = []
         states: dict[str, Seen] = {}
-        for name, there in zip(names, seen, strict=True):
+        for (name, queue), there, raw in zip(queues.items(), seen, raws, strict=True):
             entry = self.entries[name]
-            raw, record = records.get(name) or (raws[name], self._definitions.as_known(entry, raws[name]))
-            if record is not None and there.raw and name not in records:
+            record = self._definitions.as_known(entry, raw)
+            if record is not None and there.raw and entry.record.queue is not None:
                 # A failover has undone that it left this queue before.
-                self._forget(name, queues[name], there)
+                self._forget(name, queue, there)
             elif record is not None:
                 whole = record if entry.is_stored else self._definitions.new_record(entry.definition, record.since_ms)
                 last = entry.state.on_leaving(sent=False) if entry.state is not None and entry.seen.raw else ""
-                changes.append((name, raw, whole.to(queues[name], last or record.last)))
+                changes.append((name, raw, whole.to(queue, last or record.last)))
                 states[name] = there
         written: set[str] = set()
         refused = {}
@@ -335,12 +312,12 @@ class Entries:
                 entry = self.entries[name]
                 if entry.record.queue is not None:
                     entry.strays = [(entry.record.queue, entry.seen)]
-                entry.record, entry.is_stored, entry.seen = self._definitions.lean(record), True, states[name]
+                entry.record, entry.is_stored, entry.seen = record.lean(), True, states[name]
                 written.add(name)
-        self.refresh([name for name in names if name not in written and name not in refused])
+        self.refresh([name for name in queues if name not in written and name not in refused])
         return written, refused
 
-    def gather(self, name: str, entry: Entry) -> bool:
+    def gather(self, entry: Entry) -> bool:
         """Take an entry out of its former queues. Returns False if somebody else has changed it meanwhile.
 
         So before an entry is planned in a queue, no other queue has a state from which it can still be planned. The
@@ -354,67 +331,67 @@ class Entries:
             entry.strays, key=lambda stray: (bool(stray[1].raw), (stray[1].state or _NOWHERE).at_ms or 0)
         )
         while entry.strays:
-            if not self._take_out(name, entry, *entry.strays[0], is_last=len(entry.strays) == 1):
-                self.refresh([name])
+            if not self._take_out(entry, *entry.strays[0], is_last=len(entry.strays) == 1):
+                self.refresh([entry.name])
                 return False
             entry.strays = entry.strays[1:]  # only now: if the server refuses, it is tried again later
-        self._parse_state(name, entry)
+        self.parse_state(entry)
         return True
 
-    def _take_out(self, name: str, entry: Entry, queue: str, seen: Seen, *, is_last: bool) -> bool:
+    def _take_out(self, entry: Entry, queue: str, seen: Seen, *, is_last: bool) -> bool:
         state, own = seen.state, entry.seen.state
         is_later = state is not None and own is not None and 0 < (own.at_ms or 0) < (state.at_ms or 0)
         if state is None or not is_last or (entry.seen.raw and not is_later):
-            return self._store.forget(name, queue, seen)
-        self._store.check_kept(name, queue, seen)
+            return self._store.forget(entry.name, queue, seen)
+        self._store.check_kept(entry.name, queue, seen)
         if own is not None:
-            return self._go_on_from(name, entry, queue, seen, state)
+            return self._go_on_from(entry, queue, seen, state)
         # Never back from "sent": somebody may be about to forget the state, after he has recorded that.
         if entry.record.last != state.on_leaving(sent=True):
-            if not self._write_last(name, entry, state.on_leaving(sent=False)):
+            if not self._write_last(entry, state.on_leaving(sent=False)):
                 return False
-            self._store.check_kept(name, queue)
-            outcome = self._store.leave(name, queue, seen, state.task_id)
+            self._store.check_kept(entry.name, queue)
+            outcome = self._store.leave(entry.name, queue, seen, state.task_id)
             if outcome != GONE:
                 return outcome == DONE
-            self._store.check_kept(name, queue, seen)  # it was sent after the check before
-        if not self._write_last(name, entry, state.on_leaving(sent=True)):
+            self._store.check_kept(entry.name, queue, seen)  # it was sent after the check before
+        if not self._write_last(entry, state.on_leaving(sent=True)):
             return False
-        self._store.check_kept(name, queue)
-        return self._store.leave(name, queue, seen, "") == DONE
+        self._store.check_kept(entry.name, queue)
+        return self._store.leave(entry.name, queue, seen, "") == DONE
 
-    def _go_on_from(self, name: str, entry: Entry, queue: str, seen: Seen, state: State) -> bool:
+    def _go_on_from(self, entry: Entry, queue: str, seen: Seen, state: State) -> bool:
         """Put a state of another queue in place of an earlier one: a failover has undone that this queue was left."""
-        outcome = self._store.leave(name, queue, seen, state.task_id)
+        outcome = self._store.leave(entry.name, queue, seen, state.task_id)
         if outcome == GONE:
-            self._store.check_kept(name, queue, seen)
-            outcome, sent = self._store.leave(name, queue, seen, ""), True
+            self._store.check_kept(entry.name, queue, seen)
+            outcome, sent = self._store.leave(entry.name, queue, seen, ""), True
         else:
             sent = False
         if outcome != DONE:
             return False
         own, own_queue = entry.seen.state, entry.record.queue or ""
         later = state.on_leaving(sent=sent).encode()
-        step = Step(name, own_queue, entry.seen, later, withdraw=own.task_id if own else "")
+        step = Step(entry.name, own_queue, entry.seen, later, withdraw=own.task_id if own else "")
         (done,) = self._store.plan([step])
         if isinstance(done, Exception):
             raise done
         entry.seen = Seen(done.state, done.forgotten)
         return done.outcome == DONE
 
-    def _write_last(self, name: str, entry: Entry, last: str) -> bool:
+    def _write_last(self, entry: Entry, last: str) -> bool:
         """Record the state with which an entry leaves its queue. Returns False if the record has changed."""
         if not entry.is_stored:
             entry.record = replace(entry.record, last=last)
         if entry.record.last == last:
             return True
-        (raw,) = self._store.records_of([name])
+        (raw,) = self._store.records_of([entry.name])
         record = self._definitions.as_known(entry, raw)
         if record is None:
             return False
         record = replace(record, last=last)
-        number = self._store.write_record(name, raw, record)
+        number = self._store.write_record(entry.name, raw, record)
         if number:
             self._on_written(number)
-            entry.record = self._definitions.lean(record)
+            entry.record = record.lean()
         return bool(number)

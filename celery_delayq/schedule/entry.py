@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from celery_delayq.schedule.definition import Definition
-from celery_delayq.schedule.occurrences import following
 from celery_delayq.schedule.records import Record, Seen, State
 
 _NEVER_SEEN = Seen()
@@ -23,9 +22,7 @@ class Entry:
         seen: its state in the queue of the record, as it was read.
         state: the parsed `seen`, or the state with which it left its former queue; None if there is none.
         strays: its states in other queues; see `Entries.gather`.
-        wake_ms: when to look at it next, unix time in ms by the server's clock; None for never.
-        is_ripe: whether to look at it as soon as possible.
-        error: why it could not be planned.
+        wake_ms: when to look at it next, unix time in ms by the server's clock; 0 for now, None for never.
         failures: how many times in a row it could not be planned.
     """
 
@@ -36,9 +33,12 @@ class Entry:
     state: State | None = None
     strays: Sequence[tuple[str, Seen]] = ()
     wake_ms: int | None = None
-    is_ripe: bool = False
-    error: str | None = None
     failures: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.definition.name
 
     @property
     def is_idle(self) -> bool:
@@ -59,7 +59,7 @@ class Entry:
         if not delay_ms or not state.task_id:
             return delay_ms
         try:
-            next_ms = following(definition.schedule, definition.timing.window, state.at_ms)
+            next_ms = definition.times.after(state.at_ms)
         except Exception:  # of a user's class: the planner notes it when it decides
             return 0
         return delay_ms if next_ms is None else min(delay_ms, next_ms - state.at_ms)
@@ -70,13 +70,3 @@ class Entry:
         if self.state is None or self.state.at_ms is None:
             return None
         return self.state.at_ms + self.delay_ms
-
-    def queues(self, also: Collection[str]) -> list[str]:
-        """Return the queues that may hold a state of the entry, its own queue last.
-
-        Args:
-            also: queues in addition to those in its record.
-        """
-        own = self.record.queue
-        others = sorted({*self.record.earlier, *also} - {own})
-        return others if own is None else [*others, own]

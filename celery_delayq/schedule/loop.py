@@ -26,11 +26,8 @@ from celery_delayq.transfer.thread import LoopThread
 
 logger = getLogger(__name__)
 
-#: How often a loop gives a sign of life and checks for missed changes, in seconds.
-LOOK_S = 5.0
-
-#: Longest single wait on the subscription, in seconds. After it, the health of the connection is checked.
-_LONGEST_WAIT_S = LOOK_S
+#: How often a loop gives a sign of life and checks the connection, and whether it missed changes, in seconds.
+_LOOK_S = 5.0
 
 #: Maximum number of changes that are processed before due entries get their turn.
 _MOST_CHANGES = 500
@@ -93,7 +90,7 @@ class PlannerLoop(LoopThread):
         self._server = store.server()
         self._pubsub = store.pubsub()
         self._pubsub.subscribe(store.keys.channel)
-        while not self._stopping and self._pubsub.get_message(timeout=_LONGEST_WAIT_S) is None:
+        while not self._stopping and self._pubsub.get_message(timeout=_LOOK_S) is None:
             pass
 
     def _unsubscribe(self) -> None:
@@ -107,7 +104,7 @@ class PlannerLoop(LoopThread):
         planner = make_planner()
         # Read only now: later changes will be announced on the subscription.
         planner.begin_reading()
-        next_look = time.monotonic() + LOOK_S
+        next_look = time.monotonic() + _LOOK_S
         while not self._stopping:
             is_busy = planner.run_due() > 0
             if planner.is_up_to_date:
@@ -115,9 +112,9 @@ class PlannerLoop(LoopThread):
             wait_s = 0.0
             if not is_busy:
                 self._outage.ends()
-                wait_s = min(max(0.0, next_look - time.monotonic()), _LONGEST_WAIT_S)
                 until_next_s = planner.seconds_until_next()
-                wait_s = wait_s if until_next_s is None else min(wait_s, max(0.0, until_next_s))
+                until_look_s = next_look - time.monotonic()
+                wait_s = max(0.0, until_look_s if until_next_s is None else min(until_look_s, until_next_s))
             self._listen(planner, wait_s)
             if time.monotonic() >= next_look and not self._stopping:
                 if self._pubsub.health_check_response_counter >= 2:
@@ -127,7 +124,7 @@ class PlannerLoop(LoopThread):
                 if store.server() != self._server:  # a failover, or the slot moved
                     self._subscribe(store)
                     planner.begin_reading()
-                next_look = time.monotonic() + LOOK_S * random.uniform(0.8, 1)
+                next_look = time.monotonic() + _LOOK_S * random.uniform(0.8, 1)
 
     def _listen(self, planner: Planner, wait_s: float) -> None:
         message = self._pubsub.get_message(timeout=wait_s)

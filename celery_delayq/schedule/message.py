@@ -2,7 +2,7 @@
 
 So routing, headers, options, serializers and signals are Celery's. `countdown` and `expires` count from the occurrence
 and not from the moment of sending. A message for which that cannot be had must be built when it is due, see
-`Occurrence.can_wait`.
+`Message.can_wait`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Any, TypeAlias
 
 from celery.beat import BeatLazyFunc
+from celery.result import AsyncResult
 from celery.utils import uuid
 from dateutil.parser import isoparse
 from kombu.serialization import dumps as serialize
@@ -23,10 +24,9 @@ from kombu.utils.json import dumps
 from celery_delayq.basics.errors import DelayqError
 from celery_delayq.publishing.hooks import has_no_hooks, has_no_receivers
 from celery_delayq.publishing.template import OF_ALL, TEXTS, TaskTemplate
-from celery_delayq.queue.codec import message_key
 from celery_delayq.schedule.definition import OPTION, Definition
 from celery_delayq.schedule.occurrences import to_datetime
-from celery_delayq.schedule.scripts import Offer
+from celery_delayq.schedule.scripts import Message
 from celery_delayq.transport.capture import Caught, capture
 from celery_delayq.transport.messages import DUE_PROPERTY
 
@@ -42,28 +42,10 @@ class CannotSend(DelayqError, RuntimeError):
 
 
 #: The evaluated arguments and keyword arguments of a task.
-_Given: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
+Arguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 
 #: The same as a message has it: its body, and headers.
 _Stored: TypeAlias = tuple[str, dict[str, str]]
-
-
-@dataclass(frozen=True)
-class Occurrence:
-    """A message that was built.
-
-    Attributes:
-        queue: its broker list; None if the task sends no message.
-        task_id: id of the task.
-        offer: the message to store; None if the task sends no message.
-        can_wait: whether the message may be stored before its occurrence. Not if it claims a unique key. Not if it has
-            other times than it was given: code of the app, or an option, set them, and they may count from now.
-    """
-
-    queue: str | None
-    task_id: str
-    offer: Offer | None
-    can_wait: bool = True
 
 
 @dataclass(frozen=True)
@@ -75,9 +57,9 @@ class _When:
     expires: Any
 
     @classmethod
-    def of(cls, task: Any, definition: Definition, at_ms: int, jitter_ms: int, max_lateness_s: float) -> _When:
+    def of(cls, task: Any, definition: Definition, at_ms: int, max_lateness_s: float) -> _When:
         """Return the times for an occurrence."""
-        due_ms = at_ms + jitter_ms + definition.countdown_ms
+        due_ms = at_ms + definition.delay_ms(at_ms)
         return cls(due_ms, to_datetime(due_ms), _expires(definition.expires_of(task), at_ms, due_ms, max_lateness_s))
 
 
@@ -98,17 +80,14 @@ class Builder:
         #: Keyed by task, identity of its options, and kind of expiry. The value keeps the options alive.
         self._templates: dict[tuple[str, int, str], tuple[Any, _MessageTemplate]] = {}
 
-    def build(
-        self, definition: Definition, at_ms: int, *, jitter_ms: int = 0, max_lateness_s: float = 0.0
-    ) -> Occurrence:
-        """Build the message of an occurrence.
+    def build(self, definition: Definition, at_ms: int, max_lateness_s: float = 0.0) -> Message | None:
+        """Build the message of an occurrence. Returns None if the task sends none.
 
         Lazily evaluated arguments are evaluated now.
 
         Args:
             definition: definition of the entry.
             at_ms: the occurrence, unix time in ms.
-            jitter_ms: delay of the message, in ms.
             max_lateness_s: the task expires this long after its due time, in seconds; 0 means never.
 
         Raises:
@@ -116,20 +95,23 @@ class Builder:
             Exception: any exception of Celery or of the task's `apply_async`.
         """
         task = self._app.tasks.get(definition.task)
-        when = _When.of(task, definition, at_ms, jitter_ms, max_lateness_s)
+        when = _When.of(task, definition, at_ms, max_lateness_s)
         key = (definition.task, id(definition.options), _kind_of(when.expires))
         found = self._templates.get(key)
         if found is not None and has_no_receivers():
-            return found[1].occurrence(definition, when)
-        given = _evaluated(definition)
-        occurrence, caught = _let_celery_build(self._app, self._producer, definition, given, when)
-        if caught is not None and occurrence.can_wait and key[2] != "naive" and has_no_receivers():
+            return found[1].message(definition, when)
+        given = evaluated(definition)
+        built = _let_celery_build(self._app, self._producer, definition, given, when)
+        if built is None:
+            return None
+        message, caught = built
+        if message.can_wait and key[2] != "naive" and has_no_receivers():
             template = _MessageTemplate.of(self._app, self._producer.channel, definition, given, when, caught)
             if template is not None:
                 if len(self._templates) >= _MOST_TEMPLATES:
                     self._templates.clear()
                 self._templates[key] = definition.options, template
-        return occurrence
+        return message
 
 
 class _MessageTemplate(TaskTemplate):
@@ -145,7 +127,7 @@ class _MessageTemplate(TaskTemplate):
 
     @classmethod
     def of(
-        cls, app: Any, channel: Any, definition: Definition, given: _Given, when: _When, caught: Caught
+        cls, app: Any, channel: Any, definition: Definition, given: Arguments, when: _When, caught: Caught
     ) -> _MessageTemplate | None:
         """Return the template of a message that Celery just built, or None if it cannot have a template.
 
@@ -165,20 +147,19 @@ class _MessageTemplate(TaskTemplate):
         made = template._payload(caught.message_id, template._stored(given), when, own)
         return template if made == caught.payload else None
 
-    def occurrence(self, definition: Definition, when: _When) -> Occurrence:
+    def message(self, definition: Definition, when: _When) -> Message:
         """Return the message of another occurrence."""
         key = id(definition) if definition.args or definition.kwargs else 0
-        known = self._arguments.get(key) or (definition, self._stored(_evaluated(definition)))
+        known = self._arguments.get(key) or (definition, self._stored(evaluated(definition)))
         if not definition.is_lazy and len(self._arguments) < _MOST_ARGUMENTS:
             self._arguments[key] = known
         task_id, own = uuid(), {"delivery_tag": uuid()}
         if when.expires is not None:
             left_s = (when.expires - datetime.now(timezone.utc)).total_seconds()
             own["expiration"] = str(int(max(left_s, 0) * 1000))
-        offer = Offer(message_key(task_id), when.due_ms, self._payload(task_id, known[1], when, own))
-        return Occurrence(self._caught.broker_list, task_id, offer)
+        return Message(self._caught.broker_list, task_id, when.due_ms, self._payload(task_id, known[1], when, own))
 
-    def _stored(self, given: _Given) -> _Stored:
+    def _stored(self, given: Arguments) -> _Stored:
         """Return the body of a message as it stores it, and the headers that show the arguments."""
         body, headers = self.make("", *given)
         text = serialize(body, serializer=self._serializer)[2]
@@ -196,58 +177,61 @@ class _MessageTemplate(TaskTemplate):
 
 
 def _let_celery_build(
-    app: Any, producer: Any, definition: Definition, given: _Given, when: _When
-) -> tuple[Occurrence, Caught | None]:
-    """Let Celery build a message. Return it, and also the captured raw form.
-
-    Source: Celery 5.7 `celery.beat.Scheduler.apply_async`.
-    """
+    app: Any, producer: Any, definition: Definition, given: Arguments, when: _When
+) -> tuple[Message, Caught] | None:
+    """Let Celery build a message. Return it, and also the captured raw form; None if the task sends none."""
     if app.conf.task_always_eager:
         raise CannotSend(
             "cannot send: task_always_eager is set, so tasks run in the caller. Unset it to plan periodic tasks"
         )
-    options = dict(definition.options)
-    options["headers"] = {**(options.get("headers") or {}), "celery_beat_task": True}
-    options.pop("countdown", None)
+    options = {name: value for name, value in definition.options.items() if name != "countdown"}
     options["retry"] = False  # kombu would close the planner's connection, and nothing is sent here
     task_id = options.setdefault("task_id", uuid())
     if options.get("eta") is None:
         options["eta"] = when.eta
     if when.expires is not None or "expires" in options:
         options["expires"] = when.expires
-    args, kwargs = given
-    task = app.tasks.get(definition.task)
     with capture(task_id) as captured:
-        if task is not None:
-            task.apply_async(args, kwargs, producer=producer, **options)
-        else:
-            app.send_task(definition.task, args, kwargs, producer=producer, **options)
+        send(app, definition, given, {**options, "producer": producer})
     if captured.broadcast or len(captured.messages) > 1:
         raise CannotSend(
             "its message would go to several queues, but each occurrence must be sent once. Route the task to one queue"
         )
     if not captured.messages:
-        return Occurrence(None, task_id, None), None
+        return None
     (caught,) = captured.messages
     due_ms = when.due_ms if caught.due_ms is None else caught.due_ms
-    offer = Offer(message_key(task_id), due_ms, caught.payload, task_id, caught.claim)
     headers = caught.message["headers"]
     has_its_times = due_ms == when.due_ms and headers.get("expires") == (when.expires and when.expires.isoformat())
     can_wait = caught.claim is None and (has_its_times or "id" not in headers)  # protocol 1: they are in the body
-    return Occurrence(caught.broker_list, task_id, offer, can_wait), caught
+    return Message(caught.broker_list, task_id, due_ms, caught.payload, caught.claim, can_wait), caught
 
 
-def _kind_of(expires: Any) -> str:
-    return "never" if expires is None else "naive" if getattr(expires, "tzinfo", None) is None else "aware"
+def send(app: Any, definition: Definition, given: Arguments, options: Mapping[str, Any]) -> AsyncResult:
+    """Send the task of an entry, with these arguments and options.
+
+    Source: Celery 5.7 `celery.beat.Scheduler.apply_async`.
+    """
+    options = {**options, "headers": {**(options.get("headers") or {}), "celery_beat_task": True}}
+    args, kwargs = given
+    task = app.tasks.get(definition.task)
+    if task is None:
+        return app.send_task(definition.task, args, kwargs, **options)
+    return task.apply_async(args, kwargs, **options)
 
 
-def _evaluated(definition: Definition) -> _Given:
+def evaluated(definition: Definition) -> Arguments:
+    """Return the arguments of an entry; those that are evaluated lazily, now."""
     args = [_evaluate(value) for value in definition.args]
     return args, {name: _evaluate(value) for name, value in definition.kwargs.items()}
 
 
 def _evaluate(value: Any) -> Any:
     return value() if isinstance(value, BeatLazyFunc) else value
+
+
+def _kind_of(expires: Any) -> str:
+    return "never" if expires is None else "naive" if getattr(expires, "tzinfo", None) is None else "aware"
 
 
 def _expires(given: Any, at_ms: int, due_ms: int, max_lateness_s: float) -> Any:

@@ -160,80 +160,76 @@ def fields_of(given: crontab) -> Fields:
     )
 
 
-@dataclass(frozen=True)
-class Window:
-    """The time window in which an entry runs.
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The occurrences of an entry.
 
     Attributes:
+        schedule: its schedule, but not one that `is_asked`.
         start_ms: no run before this time; the first run of an interval.
         end_ms: no run after this time.
         zone: time zone of its crontab.
     """
 
+    schedule: BaseSchedule
     start_ms: int | None = None
     end_ms: int | None = None
     zone: tzinfo | None = None
 
+    @property
+    def _interval_ms(self) -> int | None:
+        """The time from each occurrence to the next, if that is always the same."""
+        given = self.schedule
+        return interval_ms(given) if _is_plain(given, schedule) and not given.relative else None
 
-def first(given: BaseSchedule, window: Window, since_ms: int) -> int | None:
-    """Return the first occurrence of an entry since `since_ms`."""
-    if window.start_ms is None or window.start_ms <= since_ms:
-        return _until_end(next_after(given, since_ms, window.zone), window)
-    if _is_plain(given, schedule) and not given.relative:
-        return _until_end(window.start_ms, window)
-    return _until_end(next_after(given, window.start_ms - 1, window.zone), window)
+    def first(self, since_ms: int) -> int | None:
+        """Return the first occurrence since `since_ms`."""
+        if self.start_ms is None or self.start_ms <= since_ms:
+            return self.after(since_ms)
+        return self.after(self.start_ms - 1) if self._interval_ms is None else self._until_end(self.start_ms)
 
+    def after(self, last_ms: int) -> int | None:
+        """Return the occurrence after another one; None after the last one."""
+        return self._until_end(next_after(self.schedule, last_ms, self.zone))
 
-def following(given: BaseSchedule, window: Window, last_ms: int) -> int | None:
-    """Return the occurrence after another one; None after the last one."""
-    return _until_end(next_after(given, last_ms, window.zone), window)
+    def after_now(self, last_ms: int, now_ms: int) -> int | None:
+        """Return the first occurrence later than `now_ms`, counted from an earlier occurrence."""
+        every = self._interval_ms
+        if every is None or last_ms >= now_ms:
+            return self.after(max(last_ms, now_ms))
+        return self._until_end(last_ms + every * ((now_ms - last_ms) // every + 1))
 
+    def missed(self, last_ms: int, now_ms: int, most: int) -> list[int]:
+        """Return the latest `most` occurrences after `last_ms` and up to now, in ascending order."""
+        if most < 1:
+            return []
+        if every := self._interval_ms:
+            count = self.count_missed(last_ms, now_ms, most)
+            return list(range(last_ms + every * (max(0, count - most) + 1), last_ms + every * count + 1, every))
+        span = _FIRST_SPAN_MS
+        while True:
+            begin = max(last_ms, now_ms - span)
+            found = deque(self._between(begin, now_ms), maxlen=most)
+            if begin == last_ms or len(found) == most:
+                return list(found)
+            span *= 2
 
-def following_now(given: BaseSchedule, window: Window, last_ms: int, now_ms: int) -> int | None:
-    """Return the first occurrence later than `now_ms`, counted from an earlier occurrence."""
-    if last_ms >= now_ms:
-        return following(given, window, last_ms)
-    if _is_plain(given, schedule) and not given.relative:
-        every = interval_ms(given)
-        return _until_end(last_ms + every * ((now_ms - last_ms) // every + 1), window)
-    return following(given, window, now_ms)
+    def count_missed(self, last_ms: int, now_ms: int, most: int) -> int:
+        """Return how many occurrences are after `last_ms` and up to now; at most `most` if it has to try each."""
+        if every := self._interval_ms:
+            return max(0, (min(now_ms, self.end_ms or now_ms) - last_ms) // every)
+        return len(self.missed(last_ms, now_ms, most))
 
+    def _between(self, last_ms: int, now_ms: int) -> Iterator[int]:
+        at = self.after(last_ms)
+        for _ in range(_MOST_STEPS):
+            if at is None or at > now_ms:
+                return
+            yield at
+            at = self.after(at)
 
-def missed(given: BaseSchedule, window: Window, last_ms: int, now_ms: int, most: int) -> list[int]:
-    """Return the latest `most` occurrences after `last_ms` and up to now, in ascending order."""
-    if most < 1:
-        return []
-    if _is_plain(given, schedule) and not given.relative:
-        every, count = interval_ms(given), count_missed(given, window, last_ms, now_ms, most)
-        return list(range(last_ms + every * (max(0, count - most) + 1), last_ms + every * count + 1, every))
-    span = _FIRST_SPAN_MS
-    while True:
-        begin = max(last_ms, now_ms - span)
-        found = deque(_between(given, window, begin, now_ms), maxlen=most)
-        if begin == last_ms or len(found) == most:
-            return list(found)
-        span *= 2
-
-
-def count_missed(given: BaseSchedule, window: Window, last_ms: int, now_ms: int, most: int) -> int:
-    """Return how many occurrences there are after `last_ms` and up to now; at most `most` if it has to try each."""
-    if _is_plain(given, schedule) and not given.relative:
-        until_ms = now_ms if window.end_ms is None else min(now_ms, window.end_ms)
-        return max(0, (until_ms - last_ms) // interval_ms(given))
-    return len(missed(given, window, last_ms, now_ms, most))
-
-
-def _between(given: BaseSchedule, window: Window, last_ms: int, now_ms: int) -> Iterator[int]:
-    at = following(given, window, last_ms)
-    for _ in range(_MOST_STEPS):
-        if at is None or at > now_ms:
-            return
-        yield at
-        at = following(given, window, at)
-
-
-def _until_end(at_ms: int | None, window: Window) -> int | None:
-    return None if at_ms is None or at_ms > min(LATEST_MS, window.end_ms or LATEST_MS) else at_ms
+    def _until_end(self, at_ms: int | None) -> int | None:
+        return None if at_ms is None or at_ms > min(LATEST_MS, self.end_ms or LATEST_MS) else at_ms
 
 
 def jitter_ms(entry: str, at_ms: int, most_ms: int) -> int:

@@ -157,15 +157,13 @@ def read_all(store: ScheduleStore, known: Container[str] = (), *, partly: bool =
             broken.setdefault(name, PeriodicTask(name, "", None, error=str(exc)))
     placed = [(name, record.queue) for name, record in records.items() if record.queue is not None]
     seen = dict(zip((name for name, _ in placed), store.seen(placed, partly=partly), strict=True))
-
-    def entries() -> Iterator[PeriodicTask]:
-        for name in sorted(records.keys() | broken.keys()):
-            if name not in records:
-                yield broken[name]
-            elif (state := seen.get(name, Seen())).is_known:
-                yield PeriodicTask.of(name, records[name], state, errors.get(name), known)
-
-    return entries()
+    return (
+        PeriodicTask.of(name, records[name], seen.get(name, Seen()), errors.get(name), known)
+        if name in records
+        else broken[name]
+        for name in sorted(records.keys() | broken.keys())
+        if name not in seen or seen[name].is_known
+    )
 
 
 def _next_run(name: str, data: Mapping[str, Any], state: State | None) -> datetime | None:

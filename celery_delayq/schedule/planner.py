@@ -25,26 +25,22 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError, ReadOnlyError, RedisError, ResponseError
 
 from celery_delayq.basics.text import told
+from celery_delayq.options.settings import ScheduleSettings
 from celery_delayq.queue.connections import LOST
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.agenda import Agenda
 from celery_delayq.schedule.attendance import Attendance
 from celery_delayq.schedule.configured import Configured
-from celery_delayq.schedule.decision import Decision, decided
 from celery_delayq.schedule.definition import Definition
+from celery_delayq.schedule.definitions import Definitions
 from celery_delayq.schedule.entries import Entries
 from celery_delayq.schedule.entry import Entry
-from celery_delayq.schedule.message import CannotSend, Occurrence
-from celery_delayq.schedule.occurrences import jitter_ms
-from celery_delayq.schedule.records import Record, Seen
+from celery_delayq.schedule.message import CannotSend
+from celery_delayq.schedule.problems import Problems
+from celery_delayq.schedule.records import Seen, State
+from celery_delayq.schedule.scripts import Message, Step
 from celery_delayq.schedule.store import NodeLost, ScheduleStore
-from celery_delayq.schedule.transitions import (
-    Policy,
-    Transition,
-    left_out,
-    missed_until,
-    next_transition,
-)
+from celery_delayq.schedule.transitions import Transition, left_out, missed_until, next_transition
 from celery_delayq.transport.replicas import NotReplicated
 
 logger = getLogger(__name__)
@@ -72,8 +68,8 @@ class Planner:
         store: store of the schedule.
         configured: entries in the configuration of this process.
         parse: builds a definition from a name and the data of a record; raises InvalidSchedule.
-        build: lets Celery build the message of an occurrence: definition, occurrence (ms), jitter (ms), lateness (s).
-        policy: returns what to do with missed runs of an entry.
+        build: lets Celery build the message of an occurrence, see `Builder.build`.
+        policy: returns what to do with missed runs of an entry, see `policy_of`.
         id: a readable, unique id.
         on_sent: called with the definition when this planner's occurrence of it was sent.
         on_missed: called with the broker list and the name of an entry, and how many of its runs were missed and left
@@ -87,8 +83,8 @@ class Planner:
         configured: Configured,
         *,
         parse: Callable[[str, Mapping[str, Any]], Definition],
-        build: Callable[[Definition, int, int, float], Occurrence],
-        policy: Callable[[Definition], Policy],
+        build: Callable[[Definition, int, float], Message | None],
+        policy: Callable[[Definition], ScheduleSettings],
         id: str,
         on_sent: Callable[[Definition], None] = lambda definition: None,
         on_missed: Callable[[str, str, int], None] | None = None,
@@ -101,7 +97,9 @@ class Planner:
         self._on_sent = on_sent
         self._on_missed = on_missed
         self._attendance = Attendance(store, configured, is_back=is_back)
-        self._known = Entries(store, self._attendance, configured, parse, self._on_read, is_back=is_back)
+        self._problems = Problems(store, is_back=is_back)
+        definitions = Definitions(configured, parse, self._problems)
+        self._known = Entries(store, self._attendance, definitions, self._problems, self._on_read)
         self._agenda = Agenda(self.entries)
         #: The running read of all entries, if any.
         self._reading: Iterator[None] | None = None
@@ -156,27 +154,27 @@ class Planner:
         """Process announced changes of entries, given as numbers and names."""
         self._known.on_changes(changes)
 
-    def _on_read(self, name: str, entry: Entry) -> None:
+    def _on_read(self, entry: Entry) -> None:
         state, now_ms, moves_on_ms = entry.state, self._attendance.now_ms(), entry.moves_on_ms
         if not entry.seen.is_known:
-            self._leave(name, entry)
+            self._leave(entry)
             return
         if moves_on_ms is not None and moves_on_ms <= now_ms and self._reading is not None:
-            self._overdue.add(name)
+            self._overdue.add(entry.name)
         if entry.record.queue is not None and not entry.seen.raw and self._reading is None:
             # Another planner moves it just now, or was killed.
-            self._agenda.wake(name, entry, now_ms + round(random.uniform(*_ASIDE_MS)))
+            self._agenda.wake(entry, now_ms + round(random.uniform(*_ASIDE_MS)))
         elif entry.strays or state is None or state.fingerprint != entry.record.fingerprint:
-            self._agenda.ripen(name, entry, now_ms)
+            self._agenda.wake_now(entry, now_ms)
         elif state.at_ms is None or entry.is_idle:
             try:
                 move = next_transition(entry, state, now_ms, policy=self._policy(entry.definition))
             except Exception as exc:  # a schedule may raise anything
-                self._fail(name, entry, exc)
+                self._fail(entry, exc)
             else:
-                self._agenda.wake(name, entry, now_ms if move else None)
+                self._agenda.wake(entry, now_ms if move else None)
         else:
-            self._agenda.wake(name, entry, self._turn_ms(entry))
+            self._agenda.wake(entry, self._turn_ms(entry))
 
     def _turn_ms(self, entry: Entry) -> int | None:
         """Return when to look at an entry: at its time, or a grace period later if another planner planned it."""
@@ -210,25 +208,21 @@ class Planner:
             return
         # Give it at once if entries must be added: only a configuration that counts may add entries.
         self._attendance.give_sign(at_once=not all(self.entries[name].is_stored for name in names))
-        records = self._known.refresh_placed([name for name in names if self.entries[name].record.queue is None])
+        self._known.refresh_placed([name for name in names if self.entries[name].record.queue is None])
         names = self._untouched(names)
         now_ms = self._attendance.now_ms()
         waiting = self._still_waiting(names, now_ms)
-        decisions = [
-            decision
+        steps = [
+            step
             for name in self._untouched(names)
             if (entry := self.entries.get(name)) is not None
-            and (decision := self._decide(name, entry, now_ms, still_waits=name in waiting)) is not None
+            and (step := self._decide(entry, now_ms, still_waits=name in waiting)) is not None
         ]
-        self._take(self._settle(decisions, records))
+        self._take(self._settle(steps))
 
     def _untouched(self, names: Sequence[str]) -> list[str]:
         """Return the entries that still need processing now, and that no other planner has processed."""
-        return [
-            name
-            for name in names
-            if (entry := self.entries.get(name)) is not None and entry.wake_ms is None and not entry.is_ripe
-        ]
+        return [name for name in names if (entry := self.entries.get(name)) is not None and entry.wake_ms is None]
 
     def _read_others(self, names: Iterable[str]) -> None:
         """Read the states of entries that another planner should have planned."""
@@ -259,21 +253,19 @@ class Planner:
         found = self._store.waiting([(task_id, queue) for _, task_id, queue in overdue])
         for (name, _, _), waits in zip(overdue, found, strict=True):
             if waits is None:
-                self._leave(name, self.entries[name])
+                self._leave(self.entries[name])
         return {name for (name, _, _), waits in zip(overdue, found, strict=True) if waits}
 
-    def _decide(
-        self, name: str, entry: Entry, now_ms: int, *, still_waits: bool = False, gone: bool = False
-    ) -> Decision | None:
-        """Return the decision about an entry; None if there is nothing to do, or if it was done at once."""
+    def _decide(self, entry: Entry, now_ms: int, *, still_waits: bool = False, gone: bool = False) -> Step | None:
+        """Return the next step of an entry; None if there is nothing to do, or if it was done at once."""
         try:
-            if entry.strays and not self._known.gather(name, entry):
+            if entry.strays and not self._known.gather(entry):
                 return None
         except NodeLost:
-            self._leave(name, entry)
+            self._leave(entry)
             return None
         except (ResponseError, NotReplicated) as exc:
-            self._fail(name, entry, exc)
+            self._fail(entry, exc)
             return None
         try:
             policy, delay_ms = self._policy(entry.definition), entry.delay_ms
@@ -291,130 +283,131 @@ class Planner:
                 # It has ended, or is idle, and has left another queue.
                 move = Transition(None, last_ms=entry.state.last_ms, runs=entry.state.runs)
             if move is None:
-                self._forget_error(name, entry)
-                self._agenda.wake(name, entry, self._turn_ms(entry))
-                if entry.wake_ms is not None and entry.wake_ms <= now_ms:
-                    entry.wake_ms = None
+                self._forget_error(entry)
+                turn_ms = self._turn_ms(entry) or 0
+                self._agenda.wake(entry, turn_ms if turn_ms > now_ms else None)
                 return None
-            occurrence = Occurrence(entry.record.queue, "", None)
-            if move.send_ms is not None:
-                jitter = jitter_ms(name, move.send_ms, entry.definition.timing.jitter_ms)
-                occurrence = self._build(entry.definition, move.send_ms, jitter, policy.max_lateness_s)
-            elif entry.record.queue is None:  # a lazy entry: build a message to learn its queue
-                occurrence = self._build(entry.definition, now_ms, 0, 0.0)
+            message, queue = None, entry.record.queue
+            if move.send_ms is not None or queue is None:
+                # A lazy entry without a queue: build a message to learn its queue.
+                at_ms = now_ms if move.send_ms is None else move.send_ms
+                message = self._build(entry.definition, at_ms, policy.max_lateness_s)
+                queue = message.queue if message is not None else queue
             missed = 0
             if entry.state is not None and self._on_missed is not None:
                 missed = left_out(entry, entry.state, move, now_ms)
         except OperationalError as exc:
             if isinstance(exc.__cause__, LOST):  # its queue could not be declared
-                self._leave(name, entry)
+                self._leave(entry)
             else:
-                self._fail(name, entry, exc)
+                self._fail(entry, exc)
             return None
         except Exception as exc:  # a task, a router or a signal receiver may raise anything
-            self._fail(name, entry, exc)
+            self._fail(entry, exc)
             return None
-        if not (occurrence.queue or entry.record.queue):
-            self._fail(name, entry, CannotSend("its task sends no message, so there is no queue to plan it in"))
+        if queue is None:
+            self._fail(entry, CannotSend("its task sends no message, so there is no queue to plan it in"))
             return None
-        return decided(name, entry, self.id, move, occurrence, missed)
+        return self._step(entry, move, queue, None if move.send_ms is None else message, missed)
 
-    def _settle(self, decisions: list[Decision], records: Mapping[str, tuple[bytes, Record]]) -> list[Decision]:
+    def _step(self, entry: Entry, move: Transition, queue: str, message: Message | None, missed: int) -> Step:
+        ahead = move.send_ms is not None and move.send_ms == move.at_ms
+        if message is not None and ahead and not message.can_wait:
+            message = None  # it is built again when it is due
+        task_id = message.task_id if message is not None and ahead else ""
+        state = State(entry.record.fingerprint, self.id, move.at_ms, task_id, move.last_ms, move.runs, move.made_up)
+        if_held = b""
+        if message is not None and message.claim is not None and entry.state is not None:
+            before = entry.state
+            if_held = replace(state, at_ms=move.next_ms, last_ms=before.last_ms, runs=before.runs).dump()
+        must_wait = bool(move.withdraw)
+        return Step(entry.name, queue, entry.seen, state.dump(), move.withdraw, must_wait, message, if_held, missed)
+
+    def _settle(self, steps: list[Step]) -> list[Step]:
         """Record the queues of entries that are new or have moved. Return the steps that can be taken."""
+        moved = {step.entry: step.queue for step in steps if step.queue != self.entries[step.entry].record.queue}
         queues: dict[str, str] = {}
-        moved: set[str] = set()
-        for decision in decisions:
-            name, queue = decision.name, decision.step.queue
+        for name, queue in moved.items():
             entry = self.entries[name]
-            old_queue = entry.record.queue
-            if queue == old_queue:
-                continue
-            moved.add(name)
-            if old_queue is None or self._attendance.counts or entry.record.app is None:
+            if entry.record.queue is None or self._attendance.counts or entry.record.app is None:
                 queues[name] = queue
             else:
-                self._agenda.wake(name, entry, self._attendance.now_ms() + _RETRY_MS[1])
-        written, refused = self._known.write_queues(queues, records) if queues else (set(), {})
+                self._agenda.wake(entry, self._attendance.now_ms() + _RETRY_MS[1])
+        written, refused = self._known.write_queues(queues) if queues else (set(), {})
         for name, error in refused.items():
-            self._fail(name, self.entries[name], error)
+            self._fail(self.entries[name], error)
         settled = []
-        for decision in decisions:
-            name = decision.name
-            if name not in moved:
-                settled.append(decision)
-            elif name in written:
-                entry = self.entries[name]
+        for step in steps:
+            if step.entry not in moved:
+                settled.append(step)
+            elif step.entry in written:
+                entry = self.entries[step.entry]
                 if not entry.strays and not entry.seen.raw:
-                    decision.step = replace(decision.step, seen=entry.seen)
-                    settled.append(decision)
+                    settled.append(replace(step, seen=entry.seen))
                 else:
-                    self._known.read_state(name, entry)
-                    self._agenda.ripen(name, entry, self._attendance.now_ms())
+                    self._known.read_state(entry)
+                    self._agenda.wake_now(entry, self._attendance.now_ms())
         return settled
 
-    def _take(self, decisions: list[Decision]) -> None:
+    def _take(self, steps: list[Step]) -> None:
         sent = time.monotonic()
-        replies = self._store.plan([decision.step for decision in decisions])
-        again: list[Decision] = []
+        replies = self._store.plan(steps)
+        again: list[Step] = []
         changed: list[str] = []
-        for decision, done in zip(decisions, replies, strict=True):
-            name = decision.name
-            entry = self.entries.get(name)
+        for step, done in zip(steps, replies, strict=True):
+            entry = self.entries.get(step.entry)
             if entry is None:
                 continue
             if isinstance(done, NodeLost):
-                self._leave(name, entry)
+                self._leave(entry)
             elif isinstance(done, RedisError):
                 if isinstance(done, (ReadOnlyError, ConnectionError)):
                     raise ReadOnlyError(str(done))
-                self._fail(name, entry, done)
+                self._fail(entry, done)
             elif done.outcome in (scripts.DONE, scripts.LEFT_OUT):
-                self._on_planned(entry, decision, done)
+                self._on_planned(entry, step, done)
             elif done.outcome == scripts.GONE:
                 # By the server's clock it is due, or somebody cancelled it.
-                retry = self._decide(name, entry, done.now_ms, gone=True)
+                retry = self._decide(entry, done.now_ms, gone=True)
                 if retry is not None:
                     again.append(retry)
             else:
-                changed.append(name)
-        if len(decisions) == 1 and replies and isinstance(replies[0], scripts.Planned):
+                changed.append(step.entry)
+        if len(replies) == 1 and isinstance(replies[0], scripts.Planned):
             self._attendance.clock.observe(replies[0].now_ms * 1000, sent, time.monotonic())
         if changed:
             self._known.refresh(changed)
         if again:
-            self._take(self._settle(again, {}))
+            self._take(self._settle(again))
 
-    def _on_planned(self, entry: Entry, decision: Decision, done: scripts.Planned) -> None:
-        if decision.missed and self._on_missed is not None:
-            self._on_missed(decision.step.queue, decision.name, decision.missed)
-        is_left_out = done.outcome == scripts.LEFT_OUT
+    def _on_planned(self, entry: Entry, step: Step, done: scripts.Planned) -> None:
+        if step.missed and self._on_missed is not None:
+            self._on_missed(step.queue, entry.name, step.missed)
+        runs = entry.state.runs if entry.state is not None else 0
         entry.seen = Seen(done.state, done.forgotten)
-        entry.state = decision.state_if_held if is_left_out else decision.state
-        self._forget_error(decision.name, entry)
-        if is_left_out:
-            logger.debug("Another task holds the unique key of periodic task %r: a run is left out", decision.name)
-        elif decision.move.passed:
+        self._known.parse_state(entry)
+        self._forget_error(entry)
+        if done.outcome == scripts.LEFT_OUT:
+            logger.debug("Another task holds the unique key of periodic task %r: a run is left out", entry.name)
+        elif entry.state is not None and entry.state.runs > runs:
             self._on_sent(entry.definition)
-        self._agenda.wake(decision.name, entry, self._turn_ms(entry))
+        self._agenda.wake(entry, self._turn_ms(entry))
 
     # -- errors
 
-    def _leave(self, name: str, entry: Entry) -> None:
+    def _leave(self, entry: Entry) -> None:
         """Leave an entry for a moment: its node is away. A step that was sent may have been taken, or not."""
         if not self._is_away and not self._was_away:
             logger.warning("A Redis node does not answer: its periodic tasks are planned when it is back")
         self._is_away = True
-        self._agenda.wake(name, entry, self._attendance.now_ms() + round(random.uniform(*_AWAY_MS)))
+        self._agenda.wake(entry, self._attendance.now_ms() + round(random.uniform(*_AWAY_MS)))
 
-    def _forget_error(self, name: str, entry: Entry) -> None:
+    def _forget_error(self, entry: Entry) -> None:
         entry.failures = 0
-        if entry.error is not None:
-            entry.error = None
-            self._known.problems.note(name, None)
+        self._problems.note(entry.name, None)
 
-    def _fail(self, name: str, entry: Entry, error: Exception) -> None:
-        entry.error = told(error)
-        self._known.problems.note(name, entry.error, error)
-        self._agenda.wake(name, entry, self._attendance.now_ms() + min(_RETRY_MS[0] * 2**entry.failures, _RETRY_MS[1]))
+    def _fail(self, entry: Entry, error: Exception) -> None:
+        self._problems.note(entry.name, told(error), error)
+        self._agenda.wake(entry, self._attendance.now_ms() + min(_RETRY_MS[0] * 2**entry.failures, _RETRY_MS[1]))
         if not isinstance(error, NotReplicated):  # it rests until a replica is back, which may be soon
             entry.failures = min(entry.failures + 1, 10)

@@ -38,10 +38,6 @@ class Problems:
         if self._logged is None:
             self._logged = dict(self._stored)
 
-    def of(self, name: str) -> str | None:
-        """Return the error of an entry."""
-        return self._stored.get(name)
-
     def forget_except(self, names: Container[str]) -> None:
         """Forget the errors of all other entries."""
         for name in [name for name in self._stored if name not in names]:

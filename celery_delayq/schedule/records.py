@@ -47,13 +47,17 @@ class Record:
 
     def to(self, queue: str, last: str) -> Record:
         """Return the record with another queue, and with the state with which the entry leaves the present one."""
-        earlier = ({*self.earlier} | ({self.queue} if self.queue is not None else set())) - {queue}
-        return replace(self, queue=queue, earlier=sorted(earlier), last=last or self.last)
+        return replace(self, queue=queue, earlier=sorted({*self.queues} - {queue}), last=last or self.last)
+
+    def lean(self) -> Record:
+        """Return the record without the parts that need much memory."""
+        return replace(self, definition=None, raw=b"", earlier=self.earlier or ())
 
     @property
     def queues(self) -> list[str]:
-        """The queues that may hold a state of the entry."""
-        return [*([self.queue] if self.queue is not None else []), *self.earlier]
+        """The queues that may hold a state of the entry, its own queue last."""
+        own = [] if self.queue is None else [self.queue]
+        return [*sorted({*self.earlier}.difference(own)), *own]
 
     @classmethod
     def parse(cls, raw: bytes) -> Record:
@@ -77,7 +81,8 @@ class Record:
             raise ValueError(f"not a valid record of a periodic task: {told(exc)}") from exc
         if not valid:
             raise ValueError("not a valid record of a periodic task: a field has a wrong type or is out of range")
-        return found
+        # There may be very many records, but few apps and queues.
+        return replace(found, app=found.app and intern(found.app), queue=found.queue and intern(found.queue))
 
 
 _FIELDS = [one.name for one in fields(Record) if one.name != "raw"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import redis
@@ -16,7 +17,8 @@ from redis.client import NEVER_DECODE
 from celery_delayq.basics.errors import InvalidSchedule, UnknownEntry
 from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.definition import Definition
-from celery_delayq.schedule.found import Found, require_json, why_not
+from celery_delayq.schedule.encoding import crontab_line
+from celery_delayq.schedule.found import Found, found
 
 #: Default prefix of RedBeat's keys; `redbeat_key_prefix` overrides it.
 PREFIX = "redbeat:"
@@ -37,26 +39,17 @@ def entries(client: redis.Redis, app: Any, prefix: str = PREFIX) -> Iterator[Fou
     for key in sorted(keys):
         name = key.decode("utf-8", "surrogateescape").removeprefix(prefix)
         is_configured = name.encode("utf-8", "surrogateescape") in statics
-        if problem := why_not(name, own, is_configured=is_configured):
-            yield Found(name, None, problem)
-            continue
-        try:
-            raw = client.execute_command("HGET", key, "definition", **{NEVER_DECODE: True})
-            yield Found(name, _definition(name, raw, app))
-        except InvalidSchedule as exc:
-            yield Found(name, None, str(exc.__cause__ or exc))
-        except (redis.ResponseError, ValueError, TypeError, AttributeError, LookupError) as exc:
-            yield Found(name, None, f"cannot read its definition: {type(exc).__name__}: {exc}")
+        yield found(name, own, partial(_definition, client, key, name, app), is_configured=is_configured)
 
 
-def _definition(name: str, raw: bytes | None, app: Any) -> Definition:
+def _definition(client: redis.Redis, key: bytes, name: str, app: Any) -> Definition:
+    raw = client.execute_command("HGET", key, "definition", **{NEVER_DECODE: True})
     if raw is None:
         raise InvalidSchedule("it has no definition")
     fields = json.loads(raw)
     timing = {} if fields.get("enabled", True) else {"enabled": False}
-    given = {key: fields.get(key) for key in ("task", "args", "kwargs", "options")}
+    given = {part: fields.get(part) for part in ("task", "args", "kwargs", "options")}
     definition = Definition.of(name, {**given, "schedule": _schedule(fields["schedule"]), "timing": timing}, app)
-    require_json(definition)
     # RedBeat's own encoding of datetimes and similar types; nothing here would decode it.
     if '"__type__"' in json.dumps((definition.args, definition.kwargs, definition.options)):
         raise InvalidSchedule("its arguments or options are not JSON types")
@@ -69,11 +62,5 @@ def _schedule(given: Mapping[str, Any]) -> dict[str, Any]:
         return {"every": given["every"], "relative": bool(given.get("relative"))}
     if kind == "crontab":
         names = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
-        return {"crontab": " ".join(_field(given.get(name, "*")) for name in names)}
+        return {"crontab": crontab_line(given.get(name, "*") for name in names)}
     raise InvalidSchedule(f"schedules of type {kind!r} are not supported")
-
-
-def _field(given: Any) -> str:
-    if isinstance(given, list):
-        return ",".join(map(str, given))
-    return str(given).replace(" ", "")

@@ -17,24 +17,25 @@ DONE, LEFT_OUT, CHANGED, GONE, ELSEWHERE = 1, 2, 0, -1, -2
 
 
 @dataclass(frozen=True)
-class Offer:
+class Message:
     """The message of an occurrence.
 
     Attributes:
-        message_key: 16 bytes that stand for its id.
-        due_ms: when it is due, unix time in ms.
-        payload: the message.
+        queue: its broker list.
         task_id: its id.
+        due_ms: when it is due, unix time in ms.
+        payload: its bytes.
         claim: the unique key that it claims. If another task holds that, the occurrence is left out.
-        state_if_held: the state of the entry then.
+        can_wait: whether it may be stored before its occurrence. Not if it claims a unique key. Not if it has other
+            times than it was given: code of the app, or an option, set them, and they may count from now.
     """
 
-    message_key: bytes
+    queue: str
+    task_id: str
     due_ms: int
     payload: bytes
-    task_id: str = ""
     claim: Claim | None = None
-    state_if_held: bytes = b""
+    can_wait: bool = True
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Step:
         withdraw: id of the message that must not run; empty for none.
         must_wait: whether that message must still wait.
         offer: the message to offer.
+        state_if_held: its next state if another task holds the unique key of that.
+        missed: how many missed runs it leaves out, for who counts these.
     """
 
     entry: str
@@ -84,7 +87,9 @@ class Step:
     state: bytes
     withdraw: str = ""
     must_wait: bool = False
-    offer: Offer | None = None
+    offer: Message | None = None
+    state_if_held: bytes = b""
+    missed: int = 0
 
 
 def plan(keys: QueueKeys, step: Step, *, mirrored: bool = False, there: QueueKeys | None = None) -> Call[Planned]:
@@ -94,19 +99,19 @@ def plan(keys: QueueKeys, step: Step, *, mirrored: bool = False, there: QueueKey
     """
     there = there or keys
     offer = step.offer
-    message: tuple[bytes | int, ...] = (offer.message_key, offer.due_ms, offer.payload) if offer else (b"", 0, b"")
+    message: tuple[bytes | int, ...] = (b"", 0, b"")
     claimed: tuple[bytes | int | str, ...] = (b"", b"", 0, b"", b"")
-    state_if_held = b""
-    if offer and offer.claim:
-        claim, state_if_held = offer.claim, offer.state_if_held
-        claimed = (claim.unique, UNTIL[claim.until], claim.ttl_ms, keys.queue, offer.task_id)
+    if offer:
+        message = (message_key(offer.task_id), offer.due_ms, offer.payload)
+        if claim := offer.claim:
+            claimed = (claim.unique, UNTIL[claim.until], claim.ttl_ms, keys.queue, offer.task_id)
     withdraw = message_key(step.withdraw) if step.withdraw else b""
     return Call(
         load("plan"),
         (*keys.waiting, keys.schedule, keys.holds, there.timeout_set, there.index),
         (
             *(step.entry, step.seen.raw, step.seen.forgotten, step.state, withdraw, int(step.must_wait)),
-            *(*message, int(mirrored), keys.channel, *claimed, there.queue, state_if_held),
+            *(*message, int(mirrored), keys.channel, *claimed, there.queue, step.state_if_held),
         ),
         Planned.of,
     )

@@ -16,10 +16,10 @@ from celery_delayq.queue.connections import hurried, is_cluster, new_id
 from celery_delayq.schedule.configured import reader
 from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.loop import PlannerLoop
-from celery_delayq.schedule.message import Builder, Occurrence
+from celery_delayq.schedule.message import Builder
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.store import ScheduleStore
-from celery_delayq.schedule.transitions import Policy
+from celery_delayq.schedule.transitions import policy_of
 from celery_delayq.transport import Connector, Transport
 from celery_delayq.transport.producer import Producer
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
@@ -72,16 +72,13 @@ def planner_loop(
             builder = Builder(app, producer)
             connected_before = next(connections) > 0
 
-            def build_message(definition: Definition, at_ms: int, jitter_ms: int, lateness_s: float) -> Occurrence:
-                return builder.build(definition, at_ms, jitter_ms=jitter_ms, max_lateness_s=lateness_s)
-
             def make_planner() -> Planner:
                 return Planner(
                     store,
                     configuration(),
                     parse=lambda name, data: Definition.of(name, data, app),
-                    build=build_message,
-                    policy=partial(Policy.of, defaults=settings, cron_deadline_s=deadline_s),
+                    build=builder.build,
+                    policy=partial(policy_of, defaults=settings, cron_deadline_s=deadline_s),
                     id=loop_id,
                     on_sent=on_sent,
                     on_missed=on_missed,
@@ -98,37 +95,27 @@ def _planners_store(channel: Any) -> ScheduleStore:
     """Return a store that waits neither long for a node of a cluster, nor for a slot that moves."""
     if not is_cluster(channel.plain_client):
         return store_of(channel)
+    client = hurried(channel.plain_client, deadline_s=0, hurry_s=_PATIENCE_S)
     topology, nodes = channel.topology, channel.connection.nodes
-    return store_of(
-        channel,
-        client=hurried(channel.plain_client, deadline_s=0, hurry_s=_PATIENCE_S),
-        on_away=lambda key: nodes.lose(topology.address_of(key)),
-    )
-
-
-def store_of(
-    channel: Any,
-    *,
-    client: redis.Redis | None = None,
-    replicate: bool = False,
-    on_away: Callable[[str], None] = lambda key: None,
-) -> ScheduleStore:
-    """Return the schedule in the database of a channel with our transport.
-
-    Args:
-        channel: the channel.
-        client: a client of its server; by default that of the channel.
-        replicate: wait for replicas, if the transport options want that: for changes of users. A planner does not wait.
-        on_away: see `ScheduleStore`.
-    """
-    client = channel.plain_client if client is None else client
-    must_keep = channel.replicas > 0 and is_cluster(client)
-    keeper = ReplicatedClient(client, Replicas(channel.replicas, _KEPT_MS)) if must_keep else None
     return ScheduleStore(
         client,
         keyprefix=channel.global_keyprefix,
         mirror_list=channel.mirror_list,
+        keeper=ReplicatedClient(client, Replicas(channel.replicas, _KEPT_MS)) if channel.replicas else None,
+        on_away=lambda key: nodes.lose(topology.address_of(key)),
+    )
+
+
+def store_of(channel: Any, *, replicate: bool = False) -> ScheduleStore:
+    """Return the schedule in the database of a channel with our transport.
+
+    Args:
+        channel: the channel.
+        replicate: wait for replicas, if the transport options want that: for changes of users. A planner does not wait.
+    """
+    return ScheduleStore(
+        channel.plain_client,
+        keyprefix=channel.global_keyprefix,
+        mirror_list=channel.mirror_list,
         writer=channel.writer if replicate else None,
-        keeper=keeper,
-        on_away=on_away,
     )

@@ -127,20 +127,17 @@ class ScheduleStore:
 
     def record(self, entry: str) -> bytes:
         """Return the record of an entry as stored; empty if there is none."""
-        return self._get(self.keys.definitions, entry)
+        return self._hash("HGET", self.keys.definitions, entry) or b""
 
     def records_of(self, entries: Sequence[str]) -> list[bytes]:
         """Return the records of entries as stored; empty for entries without one."""
-        found: list[bytes] = []
-        for start in range(0, len(entries), _PAGE):
-            command = ("HMGET", self.keys.definitions, *entries[start : start + _PAGE])
-            with _naming(self.keys.definitions):
-                found += [raw or b"" for raw in self.client.execute_command(*command, **{NEVER_DECODE: True})]
-        return found
+        if not entries:
+            return []
+        return [raw or b"" for raw in self._hash("HMGET", self.keys.definitions, *entries)]
 
     def changes(self) -> int:
         """Return the number of changes of records so far."""
-        return int(self._get(self.keys.definitions, "") or 0)
+        return int(self._hash("HGET", self.keys.definitions, "") or 0)
 
     def write_record(self, entry: str, seen: bytes, record: Record | None) -> int:
         """Write or remove a record if it has not changed, and tell all planners. One atomic script.
@@ -249,13 +246,12 @@ class ScheduleStore:
         Returns the result for each entry, or the server's error, or NodeLost: nobody knows whether it has moved.
         """
         just_registered = {name for name in {step.queue for step in steps if step.state} if self.queue(name).register()}
-        planned = self._run_each([self._call(step) for step in steps])
-        replies = [self._planned(step, reply) for step, reply in zip(steps, planned, strict=True)]
+        replies = self._plan_each(steps)
         for at, done in enumerate(replies):
             while isinstance(done, Planned) and done.outcome == scripts.ELSEWHERE:
                 there = self.queue(done.state.decode("utf-8", "surrogateescape")).keys
-                (reply,) = self._run_each([self._call(steps[at], there)])
-                done = replies[at] = self._planned(steps[at], reply)
+                (done,) = self._plan_each([steps[at]], there)
+                replies[at] = done
         alone = {
             step.queue for step, done in zip(steps, replies, strict=True) if isinstance(done, Planned) and done.alone
         }
@@ -264,6 +260,19 @@ class ScheduleStore:
             with suppress(redis.ResponseError):
                 self.queue(name).register(again=True)
         return replies
+
+    def _plan_each(
+        self, steps: Sequence[Step], there: keys.QueueKeys | None = None
+    ) -> list[Planned | redis.RedisError]:
+        replies = self._run_each([self._call(step, there) for step in steps])
+        found: list[Planned | redis.RedisError] = []
+        for step, reply in zip(steps, replies, strict=True):
+            if self._is_away(reply, self.queue(step.queue).keys.schedule):
+                found.append(NodeLost(str(reply)))
+            else:
+                assert isinstance(reply, (Planned, redis.RedisError))
+                found.append(reply)
+        return found
 
     def _call(self, step: Step, there: keys.QueueKeys | None = None) -> Call[Planned]:
         return scripts.plan(self.queue(step.queue).keys, step, mirrored=self._mirror_list, there=there)
@@ -343,17 +352,10 @@ class ScheduleStore:
 
     # -- planners and errors
 
-    def announce(self, app: str, configuration: str, *, lifetime_s: float, gap_s: float, previous_ms: int) -> Announced:
-        """Give a planner's sign of life; see `announce.lua`."""
+    def announce(self, **sign: Any) -> Announced:
+        """Give a planner's sign of life; see `scripts.announce`."""
         with _naming(self.keys.configurations):
-            return scripts.announce(
-                self.keys,
-                app=app,
-                configuration=configuration,
-                lifetime_ms=round(lifetime_s * 1000),
-                gap_ms=round(gap_s * 1000),
-                previous_ms=previous_ms,
-            ).run(self.client)
+            return scripts.announce(self.keys, **sign).run(self.client)
 
     def errors(self) -> dict[str, str]:
         """Return the errors: entry -> why it could not be planned."""
@@ -361,7 +363,7 @@ class ScheduleStore:
 
     def error(self, entry: str) -> str | None:
         """Return why an entry could not be planned, or None."""
-        return self._get(self.keys.errors, entry).decode("utf-8", "replace") or None
+        return (self._hash("HGET", self.keys.errors, entry) or b"").decode("utf-8", "replace") or None
 
     def has_overdue(self, queues: Iterable[str], before_ms: int) -> bool:
         """Return whether one of these queues has a waiting message that was due before `before_ms`, or may have one."""
@@ -388,35 +390,25 @@ class ScheduleStore:
         self._on_away(key)
         return True
 
-    def _planned(self, step: Step, reply: Planned | Exception) -> Planned | redis.RedisError:
-        if self._is_away(reply, self.queue(step.queue).keys.schedule):
-            return NodeLost(str(reply))
-        assert isinstance(reply, (Planned, redis.RedisError))
-        return reply
-
-    def _get(self, key: str, entry: str) -> bytes:
+    def _hash(self, command: str, key: str, *args: str | int) -> Any:
+        """Return the reply to a command for a HASH, as bytes."""
         with _naming(key):
-            return self.client.execute_command("HGET", key, entry, **{NEVER_DECODE: True}) or b""
+            return self.client.execute_command(command, key, *args, **{NEVER_DECODE: True})
 
     def _pages(self, key: str) -> Iterator[list[tuple[str, bytes]]]:
         """Yield the fields of a HASH, page by page. A field that changes in the meantime has its old or its new value.
 
         Names that are not UTF-8 are skipped: no client of this package can write or change them.
         """
-        cursor = 0
-        while True:
-            with _naming(key):
-                cursor, flat = self.client.execute_command("HSCAN", key, cursor, "COUNT", _PAGE, **{NEVER_DECODE: True})
+        cursor = None
+        while cursor != 0:
+            cursor, flat = self._hash("HSCAN", key, cursor or 0, "COUNT", _PAGE)
             cursor = int(cursor)
-            items: Iterable[tuple[bytes, bytes]]
-            items = flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True)
             page = []
-            for name, raw in items:
+            for name, raw in flat.items() if isinstance(flat, dict) else zip(flat[::2], flat[1::2], strict=True):
                 with suppress(UnicodeDecodeError):
                     page.append((name.decode(), raw))
             yield page
-            if cursor == 0:
-                return
 
     def _run_each(self, calls: Sequence[Call[T]]) -> list[T | Exception]:
         slices = (calls[start : start + _BATCH] for start in range(0, len(calls), _BATCH))

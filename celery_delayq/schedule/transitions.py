@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from celery_delayq.options.settings import ScheduleSettings
 from celery_delayq.schedule import occurrences
@@ -48,7 +49,6 @@ class Transition:
         runs: number of occurrences that were sent, not counting the one at `at_ms`.
         made_up: number of missed occurrences that were made up for in a row.
         withdraw: id of the message that must not run; empty for none.
-        passed: whether the step passes an occurrence.
         next_ms: its occurrence after the step if what is sent does not count as a run; then `max_runs` is not reached.
     """
 
@@ -58,42 +58,28 @@ class Transition:
     runs: int = 0
     made_up: int = 0
     withdraw: str = ""
-    passed: bool = False
     next_ms: int | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True)
-class Policy:
-    """What to do with missed runs of one entry.
+def policy_of(
+    definition: Definition, defaults: ScheduleSettings, cron_deadline_s: float | None = None
+) -> ScheduleSettings:
+    """Return what to do with missed runs of an entry.
 
-    Attributes:
-        missed: one of MISSED_POLICIES.
-        max_lateness_s: a run that would start later than this is dropped, in seconds; 0 means never.
-        catch_up: how many missed runs `all` makes up for.
+    Args:
+        definition: definition of the entry.
+        defaults: the app's defaults.
+        cron_deadline_s: Celery's `beat_cron_starting_deadline`: the maximum lateness of crontabs, in seconds.
     """
-
-    missed: str
-    max_lateness_s: float
-    catch_up: int
-
-    @classmethod
-    def of(cls, definition: Definition, defaults: ScheduleSettings, cron_deadline_s: float | None = None) -> Policy:
-        """Return the policy of an entry.
-
-        Args:
-            definition: definition of the entry.
-            defaults: the app's defaults.
-            cron_deadline_s: Celery's `beat_cron_starting_deadline`: the maximum lateness of crontabs, in seconds.
-        """
-        timing = definition.timing
-        missed = timing.missed or defaults.missed
-        lateness_s = timing.max_lateness if timing.max_lateness is not None else defaults.max_lateness_s
-        if not lateness_s and cron_deadline_s and hasattr(definition.schedule, "day_of_month"):
-            lateness_s = float(cron_deadline_s)
-        if not lateness_s and missed == "skip":
-            lateness_s = SKIPPED_AFTER_S
-        catch_up = timing.catch_up if timing.catch_up is not None else defaults.catch_up
-        return cls(missed, lateness_s, catch_up)
+    timing = definition.timing
+    missed = timing.missed or defaults.missed
+    lateness_s = timing.max_lateness if timing.max_lateness is not None else defaults.max_lateness_s
+    if not lateness_s and cron_deadline_s and hasattr(definition.schedule, "day_of_month"):
+        lateness_s = float(cron_deadline_s)
+    if not lateness_s and missed == "skip":
+        lateness_s = SKIPPED_AFTER_S
+    catch_up = timing.catch_up if timing.catch_up is not None else defaults.catch_up
+    return ScheduleSettings(missed, lateness_s, catch_up)
 
 
 def next_transition(
@@ -101,7 +87,7 @@ def next_transition(
     state: State | None,
     now_ms: int,
     *,
-    policy: Policy,
+    policy: ScheduleSettings,
     attended_ms: int | None = None,
     still_waits: bool = False,
     gone: bool = False,
@@ -118,24 +104,24 @@ def next_transition(
         gone: whether its message was already transferred, although its time is still in the future by `now_ms`.
     """
     definition = entry.definition
-    late = Late(now_ms, missed_until(now_ms, attended_ms), policy)
+    moving = _Moving(entry, state or _NEVER_PLANNED, now_ms, missed_until(now_ms, attended_ms), policy)
     if state is None:
-        return None if entry.is_idle else _begin(entry, late)
+        return None if entry.is_idle else moving.begin()
     passed = state.at_ms is not None and (state.at_ms <= now_ms or gone)
     if entry.is_idle:
-        return _rest(entry, state, passed=passed)
+        return moving.rest(passed=passed)
     if state.at_ms is None:
-        return _resume(entry, state, now_ms)
+        return moving.resume()
     if passed:
         if definition.is_asked:
-            return _ask(entry, state, now_ms)
+            return moving.ask()
         if state.task_id:
-            return _go_on(entry, state, late, still_waits)
+            return moving.go_on(makes_up=not still_waits)
         if definition.is_lazy or state.fingerprint == entry.record.fingerprint:
-            return _go_on_lazily(entry, state, late)
-        return _send_late(entry, state, late)
+            return moving.go_on_lazily()
+        return moving.send_late()
     if state.fingerprint != entry.record.fingerprint:
-        return _begin_again(entry, state, now_ms)
+        return moving.begin_again()
     return None
 
 
@@ -157,176 +143,162 @@ def left_out(entry: Entry, state: State, move: Transition, now_ms: int) -> int:
     definition, at_ms = entry.definition, state.at_ms
     if at_ms is None or move.at_ms is None or now_ms - at_ms <= TOLERATED_MS or entry.is_idle or definition.is_asked:
         return 0
-    if not (move.passed or definition.is_lazy or state.fingerprint == entry.record.fingerprint):
+    is_sent = move.runs > state.runs
+    if not (is_sent or definition.is_lazy or state.fingerprint == entry.record.fingerprint):
         return 0
-    window = definition.timing.window
-    between = occurrences.count_missed(definition.schedule, window, at_ms, move.at_ms - 1, MOST_LEFT_OUT)
-    return between + (not move.passed)
+    return definition.times.count_missed(at_ms, move.at_ms - 1, MOST_LEFT_OUT) + (not is_sent)
+
+
+_NEVER_PLANNED = State("", "", None)
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
-    """Tells late occurrences from missed ones.
+class _Moving:
+    """Finds the step of an entry from a state.
 
     Attributes:
+        entry: the entry.
+        state: its state before the step.
         now_ms: the server's time.
-        missed_ms: occurrences up to this time count as missed.
-        policy: what to do with these.
+        missed_ms: occurrences up to this time count as missed; later ones are merely late.
+        policy: what to do with those that were missed.
     """
 
+    entry: Entry
+    state: State
     now_ms: int
     missed_ms: int
-    policy: Policy
+    policy: ScheduleSettings
 
+    def to(self, at_ms: int | None, **changes: Any) -> Transition:
+        """Return the step to an occurrence. A lazy entry does not send its message yet."""
+        definition, next_ms = self.entry.definition, at_ms
+        changes = {"last_ms": self.state.last_ms, "runs": self.state.runs, **changes}
+        if definition.timing.max_runs is not None and changes["runs"] >= definition.timing.max_runs:
+            at_ms = None
+        changes.setdefault("send_ms", None if definition.is_lazy else at_ms)
+        return Transition(at_ms, next_ms=next_ms, **changes)
 
-def _to(entry: Entry, at_ms: int | None, **rest: object) -> Transition:
-    """Return the step to an occurrence. A lazy entry does not send its message yet."""
-    runs = rest.get("runs", 0)
-    assert isinstance(runs, int)
-    most, next_ms = entry.definition.timing.max_runs, at_ms
-    if most is not None and runs >= most:
-        at_ms = None
-    send_ms = None if entry.definition.is_lazy else at_ms
-    return Transition(at_ms, **{"send_ms": send_ms, **rest}, next_ms=next_ms)  # type: ignore[arg-type]
+    def begin(self) -> Transition:
+        """Plan the first occurrence."""
+        definition = self.entry.definition
+        if definition.is_asked:
+            return self.to(max(self.now_ms, definition.times.start_ms or 0))
+        at_ms = self._first()
+        if at_ms is not None and at_ms <= self.missed_ms:
+            at_ms = self.entry.definition.times.after_now(at_ms, self.missed_ms)
+        return self.to(at_ms)
 
+    def rest(self, *, passed: bool) -> Transition | None:
+        """Plan nothing; a message that waits must not run."""
+        if self.state.at_ms is None:
+            return None
+        if passed and self.state.task_id:
+            return self.to(None, last_ms=self.state.at_ms, runs=self.state.runs + 1)
+        return self.to(None, withdraw="" if passed else self.state.task_id)
 
-def _begin(entry: Entry, late: Late) -> Transition:
-    definition = entry.definition
-    window = definition.timing.window
-    if definition.is_asked:
-        return Transition(max(late.now_ms, window.start_ms or 0))
-    at_ms = occurrences.first(definition.schedule, window, entry.record.since_ms)
-    if at_ms is not None and at_ms <= late.missed_ms:
-        at_ms = occurrences.following_now(definition.schedule, window, at_ms, late.missed_ms)
-    return _to(entry, at_ms)
+    def resume(self) -> Transition | None:
+        """Plan an occurrence after now, if there is one."""
+        at_ms = None if self.state.last_ms else self._first()
+        if self.entry.definition.is_asked:
+            at_ms = None if self._is_over else self.now_ms
+        elif at_ms is None or at_ms <= self.now_ms:
+            at_ms = self.entry.definition.times.after_now(
+                at_ms or self.state.last_ms or self.entry.record.since_ms, self.now_ms
+            )
+        move = self.to(at_ms)
+        return None if move.at_ms is None else move
 
+    def begin_again(self) -> Transition:
+        """Plan an occurrence for a changed definition: count from the last run, but do not plan into the past."""
+        definition, last_ms = self.entry.definition, self.state.last_ms
+        at_ms: int | None = self.now_ms
+        if not definition.is_asked:
+            start_ms = definition.times.start_ms or 1
+            at_ms = self._first() if last_ms is None else self.entry.definition.times.after(max(last_ms, start_ms - 1))
+            if at_ms is not None and at_ms <= self.now_ms:
+                has_interval = hasattr(definition.schedule, "run_every")
+                at_ms = self.now_ms if has_interval else self.entry.definition.times.after_now(self.now_ms, self.now_ms)
+        return self.to(at_ms, withdraw=self.state.task_id)
 
-def _rest(entry: Entry, state: State, *, passed: bool) -> Transition | None:
-    if state.at_ms is None:
-        return None
-    if passed and not state.task_id:  # its message would be sent now
-        return Transition(None, last_ms=state.last_ms, runs=state.runs)
-    if passed:
-        return Transition(None, last_ms=state.at_ms, runs=state.runs + 1, passed=True)
-    return Transition(None, last_ms=state.last_ms, runs=state.runs, withdraw=state.task_id)
+    def go_on(self, *, makes_up: bool) -> Transition:
+        """Plan the occurrence after one whose message was sent."""
+        at_ms, made_up = self._after(makes_up=makes_up)
+        return self.to(at_ms, last_ms=self.state.at_ms, runs=self.state.runs + 1, made_up=made_up)
 
+    def go_on_lazily(self) -> Transition:
+        """Send the occurrence that is due, and move to the next."""
+        send_ms, policy = self.state.at_ms, self.policy
+        assert send_ms is not None
+        following_ms, made_up = self._after(makes_up=False)
+        if policy.missed == "once":
+            send_ms = self._first_missed(send_ms, 1) or send_ms
+        if policy.max_lateness_s and self.now_ms - send_ms > policy.max_lateness_s * 1000:
+            return self.to(following_ms, send_ms=None, made_up=made_up)
+        runs = self.state.runs + 1
+        return self.to(following_ms, send_ms=send_ms, last_ms=send_ms, runs=runs, made_up=made_up)
 
-def _resume(entry: Entry, state: State, now_ms: int) -> Transition | None:
-    definition = entry.definition
-    if definition.is_asked:
-        move = Transition(now_ms, last_ms=state.last_ms, runs=state.runs)
-    else:
-        window, schedule = definition.timing.window, definition.schedule
-        at_ms = None if state.last_ms else occurrences.first(schedule, window, entry.record.since_ms)
-        if at_ms is None or at_ms <= now_ms:
-            at_ms = occurrences.following_now(schedule, window, at_ms or state.last_ms or entry.record.since_ms, now_ms)
-        move = _to(entry, at_ms, last_ms=state.last_ms, runs=state.runs)
-    return None if move.at_ms is None else move
+    def send_late(self) -> Transition:
+        """Plan an occurrence that is due but has no message: a change withdrew the message, or the entry was lazy.
 
+        The result is the same as if it had been planned ahead, so the entry continues normally.
+        """
+        sent = self.go_on_lazily()
+        if sent.send_ms is None:
+            return self.to(sent.at_ms, made_up=sent.made_up)
+        return self.to(sent.send_ms, made_up=self.state.made_up)
 
-def _begin_again(entry: Entry, state: State, now_ms: int) -> Transition:
-    """Plan an occurrence for a changed definition: count from the last run, but do not plan into the past."""
-    definition = entry.definition
-    schedule, window = definition.schedule, definition.timing.window
-    rest = {"last_ms": state.last_ms, "runs": state.runs, "withdraw": state.task_id}
-    if definition.is_asked:
-        return Transition(now_ms, **rest)  # type: ignore[arg-type]
-    if state.last_ms is None:
-        at_ms = occurrences.first(schedule, window, entry.record.since_ms)
-    else:
-        at_ms = occurrences.following(schedule, window, max(state.last_ms, (window.start_ms or 1) - 1))
-    if at_ms is not None and at_ms <= now_ms:
-        at_ms = occurrences.following_now(schedule, window, now_ms, now_ms) if _is_crontab(definition) else now_ms
-    return _to(entry, at_ms, **rest)
+    def ask(self) -> Transition:
+        """Send an occurrence if a schedule that decides for itself says so; ask it again later."""
+        if self._is_over:
+            return self.to(None)
+        last_ms = self.entry.record.since_ms if self.state.last_ms is None else self.state.last_ms
+        due, again_s = occurrences.ask(self.entry.definition.schedule, last_ms, self.now_ms)
+        at_ms = self.now_ms + max(1, math.ceil(min(again_s, _LONGEST_ASK_S) * 1000))
+        if not due:
+            return self.to(at_ms)
+        return self.to(at_ms, send_ms=self.now_ms, last_ms=self.now_ms, runs=self.state.runs + 1)
 
+    # -- the times of its schedule
 
-def _is_crontab(definition: Definition) -> bool:
-    return not hasattr(definition.schedule, "run_every")
+    @property
+    def _is_over(self) -> bool:
+        end_ms = self.entry.definition.times.end_ms
+        return end_ms is not None and self.now_ms > end_ms
 
+    def _first(self) -> int | None:
+        return self.entry.definition.times.first(self.entry.record.since_ms)
 
-def _go_on(entry: Entry, state: State, late: Late, still_waits: bool) -> Transition:
-    """Plan the occurrence after one whose message was sent."""
-    assert state.at_ms is not None
-    at_ms, made_up = _after(entry, state, late, makes_up=not still_waits)
-    return _to(entry, at_ms, last_ms=state.at_ms, runs=state.runs + 1, made_up=made_up, passed=True)
+    def _first_missed(self, last_ms: int, most: int) -> int | None:
+        """Return the first of the latest `most` missed occurrences after another one; None if none was missed."""
+        return next(iter(self.entry.definition.times.missed(last_ms, self.missed_ms, most)), None)
 
+    def _after(self, *, makes_up: bool) -> tuple[int | None, int]:
+        """Return the next occurrence by the policy, and how many occurrences were made up for in a row."""
+        at_ms, policy = self.state.at_ms, self.policy
+        assert at_ms is not None
+        following_ms = self.entry.definition.times.after(at_ms)
+        if following_ms is None or following_ms > self.missed_ms:
+            return following_ms, 0
+        made_up_ms = None
+        if policy.missed == "all":
+            if self.state.made_up:  # a catch-up is under way: it began with its first occurrence
+                return following_ms, self.state.made_up + 1
+            if policy.max_lateness_s:
+                at_ms = self._occurrence_before(self.now_ms - math.ceil(policy.max_lateness_s * 1000))
+            made_up_ms = self._first_missed(at_ms, policy.catch_up)
+        elif policy.missed == "once" and makes_up:
+            made_up_ms = self._first_missed(at_ms, 1)
+        return (
+            (made_up_ms, 1)
+            if made_up_ms is not None
+            else (self.entry.definition.times.after_now(at_ms, self.missed_ms), 0)
+        )
 
-def _after(entry: Entry, state: State, late: Late, *, makes_up: bool) -> tuple[int | None, int]:
-    """Return the next occurrence by the policy, and how many occurrences were made up for in a row."""
-    assert state.at_ms is not None
-    schedule, window = entry.definition.schedule, entry.definition.timing.window
-    at_ms, policy = state.at_ms, late.policy
-    following_ms = occurrences.following(schedule, window, at_ms)
-    if following_ms is None or following_ms > late.missed_ms:
-        return following_ms, 0
-    if policy.missed == "all":
-        if state.made_up:  # a catch-up is under way: it began with its first occurrence
-            return following_ms, state.made_up + 1
-        if policy.max_lateness_s:
-            at_ms = max(at_ms, late.now_ms - math.ceil(policy.max_lateness_s * 1000))
-            at_ms = _occurrence_before(entry, state.at_ms, at_ms)
-        times = occurrences.missed(schedule, window, at_ms, late.missed_ms, policy.catch_up)
-        if times:
-            return times[0], 1
-    elif policy.missed == "once" and makes_up:
-        times = occurrences.missed(schedule, window, at_ms, late.missed_ms, 1)
-        if times:
-            return times[0], 1
-    return occurrences.following_now(schedule, window, at_ms, late.missed_ms), 0
-
-
-def _occurrence_before(entry: Entry, from_ms: int, limit_ms: int) -> int:
-    """Return an occurrence to start counting from, to find those later than `limit_ms`."""
-    schedule = entry.definition.schedule
-    if limit_ms <= from_ms or not hasattr(schedule, "run_every") or schedule.relative:
-        return max(from_ms, limit_ms)
-    every = occurrences.interval_ms(schedule)
-    return from_ms + every * ((limit_ms - from_ms) // every)
-
-
-def _go_on_lazily(entry: Entry, state: State, late: Late) -> Transition:
-    """Send the occurrence that is due, and move to the next."""
-    assert state.at_ms is not None
-    schedule, window, policy = entry.definition.schedule, entry.definition.timing.window, late.policy
-    send_ms: int | None = state.at_ms
-    following_ms, made_up = _after(entry, state, late, makes_up=False)
-    if policy.missed == "once":
-        latest = occurrences.missed(schedule, window, state.at_ms, late.missed_ms, 1)
-        if latest:
-            send_ms = latest[0]
-    if policy.max_lateness_s and send_ms is not None and late.now_ms - send_ms > policy.max_lateness_s * 1000:
-        send_ms = None
-    sent = send_ms is not None
-    return _to(
-        entry,
-        following_ms,
-        send_ms=send_ms,
-        last_ms=send_ms if sent else state.last_ms,
-        runs=state.runs + sent,
-        made_up=made_up,
-        passed=sent,
-    )
-
-
-def _send_late(entry: Entry, state: State, late: Late) -> Transition:
-    """Plan an occurrence that is due but has no message: a change withdrew the message, or the entry was lazy.
-
-    The result is the same as if it had been planned ahead, so the entry continues normally.
-    """
-    sent = _go_on_lazily(entry, state, late)
-    if sent.send_ms is None:
-        return _to(entry, sent.at_ms, last_ms=state.last_ms, runs=state.runs, made_up=sent.made_up)
-    return _to(entry, sent.send_ms, last_ms=state.last_ms, runs=state.runs, made_up=state.made_up)
-
-
-def _ask(entry: Entry, state: State, now_ms: int) -> Transition:
-    definition = entry.definition
-    window = definition.timing.window
-    last_ms = entry.record.since_ms if state.last_ms is None else state.last_ms
-    due, again_s = occurrences.ask(definition.schedule, last_ms, now_ms)
-    at_ms: int | None = now_ms + max(1, math.ceil(min(again_s, _LONGEST_ASK_S) * 1000))
-    if window.end_ms is not None and now_ms > window.end_ms:
-        return Transition(None, last_ms=state.last_ms, runs=state.runs)
-    if not due:
-        return _to(entry, at_ms, send_ms=None, last_ms=state.last_ms, runs=state.runs)
-    return _to(entry, at_ms, send_ms=now_ms, last_ms=now_ms, runs=state.runs + 1, passed=True)
+    def _occurrence_before(self, limit_ms: int) -> int:
+        """Return an occurrence to start counting from, to find those later than `limit_ms`."""
+        schedule, from_ms = self.entry.definition.schedule, self.state.at_ms or 0
+        if limit_ms <= from_ms or not hasattr(schedule, "run_every") or schedule.relative:
+            return max(from_ms, limit_ms)
+        every = occurrences.interval_ms(schedule)
+        return from_ms + every * ((limit_ms - from_ms) // every)

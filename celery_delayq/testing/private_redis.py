@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -227,19 +227,11 @@ class PrivateRedis:
 
     def stop(self) -> None:
         """Stop the server as an administrator would; kill it if that takes over 5 seconds."""
-        if self._process:
-            self._process.terminate()
-            try:
-                self._process.wait(_STOP_DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-            self._forget_process()
+        self._end(subprocess.Popen.terminate)
 
     def kill(self) -> None:
         """Kill the server as a crash would: it saves nothing and closes nothing."""
-        if self._process:
-            self._process.kill()
-            self._forget_process()
+        self._end(subprocess.Popen.kill)
 
     def restart(self) -> None:
         """Stop the server and start it again, on the same port and with the same files."""
@@ -290,10 +282,15 @@ class PrivateRedis:
             return False
         return bool(reply) and not reply.startswith(b"-LOADING")
 
-    def _forget_process(self) -> None:
-        assert self._process
-        self._process.wait()
-        self._process = None
+    def _end(self, how: Callable[[subprocess.Popen[bytes]], None]) -> None:
+        if self._process:
+            how(self._process)
+            try:
+                self._process.wait(_STOP_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
 
 
 def _temporary_folder() -> Path:

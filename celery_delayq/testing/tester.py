@@ -68,7 +68,7 @@ class DelayQTester(DelayQ):
         Raises:
             AssertionError: none matches. The message shows what waits instead.
         """
-        expected = _expectation(task, args, kwargs, countdown, due, queue, tolerance)
+        expected = Expectation(_name_of(task), args, kwargs, _due_ms(countdown, due), round(tolerance * 1000), queue)
         differing = []
         for found in self.iter_scheduled():
             differences = expected.differences(found, self.app.conf.accept_content)
@@ -93,7 +93,7 @@ class DelayQTester(DelayQ):
         Raises:
             AssertionError: one does. The message shows it.
         """
-        expected = _expectation(task, args, kwargs, countdown, due, queue, tolerance)
+        expected = Expectation(_name_of(task), args, kwargs, _due_ms(countdown, due), round(tolerance * 1000), queue)
         for found in self.iter_scheduled():
             if not expected.differences(found, self.app.conf.accept_content):
                 raise AssertionError(f"a task waits that should not: {shown(found, clock.now_ms())}")
@@ -232,17 +232,11 @@ def _in_order(lists: BrokerLists) -> list[BrokerList]:
     return sorted(lists.all(), key=lambda found: (found.priority, found.queue))
 
 
-def _expectation(
-    task: str | Any,
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-    countdown: float | None,
-    due: Time | None,
-    queue: str | None,
-    tolerance: float,
-) -> Expectation:
-    due_ms = None
-    if countdown is not None or due is not None:
-        due_ms = to_ms(due_at(clock.now_ms(), countdown=countdown, eta=due), "due")
-    name = task if isinstance(task, str) else task.name
-    return Expectation(name, args, kwargs, due_ms, round(tolerance * 1000), queue)
+def _due_ms(countdown: float | None, due: Time | None) -> int | None:
+    if countdown is None and due is None:
+        return None
+    return to_ms(due_at(clock.now_ms(), countdown=countdown, eta=due), "due")
+
+
+def _name_of(task: str | Any) -> str:
+    return task if isinstance(task, str) else task.name

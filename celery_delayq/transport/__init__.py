@@ -145,6 +145,8 @@ class Transport(kombu_redis.Transport):
         #: Whether to fetch more than one message at a time if there is no prefetch limit: an event loop, or a worker,
         #: takes one after the other. A program without them may end, or do something else, after each.
         self.fetches_ahead = False
+        #: Whether acknowledgements wait for each other, for a turn of an event loop that runs no task, or a few ms.
+        self.acknowledges_together = False
         #: Returns the delivery tags of running tasks, which continue although the connection is closed.
         self.running_tags: Callable[[], set[str]] = set
         #: Returns how many delivered tasks wait for a process of the pool because all processes are busy.
@@ -457,13 +459,11 @@ class Transport(kombu_redis.Transport):
             loop.call_soon = partial(_call_soon, loop, self.cycle)
         before = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
-        polls = set(loop.on_tick) - before
-        if kombu.VERSION < (5, 7) and self._is_cluster:
-            # kombu 5.6 removes its function when a subscription is lost. On a cluster, the other nodes go on.
-            loop.on_tick.difference_update(polls)
-            polls = set(map(partial, polls))
-            loop.on_tick.update(polls)
-        self._leave_loop = partial(loop.on_tick.difference_update, polls)  # kombu 5.7 leaves them there
+        # kombu's function registers all descriptors anew in each turn; 5.6 removes it when a subscription is lost.
+        loop.on_tick.intersection_update(before)
+        turn = partial(self.cycle.turn, loop, self.on_readable)
+        loop.on_tick.add(turn)
+        self._leave_loop = partial(loop.on_tick.discard, turn)
         # Only when the event loop runs: a worker registers before it consumes, and before its bootsteps start.
         loop.call_soon(self._ensure_transfer)
 

@@ -621,6 +621,12 @@ class DelayedChannel(kombu_redis.Channel):
         for consumer in self._transport.consumers:
             on_begin(consumer, delivery_tag)
 
+    def can_wait(self, delivery_tag: str) -> None:
+        """Let the acknowledgement of a message wait a few ms for others, see `Consumer.can_wait`."""
+        holder = self._transport.holder(delivery_tag)
+        if holder is not None:
+            holder.can_wait(delivery_tag)
+
     def starts(self, delivery_tag: str, *, is_early: bool) -> Held | None:
         """Say that the task of a message starts, see `Consumer.starts`; `ends` takes what this returns."""
         holder = self._transport.holder(delivery_tag)

@@ -44,6 +44,11 @@ class Credit:
             limit = _UNLIMITED if connection.fetches_ahead else 1
         return int(min(max(limit, 1), room))
 
+    @property
+    def is_patient(self) -> bool:
+        """Whether nothing is fetched for now, see `can_wait`."""
+        return time.monotonic() < self._patient_until < math.inf
+
     def can_wait(self, credit: int) -> bool:
         """Return whether the fetch can wait: the pool is busy, and has more tasks waiting than a fetch could add.
 

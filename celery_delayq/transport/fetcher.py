@@ -161,6 +161,12 @@ class Fetcher:
             self._answers_at = time.monotonic() + _ANSWERS_S
             self._consumer.read_answers()
 
+    def send_acks(self, *, is_busy: bool) -> bool:
+        """Send the acknowledgements that wait, unless more will follow soon; see `Consumer.send_acks`."""
+        if self._consumer is None:
+            return False
+        return self._consumer.send_acks(is_busy=is_busy or self._credit.is_patient)
+
     def fill(self) -> bool:
         """Fetch, or wait on the server if there is nothing to fetch. Returns whether there is something to deliver.
 

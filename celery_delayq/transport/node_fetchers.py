@@ -265,6 +265,11 @@ class NodeFetchers:
                 self._try(fetcher, NodeFetcher.wait)
         return False
 
+    def send_acks(self, *, is_busy: bool) -> bool:
+        """Send the acknowledgements that wait, see `Fetcher.send_acks`."""
+        still_wait = [fetcher.send_acks(is_busy=is_busy) for fetcher in self._all]
+        return any(still_wait)
+
     def deliver(self) -> bool:
         """Deliver one fetched message to its kombu consumer; returns whether there was one."""
         return any(self._try(fetcher, NodeFetcher.deliver) for fetcher in self._all)

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from logging import getLogger
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,13 @@ _LONGEST_POLL_S = 1.0
 
 #: Interval at which what is no longer needed is ended: leases, and connections, in seconds.
 _TIDY_S = 1.0
+
+#: How soon `turn_soon` begins a turn, and for how long a timer goes on with that, in seconds.
+_SOON_S, _TICKS_FOR_S = 0.0025, 0.05
+
+#: How many messages one turn delivers at most in a worker, and when it delivers no further one, in seconds: a task of
+#: the pool "solo" is acknowledged after its turn.
+_MOST_A_TURN, _DELIVER_S = 8, 0.001
 
 #: Pause until a channel of a cluster whose node is lost subscribes at another one, in seconds.
 _RESUBSCRIBE_S = 0.1
@@ -104,8 +112,16 @@ class Poller(kombu_redis.MultiChannelPoller):
         self.unregister: Callable[[int], Any] | None = None
         #: Calls a function after a delay in seconds; an event loop sets this. Without one, no wait exceeds a second.
         self.call_later: Callable[[float, Callable[[], None]], Any] = lambda delay_s, callback: None
+        #: Whether one turn may deliver several messages. A program that consumes without a worker may end after each.
+        self.delivers_some = False
+        #: The descriptors that the event loop polls.
+        self._polled: set[int] = set()
         #: When it wakes next by itself (monotonic).
         self._wakes_at = 0.0
+        #: A timer begins a turn every few ms until the first time, the next at the second one (monotonic).
+        self._turns_until = self._ticks_at = 0.0
+        #: Whether `get` has fetched before kombu calls `on_poll_start`; and whether the last fetch has found something.
+        self._has_filled = self._has_found = False
         self._tidy_at = 0.0
         #: Whether the server had no connection left at the last fetch.
         self._is_full = False
@@ -131,6 +147,7 @@ class Poller(kombu_redis.MultiChannelPoller):
     def add_slot(self, slot: Slot | Listener | Any, owner: Fetcher | RareLists | Any) -> None:
         """Poll the connection of a slot or listener; its owner reads from it, and may say that it has delivered."""
         fd = slot.fileno()
+        self._polled.discard(fd)
         self._slots[fd] = (slot, owner)
         self.poller.register(fd, self.eventflags)
         is_polled(fd, self.stop_polling)
@@ -144,6 +161,7 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     def stop_polling(self, fd: int) -> None:
         """Stop polling a file descriptor."""
+        self._polled.discard(fd)
         with suppress(KeyError, ValueError, OSError):
             if self.unregister is not None:
                 self.unregister(fd)
@@ -173,6 +191,21 @@ class Poller(kombu_redis.MultiChannelPoller):
             self.call_later(delay_s, self.wake)
             self.wake()  # the event loop has already chosen how long it polls in this turn
 
+    def turn_soon(self) -> None:
+        """Begin another turn of the event loop within a few ms. It costs less than `wake_in` if it is called often."""
+        now = time.monotonic()
+        self._turns_until = now + _TICKS_FOR_S
+        if now >= self._ticks_at:  # none is set, or the event loop has too many timers to look at all of them
+            self._tick(self._ticks_at)
+            self.wake()
+
+    def _tick(self, due_at: float) -> None:
+        """Let a timer end the next poll: each sets the next one before the event loop chooses how long it polls."""
+        now = time.monotonic()
+        if now < self._turns_until and due_at == self._ticks_at:
+            self._ticks_at = now + _SOON_S
+            self.call_later(_SOON_S, partial(self._tick, self._ticks_at))
+
     def on_credit(self) -> None:
         """Record that more messages may be fetched: one was acknowledged, or has waited until it was due."""
         waker = self._waker
@@ -198,14 +231,29 @@ class Poller(kombu_redis.MultiChannelPoller):
             found[self._waker.fileno()] = self._waker
         return found
 
+    def turn(self, loop: Any, on_readable: Callable[[int], object]) -> None:
+        """Begin a turn of the event loop: fetch, deliver, and have it poll the descriptors that are new.
+
+        Source: kombu 5.7 `transport.redis.Transport.register_with_event_loop.on_poll_start`.
+        """
+        self.on_poll_start()
+        self._deliver_on()
+        fds = self.fds
+        for fd in fds:
+            if fd not in self._polled or fd not in loop.readers:  # kombu itself stops polling some
+                loop.add_reader(fd, on_readable, fd)
+        self._polled = set(fds)
+
     def on_poll_start(self) -> None:
         """Fetch, and start waiting for messages that are not there yet, see kombu."""
-        self._fill()
+        if not self._has_filled:
+            self._fill()
         super().on_poll_start()
         if kombu.VERSION < (5, 7):  # its event loop may poll for 10 s; only in between, Celery looks whether to stop
             self.wake_in(_LONGEST_POLL_S)
 
     def _fill(self) -> None:
+        self._has_found = False
         is_time_to_tidy = time.monotonic() >= self._tidy_at
         if is_time_to_tidy:
             self._tidy_at = time.monotonic() + _TIDY_S
@@ -227,6 +275,7 @@ class Poller(kombu_redis.MultiChannelPoller):
                 if fetcher.is_in_the_way:
                     self._on_full(fetcher)
                 found = fetcher.fill()
+                self._has_found |= found
                 if fetcher.is_sparing:
                     self.wake_in(_FULL_S)
                 else:
@@ -241,8 +290,10 @@ class Poller(kombu_redis.MultiChannelPoller):
                     raise
                 self._on_full(fetcher)
                 continue
-            if found:
-                self._waker.wake()
+        # Of a fetcher without queues, too: its last tasks end.
+        for fetcher in [channel.made_fetcher for channel in list(self._channels)]:
+            if fetcher is not None and fetcher.send_acks(is_busy=self._has_found):
+                self.turn_soon()
 
     def _on_full(self, fetcher: Fetcher) -> None:
         """Leave the connections that there are to the loops, and look for messages instead of waiting for them."""
@@ -260,17 +311,32 @@ class Poller(kombu_redis.MultiChannelPoller):
         """Read, and deliver a message, see kombu. For our own descriptors, returns whether a message was delivered."""
         if self._waker is not None and fileno == self._waker.fileno():
             self._waker.drain()
-            return self._deliver()
+            return self._deliver_on()
         if fileno in self._slots:
             slot, owner = self._slots[fileno]
             has_delivered = owner.on_readable(slot)
-            return self._deliver() or bool(has_delivered)
+            return self._deliver_on(bool(has_delivered))
         return super().on_readable(fileno)
 
     def _deliver(self) -> bool:
-        delivered = any(fetcher.deliver() for fetcher in self._fetchers())
-        if any(fetcher.has_fetched for fetcher in self._fetchers()):
+        """Deliver a message, or in a worker some: a turn of its loop costs more than a delivery."""
+        fetchers, delivered = self._fetchers(), False
+        until = time.monotonic() + _DELIVER_S
+        for _ in range(_MOST_A_TURN):
+            if not any(fetcher.deliver() for fetcher in fetchers):
+                break
+            delivered = True
+            if not self.delivers_some or time.monotonic() >= until:
+                break
+        return delivered
+
+    def _deliver_on(self, delivered: bool = False) -> bool:
+        """Deliver, and have the event loop come back soon if there is more to do."""
+        delivered = self._deliver() or delivered
+        # After what was fetched, there may be more, or else something to wait for.
+        if self._has_found or any(fetcher.has_fetched for fetcher in self._fetchers()):
             self.wake()
+        self._has_found = False
         return delivered
 
     def handle_event(self, fileno: int, event: int) -> Any:
@@ -281,12 +347,22 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         """Deliver one message, see kombu."""
-        if any(fetcher.has_fetched for fetcher in self._fetchers()) and self._deliver():
+        if self._deliver():
             return None
-        self._fill()  # kombu 5.6 does not call `on_poll_start` here
-        if self._slots or self._wakes_at > time.monotonic():
-            timeout = _LONGEST_POLL_S if timeout is None else min(timeout, _LONGEST_POLL_S)
-        return super().get(callback, timeout=timeout)
+        self._fill()
+        if self._deliver():
+            return None
+        if self._has_found:  # there may be more behind a message that no consumer can take
+            timeout = 0
+        rest_s = self._wakes_at - time.monotonic()
+        if self._slots or rest_s > 0:
+            longest_s = min(_LONGEST_POLL_S, rest_s) if rest_s > 0 else _LONGEST_POLL_S
+            timeout = longest_s if timeout is None else min(timeout, longest_s)
+        self._has_filled = True
+        try:
+            return super().get(callback, timeout=timeout)
+        finally:
+            self._has_filled = False
 
     def subscribe(self, channel: Any) -> None:
         """Subscribe a channel to all fanout queues that it consumes.
@@ -299,6 +375,7 @@ class Poller(kombu_redis.MultiChannelPoller):
     def _register(self, channel: Any, client: Any, type: str) -> None:
         """Poll a connection of kombu's, see kombu."""
         super()._register(channel, client, type)
+        self._polled.discard(client.connection._sock.fileno())
         client.connection.stop_polling = self.stop_polling
 
     def _register_LISTEN(self, channel: Any) -> None:

@@ -45,6 +45,7 @@ class Station:
         rare_lists: RareLists,
         patience_s: float | None = None,
     ) -> None:
+        wake = partial(call_of, weakref.ref(transport.cycle), "wake")
         self.consumer = Consumer(
             connect,
             client,
@@ -59,9 +60,10 @@ class Station:
             expires_ms=transport.expires_ms,
             patience_s=patience_s,
             slot_of=transport.Channel.slot_of,
+            collects=transport.acknowledges_together,
         )
         self.rare_lists = rare_lists
-        self._watchdog = Watchdog(self.consumer, on_lost=partial(call_of, weakref.ref(transport.cycle), "wake"))
+        self._watchdog = Watchdog(self.consumer, on_lost=wake)
         self._watchdog.start()
 
     @property

@@ -14,7 +14,6 @@ From an adapter down to Redis:
     charts, language     geometry of charts; translations
     words                words that no template has
     live                 one answer for all open tabs
-    hanging              a server that does not answer holds up few requests
     broker               connections to the broker
     request              Request and Response
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from celery_delayq.web.access import basic_user
-from celery_delayq.web.request import MOST_BODY, Params, Request, Response, TooLong, form_of
+from celery_delayq.web.request import MOST_BODY, Params, Request, Response, form_of
 from celery_delayq.web.site import Site
 
 #: How many requests are answered at once. Others wait.
@@ -28,9 +29,10 @@ def asgi_app(site: Site) -> Any:
 
     async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            response = await _response(scope, receive)
-            if response is not None:
-                await _send(response, send)
+            body = await _body(receive)
+            if body is not None:
+                read, loop = partial(_request, scope, body), asyncio.get_running_loop()
+                await _send(await loop.run_in_executor(threads(), site.answer, read), send)
         elif scope["type"] == "lifespan":
             await _live(receive, send)
             if pool := pools.pop(os.getpid(), None):
@@ -40,16 +42,6 @@ def asgi_app(site: Site) -> Any:
             await send({"type": "websocket.close"})
         else:
             raise ValueError(f"this app does not know ASGI's scope {scope['type']!r}")
-
-    async def _response(scope: dict[str, Any], receive: Any) -> Response | None:
-        try:
-            body = await _body(receive)
-            if body is None:
-                return None
-            request = _request(scope, body)
-        except ValueError as exc:
-            return site.refuse(exc)
-        return await asyncio.get_running_loop().run_in_executor(threads(), site.handle, request)
 
     return application
 
@@ -70,22 +62,16 @@ async def _live(receive: Any, send: Any) -> None:
 
 
 async def _body(receive: Any) -> bytes | None:
-    """Return the body; None if the client has gone.
-
-    Raises:
-        TooLong: it is too long.
-    """
-    parts, length = [], 0
-    while True:
+    """Return the body, or enough of it to see that it is too long; None if the client has gone."""
+    body = bytearray()
+    while len(body) <= MOST_BODY:
         message = await receive()
         if message["type"] != "http.request":
             return None
-        parts.append(bytes(message.get("body", b"")))
-        length += len(parts[-1])
-        if length > MOST_BODY:
-            raise TooLong
+        body += message.get("body", b"")
         if not message.get("more_body"):
-            return b"".join(parts)
+            break
+    return bytes(body)
 
 
 def _request(scope: dict[str, Any], body: bytes) -> Request:
@@ -102,7 +88,7 @@ def _request(scope: dict[str, Any], body: bytes) -> Request:
         path[len(mount) :] if is_within else path,
         Params(scope.get("query_string", b"")),
         headers,
-        form_of(scope["method"], body, headers.get("content-length")),
+        form_of(body, headers.get("content-length")) if scope["method"] == "POST" else Params(),
         mount,
         scope["client"][0] if scope.get("client") else None,
         _user(scope) or basic_user(headers),

@@ -59,36 +59,15 @@ class Audit:
     request: Request
     on_change: OnChange | None = None
 
-    def record(self, action: str, what: str, changed: int, missed: int = 0) -> None:
-        """Write a line, at level INFO.
-
-        Args:
-            action: name of the action, see `access.ACTIONS`.
-            what: ids, a filter, or a name.
-            changed: how many were changed.
-            missed: how many were not, because they were not there any more.
-        """
-        logger.info(
-            "%s by %s from %s: %s: %d done, %d not",
-            action,
-            _short(self.user or "-"),
-            _short(self.request.remote or "-"),
-            _short(what),
-            changed,
-            missed,
-        )
-        self._tell(Change(action, what, changed, missed))
-
-    def fail(self, action: str, error: Exception) -> None:
-        """Write a line, at level WARNING, about a change that was broken off: a part of it may have been made."""
-        logger.warning(
-            "%s by %s from %s was broken off, a part may be done: %s",
-            action,
-            _short(self.user or "-"),
-            _short(self.request.remote or "-"),
-            _short(str(error)),
-        )
-        self._tell(Change(action, error=str(error)))
+    def record(self, change: Change) -> None:
+        """Write a line: at level INFO, or at level WARNING if the change was broken off."""
+        who = change.action, _short(self.user or "-"), _short(self.request.remote or "-")
+        if change.error is None:
+            counts = change.changed, change.missed
+            logger.info("%s by %s from %s: %s: %d done, %d not", *who, _short(change.what), *counts)
+        else:
+            logger.warning("%s by %s from %s was broken off, a part may be done: %s", *who, _short(change.error))
+        self._tell(change)
 
     def _tell(self, change: Change) -> None:
         if self.on_change is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import Empty, Full, LifoQueue
@@ -20,7 +22,6 @@ from celery_delayq.schedule.api import Schedule
 from celery_delayq.transport import register, require_transport
 from celery_delayq.transport.reading import connection_for_reading
 from celery_delayq.transport.urls import is_cluster
-from celery_delayq.web.hanging import Hanging
 from celery_delayq.web.live import LiveCache
 
 #: How long to wait for an answer of Redis, in seconds. kombu tries twice to connect.
@@ -52,9 +53,11 @@ class Broker:
         self._kept: LifoQueue[Any] = LifoQueue(_MOST_KEPT)
         self._pid = os.getpid()
         self._histories: LiveCache[History] = LiveCache(_FLUSHED_S)
-        #: What was read last, by the hours that it has.
-        self._known: dict[int, History] = {}
-        self._hanging = Hanging(_REST_S)
+        #: The histories that were read last, by their hours.
+        self._last: dict[int, History] = {}
+        self._lock = threading.Lock()
+        #: Why requests fail at once, and until when: a server hangs that must not hold up one after the other.
+        self._hanging: tuple[str, float] | None = None
 
     def check(self) -> str:
         """Return the broker's URL without its password; connect to nothing.
@@ -74,18 +77,19 @@ class Broker:
         Raises:
             Unavailable: the server is away or refuses, or the configuration is wrong.
         """
-        if error := self._hanging.error():
-            raise Unavailable(error)
+        self._check_hanging()
         connection = self._take()
         is_sound = False
         try:
             yield self._open(connection)
             is_sound = True
-            self._hanging.answered()
+            with self._lock:
+                self._hanging = None
         except (RedisError, OperationalError, OSError) as exc:
             error = f"{connection.as_uri()}: {str(exc).rstrip('.')}"
             if _is_timeout(exc) and not is_cluster(connection):  # one node may hang, and the others answer
-                self._hanging.waited(error)
+                with self._lock:
+                    self._hanging = error, time.monotonic() + _REST_S
             raise Unavailable(error) from exc
         except ConfigurationError as exc:
             raise Unavailable(str(exc)) from exc
@@ -114,7 +118,7 @@ class Broker:
         """Return what was transferred lately, as it was read in the last ten seconds; see `history.read`."""
 
         def make() -> History:
-            found = self._known[hours] = read_history(inspector.lists, hours, known=self._known.get(hours))
+            found = self._last[hours] = read_history(inspector.lists, hours, known=self._last.get(hours))
             return found
 
         return self._histories.get(hours, make)
@@ -123,6 +127,16 @@ class Broker:
         """Return the app's schedule. Its methods raise `Unavailable`, too."""
         self.app.finalize()
         return Schedule(self.app, self.channel)
+
+    def _check_hanging(self) -> None:
+        """Check that this request may ask the server. While it hangs, one may do so now and then."""
+        with self._lock:
+            if self._hanging is None:
+                return
+            error, until = self._hanging
+            if time.monotonic() < until:
+                raise Unavailable(error)
+            self._hanging = error, time.monotonic() + _REST_S
 
     def _take(self) -> Any:
         if os.getpid() != self._pid:

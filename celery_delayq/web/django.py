@@ -32,12 +32,7 @@ def page_view(site: Site) -> Callable[[HttpRequest, str], HttpResponse]:
 
     @csrf_exempt
     def view(request: HttpRequest, path: str) -> HttpResponse:
-        try:
-            ours = _request(request, path)
-        except ValueError as exc:
-            response = site.refuse(exc)
-        else:
-            response = site.handle(ours)
+        response = site.answer(lambda: _request(request, path))
         return HttpResponse(response.body, status=response.status, headers=response.headers)
 
     return view  # type: ignore[no-any-return]
@@ -54,7 +49,7 @@ def _request(request: HttpRequest, path: str) -> Request:
         f"/{path}",
         Params(request.META.get("QUERY_STRING", "").encode("latin-1", "surrogateescape")),
         {name.lower(): value for name, value in request.headers.items()},
-        form_of(method, request.body, length) if method == "POST" else Params(),
+        form_of(request.body, length) if method == "POST" else Params(),
         request.path[: -len(path) - 1] if path else request.path[:-1],
         request.META.get("REMOTE_ADDR"),
         user.get_username() if user is not None and user.is_authenticated else None,

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from celery_delayq.web.rendering import MOST_CHARACTERS, cut
+from celery_delayq.web.request import accepted
 
 #: Code -> name in the language itself. English needs no catalogue.
 LANGUAGES = {"en": "English", "zh": "中文"}
@@ -50,21 +51,14 @@ def _filled(text: str, values: dict[str, Any]) -> Markup:
     return Markup(escape(text) % safe) if safe else escape(text)
 
 
-def language_of(wanted: str, accepted: str) -> Language:
+def language_of(wanted: str, header: str) -> Language:
     """Return the language of a request.
 
     Args:
         wanted: code that the user has chosen; empty if none.
-        accepted: header `Accept-Language`.
+        header: `Accept-Language`.
     """
     if wanted in LANGUAGES:
         return Language(wanted)
-    ranked = []
-    for part in accepted.split(",")[:20]:
-        code, _, quality = "".join(part.lower().split()).partition(";q=")
-        try:
-            ranked.append((float(quality or 1), code.partition("-")[0]))
-        except ValueError:
-            continue
-    ranked.sort(key=lambda one: -one[0])
-    return Language(next((code for quality, code in ranked if code in LANGUAGES and quality > 0), "en"))
+    codes = (name.partition("-")[0] for quality, name in accepted(header) if quality > 0)
+    return Language(next((code for code in codes if code in LANGUAGES), "en"))

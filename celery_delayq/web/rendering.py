@@ -11,13 +11,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from celery_delayq.basics.text import visible
-from celery_delayq.basics.times import shown_span
+from celery_delayq.basics.times import shown_span, to_datetime, to_timedelta
 from celery_delayq.web.request import encoded
+from celery_delayq.web.words import WEEKDAYS
 
 #: What stands for nothing.
 NONE = "\u2013"
-
-WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 #: The most characters of one value. Longer ones are cut.
 MOST_CHARACTERS = 2000
@@ -33,28 +32,29 @@ def _finalize(value: Any) -> Any:
     return "" if value is None else cut(value, MOST_CHARACTERS)
 
 
-def cut(value: object, most: int = 80) -> str:
-    """Return a value as text without control characters. If it is longer, its end is replaced by an ellipsis."""
+def cut(value: object, most: int = 80, keep: str = "") -> str:
+    """Return a value as text without control characters, see `visible`. If it is long, it ends with an ellipsis."""
     text = str(value)
-    return visible(text) if len(text) <= most else f"{visible(text[: most - 1])}…"
+    return visible(text, keep) if len(text) <= most else f"{visible(text[: most - 1], keep)}…"
 
 
 def _number(value: int | None) -> str:
     return NONE if value is None else f"{value:,}"
 
 
-def _when(when: datetime | None, both: bool = False) -> Markup:
-    """Return a time in UTC. The script turns it into the viewer's own, or adds that."""
+def _when(when: datetime | int | None, both: bool = False) -> Markup:
+    """Return a time, or unix time in ms, in UTC. The script turns it into the viewer's own, or adds that."""
     if when is None:
         return Markup(NONE)
-    when = when.astimezone(timezone.utc)
+    when = to_datetime(when) if isinstance(when, int) else when.astimezone(timezone.utc)
     machine, shown = when.isoformat(timespec="milliseconds"), when.strftime("%Y-%m-%d %H:%M:%S")
     tag = '<time datetime="{}" data-both>{} UTC</time>' if both else '<time datetime="{}">{} UTC</time>'
     return Markup(tag).format(machine, shown)
 
 
-def _left(span: timedelta | None) -> str:
-    return NONE if span is None else shown_span(span)
+def _left(span: timedelta | int) -> str:
+    """Return a span, which may be in ms."""
+    return shown_span(to_timedelta(span) if isinstance(span, int) else span)
 
 
 def lateness(seconds: float | None) -> str:
@@ -74,8 +74,7 @@ def _size(size: int) -> str:
 
 def lines(value: object, most: int = MOST_CHARACTERS) -> Markup:
     """Return text of several lines; see `cut`."""
-    text = str(value)
-    return escape(visible(text, keep="\n") if len(text) <= most else f"{visible(text[: most - 1], keep=chr(10))}…")
+    return escape(cut(value, most, keep="\n"))
 
 
 def as_json(value: Any, indent: int | None = 2) -> str:
@@ -84,10 +83,6 @@ def as_json(value: Any, indent: int | None = 2) -> str:
         return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
     except RecursionError:
         return "…"
-
-
-def _as_json_line(value: Any) -> str:
-    return as_json(value, None)
 
 
 def _weekday(when: datetime) -> str:
@@ -126,7 +121,6 @@ ENVIRONMENT.filters.update(
         "lateness": lateness,
         "size": _size,
         "as_json": as_json,
-        "as_json_line": _as_json_line,
         "lines": lines,
         "weekday": _weekday,
         "without": _without,

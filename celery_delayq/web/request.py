@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -56,28 +57,21 @@ class Params:
         """Return all values of a name, as they were sent."""
         return [value for key, value in self._pairs if key == name]
 
-    def only(self, *names: str) -> dict[str, str]:
-        """Return the values of these names that are not empty."""
-        return {name: value for name in names if (value := self.get(name))}
-
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return iter(self._pairs)
 
 
-def form_of(method: str, body: bytes, length: str | None) -> Params:
-    """Return the fields of a form; none unless the method is POST.
+def form_of(body: bytes, length: str | None) -> Params:
+    """Return the fields of a form.
 
     Args:
-        method: in capitals.
-        body: what came.
+        body: what came, or enough of it to see that it is too long.
         length: header `Content-Length`; None or empty if nobody said how long the body is.
 
     Raises:
         TooLong: the body is too long.
         ValueError: it is shorter than it should be, because the client has gone, or has too many fields.
     """
-    if method != "POST":
-        return Params()
     if len(body) > MOST_BODY:
         raise TooLong
     if length and len(body) != length_of(length):
@@ -104,6 +98,16 @@ def encoded(params: Mapping[str, object]) -> str:
     """Return fields as a query string that `Params` reads as the same text. None and empty texts are left out."""
     pairs = [(name, str(value)) for name, value in params.items() if value not in (None, "")]
     return urlencode(pairs, errors=TO_BYTES, encoding="utf-8") if pairs else ""
+
+
+def accepted(header: str) -> list[tuple[float, str]]:
+    """Return what a header such as `Accept-Language` accepts: qualities, and names in lower case; the best first."""
+    found = []
+    for part in header.split(",")[:20]:
+        name, _, quality = "".join(part.lower().split()).partition(";q=")
+        with suppress(ValueError):
+            found.append((float(quality or 1), name))
+    return sorted(found, key=lambda one: -one[0])
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from celery_delayq.web.live import LiveCache
 from celery_delayq.web.pages import PAGES
 from celery_delayq.web.pages.steps import may_have_changed
 from celery_delayq.web.rendering import MOST_CHARACTERS, cut
-from celery_delayq.web.request import Params, Request, Response, TooLong, encoded
+from celery_delayq.web.request import Params, Request, Response, TooLong, accepted, encoded
 from celery_delayq.web.view import Page, View
 
 logger = logging.getLogger(__name__)
@@ -61,9 +61,7 @@ class Site:
 
     Args:
         app: the Celery app. Nothing connects before the first request.
-        access: decides who may see the page, and do what; see `access.Access`.
-        hosts: host names that the page answers for, without ports; None for any.
-        user_of: returns the name of the user for the audit log; by default what the adapter knows.
+        access, hosts, user_of: see `make_wsgi_app`.
         on_change: is called after each change, to record it elsewhere than in the audit log.
         home: URL of the admin that the page is a part of; None if it is not.
     """
@@ -96,25 +94,26 @@ class Site:
         except Unavailable as exc:
             response = _unavailable(view, exc)
         except Refusal as exc:
-            response = view.page(
-                "error.html", exc.status, title=view._("Not done"), text=view._(cut(exc, MOST_CHARACTERS))
-            )
+            response = view.error(exc.status, view._("Not done"), view._(cut(exc, MOST_CHARACTERS)))
             response.headers.update(exc.headers)
         except UnicodeEncodeError as exc:
-            text = cut(f"Nothing has this name, which is not UTF-8: {exc.object!r}", MOST_CHARACTERS)
-            response = view.page("error.html", 400, title=view._("Not done"), text=text)
+            response = view.error(400, view._("Not done"), f"Nothing has this name, which is not UTF-8: {exc.object!r}")
         except Exception:
             logger.exception("Cannot answer %s %s", request.method, request.path)
             text = view._("This is a mistake in the page, or in its configuration. The log of the server has it.")
-            response = view.page("error.html", 500, title=view._("Something went wrong"), text=text)
+            response = view.error(500, view._("Something went wrong"), text)
         return _finished(response, request)
 
-    def refuse(self, error: ValueError) -> Response:
-        """Return the answer to a request that cannot be read."""
-        status = 413 if isinstance(error, TooLong) else 400
-        text = f"This request cannot be read: {cut(error, MOST_CHARACTERS)}."
-        response = Response(status, text.encode(), {"Content-Type": "text/plain; charset=utf-8"})
-        return _finished(response, Request("POST", "/", Params(), {}))
+    def answer(self, read: Callable[[], Request]) -> Response:
+        """Answer the request that an adapter reads. If that raises a ValueError, the answer says so."""
+        try:
+            request = read()
+        except ValueError as exc:
+            text = f"This request cannot be read: {cut(exc, MOST_CHARACTERS)}.".encode()
+            status = 413 if isinstance(exc, TooLong) else 400
+            response = Response(status, text, {"Content-Type": "text/plain; charset=utf-8"})
+            return _finished(response, Request("POST", "/", Params(), {}))
+        return self.handle(request)
 
     def _answer(self, view: View) -> Response:
         request = view.request
@@ -149,9 +148,9 @@ class Site:
 def _unavailable(view: View, error: Unavailable) -> Response:
     """Return a page that tries again by itself, but no change is ever tried again."""
     if not may_have_changed(view.request.form):
-        return view.page("error.html", 503, title=view._("Redis cannot be read"), text=str(error), is_live=True)
+        return view.error(503, view._("Redis cannot be read"), str(error), is_live=True)
     text = view._("%(error)s. Look at the list before you try again: a part of it may be done.", error=str(error))
-    return view.page("error.html", 503, title=view._("The change was broken off"), text=text)
+    return view.error(503, view._("The change was broken off"), text)
 
 
 def _cookie(request: Request) -> str:
@@ -183,17 +182,9 @@ def _finished(response: Response, request: Request) -> Response:
         headers["ETag"] = f'W/"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
         if headers["ETag"] in map(str.strip, request.headers.get("if-none-match", "").split(",")):
             return Response(304, b"", headers)
-    if len(body) >= _SHORT and _takes_gzip(request.headers.get("accept-encoding", "")):
+    encodings = accepted(request.headers.get("accept-encoding", ""))
+    if len(body) >= _SHORT and any(name == "gzip" and quality > 0 for quality, name in encodings):
         headers["Content-Encoding"] = "gzip"
         body = gzip.compress(body, 5, mtime=0)
     headers["Content-Length"] = str(len(body))
     return Response(response.status, b"" if request.method == "HEAD" else body, headers)
-
-
-def _takes_gzip(accepted: str) -> bool:
-    """Return whether a header `Accept-Encoding` allows gzip by name."""
-    for part in accepted.split(","):
-        name, _, quality = "".join(part.lower().split()).partition(";q=")
-        if name == "gzip":
-            return not quality or bool(quality.strip("0."))
-    return False

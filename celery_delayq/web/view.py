@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from markupsafe import Markup
+
 from celery_delayq.web.access import Refusal
-from celery_delayq.web.audit import Audit
+from celery_delayq.web.audit import Audit, Change
 from celery_delayq.web.broker import Broker
 from celery_delayq.web.language import LANGUAGES, Language
 from celery_delayq.web.rendering import render
@@ -56,6 +58,10 @@ class View:
         )
         return Response.html(text, status)
 
+    def error(self, status: int, title: Markup, text: str, *, is_live: bool = False) -> Response:
+        """Return a page that says why a request was not answered as it wants."""
+        return self.page("error.html", status, title=title, text=text, is_live=is_live)
+
 
 @dataclass(frozen=True)
 class Page:
@@ -88,5 +94,5 @@ class Page:
         except Refusal:
             raise
         except Exception as exc:
-            view.audit.fail(name, exc)
+            view.audit.record(Change(name, error=str(exc)))
             raise

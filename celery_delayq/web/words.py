@@ -8,9 +8,11 @@ def marked(text: str) -> str:
     return text
 
 
-#: Words that are not written in pages: states of periodic tasks, and days.
-WORDS = (
+#: States of periodic tasks.
+STATUSES = (
     *(marked("planned"), marked("late"), marked("paused"), marked("disabled"), marked("ended"), marked("never runs")),
     *(marked("error"), marked("unknown task"), marked("not seen by a planner")),
-    *(marked("Mon"), marked("Tue"), marked("Wed"), marked("Thu"), marked("Fri"), marked("Sat"), marked("Sun")),
 )
+
+#: The days of the week, from Monday on.
+WEEKDAYS = (marked("Mon"), marked("Tue"), marked("Wed"), marked("Thu"), marked("Fri"), marked("Sat"), marked("Sun"))

@@ -15,12 +15,7 @@ def wsgi_app(site: Site) -> Any:
     """Return a WSGI app."""
 
     def application(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        try:
-            request = _request(environ)
-        except ValueError as exc:
-            response = site.refuse(exc)
-        else:
-            response = site.handle(request)
+        response = site.answer(lambda: _request(environ))
         status = f"{response.status} {HTTPStatus(response.status).phrase}"
         start_response(status, list(response.headers.items()))
         return [response.body]
@@ -40,7 +35,7 @@ def _request(environ: dict[str, Any]) -> Request:
         _text(environ.get("PATH_INFO", "")),
         Params(environ.get("QUERY_STRING", "").encode("latin-1")),
         headers,
-        form_of(method, _body(environ), environ.get("CONTENT_LENGTH")) if method == "POST" else Params(),
+        form_of(_body(environ), environ.get("CONTENT_LENGTH")) if method == "POST" else Params(),
         _text(environ.get("SCRIPT_NAME", "")),
         environ.get("REMOTE_ADDR"),
         environ.get("REMOTE_USER") or basic_user(headers),

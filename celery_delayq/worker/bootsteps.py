@@ -9,6 +9,7 @@ from typing import Any
 
 import kombu
 from celery import bootsteps, signals
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.utils.log import get_logger
 from celery.worker import state
 from kombu.asynchronous import get_event_loop, set_event_loop
@@ -34,7 +35,7 @@ from celery_delayq.worker.failures import fail_task
 from celery_delayq.worker.handover import Handover, is_busy, is_stopping, tasks_waiting
 from celery_delayq.worker.invalid_task import defect_of, late_defect_of
 from celery_delayq.worker.lateness import note_clock, trace_lateness
-from celery_delayq.worker.received import is_received, tell_eta
+from celery_delayq.worker.received import remember_eta, tell_eta
 from celery_delayq.worker.reconnect import reconnect_soon, reconnect_when_refused
 from celery_delayq.worker.rights import name_missing_rights
 
@@ -52,26 +53,18 @@ class Plan(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         commands.register()
-        self.enabled = is_ours(consumer.app)
+        self.enabled = is_ours(consumer.app)  # Celery asks for it
         self._counting = counting_of(consumer)
         self.loop: PlannerLoop | None = None
         self._was_started = False
         super().__init__(consumer, **kwargs)
 
-    def include_if(self, consumer: Any) -> bool:
-        """Return whether the worker plans."""
-        return bool(self.enabled)
-
     def start(self, consumer: Any) -> None:
         """Start planning."""
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
-            what, advice = what_to_write(consumer.app, consumer.connection, "the broker URL")
-            logger.error(
-                "Periodic tasks do not run: celery_delayq's scheduler needs a delayq:// broker, but %s. %s",
-                what,
-                sentence(advice),
-            )
+            effect = "Periodic tasks do not run: celery_delayq's scheduler needs a delayq:// broker, but %s. %s"
+            logger.error(effect, *_what_to_write(consumer))
             return
         self.loop = planner_loop(
             consumer.app,
@@ -127,12 +120,8 @@ class Transfer(bootsteps.StartStopStep):
         """
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
-            what, advice = what_to_write(consumer.app, consumer.connection, "the broker URL")
-            logger.warning(
-                "DelayQ(app) has no effect: %s, so countdown tasks wait in the memory of workers. %s",
-                what,
-                sentence(advice),
-            )
+            effect = "DelayQ(app) has no effect: %s, so countdown tasks wait in the memory of workers. %s"
+            logger.warning(effect, *_what_to_write(consumer))
             return
         if type(consumer.pool).__module__ == "celery.concurrency.eventlet":
             raise ConfigurationError("the pool eventlet is not supported: start the worker with -P gevent")
@@ -147,7 +136,9 @@ class Transfer(bootsteps.StartStopStep):
             self._server_checked = True
         transport.running_tags = self._handover.delivery_tags
         transport.is_busy = is_busy
-        transport.fetches_ahead = True
+        transport.fetches_ahead = transport.cycle.delivers_some = True
+        # A task in the main thread would let the acknowledgements of those before it wait. So would greenlets.
+        transport.acknowledges_together = consumer.hub is not None and not isinstance(consumer.pool, SoloPool)
         transport.most_ahead = lambda: consumer.initial_prefetch_count or 0
         transport.tasks_waiting = partial(tasks_waiting, consumer.controller)
         if transport.options["delay_eta_tasks"]:
@@ -185,6 +176,12 @@ class Transfer(bootsteps.StartStopStep):
             set_event_loop(None)  # the next worker of this process would wait for timers that its event loop ignores
 
 
+def _what_to_write(consumer: Any) -> tuple[str, str]:
+    """Return what is wrong with the broker URL, and in a sentence what to do."""
+    what, advice = what_to_write(consumer.app, consumer.connection, "the broker URL")
+    return what, sentence(advice)
+
+
 def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     """Make a worker run a message from a delayed queue when it is due by the server's clock, not by its own.
 
@@ -199,7 +196,7 @@ def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     eta = _eta_of(request)
     if eta is None:
         return
-    is_received(sender, request, eta)
+    remember_eta(sender, request, eta)
     due_ms = eta.timestamp() * 1000
     request._eta = None
     transport = sender.connection.transport

@@ -5,10 +5,10 @@ Celery has one table of commands per process. An app with another broker still g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from celery.utils.log import get_logger
@@ -20,7 +20,6 @@ from celery_delayq.basics.errors import InvalidEta
 from celery_delayq.basics.times import to_datetime
 from celery_delayq.options.settings import settings_of
 from celery_delayq.publishing.broadcast import BY_ID, revoke_waiting
-from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import Entry
 from celery_delayq.transport import Transport
 from celery_delayq.transport.eta import eta_ms_of
@@ -68,7 +67,8 @@ def _with_waiting(command: Callable[..., Any]) -> Callable[..., Any]:
             return held
         try:
             queues = [channel.delayed_queue(name) for names in _lists(state, channel).values() for name in names]
-            waiting = merge(*map(_entries, queues), key=lambda entry: entry.due_ms)
+            entries = [chain.from_iterable(queue.pages()) for queue in queues]
+            waiting = merge(*entries, key=lambda entry: entry.due_ms)
             messages = ((entry, decode_task(entry.payload)) for entry in waiting)
             shown = (_info(state, entry, message) for entry, message in messages if message is not None)
             return [*held, *islice(shown, settings_of(state.app).inspect_limit)]
@@ -114,10 +114,6 @@ def delayed(state: Any, **kwargs: Any) -> Any:
             "next_due": to_datetime(min(heads)).isoformat() if heads else None,
         }
     return found
-
-
-def _entries(queue: DelayedQueue) -> Iterator[Entry]:
-    return (entry for page in queue.pages() for entry in page)
 
 
 def _channel(state: Any) -> Any:

@@ -90,6 +90,8 @@ class Handover:
                 return None
             _wait_until_due(message)
             self._on_begin(message)
+            if options["accept_callback"].__self__.task.acks_late and isinstance(message.channel, DelayedChannel):
+                message.channel.can_wait(message.delivery_tag)
             self._messages.add(message)
             tell_about(message, options, lambda: self._channel, is_solo=isinstance(self._pool, SoloPool))
             if not isinstance(self._pool, PreforkPool):

@@ -26,7 +26,6 @@ _Check = tuple[Callable[[Any], bool], str]
 #: Longest time limit, in seconds. The event loop cannot wait for longer.
 _LONGEST_S = 1e9
 
-
 #: Deepest nesting in the headers and properties of a message. A prefork worker pickles them for its processes, and
 #: pickle gives up at a depth of 900 or less with Python 3.11.
 _DEEPEST = 100
@@ -39,6 +38,10 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
+def _is_time(value: Any) -> bool:
+    return value is None or bool(value)
+
+
 def _is_time_limit(value: Any) -> bool:
     return value is None or (type(value) in (int, float) and abs(value) <= _LONGEST_S)  # False for infinity, NaN
 
@@ -49,43 +52,44 @@ def _are_time_limits(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_time_limit, value))
 
 
-def _are_names(value: Any) -> bool:
-    return not value or (isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value))
+def _are(kind: type) -> Callable[[Any], bool]:
+    """Return a check for nothing, or a list of values of a type."""
+    return lambda value: not value or (isinstance(value, (list, tuple)) and all(isinstance(it, kind) for it in value))
 
 
 def _is_mapping(value: Any) -> bool:
     return not value or isinstance(value, dict)
 
 
-def _are_signatures(value: Any) -> bool:
-    return not value or (isinstance(value, (list, tuple)) and all(isinstance(one, dict) for one in value))
-
-
-def _is_text_or_nothing(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
 #: Fields that Celery reads only when a process of the pool is free, perhaps long after it received the message.
 _LATE: Mapping[str, _Check] = {
     "timelimit": (_are_time_limits, "two numbers"),
-    "stamped_headers": (_are_names, "a list of strings"),
+    "stamped_headers": (_are(str), "a list of strings"),
     "stamps": (_is_mapping, "a mapping"),
-    "shadow": (_is_text_or_nothing, "a string"),
+    "shadow": (lambda value: value is None or isinstance(value, str), "a string"),
 }
 
 _FIELDS: Mapping[str, _Check] = {
     "task": (_is_text, "a non-empty string"),
     "id": (_is_text, "a non-empty string"),
-    "eta": (lambda value: value is None or bool(value), "a time"),
-    "expires": (lambda value: value is None or bool(value), "a time"),
+    "eta": (_is_time, "a time"),
+    "expires": (_is_time, "a time"),
     **_LATE,
 }
 
-_EMBEDDED: Mapping[str, _Check] = {
-    "callbacks": (_are_signatures, "a list of signatures"),
-    "errbacks": (_are_signatures, "a list of signatures"),
-    "chain": (_are_signatures, "a list of signatures"),
+#: Fields of the body: what is embedded, and the arguments.
+_OF_BODY: Mapping[str, _Check] = {
+    "callbacks": (_are(dict), "a list of signatures"),
+    "errbacks": (_are(dict), "a list of signatures"),
+    "chain": (_are(dict), "a list of signatures"),
     "chord": (_is_mapping, "a signature"),
+    "args": (lambda value: isinstance(value, (list, tuple, type(None))), "a list"),
+    "kwargs": (lambda value: isinstance(value, (dict, type(None))), "a mapping"),
+}
+
+_OF_MESSAGE: Mapping[str, _Check] = {
+    "content-type": (_is_text, "a non-empty string"),
+    "content-encoding": (_is_text, "a non-empty string"),
 }
 
 
@@ -96,31 +100,29 @@ def defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | None:
         message: the message as kombu stores it, with its body not decoded.
         accept: the content types that the worker decodes.
     """
-    headers = message.get("headers") or {}
+    headers, properties = message.get("headers") or {}, message["properties"]
     if not isinstance(headers, dict):
         return f"its headers must be a mapping, not {headers!r:.100}"
-    if defect := _too_deep(headers, message["properties"]):
+    defect = (
+        _too_deep(headers, properties)
+        or _wrong(properties, {"delivery_info": (_is_mapping, "a mapping")})
+        or _wrong(headers, _FIELDS if "task" in headers else {})
+        or _wrong(message, _OF_MESSAGE)
+    )
+    if defect:
         return defect
-    if not _is_mapping(message["properties"].get("delivery_info")):
-        return f"its delivery_info must be a mapping, not {message['properties']['delivery_info']!r:.100}"
-    if "task" in headers and (defect := _wrong(headers, _FIELDS)):
-        return defect
-    for name in ("content-type", "content-encoding"):
-        if not _is_text(message.get(name)):
-            return f"its {name} must be a non-empty string, not {message.get(name)!r:.100}"
     try:
         payload = payload_of(message, accept)
     except Exception as exc:
         return f"its body cannot be decoded: {type(exc).__name__}: {exc}"
     if isinstance(payload, dict) and ("args" in payload or "task" not in headers):  # protocol 1, or half of it
-        fields = {**payload, **headers}
-        return _wrong(fields, {**_FIELDS, **_EMBEDDED}) or _wrong_arguments(fields.get("args"), fields.get("kwargs"))
+        return _wrong({**payload, **headers}, {**_FIELDS, **_OF_BODY})
     if not isinstance(payload, (list, tuple)) or len(payload) != 3:
         return "its body must be a list of args, kwargs and embed"
     args, kwargs, embed = payload
     if not _is_mapping(embed):
         return f"the embed of its body must be a mapping, not {embed!r:.100}"
-    return _wrong(embed or {}, _EMBEDDED) or _wrong_arguments(args, kwargs)
+    return _wrong({**(embed or {}), "args": args, "kwargs": kwargs}, _OF_BODY)
 
 
 def late_defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | None:
@@ -181,12 +183,4 @@ def _wrong(fields: Mapping[str, Any], checks: Mapping[str, _Check]) -> str | Non
         value = fields.get(name)
         if not is_right(value):
             return f"its {name} must be {wanted}, not {value!r:.100}"
-    return None
-
-
-def _wrong_arguments(args: Any, kwargs: Any) -> str | None:
-    if not isinstance(args, (list, tuple, type(None))):
-        return f"its args must be a list, not {args!r:.100}"
-    if not isinstance(kwargs, (dict, type(None))):
-        return f"its kwargs must be a mapping, not {kwargs!r:.100}"
     return None

@@ -74,9 +74,9 @@ def on_end(sender: Any, **kwargs: Any) -> None:
 
 def _add(lateness_s: float) -> bool:
     """Add the attribute to the current span; returns whether there is a span that records."""
-    trace: Any = sys.modules.get(_TRACE)
-    span = None if trace is None else trace.get_current_span()
-    if span is None or not span.is_recording():
+    trace: Any = sys.modules[_TRACE]
+    span = trace.get_current_span()
+    if not span.is_recording():
         return False
     span.set_attribute(ATTRIBUTE, lateness_s)
     return True

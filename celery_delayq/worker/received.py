@@ -38,7 +38,7 @@ def tell_eta(app: Any) -> None:
         events.Dispatcher = type(made.__name__, (TellsEta, made), {"__module__": made.__module__})
 
 
-def is_received(consumer: Any, request: Any, eta: datetime) -> None:
+def remember_eta(consumer: Any, request: Any, eta: datetime) -> None:
     """Remember the eta of a task until its event is sent: the signal `task_received` comes just before that."""
     dispatcher = getattr(consumer, "event_dispatcher", None)
     if isinstance(dispatcher, TellsEta):

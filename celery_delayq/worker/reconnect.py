@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import chain, repeat
 from typing import Any
 
 import redis
@@ -18,8 +19,8 @@ logger = get_logger(__name__)
 #: Shortest and longest pause between two attempts, in seconds. Each worker has its own, so that not all come at once.
 _PAUSE_S = (0.2, 0.4)
 
-#: Celery's pauses: the first one, by how much each is longer, and the longest one, in seconds.
-_FIRST_S, _STEP_S, _LONGEST_S = 2.0, 2.0, 30.0
+#: The pauses that Celery would make: the last one again and again.
+_CELERYS_PAUSES_S = range(2, 31, 2)
 
 
 def reconnect_soon(consumer: Any) -> None:
@@ -35,7 +36,19 @@ def reconnect_soon(consumer: Any) -> None:
     def ensure_soon(connection: Any) -> Any:
         if not isinstance(connection.transport, Transport):
             return ensure_connected(connection)
-        connection.ensure_connection = _Soon(connection)
+        ensure_connection, pause_s = connection.ensure_connection, random.uniform(*_PAUSE_S)
+
+        def ensure(errback: Callable[..., None], max_retries: int | None, callback: Callable[[], None]) -> Any:
+            return ensure_connection(
+                _Thinned(errback, max_retries),
+                None,
+                interval_start=pause_s,
+                interval_step=0,
+                interval_max=pause_s,
+                callback=callback,
+            )
+
+        connection.ensure_connection = ensure
         try:
             return ensure_connected(connection)
         finally:
@@ -69,24 +82,6 @@ def reconnect_when_refused(consumer: Any) -> None:
     consumer.blueprint.start = start_or_reconnect
 
 
-class _Soon:
-    """`kombu.Connection.ensure_connection`, called as Celery's worker calls it."""
-
-    def __init__(self, connection: Any) -> None:
-        self._ensure_connection = connection.ensure_connection
-
-    def __call__(self, errback: Callable[..., None], max_retries: int | None, callback: Callable[[], None]) -> Any:
-        pause_s = random.uniform(*_PAUSE_S)
-        return self._ensure_connection(
-            _Thinned(errback, max_retries),
-            None,
-            interval_start=pause_s,
-            interval_step=0,
-            interval_max=pause_s,
-            callback=callback,
-        )
-
-
 class _Thinned:
     """Calls an errback, see `ensure_connection`, as often as if there were Celery's pauses between the attempts.
 
@@ -97,7 +92,7 @@ class _Thinned:
     def __init__(self, errback: Callable[..., None], max_retries: int | None) -> None:
         self._errback = errback
         self._left = max_retries
-        self._pauses = _celerys_pauses()
+        self._pauses = chain(_CELERYS_PAUSES_S, repeat(_CELERYS_PAUSES_S[-1]))
         self._next_at = time.monotonic()
         #: Whether the errback is called until all URLs were tried.
         self._is_loud = False
@@ -115,10 +110,3 @@ class _Thinned:
         if interval:  # otherwise kombu goes on with the next URL
             self._is_loud = False
             self._next_at = now + next(self._pauses)
-
-
-def _celerys_pauses() -> Iterator[float]:
-    pause_s = _FIRST_S
-    while True:
-        yield pause_s
-        pause_s = min(pause_s + _STEP_S, _LONGEST_S)

@@ -49,6 +49,7 @@ class Consumers:
         port: int | None = None,
         slot_of: Callable[[str], int] = lambda key: 0,
         patience_s: float | None = None,
+        collects: bool = False,
         **options: Any,
     ) -> Consumer:
         """Return a consumer that has joined these lists and that nobody looks after; it never retries by itself.
@@ -67,6 +68,7 @@ class Consumers:
             id=None if is_here else new_id(),
             slot_of=slot_of,
             patience_s=patience_s,
+            collects=collects,
         )
         self._consumers.append(consumer)
         for name in names or ("q",):

@@ -14,10 +14,10 @@ from redis.retry import Retry
 
 from celery_delayq.health import clock
 from celery_delayq.health.clock import check_clock
+from celery_delayq.health.connections import check_connections
 from celery_delayq.health.finding import Level
 from celery_delayq.health.persistence import check_persistence
 from celery_delayq.health.replication import check_replication
-from celery_delayq.health.room import check_room
 from celery_delayq.health.servers import Server, examine, servers_of
 from celery_delayq.health.version import check_version
 from examples.private_redis import PrivateRedis, name_and_version
@@ -46,7 +46,7 @@ class TestConnections:
     @pytest.mark.parametrize(("limit", "level"), [(500, Level.OK), (12, Level.ERROR)])
     def test_few_of_them(self, server: Server, limit: int, level: Level) -> None:
         server.client.config_set("maxclients", limit)
-        (finding,) = check_room(server)
+        (finding,) = check_connections(server)
         assert finding.level is level
         assert f"of {limit} connections are left" in finding.message
 
@@ -56,7 +56,7 @@ class TestConnections:
         try:
             for one in others:
                 one.ping()
-            (finding,) = check_room(server)
+            (finding,) = check_connections(server)
             assert finding.level is Level.WARNING
             assert "maxclients" in finding.advice
         finally:

@@ -50,6 +50,32 @@ def test_it_presents_itself_as_a_redis_transport(ours: Broker) -> None:
     assert ours.connection.channel_errors == (*StockTransport.channel_errors, NotReplicated)
 
 
+def test_the_function_that_kombu_calls_in_each_turn_of_an_event_loop_does_what_ours_replaces() -> None:
+    """`Poller.turn` stands in for it."""
+    source = inspect.getsource(StockTransport.register_with_event_loop)
+    assert source.count("loop.on_tick.add(") == 1
+    theirs = source.partition("def on_poll_start():")[2].partition("loop.on_tick.add(on_poll_start)")[0]
+    assert [line.strip() for line in theirs.splitlines() if line.strip()] == [
+        "cycle_poll_start()",
+        "[add_reader(fd, on_readable, fd) for fd in cycle.fds]",
+    ]
+
+
+def test_a_program_without_a_worker_gets_one_message_at_a_time(ours: Broker) -> None:
+    received: list[object] = []
+
+    def on_message(body: object, message: Message) -> None:
+        received.append(body)
+        message.ack()
+
+    for number in range(3):
+        ours.publish(number)
+    with Consumer(ours.channel, [DIRECT], callbacks=[on_message], prefetch_count=10):
+        for count in (1, 2, 3):
+            ours.connection.drain_events(timeout=20)
+            assert received == list(range(count))
+
+
 def test_messages_come_out_in_the_order_in_which_they_went_in(ours: Broker) -> None:
     for number in range(3):
         ours.publish({"number": number})

@@ -18,10 +18,10 @@ from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
 from celery_delayq import ConfigurationError
-from celery_delayq.queue.codec import message_key
 from celery_delayq.schedule.definition import Definition
-from celery_delayq.schedule.message import Builder, CannotSend, Occurrence
-from celery_delayq.schedule.occurrences import to_ms
+from celery_delayq.schedule.message import Builder, CannotSend
+from celery_delayq.schedule.occurrences import jitter_ms, to_ms
+from celery_delayq.schedule.scripts import Message
 from tests.state import FAR
 from tests.work import calls_in
 from tests.worker_app import publisher
@@ -30,48 +30,53 @@ pytestmark = pytest.mark.on_cluster
 
 
 @pytest.fixture
-def send(app: Celery) -> Iterator[Callable[..., Occurrence]]:
+def send(app: Celery) -> Iterator[Callable[..., Message]]:
     """Build the message of the occurrence at FAR."""
     with app.connection_for_write() as connection:
         producer = app.amqp.Producer(connection, auto_declare=False)
 
-        def send(lateness_s: float = 0.0, jitter_ms: int = 0, **entry: Any) -> Occurrence:
+        def send(lateness_s: float = 0.0, **entry: Any) -> Message:
             one = Definition.of("e", {"task": "note", "schedule": 60, **entry}, app)
-            return Builder(app, producer).build(one, FAR, jitter_ms=jitter_ms, max_lateness_s=lateness_s)
+            return built(Builder(app, producer), one, lateness_s=lateness_s)
 
         yield send
 
 
-def headers(occurrence: Occurrence) -> dict[str, Any]:
-    assert occurrence.offer is not None
-    found: dict[str, Any] = json.loads(occurrence.offer.payload)["headers"]
+def built(builder: Builder, definition: Definition, at_ms: int = FAR, lateness_s: float = 0.0) -> Message:
+    """Build a message of a task that sends one."""
+    found = builder.build(definition, at_ms, lateness_s)
+    assert found is not None
     return found
 
 
-def expires_ms(occurrence: Occurrence) -> int:
-    return to_ms(isoparse(headers(occurrence)["expires"]))
+def headers(message: Message) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(message.payload)["headers"]
+    return found
 
 
-def test_is_due_at_the_occurrence(send: Callable[..., Occurrence]) -> None:
+def expires_ms(message: Message) -> int:
+    return to_ms(isoparse(headers(message)["expires"]))
+
+
+def test_is_due_at_the_occurrence(send: Callable[..., Message]) -> None:
     found = send()
     assert found.queue == "celery"
-    assert found.offer is not None
-    assert found.offer.due_ms == FAR
+    assert found.due_ms == FAR
     assert headers(found)["celery_beat_task"] is True
 
 
-def test_countdown_and_jitter_add_to_it(send: Callable[..., Occurrence]) -> None:
-    found = send(options={"countdown": 1.5}, jitter_ms=7)
-    assert found.offer is not None
-    assert found.offer.due_ms == FAR + 1507
-    assert to_ms(isoparse(headers(found)["eta"])) == FAR + 1507
+def test_countdown_and_jitter_add_to_it(send: Callable[..., Message]) -> None:
+    found = send(options={"countdown": 1.5}, timing={"jitter": 5})
+    due_ms = FAR + 1500 + jitter_ms("e", FAR, 5000)
+    assert found.due_ms == due_ms
+    assert to_ms(isoparse(headers(found)["eta"])) == due_ms
 
 
 @pytest.mark.parametrize(
     ("expires", "lateness_s", "after_ms"), [(10, 0, 10_000), (None, 5, 6_000), (10, 5, 6_000), (3, 5, 3_000)]
 )
 def test_expiry_counts_from_it(
-    send: Callable[..., Occurrence], expires: int | None, lateness_s: float, after_ms: int
+    send: Callable[..., Message], expires: int | None, lateness_s: float, after_ms: int
 ) -> None:
     """`expires` from when beat would send it, `max_lateness` from when it is due: with a countdown, that is later."""
     assert expires_ms(send(lateness_s, options={"expires": expires, "countdown": 1})) == FAR + after_ms
@@ -80,7 +85,7 @@ def test_expiry_counts_from_it(
 @pytest.mark.parametrize(
     "expires", [datetime(2200, 1, 1, tzinfo=timezone.utc), "2200-01-01T00:00:00", "2200-01-01T02:00:00+02:00"], ids=str
 )
-def test_a_fixed_expiry_lets_it_wait(send: Callable[..., Occurrence], expires: Any) -> None:
+def test_a_fixed_expiry_lets_it_wait(send: Callable[..., Message], expires: Any) -> None:
     assert send(options={"expires": expires}).can_wait
     assert send(5, options={"expires": expires}).can_wait
 
@@ -103,14 +108,14 @@ def expiring(app: Celery) -> Iterator[str]:
     ids=str,
 )
 def test_expiry_of_its_task_counts_from_it(
-    send: Callable[..., Occurrence], expiring: str, options: dict[str, Any], lateness_s: float, after_ms: int
+    send: Callable[..., Message], expiring: str, options: dict[str, Any], lateness_s: float, after_ms: int
 ) -> None:
     found = send(lateness_s, task=expiring, options={"countdown": 1, **options})
     assert expires_ms(found) == FAR + after_ms
     assert found.can_wait
 
 
-def test_an_entry_can_say_that_its_task_does_not_expire(send: Callable[..., Occurrence], expiring: str) -> None:
+def test_an_entry_can_say_that_its_task_does_not_expire(send: Callable[..., Message], expiring: str) -> None:
     assert headers(send(task=expiring, options={"expires": None}))["expires"] is None
 
 
@@ -118,7 +123,7 @@ def test_an_entry_can_say_that_its_task_does_not_expire(send: Callable[..., Occu
     "app_sets", [{"countdown": 5}, {"expires": 5}, {"eta": datetime(2020, 1, 1, tzinfo=timezone.utc)}]
 )
 def test_it_is_built_when_it_is_due_if_the_app_gives_it_another_time(
-    send: Callable[..., Occurrence], app: Celery, app_sets: dict[str, Any]
+    send: Callable[..., Message], app: Celery, app_sets: dict[str, Any]
 ) -> None:
     """Such a time may count from now."""
 
@@ -134,11 +139,11 @@ def test_it_is_built_when_it_is_due_if_the_app_gives_it_another_time(
         app.tasks.unregister("own")
 
 
-def test_it_is_built_when_it_is_due_if_the_entry_has_an_eta(send: Callable[..., Occurrence]) -> None:
+def test_it_is_built_when_it_is_due_if_the_entry_has_an_eta(send: Callable[..., Message]) -> None:
     assert not send(options={"eta": "2020-01-01T00:00:00+00:00"}).can_wait
 
 
-def test_limits_of_time_are_not_times(send: Callable[..., Occurrence]) -> None:
+def test_limits_of_time_are_not_times(send: Callable[..., Message]) -> None:
     found = send(options={"time_limit": 9, "soft_time_limit": 8, "stamped_headers": ["by"], "by": "me"})
     assert (headers(found)["timelimit"], headers(found)["stamps"]) == ([9, 8], {"by": "me"})
     assert found.can_wait
@@ -151,9 +156,8 @@ def test_protocol_1_of_celery_is_caught(broker_url: str, ledger_url: str, times:
         builder = Builder(app, app.amqp.Producer(connection, auto_declare=False))
         one = Definition.of("e", {"task": "note", "schedule": 60}, app)
         for _ in range(times):
-            found = builder.build(one, FAR)
-            assert found.offer is not None
-            assert (found.queue, found.offer.due_ms, found.can_wait) == ("celery", FAR, True)
+            found = built(builder, one)
+            assert (found.queue, found.due_ms, found.can_wait) == ("celery", FAR, True)
 
 
 def test_a_unique_key_is_refused_with_protocol_1(broker_url: str, ledger_url: str) -> None:
@@ -164,14 +168,14 @@ def test_a_unique_key_is_refused_with_protocol_1(broker_url: str, ledger_url: st
             builder.build(one, FAR)
 
 
-def test_nothing_is_sent(send: Callable[..., Occurrence], app: Celery) -> None:
+def test_nothing_is_sent(send: Callable[..., Message], app: Celery) -> None:
     send()
     send(task="unknown")
     with app.connection_for_write() as connection:
         assert connection.default_channel.delayed_queue("celery").size() == 0
 
 
-def test_lazy_arguments_are_evaluated_when_it_is_built(send: Callable[..., Occurrence]) -> None:
+def test_lazy_arguments_are_evaluated_when_it_is_built(send: Callable[..., Message]) -> None:
     found = send(task="add", args=[BeatLazyFunc(lambda: "now")], kwargs={"y": BeatLazyFunc(date, 1970, 1, 2)})
     assert "now" in headers(found)["argsrepr"]
     assert "1970" in headers(found)["kwargsrepr"]
@@ -206,28 +210,24 @@ class TestLaterOnes:
     def test_are_as_celery_makes_them(self, app: Celery, entry: dict[str, Any]) -> None:
         with app.connection_for_write() as connection:
             producer = app.amqp.Producer(connection, auto_declare=False)
-            one = Definition.of("e", {"task": "note", "schedule": 60, **entry}, app)
+            one = Definition.of("e", {"task": "note", "schedule": 60, "timing": {"jitter": 9}, **entry}, app)
             other = replace(one, name="other", args=("other",))
             builder = Builder(app, producer)
             builder.build(one, FAR - 60_000)
             for later in (one, other):
-                found, wanted = (maker.build(later, FAR, jitter_ms=7) for maker in (builder, Builder(app, producer)))
+                found, wanted = (built(maker, later) for maker in (builder, Builder(app, producer)))
                 assert found.queue == wanted.queue
-                assert found.offer is not None
-                assert wanted.offer is not None
-                assert found.offer.due_ms == wanted.offer.due_ms
+                assert found.due_ms == wanted.due_ms
                 assert anonymous(found) == anonymous(wanted)
 
     def test_have_ids_of_their_own(self, app: Celery) -> None:
         with app.connection_for_write() as connection:
             builder = Builder(app, app.amqp.Producer(connection, auto_declare=False))
             one = Definition.of("e", {"task": "note", "schedule": 60}, app)
-            made = [builder.build(one, FAR + n) for n in range(3)]
-        for occurrence in made:
-            assert occurrence.offer is not None
-            assert occurrence.offer.message_key == message_key(occurrence.task_id)
-            assert headers(occurrence)["id"] == headers(occurrence)["root_id"] == occurrence.task_id
-        assert len({json.loads(one.offer.payload)["properties"]["delivery_tag"] for one in made if one.offer}) == 3
+            made = [built(builder, one, at_ms=FAR + n) for n in range(3)]
+        for message in made:
+            assert headers(message)["id"] == headers(message)["root_id"] == message.task_id
+        assert len({json.loads(message.payload)["properties"]["delivery_tag"] for message in made}) == 3
 
     def test_cost_a_quarter(self, app: Celery) -> None:
         with app.connection_for_write() as connection:
@@ -254,7 +254,7 @@ class TestLaterOnes:
             one = Definition.of(
                 "e", {"task": "note", "schedule": 60, "args": [BeatLazyFunc(lambda: next(numbers))]}, app
             )
-            found = [headers(builder.build(one, FAR))["argsrepr"] for _ in range(3)]
+            found = [headers(built(builder, one))["argsrepr"] for _ in range(3)]
         assert found == ["[0]", "[1]", "[2]"]
 
     def test_are_seen_by_who_begins_to_listen(self, app: Celery) -> None:
@@ -268,10 +268,9 @@ class TestLaterOnes:
         assert seen == ["note"]
 
 
-def anonymous(occurrence: Occurrence) -> str:
+def anonymous(message: Message) -> str:
     """What is stored, without what is another in each message."""
-    assert occurrence.offer is not None
-    text = occurrence.offer.payload.decode().replace(occurrence.task_id, "id")
+    text = message.payload.decode().replace(message.task_id, "id")
     properties = json.loads(text)["properties"]
     for name in ("delivery_tag", "expiration"):
         text = text.replace(str(properties.get(name)), name)
@@ -290,7 +289,7 @@ def listening(app: Celery, receive: Callable[..., None]) -> Iterator[None]:
         signals.before_task_publish.disconnect(receive)
 
 
-def test_signals_of_celery_are_sent(send: Callable[..., Occurrence], app: Celery) -> None:
+def test_signals_of_celery_are_sent(send: Callable[..., Message], app: Celery) -> None:
     seen = []
 
     def receive(sender: str, headers: dict[str, Any], **kwargs: Any) -> None:
@@ -302,7 +301,7 @@ def test_signals_of_celery_are_sent(send: Callable[..., Occurrence], app: Celery
     assert seen == ["note"]
 
 
-def test_what_a_signal_publishes_besides_is_sent(send: Callable[..., Occurrence], app: Celery) -> None:
+def test_what_a_signal_publishes_besides_is_sent(send: Callable[..., Message], app: Celery) -> None:
     def receive(sender: str, **kwargs: Any) -> None:
         if sender == "note":
             app.send_task("other", queue="besides")

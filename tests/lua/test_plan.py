@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.records import Seen
-from celery_delayq.schedule.scripts import CHANGED, DONE, GONE, Offer, Planned, Step
+from celery_delayq.schedule.scripts import CHANGED, DONE, GONE, Message, Planned, Step
 from tests.state import FAR, nothing_changes, out_of_memory, state, waiting, wrong_type
 
 SCHEDULE = "delayq:schedule:{q}"
@@ -23,8 +22,8 @@ def plan(queue: DelayedQueue, new: bytes = b"new", seen: bytes = b"", **step: An
     return scripts.plan(queue.keys, one, mirrored=queue.mirror_list).run(queue.client)
 
 
-def message(name: str, due_ms: int = FAR) -> Offer:
-    return Offer(message_key(name), due_ms, name.encode())
+def message(name: str, due_ms: int = FAR) -> Message:
+    return Message("q", name, due_ms, name.encode())
 
 
 def test_offers_the_message_and_writes_the_state(queue: DelayedQueue) -> None:

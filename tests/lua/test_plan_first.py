@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.records import Seen
-from celery_delayq.schedule.scripts import Offer, Step
+from celery_delayq.schedule.scripts import Message, Step
 from tests.state import FAR, offer, wrong_type
 
 
@@ -19,6 +18,6 @@ def test_keys_of_another_type_change_nothing(queue: DelayedQueue, key: str, repe
     queue.mirror_list = True
     if repeated:
         offer(queue, "one")
-    first = Offer(message_key("one"), FAR, b"one")
+    first = Message(queue.name, "one", FAR, b"one")
     step = Step("e", queue.name, Seen(), b"at 1", offer=first)
     wrong_type(queue, getattr(queue.keys, key), lambda: scripts.plan(queue.keys, step, mirrored=True).run(queue.client))

@@ -13,7 +13,7 @@ from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Hold, Holder, Offered, acknowledge, hold, unique_of
 from celery_delayq.queue.keys import registry
 from celery_delayq.schedule.records import Seen
-from celery_delayq.schedule.scripts import CHANGED, DONE, ELSEWHERE, LEFT_OUT, Offer, Planned, Step, plan
+from celery_delayq.schedule.scripts import CHANGED, DONE, ELSEWHERE, LEFT_OUT, Message, Planned, Step, plan
 from tests.state import nothing_changes, now_ms, out_of_memory
 from tests.support import wait_until
 
@@ -455,9 +455,11 @@ class TestPlan:
 
     def plan(self, queue: DelayedQueue, name: str, due_ms: int = LATER, seen: bytes = b"", **step: Any) -> Planned:
         claim = Claim(KEY, "due", 60_000, "keep")
-        offer = Offer(codec.message_key(name), due_ms, name.encode(), name, claim, f"no {name}".encode())
-        there = step.pop("there", None)
-        one = Step("e", queue.name, Seen(seen), name.encode(), **{"offer": offer, **step})
+        offer = Message(queue.name, name, due_ms, name.encode(), claim)
+        there, state_if_held = step.pop("there", None), f"no {name}".encode()
+        one = Step(
+            "e", queue.name, Seen(seen), name.encode(), **{"offer": offer, "state_if_held": state_if_held, **step}
+        )
         return plan(queue.keys, one, there=there).run(queue.client)
 
     def test_one_that_waits_holds_the_key(self, queue: DelayedQueue) -> None:

@@ -23,8 +23,8 @@ TRANSFERRED = "delayq_transferred_messages_total"
 
 
 def publish(app: Celery, ledger: Ledger, number: int, **options: object) -> None:
-    """Publish delayed tasks, and wait until they have run."""
-    ids = [app.tasks["note"].apply_async(countdown=0.3, **options).id for _ in range(number)]
+    """Publish delayed tasks, and wait until they have run. One that takes longer than its countdown is not delayed."""
+    ids = [app.tasks["note"].apply_async(countdown=2, **options).id for _ in range(number)]
     wait_until(lambda: ledger.has(ids), "all have run")
 
 

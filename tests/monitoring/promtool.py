@@ -11,7 +11,8 @@ from pathlib import Path
 import yaml
 
 from celery_delayq.metrics.collector import registry_of
-from celery_delayq.metrics.snapshot import Queue, Snapshot
+from celery_delayq.metrics.snapshot import Snapshot
+from celery_delayq.queue.measuring import Measured
 from celery_delayq.schedule.periodic_task import PeriodicTask
 from tests.support import missing
 
@@ -33,10 +34,10 @@ def promtool(*args: str | Path) -> str:
 
 def samples() -> list[tuple[str, dict[str, str]]]:
     """Return names and labels of all that the endpoint can show, with those that Prometheus adds."""
-    queue = Queue(next_due_ms=1, punctual={"host:1:2"}, lasting={"one"})
+    queue = Measured(0, head_due_ms=1, punctual="host:1:2", leases={"one": 1.0})
     now = datetime.now(timezone.utc)
     entry = PeriodicTask("report", "shop.report", 60.0, queue="celery", next_run=now, last_run=now)
-    snapshot = Snapshot({"celery": queue}, set(), {"127.0.0.1:7000": True}, [entry], 0.001)
+    snapshot = Snapshot({"celery": [queue]}, set(), {"127.0.0.1:7000": True}, [entry], 0.001)
     return [
         (sample.name, {**OF_SCRAPES, **sample.labels})
         for family in registry_of(snapshot).collect()

@@ -14,18 +14,16 @@ import redis
 from celery import Celery
 
 from celery_delayq.options.settings import ScheduleSettings
-from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.definition import Definition
-from celery_delayq.schedule.message import Occurrence
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.records import Record, State
-from celery_delayq.schedule.scripts import Offer, Step
+from celery_delayq.schedule.scripts import Message, Step
 from celery_delayq.schedule.store import ScheduleStore
-from celery_delayq.schedule.transitions import Policy
+from celery_delayq.schedule.transitions import policy_of
 from tests.support import wait_until
 
 APP = Celery("shop", set_as_current=False)
@@ -71,23 +69,21 @@ class Stage:
             Configured(app, definitions, {}, together),
             parse=lambda name, data: Definition.of(name, data, APP),
             build=partial(self._build, queues or {}),
-            policy=lambda one: Policy.of(one, ScheduleSettings()),
+            policy=lambda one: policy_of(one, ScheduleSettings()),
             id=f"planner {next(self._ids)}",
             is_back=is_back,
             on_missed=on_missed,
         )
 
-    def _build(
-        self, queues: Mapping[str, str], one: Definition, at_ms: int, jitter_ms: int, lateness_s: float
-    ) -> Occurrence:
+    def _build(self, queues: Mapping[str, str], one: Definition, at_ms: int, lateness_s: float) -> Message:
         self.built += 1
         if one.task == "broken":
             raise RuntimeError("it cannot be built")
         task_id = f"{one.name}/{at_ms}/{self.built}"
         claim = KEY if one.task in self.unique else None
         payload = f"{one.name} {list(one.args)} {at_ms}".encode()
-        offer = Offer(message_key(task_id), at_ms + one.delay_ms(at_ms), payload, task_id, claim)
-        return Occurrence(queues.get(one.task, "celery"), task_id, offer, can_wait=claim is None)
+        due_ms = at_ms + one.delay_ms(at_ms)
+        return Message(queues.get(one.task, "celery"), task_id, due_ms, payload, claim, can_wait=claim is None)
 
     def add(self, name: str, given: Any, **record: Any) -> None:
         """Add an entry at run time, or change it."""
@@ -142,7 +138,7 @@ class Stage:
         """Return what a planner has decided, and not done yet: to plan an entry in a queue, as it is there now."""
         due_ms = self.store.now_ms() + 60_000
         state = State("", "slow", due_ms, "slow").dump()
-        offer = Offer(message_key("slow"), due_ms, b"slow")
+        offer = Message(queue, "slow", due_ms, b"slow")
         return Step(name, queue, *self.store.seen([(name, queue)]), state, offer=offer)
 
     def queue(self, name: str = "celery") -> DelayedQueue:

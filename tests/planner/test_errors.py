@@ -45,7 +45,7 @@ class TestErrors:
         stage.client.set(stage.queue().keys.index, "no HASH")
         planner.on_changes([(1, "a")])
         run(planner)
-        assert "WRONGTYPE" in (planner.entries["a"].error or "")
+        assert "WRONGTYPE" in (stage.store.error("a") or "")
         stage.client.delete(stage.queue().keys.index)
         run_until(lambda: stage.waiting() == ["a []"], "it is planned", planner)
 
@@ -169,7 +169,7 @@ class TestWhatOthersWrote:
         stage.add("a", 60, queue="other", earlier=["celery"])
         stage.client.set(stage.queue().keys.delay_list, "no LIST")
         planner = started(stage, queues={"t": "other"})
-        assert "WRONGTYPE" in (planner.entries["a"].error or "")
+        assert "WRONGTYPE" in (stage.store.error("a") or "")
         stage.client.delete(stage.queue().keys.delay_list)
         run_until(lambda: stage.waiting("other") == ["a []"], "it is planned", planner)
         assert stage.waiting() == []

@@ -16,15 +16,13 @@ from greenlet import greenlet
 from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.pipeline import RoutedPipeline
 from celery_delayq.options.settings import ScheduleSettings
-from celery_delayq.queue.codec import message_key
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.definition import Definition
-from celery_delayq.schedule.message import Occurrence
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.records import Record, State
-from celery_delayq.schedule.scripts import Offer
+from celery_delayq.schedule.scripts import Message
 from celery_delayq.schedule.store import ScheduleStore
-from celery_delayq.schedule.transitions import Policy
+from celery_delayq.schedule.transitions import policy_of
 from tests.planner.conftest import APP, definition
 from tests.support import wait_until
 
@@ -135,7 +133,7 @@ class Play:
             Configured("shop", {}, {}, "none"),
             parse=lambda name, data: Definition.of(name, data, APP),
             build=self._build,
-            policy=lambda one: Policy.of(one, ScheduleSettings(missed="all")),
+            policy=lambda one: policy_of(one, ScheduleSettings(missed="all")),
             id=f"planner {number}",
         )
         planner.read()
@@ -147,10 +145,10 @@ class Play:
                 planner.look()
             give_way()
 
-    def _build(self, one: Definition, at_ms: int, jitter_ms: int, lateness_s: float) -> Occurrence:
+    def _build(self, one: Definition, at_ms: int, lateness_s: float) -> Message:
         self._messages += 1
         task_id = f"{at_ms}/{self._messages}"
-        return Occurrence(one.options["queue"], task_id, Offer(message_key(task_id), at_ms, str(at_ms).encode()))
+        return Message(one.options["queue"], task_id, at_ms, str(at_ms).encode())
 
     def changer(self, number: int) -> None:
         """Pause the entry, resume it, or give it another queue, again and again."""

@@ -346,8 +346,8 @@ class TestANodeIsLostInTheMiddle:
     def test_of_a_page(self, own: Cluster, app: Celery, ids: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
         found = BrokerLists.waiting
 
-        def waiting(self: BrokerLists, *queues: str) -> Any:
-            answer = found(self, *queues)
+        def waiting(self: BrokerLists, *queues: str, **span: Any) -> Any:
+            answer = found(self, *queues, **span)
             node.kill()
             return answer
 

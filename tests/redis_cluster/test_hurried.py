@@ -102,7 +102,7 @@ def test_a_node_that_refuses_connections_does_not_hang() -> None:
 
 
 def test_its_patience_can_be_chosen(topology: Topology) -> None:
-    patient = Routed(topology, is_hurried=True, hurry_s=2)
+    patient = Routed(topology).hurried(hurry_s=2)
     clients = (Routed(topology), Routed(topology).hurried(), patient, patient.hurried())
     pools = [client.router.node_for(None).client.connection_pool for client in clients]
     assert [pool.connection_kwargs["socket_timeout"] for pool in pools] == [30, 0.5, 2, 2]
@@ -116,7 +116,7 @@ def test_it_waits_no_longer_for_a_slot(cluster: Cluster, hurried: Routed) -> Non
 
 def test_its_patience_for_a_slot_can_be_chosen(topology: Topology) -> None:
     client, at_once = Routed(topology), Routed(topology, deadline_s=0)
-    clients = (client, client.hurried(), at_once.hurried(), Routed(topology, is_hurried=True, hurry_s=2))
+    clients = (client, client.hurried(), at_once.hurried(), Routed(topology).hurried(hurry_s=2))
     assert [client.router.patience_s for client in clients] == [30, 0.5, 0, 2]
 
 

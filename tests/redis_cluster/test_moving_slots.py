@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from redis import exceptions
 
-from celery_delayq.cluster import router as router_module
 from celery_delayq.cluster import topology as topology_module
 from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.node import Address
@@ -108,21 +107,21 @@ class TestMoving:
             assert pipe.rpush("{shop}new", 1).rpush("{shop}new", 2).execute() == [1, 2]
             assert target.counts()["exec"] == 1
 
-    def test_the_deadline(self, topology: Topology, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(router_module, "DEADLINE_S", 0.3)
+    def test_the_deadline(self, topology: Topology, cluster: Cluster) -> None:
+        patient = Routed(topology, deadline_s=0.3)
         slot = slot_of("shop")
         command = ("EVAL", ADD, 2, "{shop}0", "{shop}new")
         with half_moved(cluster, "shop") as (source, target):
             text = f"the cluster did not serve slot {slot} for 0.3 s: .*[Mm]ultiple keys"
             with pytest.raises(exceptions.TryAgainError, match=text):
-                Routed(topology).execute_command(*command)
+                patient.execute_command(*command)
             tries = errors_at(source, "TRYAGAIN") + errors_at(target, "TRYAGAIN")
             assert 2 <= tries <= 10
             impatient = Routed(topology, deadline_s=0)
             with pytest.raises(exceptions.TryAgainError, match=r"^Multiple keys"):
                 impatient.execute_command(*command)
             assert impatient.get("{shop}new") is None
-            with Routed(topology).pipeline(transaction=False) as pipe:
+            with patient.pipeline(transaction=False) as pipe:
                 pipe.execute_command(*command).execute_command(*command).set("{shop}new2", 1)
                 *refused, stored = pipe.execute(raise_on_error=False)
             assert [type(reply) for reply in refused] == [exceptions.TryAgainError] * 2

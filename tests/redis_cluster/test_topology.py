@@ -68,10 +68,9 @@ class TestTopology:
 
     def test_the_home_node_stays_until_it_fails(self, topology: Topology) -> None:
         home = topology.home()
-        topology.failed(None)
-        topology.failed(next(node for node in topology.masters() if node is not home))
+        topology.failed(next(node.address for node in topology.masters() if node is not home))
         assert topology.home() is home
-        topology.failed(home)
+        topology.failed(home.address)
         second = topology.home()
         assert second is not home
         topology.refresh()

@@ -78,8 +78,8 @@ def transferred(command: CeleryCommand) -> int:
 
 
 def publish(app: Celery, queues: Iterable[str]) -> None:
-    for queue in queues:
-        app.tasks["note"].apply_async(countdown=0.2, queue=queue)
+    for queue in queues:  # the countdown is longer than it takes to connect: what is due is not transferred
+        app.tasks["note"].apply_async(countdown=2, queue=queue)
 
 
 def wait_for(client: redis.Redis, queue: str, number: int) -> None:

@@ -12,7 +12,7 @@ from celery.schedules import schedule, solar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq.schedule.occurrences import Window, missed, next_after, to_datetime, to_ms
+from celery_delayq.schedule.occurrences import Times, next_after, to_datetime, to_ms
 
 APP = Celery("shop", set_as_current=False)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -124,7 +124,8 @@ class TestRelativeIntervals:
     def test_missed_ones_are_those_that_would_have_been(self, start: tuple[int, tzinfo], hours: float) -> None:
         start_ms, zone = start
         expected = [to_ms(one) for one in chain(relative(hours * HOUR), start_ms, zone, 50)]
-        assert missed(relative(hours * HOUR), Window(zone=zone), start_ms, expected[-1], 20) == expected[-20:]
+        times = Times(relative(hours * HOUR), zone=zone)
+        assert times.missed(start_ms, expected[-1], 20) == expected[-20:]
 
 
 class OnTheWall(schedule):

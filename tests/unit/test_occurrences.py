@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_delayq.schedule import occurrences
-from celery_delayq.schedule.occurrences import Window, to_datetime, to_ms
+from celery_delayq.schedule.occurrences import Times, to_datetime, to_ms
 
 APP = Celery("shop", set_as_current=False)
 NOW = to_ms(datetime(2027, 6, 1, 12, tzinfo=timezone.utc))
@@ -62,7 +62,7 @@ def test_intervals_do_not_drift(every_ms: int, start_ms: int, count: int) -> Non
         at_ms = occurrences.next_after(one, at_ms) or 0
     assert at_ms == start_ms + count * every_ms
     later = at_ms + every_ms * count // 3
-    found = occurrences.following_now(one, Window(), start_ms, later)
+    found = Times(one).after_now(start_ms, later)
     assert found is not None
     assert (found - start_ms) % every_ms == 0
     assert later < found <= later + every_ms
@@ -70,7 +70,7 @@ def test_intervals_do_not_drift(every_ms: int, start_ms: int, count: int) -> Non
 
 @given(schedules, times, st.integers(0, 3 * 10**8), st.integers(1, 5))
 def test_of_what_was_missed_the_latest_count(one: Any, last_ms: int, span_ms: int, most: int) -> None:
-    found = occurrences.missed(one, Window(), last_ms, last_ms + span_ms, most)
+    found = Times(one).missed(last_ms, last_ms + span_ms, most)
     assert len(found) <= most
     assert found == sorted(set(found))
     assert all(last_ms < at <= last_ms + span_ms for at in found)
@@ -84,16 +84,16 @@ def test_of_what_was_missed_the_latest_count(one: Any, last_ms: int, span_ms: in
     every_ms=st.integers(1, 10_000), last_ms=st.integers(0, 10**6), span_ms=st.integers(-5, 10**5), end=st.booleans()
 )
 def test_missed_intervals_are_counted_without_trying_each(every_ms: int, last_ms: int, span_ms: int, end: bool) -> None:
-    window = Window(end_ms=last_ms + 5_000) if end else Window()
     every, now_ms = schedule(timedelta(milliseconds=every_ms), app=APP), last_ms + span_ms
-    tried = len(occurrences.missed(every, window, last_ms, now_ms, 10**6))
-    assert occurrences.count_missed(every, window, last_ms, now_ms, 1) == tried
+    times = Times(every, end_ms=last_ms + 5_000 if end else None)
+    tried = len(times.missed(last_ms, now_ms, 10**6))
+    assert times.count_missed(last_ms, now_ms, 1) == tried
 
 
 def test_missed_times_of_a_crontab_are_counted_up_to_a_limit() -> None:
     every_minute = crontab(app=APP)
-    assert occurrences.count_missed(every_minute, Window(), NOW, NOW + HOUR, 100) == 60
-    assert occurrences.count_missed(every_minute, Window(), NOW, NOW + 48 * HOUR, 100) == 100
+    assert Times(every_minute).count_missed(NOW, NOW + HOUR, 100) == 60
+    assert Times(every_minute).count_missed(NOW, NOW + 48 * HOUR, 100) == 100
 
 
 def test_a_relative_interval_is_rounded_to_its_unit() -> None:
@@ -148,19 +148,19 @@ class TestWindow:
     every_hour = schedule(timedelta(hours=1), app=APP)
 
     def test_an_interval_begins_at_its_start(self) -> None:
-        window = Window(start_ms=NOW + 7)
-        assert occurrences.first(self.every_hour, window, NOW) == NOW + 7
-        assert occurrences.following(self.every_hour, window, NOW + 7) == NOW + 7 + HOUR
+        times = Times(self.every_hour, start_ms=NOW + 7)
+        assert times.first(NOW) == NOW + 7
+        assert times.after(NOW + 7) == NOW + 7 + HOUR
 
     def test_a_crontab_may_run_at_its_start(self) -> None:
-        assert occurrences.first(crontab("0", app=APP), Window(start_ms=NOW), NOW - HOUR * 5) == NOW
+        assert Times(crontab("0", app=APP), start_ms=NOW).first(NOW - HOUR * 5) == NOW
 
     def test_a_start_in_the_past_says_nothing(self) -> None:
-        assert occurrences.first(self.every_hour, Window(start_ms=NOW - 1), NOW) == NOW + HOUR
+        assert Times(self.every_hour, start_ms=NOW - 1).first(NOW) == NOW + HOUR
 
     @pytest.mark.parametrize(("end_ms", "expected"), [(NOW + HOUR, NOW + HOUR), (NOW + HOUR - 1, None)])
     def test_nothing_runs_after_the_end(self, end_ms: int, expected: int | None) -> None:
-        assert occurrences.first(self.every_hour, Window(end_ms=end_ms), NOW) == expected
+        assert Times(self.every_hour, end_ms=end_ms).first(NOW) == expected
 
 
 @given(st.text(), times, st.integers(0, 10**6))

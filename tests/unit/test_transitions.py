@@ -16,7 +16,7 @@ from celery_delayq.schedule import transitions
 from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.entry import Entry
 from celery_delayq.schedule.records import Record, State
-from celery_delayq.schedule.transitions import SKIPPED_AFTER_S, Policy, Transition
+from celery_delayq.schedule.transitions import SKIPPED_AFTER_S, Transition, policy_of
 
 APP = Celery("shop", set_as_current=False)
 #: A moment that is a multiple of everything used here.
@@ -29,12 +29,12 @@ def entry(every: Any = 60, *, paused: bool = False, **timing: Any) -> Entry:
     return Entry(definition, Record(definition.fingerprint, T, None, paused=paused))
 
 
-def policy_of(one: Entry) -> Policy:
-    return Policy.of(one.definition, ScheduleSettings())
+def policy(one: Entry) -> ScheduleSettings:
+    return policy_of(one.definition, ScheduleSettings())
 
 
 def next_transition(one: Entry, state: State | None, now_ms: int, **options: Any) -> Transition | None:
-    return transitions.next_transition(one, state, now_ms, policy=policy_of(one), **options)
+    return transitions.next_transition(one, state, now_ms, policy=policy(one), **options)
 
 
 def at(one: Entry, at_ms: int | None, *, task_id: str = "id", **rest: Any) -> State:
@@ -52,7 +52,7 @@ class TestOnTime:
     def test_it_goes_on_when_its_time_has_come(self) -> None:
         one = entry()
         move = next_transition(one, at(one, T + MINUTE, runs=3), T + MINUTE)
-        assert move == Transition(T + 2 * MINUTE, T + 2 * MINUTE, last_ms=T + MINUTE, runs=4, passed=True)
+        assert move == Transition(T + 2 * MINUTE, T + 2 * MINUTE, last_ms=T + MINUTE, runs=4)
 
     def test_being_a_little_late_misses_nothing(self) -> None:
         one = entry(0.5)
@@ -64,7 +64,7 @@ class TestOnTime:
         one = entry(lazy=True)
         assert next_transition(one, None, T) == Transition(T + MINUTE, send_ms=None)
         move = next_transition(one, at(one, T + MINUTE, task_id=""), T + MINUTE)
-        assert move == Transition(T + 2 * MINUTE, T + MINUTE, last_ms=T + MINUTE, runs=1, passed=True)
+        assert move == Transition(T + 2 * MINUTE, T + MINUTE, last_ms=T + MINUTE, runs=1)
 
     def test_it_ends_after_so_many_runs(self) -> None:
         one = entry(max_runs=2)
@@ -72,7 +72,7 @@ class TestOnTime:
         assert second is not None
         assert second.at_ms == T + MINUTE
         over = next_transition(one, at(one, T + MINUTE, runs=1), T + MINUTE)
-        assert over == Transition(None, None, last_ms=T + MINUTE, runs=2, passed=True)
+        assert over == Transition(None, None, last_ms=T + MINUTE, runs=2)
         assert next_transition(one, at(one, None, runs=2, last_ms=T + MINUTE), T + 5 * MINUTE) is None
 
     def test_it_ends_with_its_window(self) -> None:
@@ -97,7 +97,7 @@ class TestMissed:
         assert self.move(entry(missed="skip")).at_ms == T + 11 * MINUTE
 
     def test_skip_drops_what_waits_for_too_long(self) -> None:
-        assert policy_of(entry(missed="skip")).max_lateness_s == SKIPPED_AFTER_S
+        assert policy(entry(missed="skip")).max_lateness_s == SKIPPED_AFTER_S
 
     def test_once_runs_the_latest_now(self) -> None:
         one = entry()
@@ -146,8 +146,8 @@ class TestMissed:
 
     def test_crontabs_keep_the_deadline_of_celery(self) -> None:
         definition = entry("* * * * *").definition
-        assert Policy.of(definition, ScheduleSettings(), 30).max_lateness_s == 30
-        assert Policy.of(entry().definition, ScheduleSettings(), 30).max_lateness_s == 0
+        assert policy_of(definition, ScheduleSettings(), 30).max_lateness_s == 30
+        assert policy_of(entry().definition, ScheduleSettings(), 30).max_lateness_s == 0
 
 
 class Asked(schedule):
@@ -176,7 +176,7 @@ class TestAsked:
     def test_one_that_is_due_is_sent_now(self) -> None:
         one = entry(self.every)
         move = next_transition(one, at(one, T, task_id="", last_ms=T - MINUTE, runs=3), T)
-        assert move == Transition(T + 7000, T, last_ms=T, runs=4, passed=True)
+        assert move == Transition(T + 7000, T, last_ms=T, runs=4)
 
     @pytest.mark.parametrize(("now_ms", "sent"), [(T + MINUTE, True), (T + MINUTE + 1, False)])
     def test_it_ends_with_its_window(self, now_ms: int, sent: bool) -> None:
@@ -185,6 +185,12 @@ class TestAsked:
         assert move is not None
         assert (move.at_ms, move.send_ms) == ((now_ms + 7000, now_ms) if sent else (None, None))
         assert move.runs == 3 + sent
+
+    def test_one_that_has_ended_is_not_asked_again(self) -> None:
+        one = entry(self.every, max_runs=3)
+        assert next_transition(one, at(one, None, last_ms=T, runs=3), T + MINUTE) is None
+        one = entry(self.every, end="2027-01-15T08:01:00Z")
+        assert next_transition(one, at(one, None, last_ms=T, runs=3), T + MINUTE + 1) is None
 
 
 class TestLate:
@@ -248,10 +254,8 @@ class TestPaused:
 
     def test_what_runs_already_counts(self) -> None:
         one = entry(paused=True)
-        assert next_transition(one, at(one, T), T) == Transition(None, last_ms=T, runs=1, passed=True)
-        assert next_transition(one, at(one, T + 5), T, gone=True) == Transition(
-            None, last_ms=T + 5, runs=1, passed=True
-        )
+        assert next_transition(one, at(one, T), T) == Transition(None, last_ms=T, runs=1)
+        assert next_transition(one, at(one, T + 5), T, gone=True) == Transition(None, last_ms=T + 5, runs=1)
 
     def test_what_was_missed_meanwhile_does_not_run(self) -> None:
         one = entry()
@@ -286,4 +290,4 @@ class TestChanged:
         one = entry(60)
         state = self.changed(at(one, T + 3, last_ms=T - MINUTE))
         move = next_transition(one, state, T, gone=True)
-        assert move == Transition(T + 3 + MINUTE, T + 3 + MINUTE, last_ms=T + 3, runs=1, passed=True)
+        assert move == Transition(T + 3 + MINUTE, T + 3 + MINUTE, last_ms=T + 3, runs=1)

@@ -10,7 +10,7 @@ from celery.schedules import crontab
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_delayq.schedule.occurrences import Window, fields_of, missed, next_after, to_ms
+from celery_delayq.schedule.occurrences import Times, fields_of, next_after, to_ms
 from celery_delayq.schedule.wallclock import next_match
 from tests.work import calls_in
 
@@ -162,8 +162,8 @@ class TestWorkNearAChange:
 
     @pytest.mark.parametrize("change", CHANGES)
     def test_the_missed_ones_of_an_hour(self, change: str) -> None:
-        schedule, window = crontab(), Window(zone=ZoneInfo(BERLIN))
+        times = Times(crontab(), zone=ZoneInfo(BERLIN))
         near_ms, hour_ms, usual_ms = to_ms(CHANGES[change]), 3_600_000, 4 * 7 * 86_400_000
-        near = calls_in(missed, schedule, window, near_ms - hour_ms, near_ms, 100)
-        usual = calls_in(missed, schedule, window, near_ms - hour_ms - usual_ms, near_ms - usual_ms, 100)
+        near = calls_in(times.missed, near_ms - hour_ms, near_ms, 100)
+        usual = calls_in(times.missed, near_ms - hour_ms - usual_ms, near_ms - usual_ms, 100)
         assert near <= 5 * usual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.core.checks import register
 
 
 class DelayqConfig(AppConfig):
@@ -15,6 +16,6 @@ class DelayqConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the checks."""
-        from celery_delayq.contrib.django import checks
+        from celery_delayq.contrib.django.checks import TAG, check_all
 
-        checks.register_all()
+        register(check_all, TAG)

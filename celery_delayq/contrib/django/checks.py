@@ -20,7 +20,7 @@ from typing import Any
 
 from django.apps import apps
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 
 from celery_delayq.basics.errors import ConfigurationError
@@ -44,26 +44,14 @@ def check_all(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     try:
         app = celery_app()
     except ImproperlyConfigured as exc:
-        return [*found, _no_app(exc)]
+        hint = (
+            "Write `from .celery import app as celery_app` into the __init__.py of your project, or name the app in "
+            f'the settings: {DJANGO_APP} = "proj.celery:app".'
+        )
+        return [*found, Error(f"celery_delayq finds no Celery app: {exc}.", hint=hint, id="delayq.E001")]
     for check in _OF_APP:
         found += check(app)
     return found
-
-
-def register_all() -> None:
-    """Let Django run the checks."""
-    register(check_all, TAG)
-
-
-def _no_app(error: ImproperlyConfigured) -> CheckMessage:
-    return Error(
-        f"celery_delayq finds no Celery app: {error}.",
-        hint=(
-            "Write `from .celery import app as celery_app` into the __init__.py of your project, or name the app in "
-            f'the settings: {DJANGO_APP} = "proj.celery:app".'
-        ),
-        id="delayq.E001",
-    )
 
 
 def check_broker(app: Any) -> Iterator[CheckMessage]:

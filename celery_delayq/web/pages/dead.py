@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from celery_delayq.basics.times import to_datetime
+from celery_delayq.inspector.bulk import Chunk
 from celery_delayq.inspector.counts import count
 from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters, DeadPage
 from celery_delayq.transport import messages
 from celery_delayq.transport.redelivery import revived
 from celery_delayq.web.access import Refusal
-from celery_delayq.web.pages.steps import CHUNK, Progress, Question, ask, is_confirmed, show_progress, so_far
+from celery_delayq.web.pages.filters import ids_of
+from celery_delayq.web.pages.steps import (
+    CHUNK,
+    ask,
+    done_with,
+    is_about_all,
+    is_confirmed,
+    show_progress,
+    so_far,
+    values_of_request,
+)
 from celery_delayq.web.rendering import cut
 from celery_delayq.web.request import Response, encoded
 from celery_delayq.web.view import Page, View
@@ -22,9 +32,6 @@ _LIMIT = 50
 
 #: The most queues to choose from.
 _OFFERED = 500
-
-#: The most ids that an answer names.
-_NAMED = 100
 
 
 def row_of(letter: DeadLetter) -> dict[str, Any]:
@@ -36,13 +43,18 @@ def row_of(letter: DeadLetter) -> dict[str, Any]:
         "task_id": headers.get("id"),
         "args": headers.get("argsrepr"),
         "kwargs": headers.get("kwargsrepr"),
-        "headers": dict(sorted(headers.items(), key=lambda header: str(header[0]))),
-        "at": to_datetime(letter.at_ms),
+        "headers": headers,
         "can_requeue": letter.reason != NOT_AN_ENTRY,
     }
 
 
-def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] = ()) -> Response:
+def _show(view: View, done: Mapping[str, object] | None = None) -> Response:
+    """Show dead letters of the queue in the URL.
+
+    Args:
+        view: the request.
+        done: what was done, see `steps.done_with`.
+    """
     query = view.request.query
     with view.broker.inspector() as inspector:
         counts = count(inspector.lists, span=1, buckets=1, partial=True)
@@ -52,10 +64,8 @@ def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] =
         is_away = queue in {lost.queue for lost in counts.lost.queues}
         if queue and not is_away:
             letters = inspector.dead_letters(queue)
-            try:
+            with values_of_request():
                 page, total = letters.page(query.get("cursor") or None, _LIMIT), len(letters)
-            except ValueError as exc:
-                raise Refusal(400, str(exc)) from exc
     return view.page(
         "dead.html",
         queue=queue,
@@ -65,9 +75,8 @@ def _show(view: View, message: Any = None, results: Sequence[tuple[str, bool]] =
         total=total,
         cursor=page.cursor,
         lost=counts.lost,
-        message=message,
-        results=results,
-        is_live=not message,
+        message=done,
+        is_live=not done,
     )
 
 
@@ -79,30 +88,20 @@ def _offered(dead: dict[str, int]) -> dict[str, int]:
     return {name: dead[name] for name in sorted(chosen)}
 
 
-def _requeue(view: View) -> Response:
-    return _act(view, "dead.requeue")
-
-
-def _purge(view: View) -> Response:
-    return _act(view, "dead.purge")
-
-
-PAGE = Page("/dead", _show, {"dead.requeue": _requeue, "dead.purge": _purge})
-
-
-def _act(view: View, action: str) -> Response:
+def _act(view: View) -> Response:
     queue = view.request.query.get("queue")
     if not queue:
         raise Refusal(400, "The URL names no queue.")
-    is_all = view.request.form.get("scope") == "matching"
-    return _act_on_all(view, action, queue) if is_all else _act_on_some(view, action, queue)
+    act = _act_on_all if is_about_all(view.request.form) else _act_on_some
+    return act(view, view.request.form.get("action"), queue)
+
+
+PAGE = Page("/dead", _show, dict.fromkeys(("dead.requeue", "dead.purge"), _act))
 
 
 def _act_on_some(view: View, action: str, queue: str) -> Response:
     form = view.request.form
-    ids = list(dict.fromkeys(form.all("letter")))
-    if not ids:
-        raise Refusal(400, "Nothing is selected. Go back, and select something.")
+    ids = ids_of(form.all("letter"))
     if len(ids) > CHUNK:
         raise Refusal(400, "At most 1,000 dead letters can be selected at once.")
     with view.broker.inspector() as inspector:
@@ -111,9 +110,7 @@ def _act_on_some(view: View, action: str, queue: str) -> Response:
         if not is_confirmed(form):
             return _ask(view, action, queue, found, len(ids))
         answers = {one: one in found and _change(action, letters, found[one]) for one in ids}
-    changed = sum(answers.values())
-    view.audit.record(action, f"{queue}: {', '.join(ids)}", changed, len(answers) - changed)
-    return _show(view, _done(view, action, changed, len(answers) - changed), list(answers.items()))
+    return _show(view, done_with(view, f"{queue}: {', '.join(ids)}", answers))
 
 
 def _change(action: str, letters: DeadLetters, letter: DeadLetter) -> bool:
@@ -124,29 +121,26 @@ def _change(action: str, letters: DeadLetters, letter: DeadLetter) -> bool:
 
 def _ask(view: View, action: str, queue: str, found: dict[str, DeadLetter], number: int) -> Response:
     rows = [row_of(letter) for letter in found.values()]
+    ngettext = view.language.ngettext
     notes = []
-    if len(found) < number:
+    if gone := number - len(found):
+        notes.append(ngettext("%(number)s is no longer there.", "%(number)s are no longer there.", gone))
+    if action == "dead.requeue" and (stuck := sum(not row["can_requeue"] for row in rows)):
         notes.append(
-            view.language.ngettext(
-                "%(number)s is no longer there.", "%(number)s are no longer there.", number - len(found)
+            ngettext(
+                "%(number)s is not a message and cannot be requeued.",
+                "%(number)s are not messages and cannot be requeued.",
+                stuck,
             )
         )
-    if action == "dead.requeue" and (stuck := sum(not row["can_requeue"] for row in rows)):
-        notes.append(_stuck(view, stuck))
-    names = [cut(f"{row['letter'].id}  {row['letter'].reason}  {row['task'] or ''}", 200) for row in rows[:_NAMED]]
     return ask(
         view,
-        Question(
-            action,
-            _title(view, action, len(found)),
-            _button(view, action),
-            _back(queue),
-            names,
-            notes,
-            [("letter", letter_id) for letter_id in found],
-            is_final=action == "dead.purge",
-            is_void=not found,
-        ),
+        _back(queue),
+        number=len(found),
+        names=[cut(f"{row['letter'].id}  {row['letter'].reason}  {row['task'] or ''}", 200) for row in rows],
+        notes=notes,
+        fields=[("letter", letter_id) for letter_id in found],
+        is_void=not found,
     )
 
 
@@ -155,77 +149,21 @@ def _act_on_all(view: View, action: str, queue: str) -> Response:
     with view.broker.inspector() as inspector:
         letters = inspector.dead_letters(queue)
         if not is_confirmed(form):
-            total = len(letters)
-            names = [view._("All dead letters of queue %(queue)s", queue=queue)]
             return ask(
                 view,
-                Question(
-                    action,
-                    _title(view, action, total),
-                    _button(view, action),
-                    _back(queue),
-                    names,
-                    [view._("Those that arrive in the meantime are among them.")],
-                    [("scope", "matching")],
-                    is_final=action == "dead.purge",
-                ),
+                _back(queue),
+                number=len(letters),
+                names=[view._("All dead letters of queue %(queue)s", queue=queue)],
+                notes=[view._("Those that arrive in the meantime are among them.")],
+                fields=[("scope", "matching")],
             )
         total = so_far(form, "total") or len(letters)
         change = letters.purge_some if action == "dead.purge" else partial(letters.requeue_some, revive=revived)
-        try:
+        with values_of_request():
             chunk = change(CHUNK, form.get("cursor") or None)
-        except ValueError as exc:
-            raise Refusal(400, str(exc)) from exc
-    view.audit.record(action, f"all of {queue}", chunk.changed, chunk.refused)
-    changed, missed = so_far(form, "changed") + chunk.changed, so_far(form, "missed") + chunk.refused
-    rest = None
-    if chunk.cursor is not None:
-        rest = {
-            "action": action,
-            "scope": "matching",
-            "confirmed": "yes",
-            "cursor": chunk.cursor,
-            "total": total,
-            "changed": changed,
-            "missed": missed,
-        }
-    title, examined = _done(view, action, changed, missed), changed + missed
-    return show_progress(view, Progress(title, _back(queue), examined, max(total, examined), rest))
-
-
-# -- words
+    done = Chunk(chunk.changed, chunk.refused, chunk.changed + chunk.refused, chunk.cursor)
+    return show_progress(view, f"all of {queue}", done, total, _back(queue))
 
 
 def _back(queue: str) -> str:
     return f"dead?{encoded({'queue': queue})}"
-
-
-def _title(view: View, action: str, number: int) -> Any:
-    ngettext = view.language.ngettext
-    if action == "dead.purge":
-        return ngettext("Delete %(number)s dead letter", "Delete %(number)s dead letters", number)
-    return ngettext("Requeue %(number)s dead letter", "Requeue %(number)s dead letters", number)
-
-
-def _button(view: View, action: str) -> Any:
-    return view._("Delete for good") if action == "dead.purge" else view._("Requeue")
-
-
-def _stuck(view: View, number: int) -> Any:
-    return view.language.ngettext(
-        "%(number)s is not a message and cannot be requeued.",
-        "%(number)s are not messages and cannot be requeued.",
-        number,
-    )
-
-
-def _done(view: View, action: str, changed: int, missed: int) -> Any:
-    ngettext = view.language.ngettext
-    if action == "dead.purge":
-        done = ngettext("%(number)s dead letter deleted.", "%(number)s dead letters deleted.", changed)
-    else:
-        done = ngettext("%(number)s message requeued.", "%(number)s messages requeued.", changed)
-    if not missed:
-        return done
-    left = ngettext("%(number)s was gone, or is not a message.", "%(number)s were gone, or are not messages.", missed)
-    return view._("%(done)s %(late)s", done=done, late=left)

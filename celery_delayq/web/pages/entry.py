@@ -14,9 +14,10 @@ from redis.exceptions import RedisError
 from celery_delayq.basics.errors import DelayqError, InvalidSchedule, UnknownEntry
 from celery_delayq.schedule.periodic_task import PeriodicTask
 from celery_delayq.web.access import Refusal
+from celery_delayq.web.audit import Change
 from celery_delayq.web.broker import Unavailable
 from celery_delayq.web.pages.periodic import fields_of
-from celery_delayq.web.pages.steps import Question, ask, is_confirmed
+from celery_delayq.web.pages.steps import ask, is_confirmed
 from celery_delayq.web.request import Params, Response, encoded
 from celery_delayq.web.view import Page, View
 
@@ -54,7 +55,7 @@ def _show(view: View, message: Any = None, error: str | None = None) -> Response
         unknown=unknown,
         form=form,
         can_edit=entry.app is None and sum(len(value) for _, value in form) <= _MOST_EDITED,
-        keeps=isinstance(entry.schedule, dict) and not line_of(entry.schedule),
+        keeps=_keeps_schedule(entry),
         message=message,
         error=error,
         is_live=not message and not error,
@@ -79,9 +80,9 @@ def line_of(schedule: Mapping[str, Any]) -> str:
     return crontab if len(schedule) == 1 and isinstance(crontab, str) else ""
 
 
-def _is_kept(entry: PeriodicTask, form: Params) -> bool:
-    """Return whether the schedule stays as it is: the form has none, for nobody can write it."""
-    return not form.get("when").strip() and isinstance(entry.schedule, dict) and not line_of(entry.schedule)
+def _keeps_schedule(entry: PeriodicTask) -> bool:
+    """Return whether a form without a schedule leaves it as it is, because nobody can write it."""
+    return isinstance(entry.schedule, dict) and not line_of(entry.schedule)
 
 
 def _name(view: View) -> str:
@@ -91,36 +92,35 @@ def _name(view: View) -> str:
     return name
 
 
-def _back(name: str) -> str:
-    return f"entry?{encoded({'name': name})}"
-
-
-def _change(view: View, action: str, change: Callable[[str], object], done: Any) -> Response:
-    """Change an entry, and show it, or the error."""
+def _ask(view: View, note: Any) -> Response:
     name = _name(view)
+    return ask(view, f"entry?{encoded({'name': name})}", name=name, notes=[note])
+
+
+def _change(view: View, change: Callable[[str], object], done: Any) -> Response:
+    """Change an entry, and show it, or the error."""
+    name, action = _name(view), view.request.form.get("action")
     try:
         change(name)
     except UnknownEntry as exc:
         raise Refusal(404, "There is no such periodic task.") from exc
     except DelayqError as exc:
         return _show(view, error=str(exc))
-    view.audit.record(action, name, 1)
-    return _show(view, done)
+    view.audit.record(Change(action, name, 1))
+    return view.page("removed.html", message=done) if action == "schedule.remove" else _show(view, done)
 
 
 def _pause(view: View) -> Response:
-    return _change(view, "schedule.pause", view.broker.schedule().pause, view._("Paused."))
+    return _change(view, view.broker.schedule().pause, view._("Paused."))
 
 
 def _resume(view: View) -> Response:
-    return _change(view, "schedule.resume", view.broker.schedule().resume, view._("Resumed."))
+    return _change(view, view.broker.schedule().resume, view._("Resumed."))
 
 
 def _run_now(view: View) -> Response:
     if not is_confirmed(view.request.form):
-        title = view._("Run %(name)s now", name=_name(view))
-        note = view._("Its task is sent once, in addition to its schedule.")
-        return ask(view, Question("schedule.run_now", title, view._("Run now"), _back(_name(view)), notes=[note]))
+        return _ask(view, view._("Its task is sent once, in addition to its schedule."))
 
     def run_now(name: str) -> None:
         try:
@@ -133,38 +133,25 @@ def _run_now(view: View) -> Response:
             raise CannotSend(f"it was not sent: task {result.id} holds its unique key")
 
     with view.broker.sending():
-        return _change(view, "schedule.run_now", run_now, view._("Sent."))
+        return _change(view, run_now, view._("Sent."))
 
 
 def _update(view: View) -> Response:
-    def update(name: str) -> None:
-        form, entry = view.request.form, view.broker.schedule().get(name)
-        fields = fields_of(form, wants_schedule=not _is_kept(entry, form))
-        # Fields that the form does not have any more get their defaults.
-        known = entry.timing
-        timing = {**dict.fromkeys(known), **fields.pop("timing")}
-        view.broker.schedule().update_fields(name, fields, timing)
+    form, schedule = view.request.form, view.broker.schedule()
 
-    return _change(view, "schedule.update", update, view._("Saved."))
+    def update(name: str) -> None:
+        entry = schedule.get(name)
+        fields = fields_of(form, wants_schedule=bool(form.get("when").strip()) or not _keeps_schedule(entry))
+        # Fields that the form does not have any more get their defaults.
+        schedule.update_fields(name, fields, {**dict.fromkeys(entry.timing), **fields.pop("timing")})
+
+    return _change(view, update, view._("Saved."))
 
 
 def _remove(view: View) -> Response:
-    name = _name(view)
     if not is_confirmed(view.request.form):
-        title = view._("Remove %(name)s", name=name)
-        note = view._("Its pending run is withdrawn.")
-        question = Question(
-            "schedule.remove", title, view._("Remove for good"), _back(name), notes=[note], is_final=True
-        )
-        return ask(view, question)
-    try:
-        view.broker.schedule().remove(name)
-    except UnknownEntry as exc:
-        raise Refusal(404, "There is no such periodic task.") from exc
-    except DelayqError as exc:
-        return _show(view, error=str(exc))
-    view.audit.record("schedule.remove", name, 1)
-    return view.page("removed.html", message=view._("%(name)s removed.", name=name))
+        return _ask(view, view._("Its pending run is withdrawn."))
+    return _change(view, view.broker.schedule().remove, view._("%(name)s removed.", name=_name(view)))
 
 
 PAGE = Page(

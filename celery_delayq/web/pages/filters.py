@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from typing import Any
 from urllib.parse import quote, unquote
 
 from markupsafe import Markup
@@ -39,41 +39,29 @@ class InvalidFilter(ValueError):
         return gettext(self.text, **self.values)
 
 
-@dataclass(frozen=True)
-class Filter:
-    """A filter of waiting tasks.
+def fields_of(query: Params) -> dict[str, str]:
+    """Return the fields of a query that are not empty, as they were written."""
+    return {name: value for name in FIELDS if (value := query.get(name)).strip()}
 
-    Attributes:
-        params: the fields that are not empty, as they were written.
-        criteria: what they mean.
+
+def criteria_of(fields: Mapping[str, str], now_ms: int) -> Criteria:
+    """Return what the fields mean.
+
+    Args:
+        fields: as `fields_of` returns them.
+        now_ms: to which relative times refer, unix time in ms.
+
+    Raises:
+        InvalidFilter: a field cannot be read.
     """
-
-    params: dict[str, str]
-    criteria: Criteria
-
-    @property
-    def is_search(self) -> bool:
-        """Whether tasks must be read to know whether they match."""
-        return self.criteria.task is not None or self.criteria.text is not None
-
-    @classmethod
-    def of(cls, query: Params, now_ms: int) -> Filter:
-        """Return the filter of a query.
-
-        Args:
-            query: the query.
-            now_ms: to which relative times refer, unix time in ms.
-
-        Raises:
-            InvalidFilter: a field cannot be read.
-        """
-        params = {name: value for name, value in query.only(*FIELDS).items() if value.strip()}
-        times = {name: time_of(params[name].strip(), now_ms) for name in ("due_after", "due_before") if name in params}
-        texts = {name: params[name] for name in ("queue", "task", "text") if name in params}
-        try:
-            return cls(params, Criteria.of(**texts, **times))  # type: ignore[arg-type]
-        except (TypeError, ValueError) as exc:
-            raise InvalidFilter(str(exc)) from exc
+    times = ("due_after", "due_before")
+    values: dict[str, Any] = {
+        name: time_of(value.strip(), now_ms) if name in times else value for name, value in fields.items()
+    }
+    try:
+        return Criteria.of(**values)
+    except (TypeError, ValueError) as exc:
+        raise InvalidFilter(str(exc)) from exc
 
 
 def time_of(text: str, now_ms: int) -> datetime:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from celery_delayq.basics.times import to_datetime, to_timedelta
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.inspector.consumers import Consumers, consumers
 from celery_delayq.inspector.counts import QueueCounts, count
 from celery_delayq.inspector.histogram import Histogram, histogram
@@ -39,7 +39,7 @@ def _show(view: View) -> Response:
     hours = 72 if query.get("hours") == "72" else 8
     with view.broker.inspector() as inspector:
         counts = count(inspector.lists, span=1, buckets=1, partial=True)
-        due = histogram(inspector.lists, start_ms or counts.at_ms, span_s, _bars(span_s), partial=True)
+        due = histogram(inspector.lists, start_ms or counts.at_ms, span_s, SPANS.get(span_s, 60), partial=True)
         workers = consumers(inspector.lists, partial=True)
         past = view.broker.history(inspector, hours)
     return view.page(
@@ -55,8 +55,6 @@ def _show(view: View) -> Response:
         due_chart=_due_chart(view, due, span_s),
         link_of=lambda bucket: _href(bucket.start_ms, bucket.end_ms, span_s),
         consumers=_consumers(workers),
-        left_of=lambda due_ms: to_timedelta(due_ms - counts.at_ms),
-        to_datetime=to_datetime,
         earlier=max(counts.at_ms, due.buckets[0].start_ms - span_s * 1000) if start_ms else None,
         later=due.buckets[-1].end_ms,
         hours=hours,
@@ -72,10 +70,6 @@ PAGE = Page("/", _show)
 
 def _whole(text: str, default: int, least: int, most: int) -> int:
     return min(max(int(text), least), most) if text.isascii() and text.isdigit() and len(text) < 20 else default
-
-
-def _bars(span_s: int) -> int:
-    return SPANS.get(span_s, 60)
 
 
 def _totals(queues: Sequence[QueueCounts]) -> dict[str, int]:
@@ -118,15 +112,18 @@ def _due_chart(view: View, due: Histogram, span_s: int) -> Chart:
         )
         for bucket in buckets
     ]
-    every = max(1, len(buckets) // 6)
-    labels = [(at, _text(buckets[at].start_ms, span_s)) for at in range(0, len(buckets), every)]
     return bar_chart(
         [bucket.count for bucket in buckets],
         titles,
-        labels,
+        _labels([_text(bucket.start_ms, span_s) for bucket in buckets]),
         hrefs=[_href(bucket.start_ms, bucket.end_ms, span_s) for bucket in buckets],
         unit=_short_number,
     )
+
+
+def _labels(texts: Sequence[str]) -> list[tuple[int, str]]:
+    """Return about six labels for a chart: the place of a bar, and its text."""
+    return [(at, texts[at]) for at in range(0, len(texts), max(1, len(texts) // 6))]
 
 
 def _text(ms: int, span_s: int) -> str:
@@ -148,25 +145,18 @@ def _past_charts(view: View, past: History) -> tuple[Chart, Chart]:
     """Return the charts of what was transferred, and of how late that was."""
     points = past.points
     span_s = (points[-1].end_ms - points[0].start_ms) // 1000
-    every = max(1, len(points) // 6)
-    labels = [(at, _text(points[at].start_ms, span_s)) for at in range(0, len(points), every)]
-    when = [_text(point.start_ms, span_s) for point in points]
-    transferred = bar_chart(
-        [point.transferred for point in points],
-        [
-            view._("%(count)s from %(start)s UTC on", count=f"{point.transferred:,}", start=start)
-            for point, start in zip(points, when, strict=True)
-        ],
-        labels,
-        unit=_short_number,
+    starts = [_text(point.start_ms, span_s) for point in points]
+    counts, late = [point.transferred for point in points], [point.p95_s for point in points]
+    counts_said = [
+        view._("%(count)s from %(start)s UTC on", count=f"{count:,}", start=start)
+        for count, start in zip(counts, starts, strict=True)
+    ]
+    late_said = [
+        view._("%(late)s from %(start)s UTC on", late=lateness(late_s), start=start)
+        for late_s, start in zip(late, starts, strict=True)
+    ]
+    labels = _labels(starts)
+    return (
+        bar_chart(counts, counts_said, labels, unit=_short_number),
+        bar_chart(late, late_said, labels, unit=lateness),
     )
-    late = bar_chart(
-        [point.p95_s for point in points],
-        [
-            view._("%(late)s from %(start)s UTC on", late=lateness(point.p95_s), start=start)
-            for point, start in zip(points, when, strict=True)
-        ],
-        labels,
-        unit=lateness,
-    )
-    return transferred, late

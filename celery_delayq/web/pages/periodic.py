@@ -9,6 +9,7 @@ from typing import Any
 from celery_delayq.basics.errors import DelayqError, InvalidSchedule
 from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.encoding import written
+from celery_delayq.web.audit import Change
 from celery_delayq.web.request import Params, Response
 from celery_delayq.web.view import Page, View
 
@@ -66,7 +67,7 @@ def _add(view: View) -> Response:
         view.broker.schedule().add_definition(definition)
     except DelayqError as exc:
         return _show(view, error=str(exc))
-    view.audit.record("schedule.add", name, 1)
+    view.audit.record(Change("schedule.add", name, 1))
     return _show(view, view._("%(name)s added.", name=name))
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from celery_delayq.inspector.bulk import Chunk
+from celery_delayq.web.access import Refusal
+from celery_delayq.web.audit import Change
+from celery_delayq.web.rendering import MOST_CHARACTERS, cut
 from celery_delayq.web.request import Params, Response
 from celery_delayq.web.view import View
 
@@ -15,36 +19,8 @@ _AT_ONCE = ("schedule.add", "schedule.update", "schedule.pause", "schedule.resum
 #: How many tasks one request changes at most.
 CHUNK = 1000
 
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked before a change.
-
-    Attributes:
-        action: name of the action, see `access.ACTIONS`.
-        title: what will be done: "Cancel 3 tasks".
-        button: label of the button that does it.
-        back: relative URL of the page to go back to.
-        names: what will change, a line each.
-        notes: sentences.
-        fields: fields of the form besides `action` and `confirmed`.
-        wants_time: whether to ask for a new time.
-        error: what was wrong with the last answer.
-        is_final: whether it cannot be undone.
-        is_void: whether there is nothing left to change, so that only the way back is offered.
-    """
-
-    action: str
-    title: Any
-    button: Any
-    back: Any
-    names: Sequence[Any] = ()
-    notes: Sequence[Any] = ()
-    fields: Iterable[tuple[str, str]] = ()
-    wants_time: bool = False
-    error: str | None = None
-    is_final: bool = False
-    is_void: bool = False
+#: The most ids that a question and an answer name.
+NAMED = 100
 
 
 def is_confirmed(form: Params) -> bool:
@@ -52,37 +28,88 @@ def is_confirmed(form: Params) -> bool:
     return form.get("confirmed") == "yes"
 
 
+def is_about_all(form: Params) -> bool:
+    """Return whether a form is about all that match, and not about those that it names."""
+    return form.get("scope") == "matching"
+
+
 def may_have_changed(form: Params) -> bool:
     """Return whether a form asked for a change, and not only for the question."""
     return is_confirmed(form) or form.get("action") in _AT_ONCE
 
 
-def ask(view: View, question: Question) -> Response:
-    """Return the page with the question."""
+@contextmanager
+def values_of_request() -> Iterator[None]:
+    """Refuse a request if a value in it is wrong. The site has a sentence of its own for text that is not UTF-8.
+
+    Raises:
+        Refusal: in place of a ValueError.
+    """
+    try:
+        yield
+    except UnicodeEncodeError:
+        raise
+    except ValueError as exc:
+        raise Refusal(400, str(exc)) from exc
+
+
+def ask(
+    view: View,
+    back: str,
+    *,
+    number: int = 1,
+    name: str = "",
+    names: Sequence[Any] = (),
+    notes: Sequence[Any] = (),
+    fields: Sequence[tuple[str, object]] = (),
+    error: Any = None,
+    may_be_more: bool = False,
+    is_void: bool = False,
+) -> Response:
+    """Return the page that asks whether to do the action of a form; `actions.html` has its title and its button.
+
+    Args:
+        view: the request.
+        back: relative URL of the page to go back to.
+        number: how many will change.
+        name: name of the periodic task that the action is about.
+        names: what will change, a line each; only the first ones are shown.
+        notes: sentences.
+        fields: fields of the form besides `action` and `confirmed`.
+        error: what was wrong with the last answer.
+        may_be_more: whether more than `number` may change.
+        is_void: whether there is nothing left to change, so that only the way back is offered.
+    """
     return view.page(
-        "confirm.html", 400 if question.error else 200, question=question, when=view.request.form.get("when")
+        "confirm.html",
+        400 if error else 200,
+        action=view.request.form.get("action"),
+        when=view.request.form.get("when"),
+        back=back,
+        number=number,
+        name=name,
+        names=names[:NAMED],
+        notes=notes,
+        fields=fields,
+        error=error,
+        may_be_more=may_be_more,
+        is_void=is_void,
     )
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a change of many is.
+def done_with(view: View, what: str, answers: Mapping[str, bool]) -> dict[str, object]:
+    """Record what was done with those that a form names, and return it for `actions.html`.
 
-    Attributes:
-        title: what was done so far.
-        back: relative URL of the page to go back to.
-        examined: how many were looked at.
-        total: how many there were to look at.
-        fields: fields of the next request; None if all is done.
-        lost: what was left out because nodes of a cluster are away, in words.
+    Args:
+        view: the request.
+        what: what the log says of them.
+        answers: ids, and whether each was changed.
     """
-
-    title: Any
-    back: Any
-    examined: int
-    total: int
-    fields: Mapping[str, object] | None
-    lost: str = ""
+    action, changed = view.request.form.get("action"), sum(answers.values())
+    missed = len(answers) - changed
+    view.audit.record(Change(action, what, changed, missed))
+    results = [(cut(one), was_changed) for one, was_changed in answers.items()]
+    return {"action": action, "changed": changed, "missed": missed, "refused": 0, "results": results}
 
 
 def so_far(form: Params, name: str) -> int:
@@ -91,6 +118,34 @@ def so_far(form: Params, name: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
 
 
-def show_progress(view: View, progress: Progress) -> Response:
-    """Return the page with the progress. The script sends its form by itself; without one, the user does."""
-    return view.page("progress.html", progress=progress)
+def show_progress(view: View, what: str, chunk: Chunk, total: int, back: str, **more: object) -> Response:
+    """Record a chunk of a change of many, and return the page with the progress.
+
+    The script sends its form by itself; without one, the user does.
+
+    Args:
+        view: the request.
+        what: what the log says of them.
+        chunk: what was done.
+        total: how many there were to look at.
+        back: relative URL of the page to go back to.
+        more: further fields of the next request.
+    """
+    form = view.request.form
+    view.audit.record(Change(form.get("action"), what, chunk.changed, chunk.late + chunk.refused))
+    numbers = {
+        "changed": chunk.changed,
+        "missed": chunk.late,
+        "refused": chunk.refused,
+        "examined": chunk.examined,
+    }
+    done = {name: so_far(form, name) + number for name, number in numbers.items()}
+    return view.page(
+        "progress.html",
+        done={"action": form.get("action"), **done},
+        back=back,
+        cursor=chunk.cursor,
+        total=max(total, done["examined"]),
+        lost=form.get("lost") or cut(chunk.lost, MOST_CHARACTERS),
+        more=more,
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.transport import messages
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.pages.filters import LONGEST_ID, id_key
@@ -29,15 +28,11 @@ def _show(view: View) -> Response:
         task=task,
         node=node,
         body=body_of(task.entry.payload),
-        headers=_headers(task),
+        headers=task.headers,
         id_key=id_key(task_id),
         can_act=len(task_id) <= LONGEST_ID,
         is_live=True,
     )
-
-
-def _headers(task: ScheduledTask) -> dict[str, Any]:
-    return dict(sorted(task.headers.items(), key=lambda header: str(header[0])))
 
 
 def body_of(payload: bytes) -> tuple[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from celery_delayq.basics.times import to_datetime, to_timedelta
 from celery_delayq.inspector.consumers import consumers
 from celery_delayq.web.request import Response
 from celery_delayq.web.view import Page, View
@@ -14,8 +13,6 @@ def _show(view: View) -> Response:
     return view.page(
         "workers.html",
         found=found,
-        to_datetime=to_datetime,
-        left_of=lambda ends_ms: to_timedelta(ends_ms - found.at_ms),
         is_live=True,
     )
 

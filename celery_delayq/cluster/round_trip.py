@@ -1,4 +1,4 @@
-"""Exchange: commands that go to a node on one connection, in one round trip. None of them is sent twice."""
+"""RoundTrip: commands that go to a node on one connection, in one round trip. None of them is sent twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redis import exceptions
 
 from celery_delayq.cluster.node import Node
 from celery_delayq.queue.connections import LOST
-from celery_delayq.queue.redirection import is_redirection, understood
+from celery_delayq.queue.redirection import understood
 
 #: See `redis.Redis.parse_response`.
 Parse: TypeAlias = Callable[..., Any]
@@ -19,11 +19,8 @@ Parse: TypeAlias = Callable[..., Any]
 ASKING = ("ASKING",)
 
 
-class _Unsent:
-    """Stands for the reply to a command that was not sent."""
-
-
-UNSENT: Any = _Unsent()
+#: Stands for the reply to a command that was not sent.
+UNSENT: Any = object()
 
 
 @dataclass(eq=False)
@@ -43,51 +40,29 @@ class Command:
     reply: Any = UNSENT
 
 
-@dataclass(eq=False)
-class Wait:
-    """The WAIT at the end of a pipeline. Each node to which the pipeline sends anything gets it.
-
-    Attributes:
-        replies: those of the nodes that have served anything.
-    """
-
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-    replies: list[Any] = field(default_factory=list)
-
-    @property
-    def reply(self) -> Any:
-        """The reply to the whole pipeline: the least, or an error."""
-        # Whoever waits for a lost node knows: the replies to its commands are errors, too.
-        heard = [reply for reply in self.replies if not isinstance(reply, LOST)]
-        errors = [reply for reply in heard if isinstance(reply, Exception)]
-        return errors[0] if errors else min(heard, default=0)
-
-
-class Exchange:
+class RoundTrip:
     """The commands for one node. For one thread; `open`, `send` and `read` are called once, `close` always.
 
     Args:
         node: the node.
         parse: parses replies.
-        wait: is sent at the end; its owner gets the reply.
+        wait: a WAIT, which is sent at the end.
     """
 
-    def __init__(self, node: Node, parse: Parse, wait: Wait | None = None) -> None:
+    def __init__(self, node: Node, parse: Parse, wait: Command | None = None) -> None:
         self.node = node
         self.commands: list[Command] = []
+        self.wait = wait
         #: The error that ended the connection.
         self.lost: Exception | None = None
         self._parse = parse
-        self._wait = wait
-        self._last = [] if wait is None else [Command(wait.args, wait.options)]
         self._connection: Any = None
         self._packed: Any = None
         self._is_unread = False
 
     @property
     def _all(self) -> Sequence[Command]:
-        return [*self.commands, *self._last]
+        return self.commands if self.wait is None else [*self.commands, self.wait]
 
     def run(self) -> None:
         """Do all, see `open`."""
@@ -128,10 +103,6 @@ class Exchange:
                 self.fail(exc)
                 break
         self._is_unread = self.lost is not None
-        if self._wait is not None and any(
-            command.args != ASKING and not is_redirection(command.reply) for command in self.commands
-        ):
-            self._wait.replies.append(self._last[0].reply)
 
     def fail(self, exc: Exception) -> None:
         """Make an error the reply to all commands without a reply."""

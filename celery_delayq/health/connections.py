@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from celery_delayq.health.finding import Finding, Level
+from celery_delayq.health.finding import Finding, error, ok, warning
 from celery_delayq.health.servers import Server
-
-_CHECK = "connections"
 
 #: How many connections a worker needs for one queue, see docs/limits.md.
 A_WORKER = 12
@@ -15,8 +13,10 @@ A_WORKER = 12
 #: Fewer than this part of `maxclients` is few.
 _FEW = 0.1
 
+_ADVICE = "Raise maxclients, or see docs/limits.md for how to need fewer."
 
-def check_room(server: Server) -> Iterator[Finding]:
+
+def check_connections(server: Server) -> Iterator[Finding]:
     """Yield how many connections are left."""
     info = server.info
     limit = int(info.get("maxclients", 0)) or int(server.config("maxclients") or 0)
@@ -25,10 +25,8 @@ def check_room(server: Server) -> Iterator[Finding]:
     left = max(0, limit - int(info.get("connected_clients", 0)) - int(info.get("cluster_connections", 0)))
     message = f"{left:,} of {limit:,} connections are left."
     if left < A_WORKER:
-        level, message = Level.ERROR, f"{message} A worker needs {A_WORKER}."
+        yield error(f"{message} A worker needs {A_WORKER}.", _ADVICE)
     elif left < limit * _FEW:
-        level = Level.WARNING
+        yield warning(message, _ADVICE)
     else:
-        yield Finding(_CHECK, Level.OK, message)
-        return
-    yield Finding(_CHECK, level, message, "Raise maxclients, or see docs/limits.md for how to need fewer.")
+        yield ok(message)
