@@ -45,7 +45,6 @@ class Station:
         rare_lists: RareLists,
         patience_s: float | None = None,
     ) -> None:
-        wake = partial(call_of, weakref.ref(transport.cycle), "wake")
         self.consumer = Consumer(
             connect,
             client,
@@ -63,7 +62,7 @@ class Station:
             collects=transport.acknowledges_together,
         )
         self.rare_lists = rare_lists
-        self._watchdog = Watchdog(self.consumer, on_lost=wake)
+        self._watchdog = Watchdog(self.consumer, on_lost=partial(call_of, weakref.ref(transport.cycle), "wake"))
         self._watchdog.start()
 
     @property
