@@ -10,6 +10,7 @@ over the registry and a queue. Two rules make up for that:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from itertools import islice
 from logging import getLogger
@@ -51,6 +52,8 @@ class Registry:
     def __init__(self, client: redis.Redis, keyprefix: str = "") -> None:
         self.client = hurried(client)
         self.key = keys.registry(keyprefix)
+        #: Loops of all masters read at the same time. One after the other, they need one connection.
+        self._turn = threading.Lock()
 
     def add(self, name: str) -> bool:
         """Register a name, and return whether that was possible. Announce it if it is new.
@@ -92,7 +95,8 @@ class Registry:
 
         Names that are empty or not UTF-8 are skipped: no client of this package can add or use them.
         """
-        found = self.client.execute_command("ZRANGE", self.key, 0, -1, "WITHSCORES", **{NEVER_DECODE: True})
+        with self._turn:
+            found = self.client.execute_command("ZRANGE", self.key, 0, -1, "WITHSCORES", **{NEVER_DECODE: True})
         used = ((name_of(name), int(float(score))) for name, score in pairs(found))
         return {name: used_ms for name, used_ms in used if name}
 
@@ -102,7 +106,8 @@ class Registry:
         Args:
             used: names as they were read, see `read`; others stay.
         """
-        seconds, _ = at_server_of(self.client, self.key).time()
+        with self._turn:
+            seconds, _ = at_server_of(self.client, self.key).time()
         until_ms = (int(seconds) - LASTS_S) * 1000
         old = list(islice((name for name, used_ms in used.items() if used_ms < until_ms), _MOST))
         if not old:

@@ -484,10 +484,10 @@ class Transport(kombu_redis.Transport):
             super().close_connection(connection)  # it raises where the server is away
         finally:
             self._close_stations()
+            for loop in loops:  # on a cluster, one that reads the registry would open a connection that nobody closes
+                loop.stop(timeout_s=max(0.0, until - time.monotonic()))
             self.disconnect_pool()
             self.cycle.poller = None  # its descriptor must not wait for the garbage collector
-            for loop in loops:
-                loop.stop(timeout_s=max(0.0, until - time.monotonic()))
 
     def disconnect_pool(self) -> None:
         """Close the connections that all channels share."""

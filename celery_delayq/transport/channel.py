@@ -19,6 +19,7 @@ from kombu.transport import redis as kombu_redis
 from kombu.transport.virtual.base import queue_declare_ok_t
 from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid
+from redis import exceptions
 
 from celery_delayq.basics.text import plural
 from celery_delayq.options.settings import HEALTH_CHECK_S, SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS
@@ -264,6 +265,8 @@ class DelayedChannel(kombu_redis.Channel):
             with self._if_possible():
                 super().maybe_refresh_binding_expiry()
                 self._refresh_at, self._refresh_error = 0.0, ""
+        except exceptions.NoScriptError:  # flushed since redis-py looked: next time it loads it again
+            self._refresh_at = 0.0
         except redis.ResponseError as exc:  # the user may not call SCRIPT, for example: Celery would log a traceback
             if str(exc) != self._refresh_error:
                 logger.warning("Cannot keep the bindings of queues that expire, trying again every 10 s: %s", exc)

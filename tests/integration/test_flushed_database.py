@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import kombu
 import pytest
 import redis
 from celery import Celery
+from redis.client import Pipeline
 
 from celery_delayq.cluster.client import Routed
 from tests.brokers import list_for
@@ -85,3 +87,28 @@ def test_what_was_deleted_while_a_worker_had_it_does_not_begin(
         wait_until(lambda: ledger.has([last]), "the last has run")
         wait_until(lambda: in_flight(broker_client) == 0, "it is acknowledged")
     assert {run.task_id for run in ledger.runs()}.isdisjoint(deleted)
+
+
+@pytest.mark.one_server("redis-py's pipeline")
+@pytest.mark.skipif(kombu.VERSION < (5, 7), reason="before, kombu kept no bindings")
+def test_scripts_that_are_flushed_just_before_bindings_are_kept_are_nothing_to_complain_about(
+    app: Celery, broker_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """redis-py has looked whether the server knows them, and it is not told when they go."""
+    load_scripts = Pipeline.load_scripts
+    flushes = [broker_client.script_flush]
+
+    def flush_after(pipe: Pipeline) -> None:
+        load_scripts(pipe)
+        while flushes:
+            flushes.pop()()
+
+    queue = kombu.Queue("told", kombu.Exchange("told"), routing_key="told", expires=60.0)
+    with app.connection_for_read() as connection, connection.channel() as channel, kombu.Consumer(channel, [queue]):
+        monkeypatch.setattr(Pipeline, "load_scripts", flush_after)
+        for _ in range(2):
+            channel.maybe_refresh_binding_expiry()
+        assert not flushes
+        deadlines = broker_client.zcard(channel.keyprefix_binding_deadlines)
+    assert deadlines, "the second time, they are kept"
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,22 @@ def leaves_nothing(use: Callable[[Celery], None], url: str, conf: dict[str, Any]
     before = settled()
     for _ in range(10):
         use(app)
-    wait_until(lambda: held() == before, f"it holds {before} again")
+    with told():
+        wait_until(lambda: held() == before, f"it holds {before} again")
 
 
 def held() -> tuple[int, int]:
     return len(descriptors(os.getpid())), threads(os.getpid())
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Say what this process holds if a wait fails."""
+    try:
+        yield
+    except AssertionError as exc:
+        there = [thread.name for thread in threading.enumerate()]
+        raise AssertionError(f"{exc}; it holds {held()}: {there}, {descriptors(os.getpid())}") from None
 
 
 def settled() -> tuple[int, int]:
@@ -72,7 +84,8 @@ def settled() -> tuple[int, int]:
         seen.append(held())
         return len(seen) > 100 and len(set(seen[-100:])) == 1
 
-    wait_until(is_settled, "all threads have ended")
+    with told():
+        wait_until(is_settled, "all threads have ended")
     return seen[-1]
 
 
