@@ -51,7 +51,8 @@ class Expiry:
 
     def used(self, queue: str) -> None:
         """Renew the TTL of all lists of a queue, as kombu does when a message is put there."""
-        self._renew(self._lists([queue]))
+        if self._channel.connection.expires_ms:
+            self._renew(self._lists([queue]))
 
     def keep_now(self) -> None:
         """Make the next `keep` renew at once, because the consumed queues have changed."""

@@ -8,7 +8,6 @@ outlive the sockets.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import secrets
@@ -55,12 +54,11 @@ class Publisher:
         """Return what makes an attempt to publish a message the same publication as the attempts before it.
 
         Args:
-            message_tag: the same one for the same message.
+            message_tag: a hash of the message, 32 hexadecimal digits.
         """
-        what = f"{self._done} {message_tag}"
         # A forked child may have a copy of this, and publish the same message.
         name = f"{self._name}{os.getpid():x}"
-        return Attempt(name, hashlib.blake2b(what.encode(), digest_size=16).digest())
+        return Attempt(name, ((int(message_tag, 16) + self._done) % 2**128).to_bytes(16, "big"))
 
     def begins(self, properties: object) -> None:
         """Record that a message is published, or published again; `properties` are those that kombu has passed."""
