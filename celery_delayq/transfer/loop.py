@@ -133,6 +133,8 @@ class TransferLoop(LoopThread):
         #: How long before they are due messages move; whoever receives them tells it when they came.
         self.lead = Lead(self.settings.lead_s)
         self._clock = ServerClock()
+        #: Queue -> why the server refuses it: logged once, also if the loop connects again meanwhile.
+        self._refused: dict[str, str] = {}
         # What belongs to one connection.
         self._client: redis.Redis
         self._served: ServedQueues
@@ -312,15 +314,16 @@ class TransferLoop(LoopThread):
         self._looks += 1
         names = set(filter(self._serves, self._registered.names | consumed))
         self._served.remove(self._served.names - names)
+        self._refused = {name: error for name, error in self._refused.items() if name in names}
         self._served.add(names)
         for served in self._served:
             served.has_lead = served.queue.name in consumed
-        for part in self._served.empty(self._slot_of, self._looks):
+        for part in self._served.empty(self._slot_of, self._looks, self._refused):
             if self._any_exists(part):
                 for served in part:
                     served.wake_at_ms = 0
         for served in self._served:
-            if served.head_due_ms is not None or served.error:
+            if served.head_due_ms is not None or served.queue.name in self._refused:
                 served.wake_at_ms = 0
         self._looked = True
         self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
@@ -359,22 +362,23 @@ class TransferLoop(LoopThread):
         except CONNECTION_ERRORS:
             raise
         except exceptions.TryAgainError as exc:  # its slot is on its way to another node
-            served.error, served.head_due_ms, served.wake_at_ms = str(exc), None, None
+            self._refused[queue.name] = str(exc)
+            served.head_due_ms = served.wake_at_ms = None
             served.retry_at = time.monotonic() + _MOVING_S
             return
         except exceptions.ResponseError as exc:
             if passing_refusal(exc):  # of all queues
                 raise
             # A queue that the server refuses (wrong type, no permission, no memory) must not stop the others.
-            if str(exc) != served.error:
+            if str(exc) != self._refused.get(queue.name):
                 logger.error("Cannot transfer delayed messages of %r: %s", queue.name, exc)
-            served.error = str(exc)
+            self._refused[queue.name] = str(exc)
             served.head_due_ms = served.wake_at_ms = None
             return
         self._clock.observe(done.now_us, sent, time.monotonic())
         if done.moved and served.has_lead and served.head_due_ms is not None:
             self.lead.moved(served.head_due_ms, done.now_us / 1000 + lead_ms, planned_at)
-        served.error = ""
+        self._refused.pop(queue.name, None)
         served.head_due_ms = done.head_due_ms
         if done.punctual != served.punctual:
             logger.debug("The punctual loop of delayed queue %r is now %s", queue.name, done.punctual)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +32,6 @@ class Served:
     head_due_ms: int | None = None
     #: Id of the punctual loop; empty if there is none.
     punctual: str = ""
-    #: The server's last error for this queue, kept so that it is logged once.
-    error: str = ""
 
     @property
     def is_to_be_looked_at(self) -> bool:
@@ -79,7 +77,7 @@ class ServedQueues:
         """Return the queue of a channel for signs of life."""
         return self._by_transferrer_channel.get(channel)
 
-    def empty(self, slot_of: Callable[[str], int], looks: int) -> list[list[Served]]:
+    def empty(self, slot_of: Callable[[str], int], looks: int, refused: Collection[str]) -> list[list[Served]]:
         """Return the queues that seem empty and have to be looked at now, by hash slot.
 
         If they are in several slots, these are the queues in the slots whose turn it is.
@@ -87,11 +85,11 @@ class ServedQueues:
         Args:
             slot_of: see `TransferLoop`.
             looks: the number of looks so far.
+            refused: names of those that the server refuses. They have no known head either, but are tried on their own.
         """
         slots: dict[int, list[Served]] = {}
         for served in self:
-            # A queue that the server refuses has no known head either, but is tried on its own.
-            if served.head_due_ms is None and not served.error:
+            if served.head_due_ms is None and served.queue.name not in refused:
                 slots.setdefault(slot_of(served.queue.keys.timeout_set), []).append(served)
         if len(slots) == 1:
             return list(slots.values())

@@ -164,7 +164,7 @@ def test_an_entry_that_cannot_be_decoded_stops_nobody(
     assert "ERROR" in worker.log
 
 
-def test_a_queue_that_the_server_refuses_stops_no_other(
+def test_a_queue_that_the_server_refuses_stops_no_other_and_is_said_once(
     client: redis.Redis, app: Celery, worker: Worker, ledger: Ledger
 ) -> None:
     client.zadd("redisson_delay_queue_timeout:{broken}", {b"\x00" + bytes(8): 1})
@@ -172,7 +172,9 @@ def test_a_queue_that_the_server_refuses_stops_no_other(
     client.zadd("delayq:queues", {"broken": FAR})
     client.publish("delayq:queues", "broken")
     worker.wait_for_log("Cannot transfer delayed messages of 'broken'")
-    promised = schedule(app, [0.2] * 3)
+    assert app.control.add_consumer("another", reply=True, timeout=10), "its loops subscribe again"
+    promised = [*schedule(app, [0.2] * 3)]
+    promised.append(app.tasks["note"].apply_async(countdown=0.2, queue="another").id)
     wait_until(lambda: ledger.has(promised), "the others ran", 20)
     assert worker.log.count("Cannot transfer delayed messages of 'broken'") == 1
 
