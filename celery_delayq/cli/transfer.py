@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import select
 import signal
+from collections.abc import Callable
 from threading import Lock
 
 import click
+import redis
 
 from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import delayq_channel
@@ -22,6 +24,7 @@ from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.transport import Transport
 from celery_delayq.transport.poller import Waker
+from celery_delayq.transport.program import Program
 from celery_delayq.transport.urls import is_sentinel
 
 #: The package's logger; `--loglevel` sets its level.
@@ -37,6 +40,32 @@ class VisibleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as text, see `logging`."""
         return visible(super().format(record), keep="\n")
+
+
+class Counted(Program):
+    """Counts what the loops transfer.
+
+    Args:
+        counters: where.
+        flusher: adds that to Redis; None for nobody.
+    """
+
+    def __init__(self, counters: Counters, flusher: Flusher | None) -> None:
+        self.moved = 0
+        self._lock = Lock()
+        self._recorder = Recorder(counters)
+        self._flusher = flusher
+
+    def on_pass(self, queue: DelayedQueue, done: Transferred) -> None:
+        """Count what was transferred."""
+        with self._lock:  # the loops have threads of their own
+            self.moved += done.moved
+        self._recorder.on_pass(queue, done)
+
+    def chores(self, client: redis.Redis, serves: Callable[[str], bool]) -> None:
+        """Add to Redis what was counted."""
+        if self._flusher is not None:
+            self._flusher.flush(client, serves)
 
 
 @command("transfer")
@@ -66,14 +95,6 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
     logging.basicConfig(handlers=[handler])
     logger.setLevel(loglevel.upper())
     app = ctx.obj.app
-    moved, lock = 0, Lock()
-
-    def count(queue: DelayedQueue, done: Transferred) -> None:
-        nonlocal moved
-        with lock:  # the loops have threads of their own
-            moved += done.moved
-        recorder.on_pass(queue, done)
-
     settings = settings_of(app)
     with delayq_channel(app) as (connection, channel):
         say_at_start(
@@ -85,20 +106,18 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
         )
         lists = {name for queue in app.amqp.queues for name in channel.broker_lists(queue)}
         lists.update(name for name in map(str.strip, queues.split(",")) if name)
-        recorder = Recorder(Counters())
-        flusher = Flusher(recorder.counters, channel.global_keyprefix, channel.first_list)
+        counters = Counters()
+        flusher = Flusher(counters, channel.global_keyprefix, channel.first_list) if settings.metrics else None
         transport = connection.transport
+        transport.program = program = Counted(counters, flusher)
         transport.more_lists = frozenset(lists)
         transport.has_failover = True
-        transport.on_pass = count
-        if settings.metrics:
-            transport.chores = flusher.flush
         stop = Waker()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.wake())
         say(f"Transferring delayed tasks of {connection.as_uri()}. Press Ctrl-C to stop.", err=True)
         _transfer_until(stop, transport, settings)
-    say(f"{plural(moved)} transferred.", err=True)
+    say(f"{plural(program.moved)} transferred.", err=True)
 
 
 def _transfer_until(stop: Waker, transport: Transport, settings: AppSettings) -> None:

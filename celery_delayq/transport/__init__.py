@@ -8,6 +8,7 @@
     fetcher     fetches messages, or waits for them
     credit      how many: as the prefetch limit allows
     delivery    delivers what was fetched
+    program     what it asks the worker, or another program that consumes
     slots       connections that wait for messages
     rare_lists  lists that are rarely used, which share one connection
     listener    that connection
@@ -55,6 +56,7 @@ from kombu.transport import redis as kombu_redis
 from redis import exceptions
 
 from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.basics.weak import call_of
 from celery_delayq.options.settings import check_master_name, check_transport_options, check_urls
 from celery_delayq.queue.connections import NOT_SERVING, is_full, passing_refusal
 from celery_delayq.schemes import register
@@ -64,6 +66,7 @@ from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.known import close_sentinels
 from celery_delayq.transport.poller import Poller
+from celery_delayq.transport.program import Program, WithoutWorker
 from celery_delayq.transport.publisher import Publisher
 from celery_delayq.transport.replicas import NotReplicated
 from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, is_sentinel, name_whole, what_to_write
@@ -71,8 +74,6 @@ from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, i
 if TYPE_CHECKING:  # what only a consumer, or a cluster, needs is imported when one needs it
     from celery_delayq.fetching.consumer import Consumer
     from celery_delayq.fetching.held import Held
-    from celery_delayq.queue.delayed_queue import DelayedQueue
-    from celery_delayq.queue.scripts import Transferred
     from celery_delayq.transfer.failover_log import Moments
     from celery_delayq.transfer.loop import TransferLoop
     from celery_delayq.transfer.settings import TransferSettings
@@ -142,42 +143,14 @@ class Transport(kombu_redis.Transport):
         weakref.finalize(self, _end, self._to_end).atexit = False
         #: Stations that are closed or retired: tasks from there may still run.
         self._former: list[Station] = []
-        #: Whether to fetch more than one message at a time if there is no prefetch limit: an event loop, or a worker,
-        #: takes one after the other. A program without them may end, or do something else, after each.
-        self.fetches_ahead = False
-        #: Whether acknowledgements wait for each other, for a turn of an event loop that runs no task, or a few ms.
-        self.acknowledges_together = False
-        #: Returns the delivery tags of running tasks, which continue although the connection is closed.
-        self.running_tags: Callable[[], set[str]] = set
-        #: Returns how many delivered tasks wait for a process of the pool because all processes are busy.
-        self.tasks_waiting: Callable[[], int] = int
-        #: Called with the headers of a task that was fetched long before its eta. Returns whether the task may wait in
-        #: its delayed queue. Only a worker would hold such a task; other consumers take every message.
-        self.may_wait: Callable[[dict[str, Any]], bool] = lambda headers: False
-        #: Returns whether tasks run or are about to run, including acknowledged ones.
-        self.is_busy: Callable[[], bool] = lambda: any(consumer.held for consumer in self.consumers)
-        #: Returns what is wrong with a message that raised in its consumer's callback; None if nothing is wrong.
-        self.defect_of: Callable[[dict[str, Any]], str | None] = lambda message: None
-        #: The same for defects that would show too late, after the message was handed on; called before each delivery.
-        self.late_defect_of: Callable[[dict[str, Any]], str | None] = lambda message: None
-        #: Makes the worker forget a message with such a defect; returns False if it will acknowledge the message.
-        self.forget: Callable[[str], bool] = lambda delivery_tag: True
-        #: Called for each message that is set aside, with the name of its list; in a thread of its own.
-        self.on_dead_letter: Callable[[str, bytes], None] = lambda name, message: None
-        #: Called with the name of a list, what happened to its messages, and how many; see `Redelivery.on_count`.
-        self.on_count: Callable[[str, str, int], None] = lambda name, what, number: None
-        #: See `TransferLoop`.
-        self.on_pass: Callable[[DelayedQueue, Transferred], None] | None = None
-        self.chores: Callable[[redis.Redis, Callable[[str], bool]], None] = lambda client, serves: None
+        self._program: Program = WithoutWorker()
+        self._has_event_loop = False
         #: Broker lists to transfer to besides those that this connection consumes.
         self.more_lists: frozenset[str] = frozenset()
         #: Whether a transfer loop tries the alternative URLs in turn. A worker's stays with the worker's server.
         self.has_failover = False
-        #: The messages that are not due yet, and returns how many there may be (0: any number).
+        #: The messages that are not due yet.
         self.ahead = Ahead()
-        self.most_ahead: Callable[[], int] = int
-        #: Returns whether the transfer loop may start, see `TransferLoop`.
-        self.may_transfer: Callable[[], bool] = lambda: True
         self._is_cluster = False
         ensure_tls(client)
         name_whole(client)
@@ -203,9 +176,26 @@ class Transport(kombu_redis.Transport):
         """Delivers a message alone before it becomes a dead letter."""
         from celery_delayq.transport.last_delivery import LastDelivery
 
-        return LastDelivery(
-            self.options["delivery_limit"], lambda: self.is_busy(), lambda delay_s: self.cycle.wake_in(delay_s)
-        )
+        return LastDelivery(self.options["delivery_limit"], self._is_busy, lambda delay_s: self.cycle.wake_in(delay_s))
+
+    @property
+    def program(self) -> Program:
+        """Who consumes; set it before the first message is fetched."""
+        return self._program
+
+    @program.setter
+    def program(self, program: Program) -> None:
+        self._program = program
+        self.cycle.delivers_some = program.fetches_ahead
+
+    def _is_busy(self) -> bool:
+        is_busy = self.program.is_busy()
+        return any(consumer.held for consumer in self.consumers) if is_busy is None else is_busy
+
+    @property
+    def fetches_ahead(self) -> bool:
+        """Whether to fetch more than one message at a time if there is no prefetch limit, see `Program`."""
+        return self._has_event_loop or self.program.fetches_ahead
 
     # -- the stations of this connection
 
@@ -299,7 +289,7 @@ class Transport(kombu_redis.Transport):
     def _close_stations(self) -> None:
         if not self._stations and not self._former:
             return
-        keep = self.running_tags()
+        keep = self.program.running_tags()
         with self._leaving(list(self._stations)) as stations:
             for station in stations:
                 station.close(keep)
@@ -337,20 +327,21 @@ class Transport(kombu_redis.Transport):
         assert self._transfer is not None
         settings, moments = self._transfer
         keyprefix = self.client.transport_options.get("global_keyprefix", "")
+        call = partial(partial, call_of, weakref.ref(self))  # threads of loops must not keep the transport
         for server in servers.keys() - self._loops.keys():
             connect, serves = servers[server]
             self._loops[server] = loop = TransferLoop(
                 connect,
-                partial(_lists_of, weakref.ref(self)),  # its thread must not keep the transport
+                partial(_lists_of, weakref.ref(self)),
                 keyprefix=keyprefix,
                 settings=settings,
-                on_pass=self.on_pass,
-                may_begin=self.may_transfer,
+                on_pass=call("program.on_pass"),
+                may_begin=call("program.may_transfer"),
                 failover_log=FailoverLog(logger, moments),
                 serves=serves,
                 registry=None if self.nodes is None else self.nodes.registry(keyprefix),
                 slot_of=self.Channel.slot_of,
-                chores=self.chores,
+                chores=call("program.chores"),
             )
             self._to_end.add(loop)
             loop.start()
@@ -454,7 +445,7 @@ class Transport(kombu_redis.Transport):
         """Deliver messages from an event loop, see kombu."""
         self.cycle.unregister = loop.remove
         self.cycle.call_later = loop.call_later
-        self.fetches_ahead = True
+        self._has_event_loop = True
         if kombu.VERSION < (5, 7):
             loop.call_soon = partial(_call_soon, loop, self.cycle)
         before = set(loop.on_tick)

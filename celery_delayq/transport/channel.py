@@ -659,7 +659,7 @@ class DelayedChannel(kombu_redis.Channel):
 
     def put_back(self, delivery_tags: Sequence[str]) -> None:
         """Put fetched messages back to the front of their lists, except those whose tasks run."""
-        running = self.connection.running_tags() if self.connection is not None else set()
+        running = self.connection.program.running_tags() if self.connection is not None else set()
         for consumer in self._transport.consumers:
             consumer.put_back([tag for tag in delivery_tags if tag in consumer.held and tag not in running])
 

@@ -19,6 +19,7 @@ from redis.crc import key_slot
 from redis.retry import Retry
 
 from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.basics.weak import call_of
 from celery_delayq.cluster.client import Routed
 from celery_delayq.cluster.names import check_name, is_tagged, priority_list, queue_of
 from celery_delayq.cluster.node import Address, pool_at
@@ -32,7 +33,6 @@ from celery_delayq.transport.node_fetchers import NodeFetchers
 from celery_delayq.transport.nodes import Nodes
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replies import Replies
-from celery_delayq.transport.station import call_of
 
 logger = getLogger(__name__)
 

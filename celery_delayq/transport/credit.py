@@ -34,7 +34,7 @@ class Credit:
         """
         qos = self._channel.qos
         connection = self._channel.connection
-        room = connection.ahead.room(connection.most_ahead())
+        room = connection.ahead.room(connection.program.most_ahead())
         if not room:
             connection.cycle.wake_in(LONGEST_LEAD_S)  # a task that is due need not begin: it may be rate-limited
         if "can_consume" in vars(qos):  # Celery's worker_disable_prefetch: one by one
@@ -56,7 +56,7 @@ class Credit:
         cost a round trip each. No process is idle while the fetch waits, and whenever a process ends a task, there is
         another look. If tasks take long, the prefetch limit is still used up, a moment later.
         """
-        if not self._channel.qos.prefetch_count or self._channel.connection.tasks_waiting() <= credit:
+        if not self._channel.qos.prefetch_count or self._channel.connection.program.tasks_waiting() <= credit:
             self._patient_until = math.inf
             return False
         now = time.monotonic()

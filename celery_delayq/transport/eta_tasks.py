@@ -50,7 +50,7 @@ class EtaTasks:
         Returns:
             True if the message waits now, or others have taken it over so that it is no longer in flight. False if it
             has to be delivered: it is due now or soon, a delayed queue has already held it, no worker would hold it
-            (see `Transport.may_wait`), or the server refuses to store it (its memory is full, for example).
+            (see `Program.may_wait`), or the server refuses to store it (its memory is full, for example).
 
         Raises:
             redis.RedisError: the connection is lost, or the server cannot serve now. The message is in flight or in the
@@ -61,7 +61,7 @@ class EtaTasks:
         if due_ms is None or seconds_until(due_ms, transport.loop_of(name)) <= _SOON_S:
             return False
         headers = payload["headers"]
-        if not transport.may_wait(headers):
+        if not transport.options["delay_eta_tasks"] or not transport.program.may_wait(headers):
             return False
         queue = self._channel.delayed_queue(name)
         try:

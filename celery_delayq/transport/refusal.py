@@ -1,7 +1,7 @@
 """Refusal: sets aside messages that no consumer can take, as dead letters, so that the consumer goes on.
 
 Without it, a message that raises in its consumer's callback would end a worker, be put back, and end the next worker.
-`Transport.defect_of` tells whether the message is to blame. All other errors are raised as usual.
+`Program.defect_of` tells whether the message is to blame. All other errors are raised as usual.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Refusal:
 
     def before(self, consumer: Consumer, tag: str, payload: dict[str, Any]) -> bool:
         """Set a message aside if it has a defect that would show too late; returns whether it has one."""
-        defect = self._channel.connection.late_defect_of(payload)
+        defect = self._channel.connection.program.late_defect_of(payload)
         if defect is None:
             return False
         self._of_invalid_task(consumer, tag, payload, defect)
@@ -60,11 +60,11 @@ class Refusal:
             self.of_no_message(consumer, tag)
             return True
         connection = self._channel.connection
-        defect = connection.defect_of(payload)
+        defect = connection.program.defect_of(payload)
         if defect is None:
             return False
         error = f"{defect} ({type(exc).__name__}: {exc})"
-        if connection.forget(tag):
+        if connection.program.forget(tag):
             self._of_invalid_task(consumer, tag, payload, error)
             self._channel.qos.forget(tag)
         else:

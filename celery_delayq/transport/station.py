@@ -13,17 +13,12 @@ from typing import Any
 
 import redis
 
+from celery_delayq.basics.weak import call_of
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.rare_lists import RareLists
-
-
-def call_of(owner: Callable[[], Any], name: str, *args: Any) -> None:
-    """Call a method of something that a thread must not keep; do nothing if it is collected."""
-    if (it := owner()) is not None:
-        getattr(it, name)(*args)
 
 
 class Station:
@@ -53,13 +48,13 @@ class Station:
                 redelivery.put_back,
                 partial(redelivery.recover, delivery_limit=transport.options["delivery_limit"]),
                 redelivery.holder_of,
-                partial(call_of, weakref.ref(transport), "on_dead_letter"),
-                partial(call_of, weakref.ref(transport), "on_count"),
+                partial(call_of, weakref.ref(transport), "program.on_dead_letter"),
+                partial(call_of, weakref.ref(transport), "program.on_count"),
             ),
             expires_ms=transport.expires_ms,
             patience_s=patience_s,
             slot_of=transport.Channel.slot_of,
-            collects=transport.acknowledges_together,
+            collects=transport.program.acknowledges_together,
         )
         self.rare_lists = rare_lists
         self._watchdog = Watchdog(self.consumer, on_lost=partial(call_of, weakref.ref(transport.cycle), "wake"))

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from typing import Any
 
 import kombu
 from celery import bootsteps, signals
-from celery.concurrency.solo import TaskPool as SoloPool
 from celery.utils.log import get_logger
-from celery.worker import state
 from kombu.asynchronous import get_event_loop, set_event_loop
-from kombu.serialization import prepare_accept_content
 
 from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.basics.times import to_datetime
 from celery_delayq.health.at_start import say_at_start
 from celery_delayq.health.finding import sentence
 from celery_delayq.options.scheduler import is_ours
-from celery_delayq.options.settings import settings_of
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
 from celery_delayq.transport import Transport
@@ -30,11 +25,9 @@ from celery_delayq.transport.keyed import THROTTLE_PROPERTY
 from celery_delayq.transport.messages import DUE_PROPERTY
 from celery_delayq.transport.urls import is_sentinel, what_to_write
 from celery_delayq.worker import commands
-from celery_delayq.worker.counting import counting_of
-from celery_delayq.worker.failures import fail_task
-from celery_delayq.worker.handover import Handover, is_busy, is_stopping, tasks_waiting
-from celery_delayq.worker.invalid_task import defect_of, late_defect_of
+from celery_delayq.worker.handover import is_stopping
 from celery_delayq.worker.lateness import note_clock, trace_lateness
+from celery_delayq.worker.program import program_of
 from celery_delayq.worker.received import remember_eta, tell_eta
 from celery_delayq.worker.reconnect import reconnect_soon, reconnect_when_refused
 from celery_delayq.worker.rights import name_missing_rights
@@ -54,7 +47,7 @@ class Plan(bootsteps.StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         commands.register()
         self.enabled = is_ours(consumer.app)  # Celery asks for it
-        self._counting = counting_of(consumer)
+        self._program = program_of(consumer)
         self.loop: PlannerLoop | None = None
         self._was_started = False
         super().__init__(consumer, **kwargs)
@@ -66,18 +59,18 @@ class Plan(bootsteps.StartStopStep):
             effect = "Periodic tasks do not run: celery_delayq's scheduler needs a delayq:// broker, but %s. %s"
             logger.error(effect, *_what_to_write(consumer))
             return
-        self.loop = planner_loop(
+        counting = self._program.counting
+        self.loop = self._program.planner = planner_loop(
             consumer.app,
-            on_missed=None if self._counting is None else self._counting.recorder.on_missed,
+            on_missed=None if counting is None else counting.recorder.on_missed,
             is_back=self._was_started,
         )
         self._was_started = True
         self.loop.start()
-        transport.may_transfer = partial(self.loop.wait_until_planned, 0.0)
 
     def stop(self, consumer: Any) -> None:
         """Stop planning; occurrences that are already planned still run."""
-        loop, self.loop = self.loop, None
+        loop, self.loop, self._program.planner = self.loop, None, None
         if loop is not None:
             loop.stop()
 
@@ -92,17 +85,11 @@ class Transfer(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks", Plan)
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        self.settings = settings_of(consumer.app)
+        self._program = program_of(consumer)
         self._server_checked = False
         #: What is known of servers from earlier connections.
         self._moments: dict[str, Any] = {}
-        self._counting = counting_of(consumer)
-        self._handover = Handover(
-            consumer.pool,
-            cancels_late=consumer.app.conf.worker_cancel_long_running_tasks_on_connection_loss,
-            on_hand_over=None if self._counting is None else self._counting.recorder.on_hand_over,
-        )
-        self._handover.acknowledge_at_end(consumer)
+        self._program.handover.acknowledge_at_end(consumer)
         signals.task_received.connect(run_when_due, dispatch_uid="celery_delayq.run_when_due")
         tell_eta(consumer.app)
         trace_lateness()
@@ -134,44 +121,29 @@ class Transfer(bootsteps.StartStopStep):
                 has_sentinel=is_sentinel(consumer.connection),
             )
             self._server_checked = True
-        transport.running_tags = self._handover.delivery_tags
-        transport.is_busy = is_busy
-        transport.fetches_ahead = transport.cycle.delivers_some = True
-        # A task in the main thread would let the acknowledgements of those before it wait. So would greenlets.
-        transport.acknowledges_together = consumer.hub is not None and not isinstance(consumer.pool, SoloPool)
-        transport.most_ahead = lambda: consumer.initial_prefetch_count or 0
-        transport.tasks_waiting = partial(tasks_waiting, consumer.controller)
-        if transport.options["delay_eta_tasks"]:
-            # Celery drops a revoked task at delivery. At its eta, the worker may have forgotten the revocation.
-            transport.may_wait = lambda headers: headers["id"] not in state.revoked
-        accept = prepare_accept_content(consumer.app.conf.accept_content)
-        transport.defect_of = partial(defect_of, accept=accept)
-        transport.late_defect_of = partial(late_defect_of, accept=accept)
-        transport.forget = self._handover.forget
-        if self.settings.fail_dead_letters:
-            transport.on_dead_letter = partial(fail_task, consumer.app)
+        transport.program = self._program
         if "visibility_timeout" in consumer.connection.transport_options:
             logger.info(
                 "Leases of %g s, which a living worker renews, replace visibility_timeout. It concerns only messages "
                 "that workers with kombu's own transport left behind.",
                 transport.options["lease"],
             )
-        if self._counting is not None:
-            self._counting.attach(transport, consumer.connection.default_channel)
-        transport.start_transfer(self.settings.transfer, self._moments)
+        if self._program.counting is not None:
+            self._program.counting.attach(consumer.connection)
+        transport.start_transfer(self._program.settings.transfer, self._moments)
 
     def stop(self, consumer: Any) -> None:
         """Stop the loop; other loops take over at once."""
         if is_stopping():
-            self._handover.take_back()
+            self._program.handover.take_back()
         transport = getattr(consumer.connection, "transport", None)
         if isinstance(transport, Transport):
             transport.stop_transfer()
 
     def shutdown(self, consumer: Any) -> None:
         """Add what was counted since the loop has ended; the pool has ended, too."""
-        if self._counting is not None:
-            self._counting.finish()
+        if self._program.counting is not None:
+            self._program.counting.finish()
         if kombu.VERSION < (5, 7) and get_event_loop() is consumer.hub:
             set_event_loop(None)  # the next worker of this process would wait for timers that its event loop ignores
 

@@ -95,7 +95,7 @@ def test_what_is_held_ahead_does_not_stop_fetching_for_good(ours: Broker) -> Non
                     transport.ahead.hold(held, seconds)
                 return 1
 
-            transport.most_ahead = most_ahead
+            transport.program.most_ahead = most_ahead
             connection.register_with_event_loop(hub)
             publish(ours, "q", 1)
             timeouts, poll = [], hub.poller.poll

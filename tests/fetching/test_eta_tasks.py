@@ -39,7 +39,7 @@ def stock(redis_server: PrivateRedis, ours: Broker) -> Iterator[Broker]:
 def worker(ours: Broker, *names: str, **options: Any) -> Iterator[Reader]:
     """A consumer that would hold tasks until their eta, as a worker does."""
     with ours.connection.clone() as connection:
-        connection.transport.may_wait = lambda headers: True
+        connection.transport.program.may_wait = lambda headers: True
         yield Reader(connection.default_channel, *names, **options)
 
 
@@ -111,7 +111,7 @@ def test_only_where_a_worker_says_that_it_would_hold_it(stock: Broker, ours: Bro
         assert message.payload == 1
         message.ack()
         asked = []
-        it.channel.connection.may_wait = asked.append
+        it.channel.connection.program.may_wait = asked.append
         reader = Reader(it.channel, "q")
         assert reader.drain(1) == [2]
         assert asked == [headers()]
@@ -126,7 +126,7 @@ def test_without_acknowledgements_it_is_delivered(stock: Broker, ours: Broker) -
 def test_with_a_mirror_list_and_a_key_prefix(redis_server: PrivateRedis) -> None:
     options = {"mirror_list": True, "global_keyprefix": "shop:"}
     with with_options(redis_server, **options) as ours, ours.connection.clone() as connection:
-        connection.transport.may_wait = lambda headers: False
+        connection.transport.program.may_wait = lambda headers: False
         with broker(redis_server, "redis", DB, global_keyprefix="shop:") as stock:
             publish(stock, "q", 1, headers=headers())
         with worker(ours, "q") as it:
@@ -167,7 +167,7 @@ def test_what_others_have_taken_over_is_neither_stored_nor_delivered(stock: Brok
             (name,) = ours.client.scan_iter("delayq:inflight:*")
             return bool(ours.client.delete(name))
 
-        transport.may_wait = recovered
+        transport.program.may_wait = recovered
         assert it.wait(0.2) == []
         it.consumer.cancel()
         leases = QueueKeys.of("q").consumers

@@ -120,7 +120,7 @@ def test_a_busy_pool_is_given_more_when_as_much_can_be_fetched_as_waits_for_it(o
     publish(ours, "q", *range(20))
     with reader(ours, "q", prefetch=8, ack=False) as it:
         it.drain(8)
-        it.channel.connection.tasks_waiting = lambda: sum(not message.acknowledged for message in it.messages)
+        it.channel.connection.program.tasks_waiting = lambda: sum(not message.acknowledged for message in it.messages)
         for number in range(3):
             it.messages[number].ack()
             assert it.wait(0.05) == list(range(8))
@@ -134,7 +134,7 @@ def test_a_pool_that_is_busy_for_long_is_given_what_the_prefetch_count_allows(ou
     publish(ours, "q", *range(20))
     with reader(ours, "q", prefetch=8, ack=False) as it:
         it.drain(8)
-        it.channel.connection.tasks_waiting = lambda: 1000
+        it.channel.connection.program.tasks_waiting = lambda: 1000
         it.messages[0].ack()
         assert it.drain(9) == list(range(9))
         assert in_flight(ours.client) == 8
@@ -167,7 +167,7 @@ def test_what_became_of_acknowledgements_is_looked_at_where_nothing_is_fetched(o
     publish(ours, "q", *range(4))
     with reader(ours, "q", prefetch=4, ack=False) as it:
         it.drain(4)
-        it.channel.connection.tasks_waiting = lambda: 1000
+        it.channel.connection.program.tasks_waiting = lambda: 1000
         done, *others = [message.delivery_tag for message in it.messages]
         it.messages[0].ack()
         wait_until(lambda: it.wait(0.05) and not it.channel.is_held(done), "the reply is read", 10)
@@ -177,7 +177,7 @@ def test_what_became_of_acknowledgements_is_looked_at_where_nothing_is_fetched(o
 def test_without_a_prefetch_count_a_busy_pool_is_given_everything(ours: Broker) -> None:
     publish(ours, "q", *range(60))
     with reader(ours, "q", prefetch=0, ack=False) as it:
-        it.channel.connection.tasks_waiting = lambda: 1000
+        it.channel.connection.program.tasks_waiting = lambda: 1000
         assert it.drain(60) == list(range(60))
 
 

@@ -72,7 +72,7 @@ def test_what_is_to_blame_becomes_a_dead_letter_with_the_error(ours: Broker, err
     bad(ours, "fails", **{DELIVERY_COUNT: 19})
     publish(ours, "q", "behind")
     with Fragile(ours, error) as it:
-        it.transport.defect_of = is_defect
+        it.transport.program.defect_of = is_defect
         it.drain(2)
         assert it.received == ["fails", "behind"]
     (letter,) = letters(ours)
@@ -82,7 +82,7 @@ def test_what_is_to_blame_becomes_a_dead_letter_with_the_error(ours: Broker, err
     assert not ours.client.exists("q")
 
 
-@pytest.mark.parametrize("prepare", [lambda it: None, lambda it: setattr(it.transport, "defect_of", is_defect)])
+@pytest.mark.parametrize("prepare", [lambda it: None, lambda it: setattr(it.transport.program, "defect_of", is_defect)])
 def test_what_is_not_to_blame_raises_and_goes_back(ours: Broker, prepare: Callable[[Fragile], None]) -> None:
     publish(ours, "q", "fails", "behind")
     with Fragile(ours, TypeError("a broken extension")) as it:
@@ -97,7 +97,7 @@ def test_what_is_not_to_blame_raises_and_goes_back(ours: Broker, prepare: Callab
 def test_some_errors_are_never_the_messages(ours: Broker, error: Exception) -> None:
     bad(ours, "fails")
     with Fragile(ours, error) as it:
-        it.transport.defect_of = is_defect
+        it.transport.program.defect_of = is_defect
         with pytest.raises(type(error)):
             it.drain(2)
     assert bodies_on(ours.client) == ["fails"]
@@ -108,7 +108,7 @@ def test_what_was_acknowledged_is_not_set_aside(ours: Broker, caplog: pytest.Log
     bad(ours, "fails")
     publish(ours, "q", "behind")
     with Fragile(ours, TypeError("no list"), ack_first=True) as it:
-        it.transport.defect_of = is_defect
+        it.transport.program.defect_of = is_defect
         it.drain(2)
     assert not letters(ours)
     assert "its task is bad" in caplog.text
@@ -120,8 +120,8 @@ def test_what_the_worker_will_acknowledge_is_not_set_aside(ours: Broker) -> None
     publish(ours, "q", "behind")
     tags: list[str] = []
     with Fragile(ours, TypeError("no list")) as it:
-        it.transport.defect_of = is_defect
-        it.transport.forget = lambda tag: bool(tags.append(tag))
+        it.transport.program.defect_of = is_defect
+        it.transport.program.forget = lambda tag: bool(tags.append(tag))
         with pytest.raises(TimeoutError):
             it.drain(2)
         it.connection.default_channel.basic_ack(*tags)
@@ -134,7 +134,7 @@ def test_what_would_show_too_late_is_not_delivered(ours: Broker) -> None:
     bad(ours, "never")
     publish(ours, "q", "behind")
     with Fragile(ours, TypeError()) as it:
-        it.transport.late_defect_of = is_defect
+        it.transport.program.late_defect_of = is_defect
         it.drain(1)
         assert it.received == ["behind"]
     (letter,) = letters(ours)

@@ -106,7 +106,7 @@ def test_what_a_pool_has_taken_is_held_all_the_time(
         it = Reader(connection.channel(), "q", ack=False, prefetch=1)
         it.drain(1)
         message, transport = it.messages[0], connection.transport
-        transport.running_tags = lambda: {message.delivery_tag}
+        transport.program.running_tags = lambda: {message.delivery_tag}
         original = getattr(Station, how)
 
         def ask_meanwhile(station: Station, *args: Any) -> None:

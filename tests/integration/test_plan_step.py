@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from celery.concurrency.solo import TaskPool
 
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.worker import bootsteps
 from celery_delayq.worker.bootsteps import Plan
+from celery_delayq.worker.program import program_of
 from tests.support import wait_until
 
 pytestmark = pytest.mark.on_cluster
@@ -33,12 +35,13 @@ def test_a_worker_goes_on_while_its_periodic_tasks_are_planned(app: Celery, monk
     loop = PlannerLoop(connect, is_awaited=False)
     monkeypatch.setattr(bootsteps, "planner_loop", lambda app, **options: loop)
     with app.connection() as connection:
-        consumer = SimpleNamespace(app=app, connection=connection)
+        consumer = SimpleNamespace(app=app, connection=connection, pool=TaskPool(), hub=None)
         step = Plan(consumer)
+        program = program_of(consumer)
         starting = threading.Thread(target=step.start, args=(consumer,), daemon=True)
         starting.start()
         wait_until(lambda: not starting.is_alive(), "it goes on", 5)
-        assert not connection.transport.may_transfer()
+        assert not program.may_transfer()
         is_over.set()
-        wait_until(connection.transport.may_transfer, "it is over, and nothing waits for it")
+        wait_until(program.may_transfer, "it is over, and nothing waits for it")
         step.stop(consumer)

@@ -208,13 +208,13 @@ def test_the_last_queue_of_a_node_may_move_while_the_node_is_asked(cluster: Clus
 
             def move() -> int:
                 """Called when a fetch has begun, and asks how much may be fetched."""
-                transport.most_ahead = lambda: 0
+                transport.program.most_ahead = lambda: 0
                 cluster.move(slot, target)
                 connection.default_channel.topology.moved(slot, Address("127.0.0.1", target.port))
                 transport.on_nodes_changed()
                 return 0
 
-            transport.most_ahead = move
+            transport.program.most_ahead = move
             assert queue.get(timeout=20).payload == "message"
             assert cluster.owner("q0") is target
             queue.close()
