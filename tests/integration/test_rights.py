@@ -11,7 +11,7 @@ import pytest
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.redis_cluster.test_acl import PASSWORD, rules_for
-from tests.workers import Worker
+from tests.workers import CeleryCommand, Worker
 
 pytestmark = pytest.mark.one_server("rights on a cluster: redis_cluster/test_acl.py")
 
@@ -76,7 +76,9 @@ def test_a_command_that_the_server_does_not_have_is_named(ledger: Ledger) -> Non
 
 
 def test_a_loop_that_is_refused_something_says_so_without_a_traceback(server: PrivateRedis, ledger: Ledger) -> None:
-    with Worker(broker=allowed(server, "resetchannels"), ledger=ledger.url) as worker:
-        worker.wait_for_log("Transfer of delayed messages interrupted: ")
-        assert "`delayq check` names the missing rights. Messages wait" in worker.log
-        assert "Traceback" not in worker.log
+    """A worker ends, perhaps before its loop is refused something; the command goes on."""
+    url = allowed(server, "resetchannels")
+    with CeleryCommand("delayq", "transfer", broker=url, ledger=ledger.url) as command:
+        command.wait_for_log("Transfer of delayed messages interrupted: ")
+        assert "`delayq check` names the missing rights. Messages wait" in command.log
+        assert "Traceback" not in command.log

@@ -121,7 +121,7 @@ def test_the_nodes_that_it_starts_without_are_served_later(
     broker: ClusterServer, ledger_url: str, app: Celery, client: redis.Redis
 ) -> None:
     cluster = broker.cluster
-    app.tasks["note"].apply_async(countdown=0.2, queue="blue")
+    publish(app, ["blue"])
     lost = cluster.owner("blue")
     lost.kill()
     with transferring(broker, ledger_url) as command:
