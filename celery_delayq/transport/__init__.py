@@ -9,6 +9,7 @@
     credit      how many: as the prefetch limit allows
     delivery    delivers what was fetched
     program     what it asks the worker, or another program that consumes
+    protocols   what channel, transport and poller know of each other
     slots       connections that wait for messages
     rare_lists  lists that are rarely used, which share one connection
     listener    that connection
@@ -225,6 +226,11 @@ class Transport(kombu_redis.Transport):
         return self._stations[server]
 
     @property
+    def slot_of(self) -> Callable[[str], int]:
+        """Returns a number that is the same for keys that may be in one command. Threads may keep it."""
+        return self.Channel.slot_of
+
+    @property
     def is_fetching(self) -> bool:
         """Whether this connection consumes tasks: its thread has more to do than to wait for one server."""
         return bool(self._stations)
@@ -340,7 +346,7 @@ class Transport(kombu_redis.Transport):
                 failover_log=FailoverLog(logger, moments),
                 serves=serves,
                 registry=None if self.nodes is None else self.nodes.registry(keyprefix),
-                slot_of=self.Channel.slot_of,
+                slot_of=self.slot_of,
                 chores=call("program.chores"),
             )
             self._to_end.add(loop)

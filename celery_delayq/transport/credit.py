@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 from celery_delayq.transfer.lead import LONGEST_LEAD_S
+from celery_delayq.transport.protocols import Channel
 
 #: Messages that a worker fetches at once if there is no prefetch limit; others fetch what they ask for.
 _UNLIMITED = 20
@@ -22,7 +22,7 @@ class Credit:
         channel: a `DelayedChannel`.
     """
 
-    def __init__(self, channel: Any) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
         #: Fetch nothing for a busy pool until this time (monotonic); infinite while the pool is not busy.
         self._patient_until = math.inf

@@ -15,6 +15,7 @@ from celery_delayq.transport import messages
 from celery_delayq.transport.eta_tasks import EtaTasks
 from celery_delayq.transport.keyed import holder_of
 from celery_delayq.transport.last_delivery import LastDelivery, Turn, isolate
+from celery_delayq.transport.protocols import Channel
 from celery_delayq.transport.refusal import Refusal
 
 
@@ -27,7 +28,7 @@ class Delivery:
             delivered alone.
     """
 
-    def __init__(self, channel: Any, make_way: Callable[[], None]) -> None:
+    def __init__(self, channel: Channel, make_way: Callable[[], None]) -> None:
         self._channel = channel
         self._make_way = make_way
         #: Fetched but undelivered messages: kombu's name of the queue, name of the list, message.

@@ -17,6 +17,7 @@ from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.transport.eta import eta_ms_of, seconds_until
 from celery_delayq.transport.messages import DUE_PROPERTY, headers_of, with_due
+from celery_delayq.transport.protocols import Channel
 
 logger = getLogger(__name__)
 
@@ -31,7 +32,7 @@ class EtaTasks:
         channel: a `DelayedChannel`.
     """
 
-    def __init__(self, channel: Any) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
         #: List -> the server's last error when it refused to store a task.
         self._refused: dict[str, str] = {}

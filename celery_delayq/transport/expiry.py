@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import time
 from logging import getLogger
-from typing import Any
 
 from redis.exceptions import ResponseError
 
 from celery_delayq.queue.connections import NOT_SERVING, refusals
+from celery_delayq.transport.protocols import Channel
 
 #: When a renewal that was refused is tried again, in seconds.
 _AGAIN_S = 1.0
@@ -35,7 +35,7 @@ class Expiry:
         channel: a `DelayedChannel`.
     """
 
-    def __init__(self, channel: Any) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._keep_at = 0.0
 

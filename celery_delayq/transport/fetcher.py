@@ -24,6 +24,7 @@ from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import NOT_SERVING, passing_refusal, refusals
 from celery_delayq.transport.credit import Credit
 from celery_delayq.transport.delivery import Delivery
+from celery_delayq.transport.protocols import Channel
 from celery_delayq.transport.slots import Slot
 from celery_delayq.transport.station import Station
 
@@ -55,7 +56,7 @@ class Fetcher:
     #: The server that it fetches from, as `Transport.station` names it.
     server = ""
 
-    def __init__(self, channel: Any, station: Callable[[], Station]) -> None:
+    def __init__(self, channel: Channel, station: Callable[[], Station]) -> None:
         self._channel = channel
         self._station_of = station
         self._station: Station | None = None

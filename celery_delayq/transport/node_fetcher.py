@@ -24,6 +24,7 @@ from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.redirection import REDIRECTIONS, understood
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.listener import Listener
+from celery_delayq.transport.protocols import OfCluster
 from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.slots import Slot
 from celery_delayq.transport.station import Station
@@ -76,7 +77,9 @@ class NodeFetcher(Fetcher):
         address: of the node.
     """
 
-    def __init__(self, channel: Any, siblings: Siblings, address: Address) -> None:
+    _channel: OfCluster
+
+    def __init__(self, channel: OfCluster, siblings: Siblings, address: Address) -> None:
         super().__init__(channel, self._open_station)
         self.address = address
         self.server = str(address)

@@ -23,6 +23,7 @@ from celery_delayq.queue.redirection import REDIRECTIONS, understood
 from celery_delayq.transport.bindings import AGAIN_S
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.node_fetcher import NodeFetcher
+from celery_delayq.transport.protocols import OfCluster
 
 logger = getLogger(__name__)
 
@@ -40,7 +41,7 @@ class NodeFetchers:
         channel: a `ClusterChannel`.
     """
 
-    def __init__(self, channel: Any) -> None:
+    def __init__(self, channel: OfCluster) -> None:
         self._channel = channel
         self._fetchers: dict[Address, NodeFetcher] = {}
         #: The addresses in the order in which they are asked; the one that had messages goes to the end.

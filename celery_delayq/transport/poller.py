@@ -20,12 +20,10 @@ from redis.exceptions import ResponseError
 
 from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, is_full, refusals
 from celery_delayq.transport.known import is_polled, remember
+from celery_delayq.transport.protocols import Owner, Pollable
 
 if TYPE_CHECKING:  # what only a consumer needs is imported when one needs it
     from celery_delayq.transport.fetcher import Fetcher
-    from celery_delayq.transport.listener import Listener
-    from celery_delayq.transport.rare_lists import RareLists
-    from celery_delayq.transport.slots import Slot
 
 #: Longest single wait of a consumer, in seconds. After that, it checks that all is well.
 _LONGEST_POLL_S = 1.0
@@ -106,7 +104,7 @@ class Poller(kombu_redis.MultiChannelPoller):
     def __init__(self) -> None:
         super().__init__()
         self._poller: Any = None
-        self._slots: dict[int, tuple[Any, Any]] = {}
+        self._slots: dict[int, tuple[Pollable, Owner]] = {}
         self._waker: Waker | None = None
         #: Stops polling a file descriptor; None without an event loop.
         self.unregister: Callable[[int], Any] | None = None
@@ -144,7 +142,7 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     # -- slots
 
-    def add_slot(self, slot: Slot | Listener | Any, owner: Fetcher | RareLists | Any) -> None:
+    def add_slot(self, slot: Pollable, owner: Owner) -> None:
         """Poll the connection of a slot or listener; its owner reads from it, and may say that it has delivered."""
         fd = slot.fileno()
         self._polled.discard(fd)
@@ -152,7 +150,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         self.poller.register(fd, self.eventflags)
         is_polled(fd, self.stop_polling)
 
-    def remove_slot(self, slot: Slot | Listener) -> None:
+    def remove_slot(self, slot: Pollable) -> None:
         """Stop polling a slot. Call this before it disconnects: later, its descriptor may belong to another file."""
         for fd, (polled, _) in list(self._slots.items()):
             if polled is slot:  # if its connection is lost, it does not know its descriptor any more

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from logging import getLogger
-from typing import Any
 
 from redis import exceptions
 
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, refusals
 from celery_delayq.transport.listener import Listener
+from celery_delayq.transport.protocols import Cycle
 
 logger = getLogger(__name__)
 
@@ -25,7 +25,7 @@ class RareLists:
         cycle: the `Poller` of the connection.
     """
 
-    def __init__(self, cycle: Any) -> None:
+    def __init__(self, cycle: Cycle) -> None:
         self._cycle = cycle
         #: None until there is such a list.
         self._listener: Listener | None = None

@@ -13,6 +13,7 @@ from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue import dead_letters
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.transport import messages, redelivery
+from celery_delayq.transport.protocols import Channel
 
 logger = getLogger(__name__)
 
@@ -26,7 +27,7 @@ class Refusal:
     Every method raises `redis.RedisError` if the server is away or refuses.
     """
 
-    def __init__(self, channel: Any) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
     def of_no_message(self, consumer: Consumer, tag: str) -> None:

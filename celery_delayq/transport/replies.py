@@ -16,6 +16,7 @@ from redis import exceptions
 
 from celery_delayq.queue.connections import CONNECTION_ERRORS, connection_of, refusals
 from celery_delayq.queue.redirection import is_redirection, understood
+from celery_delayq.transport.protocols import OfCluster
 
 logger = getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Replies:
         channel: a `ClusterChannel`.
     """
 
-    def __init__(self, channel: Any) -> None:
+    def __init__(self, channel: OfCluster) -> None:
         self._channel = channel
         self._readings: dict[str, _Reading] = {}
         #: Queue -> when its node is tried again (monotonic).

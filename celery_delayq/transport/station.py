@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
 
 import redis
 
@@ -18,6 +17,7 @@ from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.transport import redelivery
+from celery_delayq.transport.protocols import Connection
 from celery_delayq.transport.rare_lists import RareLists
 
 
@@ -34,7 +34,7 @@ class Station:
 
     def __init__(
         self,
-        transport: Any,
+        transport: Connection,
         connect: Callable[[], AbstractContextManager[redis.Redis]],
         client: redis.Redis,
         rare_lists: RareLists,
@@ -53,7 +53,7 @@ class Station:
             ),
             expires_ms=transport.expires_ms,
             patience_s=patience_s,
-            slot_of=transport.Channel.slot_of,
+            slot_of=transport.slot_of,
             collects=transport.program.acknowledges_together,
         )
         self.rare_lists = rare_lists
