@@ -44,6 +44,7 @@ from celery_delayq.transport.keyed import (
 )
 from celery_delayq.transport.known import known
 from celery_delayq.transport.messages import DUE_PROPERTY
+from celery_delayq.transport.protocols import Connection, Fetching
 from celery_delayq.transport.qos import FetchingQoS
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
 from celery_delayq.transport.wrong_server import refuse_wrong_server
@@ -121,7 +122,7 @@ class DelayedChannel(kombu_redis.Channel):
     from_transport_options = (*kombu_redis.Channel.from_transport_options, *OPTIONS)
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
-        self._transport = connection
+        self._transport: Connection = connection
         #: Consumer tag -> queue, for consumers of tasks: with acknowledgement, and not from a fanout exchange.
         self.task_queues: dict[str, str] = {}
         self._plain_client: redis.Redis | None = None
@@ -552,23 +553,22 @@ class DelayedChannel(kombu_redis.Channel):
         return sum(purge(self.delayed_queue(name)) for name in self.broker_lists(queue))
 
     @cached_property
-    def fetcher(self) -> Any:
+    def fetcher(self) -> Fetching:
         """Fetches what this channel consumes; only a consumer has one."""
         return self._make_fetcher()
 
     @property
-    def made_fetcher(self) -> Any:
+    def made_fetcher(self) -> Fetching | None:
         """The fetcher; None if there is none yet. Safe in any thread."""
         return vars(self).get("fetcher")
 
-    def _make_fetcher(self) -> Any:
+    def _make_fetcher(self) -> Fetching:
         from celery_delayq.transport.fetcher import Fetcher
 
         return Fetcher(self, self._station)
 
     def _station(self) -> Station:
-        station: Station = self._transport.station("", Connector(self._transport.client), self.plain_client)
-        return station
+        return self._transport.station("", Connector(self._transport.client), self.plain_client)
 
     def _receive(self) -> Any:
         """Read what the subscription has received, see kombu, which would wait for a silent one for ever."""

@@ -100,14 +100,18 @@ class ClusterChannel(DelayedChannel):
     # -- connections
 
     @property
-    def topology(self) -> Topology:
-        """The nodes of the cluster; all channels of a connection share it."""
+    def nodes(self) -> Nodes:
+        """What the connection knows of the nodes; all its channels share it."""
         transport = self._transport
         if transport.nodes is None:
             seen = Topology(self._seeds(), partial(pool_at, self._connparams()))
             transport.nodes = Nodes(seen, partial(call_of, weakref.ref(transport), "on_nodes_changed"))
-        topology: Topology = transport.nodes.topology
-        return topology
+        return transport.nodes
+
+    @property
+    def topology(self) -> Topology:
+        """The nodes of the cluster."""
+        return self.nodes.topology
 
     def _seeds(self) -> list[Address]:
         default_port = self._transport.default_port  # a closed channel has no connection
@@ -201,7 +205,7 @@ class ClusterChannel(DelayedChannel):
 
     # -- consuming
 
-    def _make_fetcher(self) -> Any:
+    def _make_fetcher(self) -> NodeFetchers:
         return NodeFetchers(self)
 
     @property
@@ -258,7 +262,7 @@ class ClusterChannel(DelayedChannel):
             connection.disconnect()
             self.topology.failed(Address(connection.host, int(connection.port)))
         self._async_pool = None
-        self._transport.nodes.watch()
+        self.nodes.watch()
 
     def close(self) -> None:
         """Close, see kombu."""

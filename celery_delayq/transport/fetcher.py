@@ -141,7 +141,7 @@ class Fetcher:
     @property
     def has_queues(self) -> bool:
         """Whether there is any queue to fetch from."""
-        return bool(self._channel.task_queues) and bool(self._channel.ack_emulation)
+        return bool(self._channel.task_queues) and self._channel.ack_emulation
 
     @property
     def is_consuming(self) -> bool:
@@ -283,7 +283,7 @@ class Fetcher:
     @property
     def is_in_the_way(self) -> bool:
         """Whether it may have connections that wait, although the server has none left for leases and transfers."""
-        return not self.is_sparing and bool(self._channel.connection.is_full(self.server))
+        return not self.is_sparing and self._channel.connection.is_full(self.server)
 
     def spare_connections(self) -> None:
         """Do without connections that wait, for a while: the server has none left for leases and transfers."""

@@ -237,7 +237,7 @@ class NodeFetcher(Fetcher):
         if not isinstance(understood(exc), REDIRECTIONS):
             return False
         self._refused[name] = (time.monotonic() + _MOVING_S, str(exc))
-        self._channel.connection.nodes.watch()
+        self._channel.nodes.watch()
         self._channel.connection.cycle.wake_in(_MOVING_S)
         return True
 

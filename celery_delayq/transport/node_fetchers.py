@@ -84,13 +84,13 @@ class NodeFetchers:
         for address in self._fetchers.keys() - masters:
             self._end(self._fetchers[address])
         for address in masters - self._fetchers.keys():
-            if self.queues_at(address) and not transport.nodes.is_lost(address):
+            if self.queues_at(address) and not self._channel.nodes.is_lost(address):
                 self._fetchers[address] = NodeFetcher(self._channel, self, address)
                 self._turns.append(address)
                 self._try(self._fetchers[address], Fetcher.on_queues_changed)
         self._bind()
         if is_new:
-            transport.nodes.watch()
+            self._channel.nodes.watch()
             self._try_each(Fetcher.on_queues_changed)
             transport.follow_nodes()
 
@@ -101,7 +101,7 @@ class NodeFetchers:
         error = transport.bindings.bind_postponed(channel)
         if isinstance(error, LOST):
             where = f"{channel.global_keyprefix}{channel.keyprefix_queue}"
-            transport.nodes.lose(channel.topology.address_of(where))
+            channel.nodes.lose(channel.topology.address_of(where))
         elif error is not None:  # the node answers, so nothing else tells when it takes them
             self._bind_at = time.monotonic() + AGAIN_S
             transport.cycle.wake_in(AGAIN_S)
@@ -135,12 +135,12 @@ class NodeFetchers:
             str(exc).rstrip("."),
         )
         self._end(fetcher)
-        self._channel.connection.nodes.lose(fetcher.address)
+        self._channel.nodes.lose(fetcher.address)
 
     def suspect(self, fetcher: NodeFetcher) -> None:
         """Ask the other nodes what has become of one that does not answer: it may have a successor."""
         self._channel.topology.failed(fetcher.address)
-        self._channel.connection.nodes.suspect(fetcher.address)
+        self._channel.nodes.suspect(fetcher.address)
 
     def trust(self, fetcher: NodeFetcher) -> None:
         """Record that a node answers, or is not asked any more."""
@@ -169,7 +169,7 @@ class NodeFetchers:
         except exceptions.ResponseError as exc:
             if not isinstance(understood(exc), REDIRECTIONS) or exc is fetcher.callback_error:
                 raise
-            self._channel.connection.nodes.watch()
+            self._channel.nodes.watch()
         return False
 
     def _on_full(self, fetcher: NodeFetcher) -> None:

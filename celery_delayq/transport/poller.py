@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from logging import getLogger
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kombu
 from kombu.transport import redis as kombu_redis
@@ -20,10 +20,7 @@ from redis.exceptions import ResponseError
 
 from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, is_full, refusals
 from celery_delayq.transport.known import is_polled, remember
-from celery_delayq.transport.protocols import Owner, Pollable
-
-if TYPE_CHECKING:  # what only a consumer needs is imported when one needs it
-    from celery_delayq.transport.fetcher import Fetcher
+from celery_delayq.transport.protocols import Fetching, Owner, Pollable, Polled
 
 #: Longest single wait of a consumer, in seconds. After that, it checks that all is well.
 _LONGEST_POLL_S = 1.0
@@ -166,14 +163,19 @@ class Poller(kombu_redis.MultiChannelPoller):
             elif self._poller is not None:
                 self._poller.unregister(fd)
 
-    def _fetchers(self) -> list[Fetcher]:
-        fetchers = [channel.made_fetcher for channel in list(self._channels)]
-        return [fetcher for fetcher in fetchers if fetcher is not None and fetcher.has_queues]
+    def _all_channels(self) -> list[Polled]:
+        return list(self._channels)  # of kombu; others may add to it meanwhile
+
+    def _made_fetchers(self) -> list[Fetching]:
+        return [fetcher for channel in self._all_channels() if (fetcher := channel.made_fetcher) is not None]
+
+    def _fetchers(self) -> list[Fetching]:
+        return [fetcher for fetcher in self._made_fetchers() if fetcher.has_queues]
 
     @property
     def is_consuming(self) -> bool:
         """Whether one of the channels waits for messages, or has undelivered ones."""
-        return any(channel.made_fetcher and channel.fetcher.is_consuming for channel in list(self._channels))
+        return any(fetcher.is_consuming for fetcher in self._made_fetchers())
 
     def wake(self) -> None:
         """Make the poller fetch or deliver now. Safe in any thread."""
@@ -255,14 +257,14 @@ class Poller(kombu_redis.MultiChannelPoller):
         is_time_to_tidy = time.monotonic() >= self._tidy_at
         if is_time_to_tidy:
             self._tidy_at = time.monotonic() + _TIDY_S
-        for channel in list(self._channels):
+        for channel in self._all_channels():
             if is_time_to_tidy:
                 channel.bind_postponed()
             channel.wait_for_replies()
             channel.expiry.keep()
             if is_time_to_tidy:
-                if channel.made_fetcher is not None:
-                    channel.fetcher.tidy()
+                if (made := channel.made_fetcher) is not None:
+                    made.tidy()
                 channel.close_idle()
                 channel.keep_subscription()
         for fetcher in self._fetchers():
@@ -289,11 +291,11 @@ class Poller(kombu_redis.MultiChannelPoller):
                 self._on_full(fetcher)
                 continue
         # Of a fetcher without queues, too: its last tasks end.
-        for fetcher in [channel.made_fetcher for channel in list(self._channels)]:
-            if fetcher is not None and fetcher.send_acks(is_busy=self._has_found):
+        for fetcher in self._made_fetchers():
+            if fetcher.send_acks(is_busy=self._has_found):
                 self.turn_soon()
 
-    def _on_full(self, fetcher: Fetcher) -> None:
+    def _on_full(self, fetcher: Fetching) -> None:
         """Leave the connections that there are to the loops, and look for messages instead of waiting for them."""
         if not self._is_full:
             logger.error(
@@ -388,8 +390,8 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     def maybe_restore_messages(self) -> None:
         """Restore the messages that workers with kombu's own transport left, see kombu."""
-        for channel in list(self._channels):
-            if channel.made_fetcher is not None and channel.fetcher.has_queues:
+        for channel in self._all_channels():
+            if channel.made_fetcher is not None and channel.made_fetcher.has_queues:
                 with suppress(*channel.connection_errors):
                     channel.restore_visible()
                 return

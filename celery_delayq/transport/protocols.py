@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from celery_delayq.transfer.loop import TransferLoop
     from celery_delayq.transport.ahead import Ahead
     from celery_delayq.transport.bindings import Bindings
+    from celery_delayq.transport.expiry import Expiry
     from celery_delayq.transport.last_delivery import LastDelivery
+    from celery_delayq.transport.nodes import Nodes
     from celery_delayq.transport.program import Program
+    from celery_delayq.transport.publisher import Publisher
     from celery_delayq.transport.rare_lists import RareLists
     from celery_delayq.transport.station import Station
 
@@ -79,7 +82,15 @@ class Cycle(Protocol):
 
 
 class Connection(Protocol):
-    """The transport of one connection."""
+    """The transport of one connection.
+
+    Attributes:
+        nodes: those of a cluster; None until a channel needs them, and with a single server.
+        pool: the connection pool that all channels share; None until a channel needs it.
+    """
+
+    nodes: Nodes | None
+    pool: Any
 
     @property
     def cycle(self) -> Cycle:
@@ -127,11 +138,6 @@ class Connection(Protocol):
         ...
 
     @property
-    def nodes(self) -> Any:
-        """The nodes of a cluster, see `Nodes`; None with a single server."""
-        ...
-
-    @property
     def is_fetching(self) -> bool:
         """Whether it consumes tasks."""
         ...
@@ -157,6 +163,33 @@ class Connection(Protocol):
 
     def follow_nodes(self) -> None:
         """Have a transfer loop for each master of the cluster."""
+        ...
+
+    @property
+    def client(self) -> Any:
+        """The kombu connection."""
+        ...
+
+    @property
+    def default_port(self) -> int:
+        """Of a server, see kombu."""
+        ...
+
+    @property
+    def publisher(self) -> Publisher:
+        """Recognizes what is published again."""
+        ...
+
+    def holder(self, delivery_tag: str) -> Consumer | None:
+        """Return the consumer that holds a message. Safe in any thread."""
+        ...
+
+    def after_fork(self) -> None:
+        """Forget what belongs to the parent of a forked child."""
+        ...
+
+    def on_task_queues_changed(self) -> None:
+        """Tell the loops that a consumer came or went."""
         ...
 
     @property
@@ -229,8 +262,126 @@ class Channel(Protocol):
         ...
 
 
+class Fetching(Protocol):
+    """Fetches for one channel. For the consuming thread. What it raises: see `Fetcher`."""
+
+    @property
+    def has_queues(self) -> bool:
+        """Whether there is any queue to fetch from."""
+        ...
+
+    @property
+    def is_consuming(self) -> bool:
+        """Whether it waits for messages, or has undelivered ones."""
+        ...
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether the last fetch ended because there was no credit."""
+        ...
+
+    @property
+    def is_sparing(self) -> bool:
+        """Whether it does without connections that wait."""
+        ...
+
+    @property
+    def is_in_the_way(self) -> bool:
+        """Whether it may have connections that wait, although the server has none left for leases and transfers."""
+        ...
+
+    @property
+    def has_fetched(self) -> bool:
+        """Whether there is something to deliver."""
+        ...
+
+    def fill(self) -> bool:
+        """Fetch, or wait on the server; return whether there is something to deliver."""
+        ...
+
+    def deliver(self) -> bool:
+        """Deliver one message; return whether there was one."""
+        ...
+
+    def send_acks(self, *, is_busy: bool) -> bool:
+        """Send the acknowledgements that wait; return whether some still do."""
+        ...
+
+    def get(self, queue: str) -> Any:
+        """Return one message of a queue; None if there is none."""
+        ...
+
+    def on_queues_changed(self) -> None:
+        """Follow a change of the channel's queues."""
+        ...
+
+    def tidy(self) -> None:
+        """End the leases on lists that are no longer fetched from."""
+        ...
+
+    def unsettle(self) -> None:
+        """Look at all lists again at the next fetch."""
+        ...
+
+    def spare_connections(self) -> None:
+        """Do without connections that wait, for a while."""
+        ...
+
+    def maxclients(self) -> str:
+        """Return the server's limit of connections, as a part of a sentence."""
+        ...
+
+    def close(self) -> None:
+        """Stop waiting for messages, and put undelivered ones back."""
+        ...
+
+
+class Polled(Protocol):
+    """A channel, as the poller knows it."""
+
+    @property
+    def made_fetcher(self) -> Fetching | None:
+        """Its fetcher; None if there is none yet."""
+        ...
+
+    @property
+    def expiry(self) -> Expiry:
+        """Renews the TTL of its queues."""
+        ...
+
+    @property
+    def connection_errors(self) -> tuple[type[Exception], ...]:
+        """What kombu takes for the loss of its connection."""
+        ...
+
+    def bind_postponed(self) -> None:
+        """Bind the queues that could not be bound yet."""
+        ...
+
+    def wait_for_replies(self) -> None:
+        """Wait for messages of queues that are consumed without acknowledgement."""
+        ...
+
+    def close_idle(self) -> None:
+        """Close the connection for BRPOP if nobody reads with it."""
+        ...
+
+    def keep_subscription(self) -> None:
+        """Let an idle subscription speak."""
+        ...
+
+    def restore_visible(self) -> None:
+        """Restore what workers with kombu's own transport left behind."""
+        ...
+
+
 class OfCluster(Channel, Protocol):
     """A channel of a Redis Cluster."""
+
+    @property
+    def nodes(self) -> Nodes:
+        """What the connection knows of the nodes."""
+        ...
 
     @property
     def topology(self) -> Topology:

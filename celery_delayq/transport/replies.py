@@ -121,7 +121,7 @@ class Replies:
 
     def _pause(self, queue: str, seconds: float) -> None:
         self._again_at[queue] = time.monotonic() + seconds
-        self._channel.connection.nodes.watch()
+        self._channel.nodes.watch()
         self._channel.connection.cycle.wake_in(seconds)
 
     def on_readable(self, reading: _Reading) -> bool:
