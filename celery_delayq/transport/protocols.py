@@ -1,9 +1,11 @@
 """What the objects of one kombu connection know of each other. The poller, the transport and the channels are kombu's.
 
-Cycle         the poller, see `Poller`
-Connection    the transport, see `Transport`
-Channel       a channel, see `DelayedChannel`
-Pollable      a connection that the poller polls
+- `Cycle`: the poller, see `Poller`; it polls a `Pollable` for its `Owner`.
+- `Connection`: the transport, see `Transport`.
+- `Channel`: see `DelayedChannel`; one of a cluster is an `OfCluster`; the poller knows it as `Polled`.
+- `Fetching`: fetches for a channel: a `Fetcher`, or on a cluster `NodeFetchers`.
+
+What a member does stands where it is implemented.
 """
 
 from __future__ import annotations
@@ -133,7 +135,7 @@ class Channel(Protocol):
     @property
     def plain_client(self) -> redis.Redis: ...
     @property
-    def Message(self) -> Any: ...  # noqa: N802
+    def Message(self) -> Any: ...
     def broker_lists(self, queue: str) -> list[str]: ...
     def delayed_queue(self, broker_list: str) -> DelayedQueue: ...
 
