@@ -16,4 +16,8 @@ def call_of(owner: Callable[[], Any], name: str, *args: Any) -> Any:
         args: of the method.
     """
     it = owner()
-    return None if it is None else attrgetter(name)(it)(*args)
+    if it is None:
+        return None
+    method = attrgetter(name)(it)
+    del it  # it may be collected while the method waits
+    return method(*args)

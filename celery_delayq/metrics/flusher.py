@@ -6,7 +6,8 @@ So metrics need no connection, no thread, and no command of an idle worker.
 What is lost
     Nothing, as long as the server refuses or cannot be reached: it is added later. Only if the connection is lost while
     numbers are on their way, and nobody knows whether they were added, they count as added: what one worker counted in
-    ten seconds may be missing then, and is never there twice. So may that of a worker that is killed.
+    ten seconds may be missing then, and is never there twice. So may that of a worker that is killed, and what a loop
+    moves that hangs while its worker gives up the connection.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Registry:
     def __init__(self, client: redis.Redis, keyprefix: str = "") -> None:
         self.client = hurried(client)
         self.key = keys.registry(keyprefix)
-        #: Loops of all masters read at the same time. One after the other, they need one connection.
+        #: Loops of all masters read at the same time. One after the other, they need one connection to read.
         self._turn = threading.Lock()
 
     def add(self, name: str) -> bool:

@@ -94,7 +94,8 @@ class WorkerProgram(Program):
 
     def may_transfer(self) -> bool:
         """Return whether the planner has seen what nobody has transferred yet."""
-        return self.planner is None or self.planner.wait_until_planned(0.0)
+        planner = self.planner  # another thread may stop it
+        return planner is None or planner.wait_until_planned(0.0)
 
     def on_pass(self, queue: DelayedQueue, done: Transferred) -> None:
         """Count what was transferred."""
