@@ -48,7 +48,7 @@ def test_fault(name: str) -> None:
     if name.startswith("kill-"):
         assert verdict.most_late_s < _RECOVERED_S + _NOISE_S
     else:
-        assert verdict.cut_off == set() or name in ("full-stop", "crash-loop", "poison")
+        assert verdict.cut_off == set() or name in ("full-stop", "crash-loop", "poison", "periodic-killed")
     if name == "out-of-memory":
         assert verdict.refused
         # In doubt are only those of pairs with one key, of which one runs: every error is a refusal.

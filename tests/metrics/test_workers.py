@@ -147,7 +147,7 @@ def test_the_transfer_command_counts_as_well(
 ) -> None:
     with CeleryCommand("delayq", "transfer", broker=broker_url, ledger=ledger.url) as command:
         command.wait_for_log("Press Ctrl-C")
-        app.tasks["note"].apply_async(countdown=0.1)
+        app.tasks["note"].apply_async(countdown=2)  # what is due when it is published is not transferred
         wait_until(lambda: scrape().get("delayq_ready_messages") == 1, "it was transferred")
         command.send_signal(signal.SIGTERM)
         command.wait()
