@@ -316,7 +316,11 @@ class Poller(kombu_redis.MultiChannelPoller):
             slot, owner = self._slots[fileno]
             has_delivered = owner.on_readable(slot)
             return self._deliver_on(bool(has_delivered))
-        return super().on_readable(fileno)
+        return super().on_readable(fileno) if self._is_known(fileno) else None
+
+    def _is_known(self, fileno: int) -> bool:
+        """Return whether kombu knows a descriptor: one that was lost in this very turn it does not; 5.6 would raise."""
+        return fileno in self._fd_to_chan
 
     def _deliver(self) -> bool:
         """Deliver a message, or in a worker some: a turn of its loop costs more than a delivery."""
@@ -343,7 +347,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         """Handle an event on a file descriptor, see kombu; returns a true value if a message was delivered."""
         if fileno in self._slots or (self._waker is not None and fileno == self._waker.fileno()):
             return self.on_readable(fileno)
-        return super().handle_event(fileno, event)
+        return super().handle_event(fileno, event) if self._is_known(fileno) else None
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         """Deliver one message, see kombu."""
