@@ -193,19 +193,23 @@ def test_a_lost_connection_is_an_error_and_loses_nothing(
 
 
 def test_it_costs_a_command_and_ordinary_messages_none(stock: Broker, ours: Broker) -> None:
-    client = ours.client
+    client, delayed = ours.client, DelayedQueue(ours.client, "q")
+
+    def has_moved(count: int) -> bool:
+        it.wait(0.1)
+        return delayed.size() == count
+
     with worker(ours, "q") as it:
         publish(stock, "q", "first", headers=headers(id="first"))
-        it.wait(0.1)
+        wait_until(lambda: has_moved(1), "it waits in Redis")
         registered_at = client.zscore("delayq:queues", "q")
         publish(stock, "q", *range(20), headers=headers(None))
         client.config_resetstat()
         it.drain(20)
         assert "cmdstat_lpos" not in client.info("commandstats")
         publish(stock, "q", *range(20), headers=headers())
-        it.wait(0.2)
-        stats = client.info("commandstats")
-        assert stats["cmdstat_lpos"]["calls"] == DelayedQueue(client, "q").size() - 1 == 20
+        wait_until(lambda: has_moved(21), "they wait in Redis, too")
+        assert client.info("commandstats")["cmdstat_lpos"]["calls"] == 20
         assert client.zscore("delayq:queues", "q") == registered_at
 
 
