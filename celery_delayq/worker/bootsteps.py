@@ -16,7 +16,6 @@ from celery_delayq.basics.times import to_datetime
 from celery_delayq.health.at_start import say_at_start
 from celery_delayq.health.finding import sentence
 from celery_delayq.options.scheduler import is_ours
-from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.service import planner_loop
 from celery_delayq.transport import Transport
 from celery_delayq.transport.ahead import LAST_PART_S, LONGEST_AHEAD_S
@@ -48,7 +47,6 @@ class Plan(bootsteps.StartStopStep):
         commands.register()
         self.enabled = is_ours(consumer.app)  # Celery asks for it
         self._program = program_of(consumer)
-        self.loop: PlannerLoop | None = None
         self._was_started = False
         super().__init__(consumer, **kwargs)
 
@@ -60,19 +58,19 @@ class Plan(bootsteps.StartStopStep):
             logger.error(effect, *_what_to_write(consumer))
             return
         counting = self._program.counting
-        self.loop = self._program.planner = planner_loop(
+        planner = self._program.planner = planner_loop(
             consumer.app,
             on_missed=None if counting is None else counting.recorder.on_missed,
             is_back=self._was_started,
         )
         self._was_started = True
-        self.loop.start()
+        planner.start()
 
     def stop(self, consumer: Any) -> None:
         """Stop planning; occurrences that are already planned still run."""
-        loop, self.loop, self._program.planner = self.loop, None, None
-        if loop is not None:
-            loop.stop()
+        planner, self._program.planner = self._program.planner, None
+        if planner is not None:
+            planner.stop()
 
 
 class Transfer(bootsteps.StartStopStep):
