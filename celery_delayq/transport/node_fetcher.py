@@ -90,7 +90,7 @@ class NodeFetcher(Fetcher):
 
     def _open_station(self) -> Station:
         transport, topology = self._channel.connection, self._channel.topology
-        station: Station = transport.station(
+        return transport.station(
             self.server,
             partial(own_connections, topology, self.address, hurries_elsewhere=True),
             # Without patience: while one list waits for its slot, the others are read. Nor for a node that hangs.
@@ -98,7 +98,6 @@ class NodeFetcher(Fetcher):
             NodeRareLists(transport.cycle),
             _PATIENCE_S,
         )
-        return station
 
     # -- an answer that is late: the other nodes go on meanwhile
 
