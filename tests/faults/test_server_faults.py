@@ -77,7 +77,7 @@ def test_a_server_that_restarts_with_tasks_pending(
         broker.kill()
     else:
         broker.stop()
-    worker.wait_for_log("connection", timeout=10)
+    worker.wait_for_log("lost", timeout=10)  # "Connection to broker lost", "Redis node ... is lost"
     wait_until(lambda: time.time() * 1000 > min(list(promised.values())[1:]) + 500, "some are due")
     broker.start()
     with publisher(url_of(broker), ledger.url) as new_app:
