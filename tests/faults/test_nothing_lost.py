@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from examples.private_redis import PrivateRedis
 from tests.soak.cluster import ClusterScene, strike_with
 from tests.soak.faults import FAULTS
 from tests.soak.soak import run
@@ -35,8 +36,10 @@ _OF_A_CLUSTER = (
 
 
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in _TOO_LONG])
-def test_fault(name: str) -> None:
+def test_fault(name: str, redis_server: PrivateRedis) -> None:
     """Duplicates are only tasks that were running in a process that was killed, or lost its lease."""
+    if name == "refused-loading" and _major(redis_server) < 7:
+        pytest.skip("Redis 6.2 has no option that makes it load slowly and answer meanwhile")
     result = run(FAULTS[name], _PERIODIC_SECONDS if FAULTS[name].setting.has_periodic else _SECONDS)
     verdict = result.verdict
     assert verdict.sure
@@ -53,6 +56,11 @@ def test_fault(name: str) -> None:
         assert verdict.refused
         # In doubt are only those of pairs with one key, of which one runs: every error is a refusal.
         assert all("maxmemory" in error for error in result.errors)
+
+
+def _major(server: PrivateRedis) -> int:
+    with server.client() as client:
+        return int(client.info("server")["redis_version"].partition(".")[0])
 
 
 @pytest.mark.parametrize("names", _OF_A_CLUSTER, ids=", ".join)
