@@ -2,7 +2,9 @@
 
 consumer      Consumer: fetches messages, holds and acknowledges them
 conversation  what it says on its connection, and the answers, which may be late
-connection    that connection
+wire          that connection, on which any number of commands are under way
+resp          reads what comes on it
+identity      the server's name for a connection
 abandoned     connections whose answers nobody reads
 held          the messages that a consumer holds
 departure     how a message leaves the in-flight list, and what the server still has to be told

@@ -9,7 +9,7 @@ from logging import getLogger
 import redis
 from redis import exceptions
 
-from celery_delayq.fetching.connection import Identity
+from celery_delayq.fetching.identity import Identity
 from celery_delayq.queue.connections import CONNECTION_ERRORS, passing_refusal
 
 logger = getLogger(__name__)

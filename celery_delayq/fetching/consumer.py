@@ -24,9 +24,8 @@ What happens if the server refuses
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from logging import getLogger
 from types import MappingProxyType
@@ -37,14 +36,15 @@ from redis import exceptions
 from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.basics.text import plural
 from celery_delayq.fetching.abandoned import AbandonedConnections
-from celery_delayq.fetching.connection import FetchConnection, Identity
 from celery_delayq.fetching.conversation import Conversation
-from celery_delayq.fetching.departure import Departure, Departures, remove
+from celery_delayq.fetching.departure import Departure, Departures, removal
 from celery_delayq.fetching.held import DEAD_LETTERS, LOST_LEASES, Held, Redelivery
+from celery_delayq.fetching.identity import Identity
 from celery_delayq.fetching.isolation import Isolation
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.process import consumer_id
 from celery_delayq.fetching.unique_keys import UniqueKeys
+from celery_delayq.fetching.wire import Wire
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.dead_letters import reason_of
@@ -54,12 +54,6 @@ from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import Renewed
 
 logger = getLogger(__name__)
-
-#: How many threads acknowledge at the same time, each on a connection. The others wait for them.
-_AT_ONCE = 4
-
-#: How long a thread waits for the others, in seconds: far longer than they take, unless the server hangs.
-_TURN_S = 1.0
 
 #: Shared by the whole process: a running task is known by its tag alone, even after its consumer was closed.
 #: `next` of it is atomic with the GIL, and without it since Python 3.14.
@@ -106,9 +100,6 @@ class Consumer:
         self.connect = connect
         self._stack = ExitStack()
         self.client = client or self._stack.enter_context(connect())
-        # A pool refuses a thread for which it has no connection left, so they take turns. Two are for its own thread.
-        spare = self.client.connection_pool.max_connections - 2
-        self._turns = threading.BoundedSemaphore(min(_AT_ONCE, max(1, spare)))
         self.redelivery = redelivery or Redelivery()
         self.db = database_of(self.client)
         self.leases = Leases(
@@ -124,7 +115,6 @@ class Consumer:
         self._held: dict[str, Held] = {}
         #: The message that is held alone, if there is one.
         self.isolation = Isolation(self._held, self._rewrite)
-        self.unique_keys = UniqueKeys(self._held, self.leases.keys_of)
         self._departures = Departures(self.id, self.leases.keys_of, {} if expires_ms is None else expires_ms)
         #: Tag -> departure that the server may not know about.
         self.owed = self._departures.owed
@@ -138,6 +128,7 @@ class Consumer:
         self._conversation = Conversation(
             self.client, patience_s, self._abandoned, self._on_acknowledged, self._owe_acks
         )
+        self.unique_keys = UniqueKeys(self._held, self.leases.keys_of, self._conversation.tell)
 
     # -- leases
 
@@ -237,8 +228,7 @@ class Consumer:
     @property
     def reader(self) -> Identity | None:
         """The connection that fetches; None if there is none, or its identity is unknown."""
-        connection = self._conversation.connection
-        return None if connection is None else connection.identity
+        return self._conversation.identity
 
     def are_empty(self, groups: Sequence[Sequence[str]], *, told: Identity) -> bool:
         """Return whether lists are empty, and let the server tell a connection when one of them is written to.
@@ -257,13 +247,12 @@ class Consumer:
         return self._conversation.unblock(client_ids)
 
     @property
-    def late(self) -> FetchConnection | None:
+    def late(self) -> Wire | None:
         """The connection on which the server owes an answer; None if it owes none that somebody has waited for.
 
-        Until `resume`, nothing else can be done that takes an answer, and the watchdog tells the server what has become
-        of messages.
+        Until `resume`, nothing else can be done that takes an answer, and the watchdog puts messages back.
         """
-        return self._conversation.connection if self._conversation.is_late else None
+        return self._conversation.late
 
     def resume(self) -> list[bytes]:
         """Read a late answer, once its connection is readable. Returns the messages if it is one to `fetch`.
@@ -322,16 +311,11 @@ class Consumer:
 
     def starts(self, tag: str, *, is_early: bool) -> Held | None:
         """Say that the task of a message starts, see `UniqueKeys.starts`. Never raises."""
-        if is_early or self._is_deferring:
-            return self.unique_keys.starts(None, tag)
-        with suppress(exceptions.ConnectionError), self._own_turn():
-            return self.unique_keys.starts(self.client, tag)
-        return None
+        return self.unique_keys.starts(tag, with_ack=is_early or self._is_deferring)
 
     def ends(self, held: Held) -> None:
         """Say that a task is done whose message is acknowledged already, see `UniqueKeys.ends`. Never raises."""
-        with suppress(exceptions.ConnectionError), self._own_turn():
-            self.unique_keys.ends(self.client, held)
+        self.unique_keys.ends(held)
 
     def _let_go(self, tag: str) -> Held | None:
         """Hold a message no longer whose task does not begin here, or not again."""
@@ -358,8 +342,8 @@ class Consumer:
     def ack(self, tag: str) -> bool:
         """Acknowledge a message: it is removed for good. One command; O(N) for N messages held for longer.
 
-        In the thread that fetches, the next fetch reads the reply; if the consumer `collects`, that fetch sends it, or
-        `send_acks`. Never raises; the watchdog repeats what failed.
+        The next fetch reads the reply. What its own thread acknowledges is sent by that fetch or by `send_acks`, if the
+        consumer `collects`. Never raises; the watchdog repeats what failed.
 
         Returns:
             False if the message is not held.
@@ -381,52 +365,25 @@ class Consumer:
 
     def _ack(self, tag: str) -> bool:
         held = self._held.get(tag)
-        if held is None:
+        if held is None or self._conversation.is_unanswered(tag):
             return False
         self.isolation.forget(tag)
         if self._is_deferring:
             self.owed[tag] = Departure(held, "nowhere")
             return True
-        try:
-            if held.holder is not None and self._conversation.is_of_this_thread:
-                self._on_acknowledged(tag, self._remove(held) > 0)
-            elif self._conversation.is_of_this_thread:
-                in_flight = self.leases.keys_of(held.name).in_flight(self.id)
-                self._conversation.acknowledge(in_flight, held.message, tag, can_wait=held.can_wait)
-                if not self._collects:
-                    self._conversation.flush()
-            else:
-                with self._turn():
-                    was_in_flight = self._remove(held) > 0
-                self._on_acknowledged(tag, was_in_flight)
-        except Exception as exc:  # also redis-py's ValueError, if a thread closes a connection that another one reads
-            self._owe_acks([tag], exc)
-            if self._conversation.is_of_this_thread:
-                self._conversation.give_up(exc)
+        what = removal(self.leases.keys_of(held.name), consumer=self.id, held=held)
+        if not self._conversation.acknowledge(tag, what, can_wait=held.can_wait):
+            left = self._departures.leave(self.client, {tag: Departure(held, "nowhere")})
+            if tag not in self.owed:
+                self._on_acknowledged(tag, left > 0)
+        elif not self._collects and self._conversation.is_of_this_thread:
+            self._conversation.flush()
         return True
 
     @property
     def _is_deferring(self) -> bool:
         """Whether the watchdog tells the server what has become of messages."""
-        return self._is_retired or self.is_unanswered or self._conversation.is_late
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Wait for one of the connections that threads share; not in the thread that fetches.
-
-        Raises:
-            redis.ConnectionError: the others wait for a server that does not answer. The watchdog does it later.
-        """
-        if not self._turns.acquire(timeout=_TURN_S):
-            raise exceptions.ConnectionError("Redis does not answer other threads that acknowledge")
-        try:
-            yield
-        finally:
-            self._turns.release()
-
-    def _own_turn(self) -> AbstractContextManager[object]:
-        """A turn, see `_turn`; none is needed in the thread that fetches."""
-        return nullcontext() if self._conversation.is_of_this_thread else self._turn()
+        return self._is_retired or self.is_unanswered
 
     def _rewrite(self, tag: str, new: bytes) -> bool:
         held = self._held[tag]
@@ -435,9 +392,6 @@ class Consumer:
             return False
         self._held[tag] = replace(held, message=new)
         return True
-
-    def _remove(self, held: Held) -> int:
-        return remove(self.client, self.leases.keys_of(held.name), consumer=self.id, held=held)
 
     def settle(self, client: redis.Redis | None = None) -> None:
         """Send the server all departures that it may not know about, see `Departures.settle`."""
@@ -453,18 +407,10 @@ class Consumer:
         if held is None:
             return False
         departures = {tag: Departure(held, "back", self.redelivery.put_back(held.message))}
-        if self._conversation.is_of_this_thread:
-            return bool(self._leave(departures)) or tag in self.owed
-        try:
-            with self._turn():
-                left = self._leave(departures)
-        except exceptions.ConnectionError as exc:
-            self._departures.owe(departures, exc)
-            return True
-        return bool(left) or tag in self.owed
+        return bool(self._leave(departures)) or tag in self.owed
 
     def _leave(self, departures: Mapping[str, Departure]) -> int:
-        if self._is_deferring:
+        if self._is_deferring or self.late is not None:
             self.owed.update(departures)
             return 0
         return self._departures.leave(self.client, departures)
@@ -495,7 +441,8 @@ class Consumer:
         self.read_answers()
         back: dict[str, Departure] = {}
         for tag in reversed(tags):
-            held = self._let_go(tag) if tag not in self.owed else None
+            is_done = tag in self.owed or self._conversation.is_unanswered(tag)
+            held = None if is_done else self._let_go(tag)
             if held is not None:
                 back[tag] = Departure(held, "front", self.redelivery.put_back(held.message))
         back = dict(sorted(back.items(), key=lambda item: item[1].held.name))
@@ -542,7 +489,7 @@ class Consumer:
             Whether everything is done; if not, the watchdog has to continue.
         """
         self.read_answers()
-        if self._conversation.is_late:
+        if self.late is not None:
             self._conversation.give_up(exceptions.ConnectionError("its answer was late"))
         self._conversation.close()  # nobody would read the replies to later acknowledgements
         self.is_closed = True
@@ -572,8 +519,7 @@ class Consumer:
         They can still be acknowledged. From now on the watchdog tells the server; `close` drops what does not run.
         """
         self.abandon(self.waits)
-        if self._conversation.connection is not None:
-            self._conversation.give_up(exceptions.ConnectionError("its connection was given up"))
+        self._conversation.give_up(exceptions.ConnectionError("its connection was given up"))
         self.is_closed = self._is_retired = True
         self.names.clear()
 

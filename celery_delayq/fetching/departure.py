@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from logging import getLogger
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import redis
 from redis import exceptions
@@ -16,6 +16,7 @@ from redis.client import NEVER_DECODE
 from celery_delayq.basics.text import plural
 from celery_delayq.fetching.held import Held
 from celery_delayq.queue import scripts
+from celery_delayq.queue.call import Call
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
 from celery_delayq.queue.holds import What, acknowledge
 from celery_delayq.queue.keys import QueueKeys
@@ -222,7 +223,7 @@ def depart(
     for to, group in groupby(departures, key=lambda departure: departure.to):
         row = list(group)
         if to == "nowhere":
-            left += sum(remove(client, keys, consumer=consumer, held=departure.held) for departure in row)
+            left += sum(_remove(client, keys, consumer=consumer, held=departure.held) for departure in row)
             continue
         for at in range(0, len(row), MAX_PUT_BACK):
             some = row[at : at + MAX_PUT_BACK]
@@ -239,12 +240,17 @@ def depart(
     return left
 
 
-def remove(client: redis.Redis, keys: QueueKeys, *, consumer: str, held: Held) -> int:
-    """Remove a message from the in-flight list; returns 0 if it was not there."""
+def removal(keys: QueueKeys, *, consumer: str, held: Held) -> Call[Any] | tuple[Any, ...]:
+    """Return what removes a message from the in-flight list; the reply is 0 if it was not there."""
     if held.holder is not None:
         what: What = "start" if held.starts else "done"
-        return acknowledge(keys, consumer=consumer, message=held.message, holder=held.holder, what=what).run(client)
-    return int(client.lrem(keys.in_flight(consumer), -1, held.message))  # type: ignore[arg-type]
+        return acknowledge(keys, consumer=consumer, message=held.message, holder=held.holder, what=what)
+    return ("LREM", keys.in_flight(consumer), -1, held.message)
+
+
+def _remove(client: redis.Redis, keys: QueueKeys, *, consumer: str, held: Held) -> int:
+    what = removal(keys, consumer=consumer, held=held)
+    return int(what.run(client) if isinstance(what, Call) else client.execute_command(*what))
 
 
 def _in_flight(client: redis.Redis, keys: QueueKeys, consumer: str) -> list[bytes]:

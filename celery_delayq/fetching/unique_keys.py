@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from logging import getLogger
+from typing import Any
 
 import redis
 
 from celery_delayq.fetching.held import Held
+from celery_delayq.queue.call import Call
 from celery_delayq.queue.holds import MAX_HOLDS, Holder, What, hold
 from celery_delayq.queue.keys import QueueKeys
 
@@ -31,6 +34,11 @@ def ended(held: Held) -> None:
         _ended[held.holder] = keys
 
 
+def _on_told(holder: Holder, reply: Any) -> None:
+    if not isinstance(reply, BaseException):
+        _ended.pop(holder, None)
+
+
 class UniqueKeys:
     """The unique keys of one consumer's messages, and of tasks whose messages are acknowledged already.
 
@@ -40,18 +48,26 @@ class UniqueKeys:
     Args:
         held: tag -> message that the consumer holds.
         keys_of: returns the keys of a list.
+        tell: calls a script, and another function with the reply; nothing waits for that. If the server is away, it may
+            do nothing.
     """
 
-    def __init__(self, held: dict[str, Held], keys_of: Callable[[str], QueueKeys]) -> None:
+    def __init__(
+        self,
+        held: dict[str, Held],
+        keys_of: Callable[[str], QueueKeys],
+        tell: Callable[[Callable[[Any], object], Call[Any]], object],
+    ) -> None:
         self._held = held
         self._keys_of = keys_of
+        self._tell = tell
 
-    def starts(self, client: redis.Redis | None, tag: str) -> Held | None:
+    def starts(self, tag: str, *, with_ack: bool) -> Held | None:
         """Say that the task of a message starts, if that holds a unique key.
 
         Args:
-            client: any client. None if the acknowledgement of the message, which comes at once, says so.
             tag: of the message.
+            with_ack: whether the acknowledgement of the message, which comes at once, says so.
 
         Returns:
             The message; None if it holds no unique key, or is not held.
@@ -59,17 +75,19 @@ class UniqueKeys:
         held = self._held.get(tag)
         if held is None or held.holder is None:
             return None
-        if client is None:
+        keys = self._keys_of(held.name)
+        if with_ack:
             self._held[tag] = replace(held, starts=True)
-            _running[held.holder] = self._keys_of(held.name)
+            _running[held.holder] = keys
         else:
-            self._say(client, self._keys_of(held.name), [held.holder], "start")
+            self._tell(lambda reply: None, hold(keys, holders=[held.holder], what="start"))
         return held
 
-    def ends(self, client: redis.Redis, held: Held) -> None:
+    def ends(self, held: Held) -> None:
         """Say that the task of a message is done that was acknowledged as it started."""
         ended(held)
-        self._tell_ended(client)
+        for holder, keys in _ended.copy().items():
+            self._tell(partial(_on_told, holder), hold(keys, holders=[holder], what="done"))
 
     def leaves(self, held: Held) -> None:
         """Forget that the task of a message was about to start: the message goes elsewhere. Sends nothing."""
@@ -78,7 +96,9 @@ class UniqueKeys:
 
     def renew(self, client: redis.Redis) -> None:
         """Hold the keys of all messages and tasks for longer."""
-        self._tell_ended(client)
+        for holder, keys in _ended.copy().items():
+            if self._say(client, keys, [holder], "done"):
+                _ended.pop(holder, None)
         holders: dict[QueueKeys, set[Holder]] = {}
         for held in tuple(self._held.values()):
             if held.holder is not None:
@@ -87,11 +107,6 @@ class UniqueKeys:
             holders.setdefault(keys, set()).add(holder)
         for keys, some in holders.items():
             self._say(client, keys, list(some), "renew")
-
-    def _tell_ended(self, client: redis.Redis) -> None:
-        for holder, keys in _ended.copy().items():
-            if self._say(client, keys, [holder], "done"):
-                _ended.pop(holder, None)
 
     def _say(self, client: redis.Redis, keys: QueueKeys, holders: list[Holder], what: What) -> bool:
         try:

@@ -16,8 +16,8 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.fetching.connection import Identity, identify
 from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.fetching.identity import Identity, identify
 from celery_delayq.queue.connections import connection_of, should_speak, was_silent
 
 _CHANNEL = "__redis__:invalidate"

@@ -17,9 +17,9 @@ from celery_delayq.cluster import hanging
 from celery_delayq.cluster.client import Routed, own_connections
 from celery_delayq.cluster.node import Address
 from celery_delayq.cluster.topology import PATIENCE_S
-from celery_delayq.fetching.connection import FetchConnection
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.conversation import NotYet
+from celery_delayq.fetching.wire import Wire
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.redirection import REDIRECTIONS, understood
 from celery_delayq.transport.fetcher import Fetcher
@@ -85,7 +85,7 @@ class NodeFetcher(Fetcher):
         self.server = str(address)
         self._siblings = siblings
         #: The connection on which an answer is late, and since when (monotonic).
-        self._late: FetchConnection | None = None
+        self._late: Wire | None = None
         self._late_since = 0.0
 
     def _open_station(self) -> Station:

@@ -67,7 +67,9 @@ def test_answers_to_acknowledgements_come_before(consumers: Consumers, consumer:
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
-def test_what_is_acknowledged_meanwhile_is_owed(consumers: Consumers, consumer: Consumer, in_thread: bool) -> None:
+def test_what_is_acknowledged_meanwhile_is_sent_and_what_goes_back_is_owed(
+    consumers: Consumers, consumer: Consumer, in_thread: bool
+) -> None:
     consumers.publish(b"1", b"2", b"3")
     tags = [consumer.hold("q", message) for message in consumer.fetch("q", 2, is_patient=True)]
     consumers.watch(consumer)
@@ -79,11 +81,30 @@ def test_what_is_acknowledged_meanwhile_is_owed(consumers: Consumers, consumer: 
         else:
             consumer.ack(tags[0])
         consumer.requeue(tags[1])
-        assert consumer.owed.keys() == set(tags)
+        assert consumer.owed.keys() == {tags[1]}
     assert resume(consumer) == [b"3"]
     wait_until(lambda: not consumer.owed, "the watchdog has told the server")
+    consumer.read_answers()
+    assert not consumer.held
     assert consumers.in_flight(consumer) == [b"3"]
     assert consumer.fetch("q", 3, is_patient=True) == [b"2 again"]
+
+
+def test_what_is_acknowledged_meanwhile_is_owed_if_the_connection_ends(
+    consumers: Consumers, consumer: Consumer
+) -> None:
+    consumers.publish(b"1", b"2")
+    (message,) = consumer.fetch("q", 1, is_patient=True)
+    tag = consumer.hold("q", message)
+    with paused(consumers):
+        with pytest.raises(NotYet):
+            consumer.fetch("q", 1)
+        consumer.ack(tag)
+        consumers.cut_connections()
+        with pytest.raises(redis.ConnectionError):
+            resume(consumer)
+        assert consumer.owed.keys() == {tag}
+        assert consumer.has_lost_reply
 
 
 def test_answers_alone_are_not_waited_for(consumers: Consumers, consumer: Consumer) -> None:

@@ -13,8 +13,8 @@ import redis
 
 from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching import abandoned
-from celery_delayq.fetching.connection import Identity, identify
 from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.fetching.identity import Identity, identify
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.call import Call
 from celery_delayq.queue.connections import connection_of
@@ -103,6 +103,7 @@ class TestLease:
         assert consumer.end_leases() is False
         assert consumers.score(consumer) > 0
         assert in_another_thread(consumer.ack, tag)
+        consumer.read_answers()
         assert consumer.end_leases() is False
         assert consumers.score(consumer) == 0
         assert consumers.score(consumer, "r") > 0

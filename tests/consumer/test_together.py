@@ -6,18 +6,18 @@ import math
 
 import pytest
 
-from celery_delayq.fetching import connection
+from celery_delayq.fetching import conversation
 from celery_delayq.fetching.consumer import Consumer
 from tests.consumer.conftest import Consumers
 from tests.support import wait_until
 
-MESSAGES = [b"%d" % number for number in range(connection.TOGETHER)]
+MESSAGES = [b"%d" % number for number in range(conversation.TOGETHER)]
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait for each other as long as it takes."""
-    monkeypatch.setattr(connection, "TOGETHER_S", math.inf)
+    monkeypatch.setattr(conversation, "TOGETHER_S", math.inf)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ class TestWaiting:
 
 
 def test_they_do_not_wait_for_long(consumers: Consumers, worker: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "TOGETHER_S", 0.0)
+    monkeypatch.setattr(conversation, "TOGETHER_S", 0.0)
     (tag,) = take_late(consumers, worker, b"1")
     assert worker.ack(tag)
     assert not worker.send_acks(is_busy=True)

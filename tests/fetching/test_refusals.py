@@ -10,7 +10,7 @@ import pytest
 import redis
 from kombu import Connection
 
-from celery_delayq.fetching.connection import FetchConnection
+from celery_delayq.fetching.wire import Wire
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.transport import poller
 from celery_delayq.transport.last_delivery import isolate
@@ -114,14 +114,14 @@ def test_a_queue_that_is_cancelled_without_the_right_to_unblock_strands_no_messa
 
 def lose_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lose the next reply to a fetch, when the server has sent it."""
-    read = FetchConnection.read_fetched
+    receive = Wire.receive
 
-    def lose(connection: FetchConnection) -> None:
-        monkeypatch.setattr(FetchConnection, "read_fetched", read)
-        assert read(connection)
+    def lose(wire: Wire) -> None:
+        monkeypatch.setattr(Wire, "receive", receive)
+        assert wire.has_reply(30)
         raise redis.ConnectionError("cut")
 
-    monkeypatch.setattr(FetchConnection, "read_fetched", lose)
+    monkeypatch.setattr(Wire, "receive", lose)
 
 
 def test_a_message_that_was_to_be_got_when_the_connection_was_cut_is_got_again(

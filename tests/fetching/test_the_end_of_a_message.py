@@ -13,7 +13,7 @@ import pytest
 from kombu import Consumer
 from kombu.message import Message
 
-from celery_delayq.fetching.connection import FetchConnection
+from celery_delayq.fetching.wire import Wire
 from celery_delayq.transport.station import Station
 from examples.private_redis import PrivateRedis
 from tests.brokers import Server
@@ -89,7 +89,8 @@ def test_a_channel_is_closed_while_an_answer_is_late(ours: Broker, monkeypatch: 
     with reader(ours, "q", ack=False, prefetch=6) as it:
         it.drain(6)
         it.messages[2].ack()
-        monkeypatch.setattr(FetchConnection, "has_reply", lambda self, wait_s: False)
+        has_reply = Wire.has_reply
+        monkeypatch.setattr(Wire, "has_reply", lambda self, wait_s: wait_s > 1 and has_reply(self, wait_s))
         it.channel.close()
         monkeypatch.undo()
         assert bodies_on(ours.client) == [0, 1, 3, 4, 5, 6, 7, 8, 9]
