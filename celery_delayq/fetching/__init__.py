@@ -5,6 +5,7 @@ conversation  what it says on its connection, and the answers, which may be late
 wire          that connection, on which any number of commands are under way
 resp          reads what comes on it
 identity      the server's name for a connection
+subscription  hears what other consumers say, and which lists are written to
 abandoned     connections whose answers nobody reads
 held          the messages that a consumer holds
 departure     how a message leaves the in-flight list, and what the server still has to be told

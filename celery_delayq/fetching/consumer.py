@@ -123,6 +123,10 @@ class Consumer:
         #: How many of the messages that it held were deleted in Redis.
         self._deleted = 0
         self._abandoned = AbandonedConnections()
+        #: The connection that hears of lists that are written to, or why none does.
+        self._told: Identity | exceptions.ResponseError | None = None
+        #: Called by the watchdog with names of lists that were written to; None if all may have been.
+        self.on_changed: Callable[[Sequence[str] | None], object] = bool
         #: The connections that wait for messages on the server.
         self.waits: list[Identity | None] = []
         self._conversation = Conversation(
@@ -230,17 +234,30 @@ class Consumer:
         """The connection that fetches; None if there is none, or its identity is unknown."""
         return self._conversation.identity
 
-    def are_empty(self, groups: Sequence[Sequence[str]], *, told: Identity) -> bool:
-        """Return whether lists are empty, and let the server tell a connection when one of them is written to.
+    def hears(self, told: Identity | exceptions.ResponseError | None) -> None:
+        """Record which connection hears of lists that are written to, or why none does; None as long as none does."""
+        self._told = told
+        self.on_changed(())
 
-        One command asks about each group of lists, all in one round trip. It is told once, and only if all are empty.
-        Call it after `fetch`, in the same thread.
+    @property
+    def told_by(self) -> tuple[Identity | None, Identity | exceptions.ResponseError | None]:
+        """The connection that reads lists, and the one that hears of them: as long as both last, `are_empty` holds."""
+        return self.reader, self._told
+
+    def are_empty(self, groups: Sequence[Sequence[str]]) -> bool | None:
+        """Return whether lists are empty, and let the server tell when one of them is written to, see `on_changed`.
+
+        One command asks about each group of lists, all in one round trip. It tells once, and only if all are empty.
+        Call it after `fetch`, in the same thread. Returns None if nobody would hear it now.
 
         Raises:
-            redis.ResponseError: the server does not allow CLIENT TRACKING.
+            redis.ResponseError: the server does not allow it.
             NotYet: there is no answer yet; after `resume`, ask again.
         """
-        return self._conversation.are_empty(groups, told=told)
+        told = self._told
+        if isinstance(told, exceptions.ResponseError):
+            raise told
+        return None if told is None else self._conversation.are_empty(groups, told=told)
 
     def unblock(self, client_ids: Sequence[str]) -> list[bool]:
         """Make the server end the waits of other connections; returns for each whether it waited. See `are_empty`."""

@@ -43,6 +43,7 @@ from functools import partial
 from logging import getLogger
 from typing import Any
 
+import redis
 from redis import exceptions
 from redis.client import NEVER_DECODE
 
@@ -52,12 +53,12 @@ from celery_delayq.fetching.native import has_greenlets, start_native_thread
 from celery_delayq.fetching.presence import ANSWER_S, Presence
 from celery_delayq.fetching.process import is_at_work, is_consumer, is_running
 from celery_delayq.fetching.recovery import Claim, Recovery
+from celery_delayq.fetching.subscription import Heard, Subscription
 from celery_delayq.queue import keys
 from celery_delayq.queue.clock import ServerClock
 from celery_delayq.queue.connections import (
     CONNECTION_ERRORS,
     Outage,
-    as_text,
     is_cluster,
     is_elsewhere,
     passing_refusal,
@@ -232,18 +233,26 @@ class Watchdog:
             self._recovery.forget()
             self._renew()
             try:
-                with self.consumer.connect() as listener, closing(listener.pubsub()) as pubsub:
-                    if self._watch(pubsub):
+                with self.consumer.connect() as listener, closing(self._subscribe(listener)) as subscription:
+                    if self._watch(subscription):
                         return
             except LeaseLost:  # LeaseLost is one of CONNECTION_ERRORS
                 raise
             except CONNECTION_ERRORS as exc:
                 self._on_interrupted(exc)
+            finally:
+                self.consumer.hears(None)
 
-    def _watch(self, pubsub: Any) -> bool:
+    def _subscribe(self, listener: redis.Redis) -> Subscription:
+        consumer = self.consumer
+        channels = keys.alive_channel(consumer.id, consumer.db), keys.hello_channel(consumer.db)
+        return Subscription(listener.connection_pool, *channels)
+
+    def _watch(self, subscription: Subscription) -> bool:
         """Watch the other consumers; returns True if there is nothing left to do."""
         consumer = self.consumer
-        pubsub.subscribe(keys.alive_channel(consumer.id, consumer.db), keys.hello_channel(consumer.db))
+        self._say(consumer.id)  # from now on, the others can see this one
+        consumer.hears(subscription.told)
         self._look_at, self._may_look = time.monotonic(), True
         while not self._stopping:
             if self._tend():
@@ -255,9 +264,9 @@ class Watchdog:
                 self._look()
             self._recovery.go_on(self._client)
             self._outage.ends()
-            message = pubsub.get_message(timeout=self._wait_s())
-            if message is not None:
-                self._handle(message)
+            heard = subscription.hear(self._wait_s())
+            if heard is not None:
+                self._handle(heard)
         return True
 
     def _tend(self) -> bool:
@@ -281,14 +290,11 @@ class Watchdog:
         longest_s = _GREENLET_WAIT_S if has_greenlets() else _LONGEST_WAIT_S
         return min(max(0.01, until - time.monotonic()), longest_s)
 
-    def _handle(self, message: dict[str, Any]) -> None:
-        if message["type"] == "subscribe":  # from now on, the others can see this one
-            self._say(self.consumer.id)
+    def _handle(self, heard: Heard) -> None:
+        if not heard.said:
+            self.consumer.on_changed(heard.changed)
             return
-        if message["type"] != "message":
-            return
-        said = as_text(message["data"])
-        word, _, other = said.partition(" ")
+        word, _, other = heard.said.partition(" ")
         if word in (_RUNNING, _SUSPENDED):
             self._presence.vouch(other, time.monotonic(), is_at_work=word == _RUNNING)
         elif word == _MISSING:
@@ -299,7 +305,7 @@ class Watchdog:
                 self._presence.known.add(other)
                 self._look_at = time.monotonic()
         else:  # a new consumer: one more takes turns
-            self._presence.known.add(said)
+            self._presence.known.add(heard.said)
             self._look_at = min(self._look_at, time.monotonic() + len(self._presence.known) * self._turn_s)
 
     def _say(self, what: str) -> None:

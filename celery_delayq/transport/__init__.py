@@ -11,9 +11,8 @@
     program     what it asks the worker, or another program that consumes
     protocols   what channel, transport and poller know of each other
     slots       connections that wait for messages
-    rare_lists  lists that are rarely used, which share one connection
-    listener    that connection
-    station     what a connection needs at one server: a consumer, its watchdog, and such a connection
+    rare_lists  lists that are rarely used, which take no connection
+    station     what a connection needs at one server: a consumer, its watchdog, and such lists
     poller      kombu's poller, with those connections
     qos         acknowledges messages
     redelivery  rewrites messages that are delivered again
@@ -80,7 +79,6 @@ if TYPE_CHECKING:  # what only a consumer, or a cluster, needs is imported when 
     from celery_delayq.transfer.settings import TransferSettings
     from celery_delayq.transport.last_delivery import LastDelivery
     from celery_delayq.transport.nodes import Nodes
-    from celery_delayq.transport.rare_lists import RareLists
     from celery_delayq.transport.station import Station
 
 __all__ = ["ClusterTransport", "Connector", "SentinelTransport", "Transport", "register"]
@@ -205,7 +203,6 @@ class Transport(kombu_redis.Transport):
         server: str,
         connect: Callable[[], AbstractContextManager[redis.Redis]],
         client: redis.Redis,
-        rare_lists: RareLists | None = None,
         patience_s: float | None = None,
     ) -> Station:
         """Return the station at a server, which all channels of this connection share; made on first use.
@@ -214,14 +211,12 @@ class Transport(kombu_redis.Transport):
             server: its name.
             connect: see `Consumer`.
             client: on the pool that all channels share.
-            rare_lists: by default, new ones.
             patience_s: see `Consumer`.
         """
-        from celery_delayq.transport.rare_lists import RareLists
         from celery_delayq.transport.station import Station
 
         if server not in self._stations:
-            self._stations[server] = Station(self, connect, client, rare_lists or RareLists(self.cycle), patience_s)
+            self._stations[server] = Station(self, connect, client, patience_s)
             self._to_end.add(self._stations[server].consumer)
         return self._stations[server]
 

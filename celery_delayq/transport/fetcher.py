@@ -1,8 +1,8 @@
 """Fetcher: fetches the messages of a channel's queues, as many as its prefetch limit allows.
 
 If there is a backlog, one script call fetches several messages, but not before the pool needs them. If there is none,
-one connection per queue waits on the server, and one hears of all other lists (`rare_lists`). So an idle worker neither
-polls nor delays a message.
+one connection per queue waits on the server, and the watchdog hears of all other lists (`rare_lists`). So an idle
+worker neither polls nor delays a message.
 
 A wait is no longer wanted if the prefetch limit is reached or the consumer was cancelled. The server is then told to
 end it. A message that arrives all the same goes back at once, so that other workers can take it.
@@ -112,10 +112,8 @@ class Fetcher:
     def tidy(self) -> None:
         """End the leases on lists that are no longer fetched from, once none of their messages is held.
 
-        It also keeps the connection that listens, see `RareLists.keep`. Call it about once a second.
+        Call it about once a second.
         """
-        if self._station is not None:
-            self._station.rare_lists.keep()
         consumer = self._consumer
         if consumer is None or consumer.lists.keys() == consumer.names:
             return
@@ -210,10 +208,10 @@ class Fetcher:
         lists = [(queue, name) for queue, name in self._lists(queues) if not self._is_refused(name)]
         # Join all lists, even if the first has messages: a consumer sees gone ones only on lists that it has joined.
         lists = [(queue, name) for queue, name in lists if self._ask(name, self._join, consumer, name)]
-        rare.look(consumer, [name for queue, name in lists if self._is_rare(queue, name)])
+        rare.look([name for queue, name in lists if self._is_rare(queue, name)])
         idle = []
         for queue, name in lists:
-            if rare.is_empty(consumer, name):
+            if rare.are_awaited([name]):
                 continue  # the server would have told
             slot = self._slots.get(name)
             if slot is not None and slot.is_armed:
@@ -249,8 +247,14 @@ class Fetcher:
         if station is None or idle is None:
             return
         self._idle = None
-        if not self.is_sparing and self._wait(station, idle) and not any(map(self._is_refused, self._refused)):
-            self._settled_until = time.monotonic() + _SETTLED_S
+        is_settled = False
+        self._settled_until = time.monotonic() + _SETTLED_S  # first: the watchdog may hear of a message meanwhile
+        try:
+            are_waited_for = not self.is_sparing and self._wait(station, idle)
+            is_settled = are_waited_for and not any(map(self._is_refused, self._refused))
+        finally:
+            if not is_settled:
+                self._settled_until = 0.0
 
     def _wait(self, station: Station, idle: list[tuple[str, str]]) -> bool:
         """Make the server say when there is a message in one of these lists; returns False if it may not say so."""
@@ -258,10 +262,7 @@ class Fetcher:
         for queue, name in idle:
             if name not in rare:
                 self._ask(name, self._arm, station.consumer, queue, name)
-        if rare and not station.rare_lists.wait(station.consumer, rare):
-            self._channel.connection.cycle.wake()  # there is a message by now, or each takes a connection
-            return False
-        return True
+        return not rare or station.rare_lists.wait(rare)
 
     def _is_rare(self, queue: str, name: str) -> bool:
         """Return whether a list takes no connection of its own: it is not the first of its queue, nor is it busy."""
@@ -292,8 +293,6 @@ class Fetcher:
         for slot in list(self._slots.values()):
             if not slot.is_armed:
                 self._drop(slot)
-        if self._station is not None:
-            self._station.rare_lists.disconnect()
 
     def _is_fair(self) -> bool:
         return str(self._channel.queue_order_strategy) == "round_robin"

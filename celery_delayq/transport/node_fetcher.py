@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from redis import exceptions
-from redis.crc import key_slot
 
 from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.cluster import hanging
@@ -23,9 +22,7 @@ from celery_delayq.fetching.wire import Wire
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.redirection import REDIRECTIONS, understood
 from celery_delayq.transport.fetcher import Fetcher
-from celery_delayq.transport.listener import Listener
 from celery_delayq.transport.protocols import OfCluster
-from celery_delayq.transport.rare_lists import RareLists
 from celery_delayq.transport.slots import Slot
 from celery_delayq.transport.station import Station
 
@@ -95,7 +92,6 @@ class NodeFetcher(Fetcher):
             partial(own_connections, topology, self.address, hurries_elsewhere=True),
             # Without patience: while one list waits for its slot, the others are read. Nor for a node that hangs.
             Routed(topology, home=self.address, deadline_s=0, is_hurried=True),
-            NodeRareLists(transport.cycle),
             _PATIENCE_S,
         )
 
@@ -260,23 +256,3 @@ class NodeFetcher(Fetcher):
         """Fetch nothing any more, without a command to the node. The watchdog puts back what was not delivered."""
         self._on_connection_lost()
         self.disconnect()
-
-
-class NodeRareLists(RareLists):
-    """The lists of one node that are rarely used, see `RareLists`."""
-
-    def _is_elsewhere(self, exc: exceptions.ResponseError) -> bool:
-        return isinstance(understood(exc), REDIRECTIONS)
-
-    def make_listener(self, consumer: Consumer) -> Listener:
-        """Open the connection that hears of messages, see `RareLists`."""
-        listener = super().make_listener(consumer)
-        listener.trust_s *= 3  # to ask again takes two commands a hash slot
-        return listener
-
-    def _together(self, names: list[str]) -> list[list[str]]:
-        """Return the names by hash slot: a node refuses a command with keys of several slots."""
-        slots: dict[int, list[str]] = {}
-        for name in names:
-            slots.setdefault(key_slot(name.encode()), []).append(name)
-        return list(slots.values())

@@ -299,7 +299,7 @@ class NodeFetchers:
         self._try_each(NodeFetcher.tidy)
 
     def unsettle(self) -> None:
-        """Look at all lists again at the next fetch."""
+        """Look at all lists again at the next fetch. In any thread."""
         for fetcher in self._all:
             fetcher.unsettle()
 

@@ -140,7 +140,7 @@ class Poller(kombu_redis.MultiChannelPoller):
     # -- slots
 
     def add_slot(self, slot: Pollable, owner: Owner) -> None:
-        """Poll the connection of a slot or listener; its owner reads from it, and may say that it has delivered."""
+        """Poll a connection that waits; its owner reads from it, and may say that it has delivered."""
         fd = slot.fileno()
         self._polled.discard(fd)
         self._slots[fd] = (slot, owner)
@@ -214,7 +214,7 @@ class Poller(kombu_redis.MultiChannelPoller):
             self.wake()
 
     def on_told(self) -> None:
-        """Record that the server told of messages in rarely used lists: all channels look at theirs."""
+        """Record that the server told of messages in rarely used lists: all channels look at theirs. In any thread."""
         for fetcher in self._fetchers():
             fetcher.unsettle()
         self.wake()

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from celery_delayq.transport.nodes import Nodes
     from celery_delayq.transport.program import Program
     from celery_delayq.transport.publisher import Publisher
-    from celery_delayq.transport.rare_lists import RareLists
     from celery_delayq.transport.station import Station
 
 
@@ -95,7 +94,6 @@ class Connection(Protocol):
         server: str,
         connect: Callable[[], AbstractContextManager[redis.Redis]],
         client: redis.Redis,
-        rare_lists: RareLists | None = None,
         patience_s: float | None = None,
     ) -> Station: ...
     def retire_station(self, server: str) -> None: ...

@@ -1,6 +1,6 @@
 """Station: what a connection needs at one server to fetch tasks.
 
-That is a consumer, its watchdog, and one connection that hears of messages in rarely used lists.
+That is a consumer, its watchdog, and the lists that are rarely used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class Station:
         transport: the `Transport` of the connection.
         connect: see `Consumer`.
         client: for the consumer, see `Consumer`.
-        rare_lists: the lists at this server that are rarely used.
         patience_s: see `Consumer`.
     """
 
@@ -37,7 +36,6 @@ class Station:
         transport: Connection,
         connect: Callable[[], AbstractContextManager[redis.Redis]],
         client: redis.Redis,
-        rare_lists: RareLists,
         patience_s: float | None = None,
     ) -> None:
         self.consumer = Consumer(
@@ -56,7 +54,7 @@ class Station:
             slot_of=transport.slot_of,
             collects=transport.program.acknowledges_together,
         )
-        self.rare_lists = rare_lists
+        self.rare_lists = RareLists(transport.cycle, self.consumer, transport.slot_of)
         self._watchdog = Watchdog(self.consumer, on_lost=partial(call_of, weakref.ref(transport.cycle), "wake"))
         self._watchdog.start()
 
@@ -70,7 +68,6 @@ class Station:
         if self.consumer.is_closed:
             self.consumer.keep_only(keep)
             return
-        self.rare_lists.disconnect()
         if self.consumer.close(keep=keep):
             self._watchdog.stop()
         self.consumer.disconnect()
@@ -80,6 +77,5 @@ class Station:
 
         What was delivered can still be acknowledged. The watchdog does the rest, and renews the leases until then.
         """
-        self.rare_lists.disconnect()
         self.consumer.retire()
         self.consumer.disconnect()

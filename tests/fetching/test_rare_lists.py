@@ -1,4 +1,4 @@
-"""One connection hears of messages in all lists that are rarely used."""
+"""The watchdog's subscription hears of messages in all lists that are rarely used."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 import redis
 from kombu import Connection
 
-from celery_delayq.transport import listener as module
-from celery_delayq.transport.listener import TRUST_S
+from celery_delayq.transport import rare_lists as module
+from celery_delayq.transport.rare_lists import TRUST_S
 from examples.private_redis import PrivateRedis
 from tests.fetching.reading import Reader, fetching, publish, told
 from tests.fetching.reading import reader as consuming
@@ -50,11 +50,11 @@ def test_a_message_of_each_priority_arrives(ours: Broker, priority: int) -> None
             assert reader.drain(number + 1)[-1] == number
 
 
-def test_a_queue_takes_one_connection_that_waits_and_one_that_listens(ours: Broker, server: PrivateRedis) -> None:
+def test_a_queue_takes_one_connection_that_waits(ours: Broker, server: PrivateRedis) -> None:
     with consuming(ours, "q1", "q2", "q3") as reader, server.client() as client:
         reader.wait(0.2)
         assert waiting(client) == 3
-        assert len(client.client_list(_type="pubsub")) == 3  # the watchdog's, the transfer loop's, and this one
+        assert len(client.client_list(_type="pubsub")) == 2  # the watchdog's and the transfer loop's
         assert client.info("stats")["tracking_total_keys"] == 3 * 3
 
 
