@@ -505,6 +505,7 @@ class Consumer:
         Returns:
             Whether everything is done; if not, the watchdog has to continue.
         """
+        self._conversation.adopt()
         self.read_answers()
         if self.late is not None:
             self._conversation.give_up(exceptions.ConnectionError("its answer was late"))

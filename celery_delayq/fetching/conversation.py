@@ -24,9 +24,6 @@ from celery_delayq.queue.scripts import MAX_FETCH
 #: How many acknowledgements are written together at most, and how long one waits for others, in seconds.
 TOGETHER, TOGETHER_S = 16, 0.0025
 
-#: The longest single wait for an answer that has to come, in seconds.
-_LONG_S = 60.0
-
 
 class NotYet(Exception):
     """The server has not answered yet: do something else meanwhile, see `Conversation.resume`."""
@@ -202,8 +199,7 @@ class Conversation:
         wire.flush()
         until = None if is_patient or self._patience_s is None else time.monotonic() + self._patience_s
         while not is_there():
-            wait_s = _LONG_S if until is None else until - time.monotonic()
-            if wire.has_reply(wait_s):
+            if wire.has_reply(1.0 if until is None else until - time.monotonic()):
                 wire.receive()
             elif until is not None:
                 self._late = _Late(is_there, read)
@@ -266,6 +262,9 @@ class Conversation:
         except (exceptions.RedisError, OSError):
             self._unanswered.discard(tag)
             return False
+        except BaseException:
+            self._unanswered.discard(tag)
+            raise
         if is_own:
             self._is_urgent |= not can_wait
             if wire.unsent >= TOGETHER:
@@ -276,13 +275,13 @@ class Conversation:
         return True
 
     def _on_answer(self, wire: Wire, tag: str, answer: Any) -> None:
-        self._unanswered.discard(tag)
         if not isinstance(answer, BaseException):
             self._on_acknowledged(tag, bool(answer))
         elif wire is self._wire:
-            self._on_unknown([tag], answer)
+            self._on_unknown([tag], unwrapped(answer) if isinstance(answer, exceptions.ResponseError) else answer)
         else:
             self._lost.append(tag)
+        self._unanswered.discard(tag)  # last: until then, it is not taken for one that was deleted
 
     def flush(self, *, may_wait: bool = False) -> bool:
         """Send the acknowledgements that are not sent yet; returns whether some still wait.
@@ -316,15 +315,23 @@ class Conversation:
         try:
             wire.flush()
             wire.receive()
-            awaited = set(self._unanswered)  # other threads go on acknowledging
-            self._wait(lambda: awaited.isdisjoint(self._unanswered), list)
-            if wire.should_speak and not wire.missing:
-                wire.send(lambda pong: None, "PING")
-                wire.flush()
+            if not self._unanswered and not wire.should_speak:
+                return
+            pong: list[Any] = []
+            wire.send(pong.append, "PING")
+            wire.flush()
+            if self._unanswered:  # the answers to what other threads go on acknowledging come later
+                self._wait(lambda: bool(pong), list)
         except NotYet:
-            pass
-        except Exception as exc:
+            self._late = None  # nobody asks for this answer
+        except BaseException as exc:
             self.give_up(exc)
+            if not isinstance(exc, Exception):
+                raise
+
+    def adopt(self) -> None:
+        """Let this thread be the one that fetches: the other one does not any more."""
+        self._thread = threading.get_ident()
 
     # -- the end
 
@@ -353,11 +360,15 @@ def _send(wire: Wire, on_reply: OnReply, what: Call[Any] | tuple[Any, ...]) -> N
         return
 
     def on_first(reply: Any) -> None:
-        if isinstance(reply, exceptions.NoScriptError):
-            wire.send(on_reply, *what.by_text())
-            wire.flush()
-        else:
+        if not isinstance(reply, exceptions.NoScriptError):
             on_reply(reply)
+            return
+        try:
+            wire.send(on_reply, *what.by_text())
+        except exceptions.ConnectionError as exc:
+            on_reply(exc)
+        else:
+            wire.flush()
 
     wire.send(on_first, *what.by_digest())
 

@@ -1,23 +1,26 @@
-"""Reading RESP, Redis' protocol (2 and 3), piece by piece: whoever reads never waits for the rest of a reply.
+"""Writing and reading RESP 2, Redis' protocol. Whoever reads never waits for the rest of a reply.
 
 Source: https://redis.io/docs/latest/develop/reference/protocol-spec/ (Redis 8).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from redis import exceptions
 from redis.connection import DefaultParser
 
 
-class Push(list[Any]):
-    """What a server sends by itself (RESP3), and not as a reply to a command."""
-
-
-#: What there is as long as a reply is incomplete. Every other object may be a reply.
-_INCOMPLETE = object()
+def packed(commands: Iterable[Sequence[bytes | str | float]]) -> bytes:
+    """Return what a server is sent for commands: each their name and arguments."""
+    parts = []
+    for command in commands:
+        parts.append(b"*%d\r\n" % len(command))
+        for part in command:
+            data = part if isinstance(part, bytes) else str(part).encode()
+            parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(parts)
 
 
 class Reader:
@@ -28,81 +31,58 @@ class Reader:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        #: Where the next part begins, and how long the buffer has to be before a look is worth it.
-        self._at = self._needed = 0
-        #: The aggregates that are not complete: how many parts are missing, the parts, what is made of them.
-        self._open: list[tuple[int, list[Any], Callable[[list[Any]], Any]]] = []
+        #: How long the buffer has to be before a look is worth it.
+        self._needed = 0
+        #: The arrays that are not complete: how many parts there will be, and those that there are.
+        self._arrays: list[tuple[int, list[Any]]] = []
 
-    def feed(self, data: bytes) -> None:
-        """Take what was received."""
-        del self._buffer[: self._at]  # takes no time: the rest stays where it is
-        self._needed, self._at = max(0, self._needed - self._at), 0
-        self._buffer += data
-
-    def replies(self) -> Iterator[Any]:
-        """Yield the replies that are complete; each only once.
+    def feed(self, data: bytes) -> list[Any]:
+        """Take what was received; return the replies that are complete with it.
 
         Raises:
             redis.InvalidResponse: the server has sent something else; the reader is useless then.
         """
-        while (reply := self._next()) is not _INCOMPLETE:
-            yield reply
-
-    def _next(self) -> Any:
-        while True:
-            value = self._part()
-            if value is _INCOMPLETE:
-                return value
-            if isinstance(value, _Aggregate):
-                if value.size:
-                    self._open.append((value.size, [], value.made))
-                    continue
-                value = value.made([])
-            while self._open:
-                size, parts, made = self._open[-1]
-                parts.append(value)
-                if len(parts) < size:
+        buffer, found = self._buffer, []
+        buffer += data
+        size, at = len(buffer), 0
+        while size >= self._needed:
+            end = buffer.find(b"\r\n", at)
+            if end < 0:
+                break
+            kind, line = buffer[at], bytes(buffer[at + 1 : end])
+            after, value = end + 2, None
+            if kind in _LINES:
+                value = _LINES[kind](line)
+            elif kind not in (_TEXT, _ARRAY):
+                raise exceptions.InvalidResponse(f"Redis sent {chr(kind)!r}, which begins no reply")
+            elif line == b"-1":
+                pass
+            elif kind == _TEXT:
+                end = after + int(line)
+                self._needed = end + 2
+                if size < self._needed:
+                    self._needed -= at
                     break
-                self._open.pop()
-                value = made(parts)
+                value = bytes(buffer[after:end])
+                after, self._needed = end + 2, 0
+            elif line == b"0":
+                value = []
             else:
-                return value
-
-    def _part(self) -> Any:
-        """Return the next scalar, or the beginning of an aggregate."""
-        if len(self._buffer) < self._needed:
-            return _INCOMPLETE
-        end = self._buffer.find(b"\r\n", self._at)
-        if end < 0:
-            return _INCOMPLETE
-        kind, line = self._buffer[self._at], bytes(self._buffer[self._at + 1 : end])
-        after = end + 2
-        if kind in _TEXTS:
-            if line == b"-1":
-                self._at = after
-                return None
-            after += int(line)
-            self._needed = after + 2
-            if len(self._buffer) < self._needed:
-                return _INCOMPLETE
-            text = bytes(self._buffer[end + 2 : after])
-            self._at = self._needed
-            self._needed = 0
-            return _TEXTS[kind](text)
-        self._at, self._needed = after, 0
-        if kind in _SCALARS:
-            return _SCALARS[kind](line)
-        if kind in _AGGREGATES:
-            each, made = _AGGREGATES[kind]
-            return None if line == b"-1" else _Aggregate(int(line) * each, made)
-        raise exceptions.InvalidResponse(f"Redis sent {chr(kind)!r}, which begins no reply")
-
-
-class _Aggregate:
-    """The beginning of an aggregate."""
-
-    def __init__(self, size: int, made: Callable[[list[Any]], Any]) -> None:
-        self.size, self.made = size, made
+                self._arrays.append((int(line), []))
+                at = after
+                continue
+            at = after
+            while self._arrays:
+                count, parts = self._arrays[-1]
+                parts.append(value)
+                if len(parts) < count:
+                    break
+                self._arrays.pop()
+                value = parts
+            else:
+                found.append(value)
+        del buffer[:at]  # takes no time: the rest stays where it is
+        return found
 
 
 def _error(line: bytes) -> Exception:
@@ -110,28 +90,6 @@ def _error(line: bytes) -> Exception:
     return error
 
 
-def _pairs(parts: list[Any]) -> dict[Any, Any]:
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
-_TEXTS: dict[int, Callable[[bytes], Any]] = {
-    ord("$"): bytes,
-    ord("!"): _error,
-    ord("="): lambda text: text[4:],
-}
-_SCALARS: dict[int, Callable[[bytes], Any]] = {
-    ord("+"): bytes,
-    ord("-"): _error,
-    ord(":"): int,
-    ord("_"): lambda line: None,
-    ord("#"): lambda line: line == b"t",
-    ord(","): float,
-    ord("("): int,
-}
-#: How many parts each element has, and what becomes of them.
-_AGGREGATES: dict[int, tuple[int, Callable[[list[Any]], Any]]] = {
-    ord("*"): (1, list),
-    ord("~"): (1, list),
-    ord(">"): (1, Push),
-    ord("%"): (2, _pairs),
-}
+#: What becomes of the rest of a line. Other lines say how long the text is that follows, or how many parts do.
+_LINES: dict[int, Callable[[bytes], Any]] = {ord("+"): bytes, ord("-"): _error, ord(":"): int}
+_TEXT, _ARRAY = b"$*"

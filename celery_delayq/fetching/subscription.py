@@ -7,6 +7,7 @@ configuration of the server.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -46,8 +47,17 @@ class Subscription:
 
     def __init__(self, pool: Any, *channels: str) -> None:
         self._connection: Any = connection_of(pool)
-        self._connection.connect()
-        self.told: Identity | exceptions.ResponseError = self._identify()
+        #: What came before it was asked for.
+        self._early: deque[Any] = deque()
+        try:
+            self._connection.connect()
+            self.told = self._begin(channels)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, channels: Sequence[str]) -> Identity | exceptions.ResponseError:
+        identity = identify(self._connection)
         for channel in channels:
             self._subscribe(channel)
         try:
@@ -55,14 +65,16 @@ class Subscription:
         except exceptions.ResponseError as exc:
             if passing_refusal(exc):
                 raise
-            self.told = exc
-
-    def _identify(self) -> Identity | exceptions.ResponseError:
-        return identify(self._connection) or exceptions.ResponseError("CLIENT INFO is not allowed")
+            return exc
+        return identity or exceptions.ResponseError("CLIENT INFO is not allowed")
 
     def _subscribe(self, channel: str) -> None:
         self._connection.send_command("SUBSCRIBE", channel)
-        self._connection.read_response()
+        while (reply := self._read())[0] != b"subscribe":
+            self._early.append(reply)
+
+    def _read(self) -> Any:
+        return self._connection.read_response(disable_decoding=True)
 
     def hear(self, wait_s: float) -> Heard | None:
         """Return what comes next; None if nothing does within some seconds.
@@ -70,14 +82,16 @@ class Subscription:
         Raises:
             redis.ConnectionError: the connection is lost, or may be, since it was silent for long.
         """
-        if was_silent(self._connection):
-            raise exceptions.ConnectionError("the subscription of a consumer was silent")
-        if should_speak(self._connection):
-            self._connection.send_command("PING", check_health=False)
-        if not self._connection.can_read(timeout=wait_s):
-            return None
+        connection = self._connection
+        if not self._early and not connection.can_read(timeout=0):
+            if was_silent(connection):
+                raise exceptions.ConnectionError("the subscription of a consumer was silent")
+            if should_speak(connection):
+                connection.send_command("PING", check_health=False)
+            if not connection.can_read(timeout=wait_s):
+                return None
         try:
-            kind, *_, data = self._connection.read_response(disable_decoding=True)
+            kind, *_, data = self._early.popleft() if self._early else self._read()
         except exceptions.ResponseError:  # of a PING, which Redis refuses with MISCONF and BUSY: an answer as well
             return None
         if kind != b"message":

@@ -86,7 +86,8 @@ class UniqueKeys:
     def ends(self, held: Held) -> None:
         """Say that the task of a message is done that was acknowledged as it started."""
         ended(held)
-        for holder, keys in _ended.copy().items():
+        holder = held.holder
+        if holder is not None and (keys := _ended.get(holder)) is not None:
             self._tell(partial(_on_told, holder), hold(keys, holders=[holder], what="done"))
 
     def leaves(self, held: Held) -> None:

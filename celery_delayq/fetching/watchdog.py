@@ -43,7 +43,6 @@ from functools import partial
 from logging import getLogger
 from typing import Any
 
-import redis
 from redis import exceptions
 from redis.client import NEVER_DECODE
 
@@ -222,10 +221,7 @@ class Watchdog:
             self._outage.begins(exc)
 
     def _serve(self) -> None:
-        """Look after the consumer as long as the connection for commands lasts; the subscription may be lost alone.
-
-        The subscription has its own pool: in a shared one, the next command would use the lost connection.
-        """
+        """Look after the consumer as long as the connection for commands lasts; the subscription may be lost alone."""
         while not self._stopping and not self._tend():
             self._believes_leases_at = time.monotonic() + self.consumer.leases.seconds
             self._presence = self._new_presence()
@@ -233,7 +229,7 @@ class Watchdog:
             self._recovery.forget()
             self._renew()
             try:
-                with self.consumer.connect() as listener, closing(self._subscribe(listener)) as subscription:
+                with closing(self._subscribe()) as subscription:
                     if self._watch(subscription):
                         return
             except LeaseLost:  # LeaseLost is one of CONNECTION_ERRORS
@@ -243,10 +239,10 @@ class Watchdog:
             finally:
                 self.consumer.hears(None)
 
-    def _subscribe(self, listener: redis.Redis) -> Subscription:
+    def _subscribe(self) -> Subscription:
         consumer = self.consumer
         channels = keys.alive_channel(consumer.id, consumer.db), keys.hello_channel(consumer.db)
-        return Subscription(listener.connection_pool, *channels)
+        return Subscription(self._client.connection_pool, *channels)
 
     def _watch(self, subscription: Subscription) -> bool:
         """Watch the other consumers; returns True if there is nothing left to do."""

@@ -17,14 +17,17 @@ from typing import Any, Protocol
 
 from redis import exceptions
 
-from celery_delayq.fetching.resp import Push, Reader
-from celery_delayq.queue.connections import has_spoken, should_speak, was_silent
+from celery_delayq.fetching.resp import Reader, packed
+from celery_delayq.queue.connections import LATE_S
 
 #: How much is read at once, and at most in one `receive`, in bytes: other connections have their turn.
 _READ, _MOST = 65_536, 1_048_576
 
 #: How often `has_reply` looks whether a reply is overdue, in seconds.
 _LOOK_S = 1.0
+
+#: How long whoever reads or closes waits for another thread that writes, in seconds: that waits for nothing.
+_WRITES_S = 1.0
 
 #: What a socket that does not block raises if it would have to wait.
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -41,56 +44,65 @@ class OnReply(Protocol):
 class Wire:
     """One connection to one server.
 
-    Any thread may `send` and `flush`; the thread that owns it does the rest. Replies come in the order of the commands.
-    For each command, `on_reply` is called exactly once: by `receive` with the reply, or by `close` with the error that
-    ended the connection.
+    Any thread, and a signal handler, may `send` and `flush`; the thread that owns it does the rest. Replies come in the
+    order of the commands. For each command, `on_reply` is called once: by `receive` with the reply, or by `close` with
+    the error that ended the connection.
 
     Args:
-        connection: one of redis-py, open and without a reply under way. It belongs to the wire from now on.
-        on_push: called with what the server sends by itself (RESP3).
+        connection: one of redis-py that speaks the second protocol, open and without a reply under way. It belongs to
+            the wire from now on. If it has a method `understood`, that is given each error of the server.
 
     Every method but `close` raises `redis.ConnectionError` if the connection is lost. The owner closes it then.
     """
 
-    def __init__(self, connection: Any, on_push: Callable[[Push], object] = lambda push: None) -> None:
+    def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self._understood: Callable[[Any], Any] = getattr(connection, "understood", lambda error: error)
         self._sock = connection._sock
         self._sock.setblocking(False)
-        self._on_push = on_push
+        self._is_tls = isinstance(self._sock, ssl.SSLSocket)
         self._timeout_s: float = connection.socket_timeout or math.inf
+        self._speak_s: float = connection.health_check_interval or math.inf
+        #: When something was read last (monotonic).
+        self._heard_at = time.monotonic()
         self._reader = Reader()
-        #: Guards what follows, and the socket: one of TLS must not be read and written at the same time.
+        #: Commands that are not written yet, with what to do with their replies.
+        self._queued: deque[tuple[tuple[Any, ...], OnReply]] = deque()
+        #: Whoever has it writes, what others queue meanwhile, too. Nobody waits for it, so a signal handler may write.
+        #: A connection of TLS must not be read and written at the same time, so whoever reads that has it as well.
         self._lock = threading.Lock()
-        #: What was sent and has no reply yet: when that is overdue (monotonic), and what to do with it.
-        self._missing: deque[tuple[float, OnReply]] = deque()
-        self._commands: list[tuple[Any, ...]] = []
         #: What the server has not taken yet.
         self._unsent: deque[memoryview] = deque()
+        #: What has no reply yet: when it was written (monotonic), and what to do with the reply.
+        self._missing: deque[tuple[float, OnReply]] = deque()
+        #: Whether TLS has decrypted more than was read, so that no poll tells of it.
+        self._has_more = False
         self._error: BaseException | None = None
+        self._is_closed = False
 
     def fileno(self) -> int:
         """Return the descriptor to poll; -1 once it is closed."""
-        return -1 if self._error is not None else int(self._sock.fileno())
+        return -1 if self._is_closed else int(self._sock.fileno())
 
     @property
     def is_silent(self) -> bool:
-        """Whether the server may not hear any more, see `was_silent`."""
-        return was_silent(self._connection)
-
-    @property
-    def should_speak(self) -> bool:
-        """Whether nothing was read for long, see `should_speak`."""
-        return should_speak(self._connection)
+        """Whether nothing was read for so long that the connection may be lost."""
+        return time.monotonic() > self._heard_at + self._speak_s + LATE_S
 
     @property
     def missing(self) -> int:
         """The number of commands without a reply."""
-        return len(self._missing)
+        return len(self._missing) + len(self._queued)
+
+    @property
+    def should_speak(self) -> bool:
+        """Whether nothing was read for `health_check_interval`, and no reply is awaited."""
+        return not self.missing and time.monotonic() > self._heard_at + self._speak_s
 
     @property
     def unsent(self) -> int:
         """The number of commands that wait for `flush`; more than 0 also if the server has not taken all yet."""
-        return len(self._commands) + len(self._unsent)
+        return len(self._queued) + len(self._unsent)
 
     def send(self, on_reply: OnReply, *command: Any) -> None:
         """Take a command. The next `flush` sends it, with all others in one write.
@@ -99,34 +111,50 @@ class Wire:
             on_reply: what to do with the reply.
             command: its name and arguments, of bytes, text or numbers.
         """
-        with self._lock:
+        self._check_open()
+        entry = command, on_reply
+        self._queued.append(entry)
+        if self._error is not None:  # `close` may have been too early to see it
+            try:
+                self._queued.remove(entry)
+            except ValueError:
+                return
             self._check_open()
-            self._commands.append(command)
-            self._missing.append((time.monotonic() + self._timeout_s, on_reply))
 
     def flush(self) -> None:
-        """Send what the server takes now."""
-        with self._lock:
-            self._check_open()
+        """Send what the server takes now; if another thread is just writing, that sends it."""
+        while self.unsent and self._lock.acquire(blocking=False):
             try:
+                self._check_open()
                 self._write()
             except _NOT_NOW:
-                pass
+                return
             except BaseException as exc:  # nobody knows how much was written
-                self._error = exc
+                self._error = self._error or exc
                 if isinstance(exc, OSError):
                     raise exceptions.ConnectionError(f"Redis closed the connection: {exc}") from exc
                 raise
+            finally:
+                self._lock.release()
 
     def _write(self) -> None:
-        if self._commands:
-            commands, self._commands = self._commands, []
-            self._unsent.extend(map(memoryview, self._connection.pack_commands(commands)))
+        commands = []
+        while self._queued:
+            command, on_reply = self._queued[0]
+            self._missing.append((time.monotonic(), on_reply))
+            self._queued.popleft()
+            commands.append(command)
+        if commands:
+            self._unsent.append(memoryview(packed(commands)))
         while self._unsent:
-            sent = self._sock.send(self._unsent[0])
-            rest = self._unsent.popleft()[sent:]
-            if rest:
-                self._unsent.appendleft(rest)
+            data = self._unsent[0]  # it stays if the socket takes nothing now
+            sent = self._sock.send(data)
+            if not sent:  # gevent's way to say so, with TLS
+                raise BlockingIOError
+            if sent < len(data):
+                self._unsent[0] = data[sent:]
+            else:
+                self._unsent.popleft()
 
     def receive(self) -> None:
         """Handle what has come. An error in one `on_reply` does not keep the others from being called.
@@ -136,63 +164,69 @@ class Wire:
         """
         failed: Exception | None = None
         size = 0
-        while size < _MOST or self._pending():
-            data = self._read()
-            self._reader.feed(data)
-            size += len(data)
-            for reply in self._reader.replies():
-                try:
-                    self._handle(reply)
-                except Exception as exc:
-                    failed = failed or exc
-            if len(data) < _READ and not self._pending():
-                break
+        try:
+            while size < _MOST or self._has_more:
+                data = self._read()
+                size += len(data)
+                for reply in self._reader.feed(data):
+                    try:
+                        self._handle(reply)
+                    except Exception as exc:
+                        failed = failed or exc
+                if len(data) < (1 if self._is_tls else _READ):  # TLS gives what was in one record
+                    break
+        except BaseException as exc:  # some replies may be lost: the next ones would go to the wrong places
+            self._error = self._error or exc
+            raise
         if failed is not None:
             raise failed
         if self._is_overdue:
             raise exceptions.TimeoutError("Redis does not answer")
 
-    @property
-    def _is_overdue(self) -> bool:
-        try:
-            until, _ = self._missing[0]
-        except IndexError:
-            return False
-        return time.monotonic() > until or self.is_silent
-
     def _read(self) -> bytes:
-        with self._lock:
+        if self._is_tls and not self._lock.acquire(timeout=_WRITES_S):
+            raise exceptions.ConnectionError("another thread writes for too long")
+        try:
             self._check_open()
-            try:
-                data: bytes = self._sock.recv(_READ)
-            except _NOT_NOW:
-                return b""
-            except OSError as exc:
-                raise exceptions.ConnectionError(f"Redis closed the connection: {exc}") from exc
+            data: bytes = self._sock.recv(_READ)
+            self._has_more = self._is_tls and self._sock.pending() > 0
+        except _NOT_NOW:
+            return b""
+        except OSError as exc:
+            raise exceptions.ConnectionError(f"Redis closed the connection: {exc}") from exc
+        finally:
+            if self._is_tls:
+                self._lock.release()
+                self.flush()  # what others have queued meanwhile
         if not data:
             raise exceptions.ConnectionError("Redis closed the connection")
-        has_spoken(self._connection)
+        self._heard_at = time.monotonic()
         return data
 
-    def _pending(self) -> bool:
-        """Return whether TLS has decrypted more than was read, so that no poll tells of it."""
-        return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0
-
     def _handle(self, reply: Any) -> None:
-        if isinstance(reply, Push):
-            self._on_push(reply)
-            return
         try:
             _, on_reply = self._missing.popleft()
         except IndexError:
             raise exceptions.InvalidResponse(f"Redis sent a reply that nobody waits for: {reply!r:.100}") from None
-        on_reply(reply)
+        on_reply(self._understood(reply) if isinstance(reply, exceptions.ResponseError) else reply)
+
+    @property
+    def _is_overdue(self) -> bool:
+        """Whether the server says nothing although it owes a reply: for longer than `socket_timeout`, or for long."""
+        try:
+            sent_at, _ = self._missing[0]
+        except IndexError:
+            return False
+        now = time.monotonic()
+        return now - max(sent_at, self._heard_at) > self._timeout_s or (self.is_silent and now - sent_at > LATE_S)
 
     def has_reply(self, wait_s: float) -> bool:
         """Return whether there is something to `receive` within some seconds: a reply, or the end of the connection."""
         until = time.monotonic() + wait_s
         while True:
-            if self.fileno() < 0 or self._pending() or self._is_ready(until - time.monotonic()) or self._is_overdue:
+            if self._error is not None or self._has_more or self._is_ready(until - time.monotonic()):
+                return True
+            if self._is_overdue:
                 return True
             if time.monotonic() >= until:
                 return False
@@ -200,15 +234,15 @@ class Wire:
     def _is_ready(self, wait_s: float) -> bool:
         """Wait until there is something to read, or a moment has passed. Send meanwhile what could not be sent."""
         wait_s = max(0.0, min(wait_s, _LOOK_S))
-        if not hasattr(select, "poll"):
+        if hasattr(select, "poll"):
+            poll = select.poll()
+            poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            events = [event for _, event in poll.poll(wait_s * 1000)]
+            is_readable = any(event & ~select.POLLOUT for event in events)
+            is_writable = any(event & select.POLLOUT for event in events)
+        else:
             readable, writable, _ = select.select([self._sock], [self._sock] if self._unsent else [], [], wait_s)
             is_readable, is_writable = bool(readable), bool(writable)
-        else:
-            poll = select.poll()
-            poll.register(self._sock.fileno(), select.POLLIN | (select.POLLOUT if self._unsent else 0))
-            events = poll.poll(math.ceil(wait_s * 1000))
-            is_readable = any(event & ~select.POLLOUT for _, event in events)
-            is_writable = any(event & select.POLLOUT for _, event in events)
         if is_writable:
             self.flush()
         return is_readable
@@ -219,10 +253,17 @@ class Wire:
 
     def close(self, exc: BaseException) -> None:
         """Close the connection; whoever waits for a reply gets the error instead. Never raises."""
-        with self._lock:
-            self._error = self._error or exc
-            self._commands, self._unsent = [], deque()
-            missing, self._missing = self._missing, deque()
-            self._connection.disconnect()
-        for _, on_reply in missing:
-            on_reply(exc)
+        self._error = self._error or exc
+        has_lock = self._lock.acquire(timeout=_WRITES_S)  # not for ever: perhaps this interrupts who has it
+        self._is_closed = True
+        self._connection.disconnect()
+        self._unsent.clear()
+        if has_lock:
+            self._lock.release()
+        for waiting in (self._missing, self._queued):
+            while waiting:
+                try:
+                    _, on_reply = waiting.popleft()
+                except IndexError:
+                    break
+                on_reply(exc)

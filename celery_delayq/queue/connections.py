@@ -164,12 +164,6 @@ def was_silent(connection: Any) -> bool:
     return should_speak(connection) and _health_clock() > connection.next_health_check + LATE_S
 
 
-def has_spoken(connection: Any) -> None:
-    """Record that something was read from a connection, past redis-py."""
-    if connection.health_check_interval:
-        connection.next_health_check = _health_clock() + connection.health_check_interval
-
-
 def at_server_of(client: redis.Redis, key: str) -> redis.Redis:
     """Return a client whose commands without a key, TIME for example, go to the server that has a key.
 

@@ -72,6 +72,8 @@ class Fetcher:
         self._answers_at = self._sparing_until = 0.0
         #: All lists are waited for until this time (monotonic), so there is nothing to fetch.
         self._settled_until = 0.0
+        #: Whether the watchdog has heard of a message since the last fetch began.
+        self._has_news = False
         #: The lists that the last fetch has found empty; None if it has not looked at all of them.
         self._idle: list[tuple[str, str]] | None = None
         #: Whether the last fetch ended because there was no credit.
@@ -181,6 +183,7 @@ class Fetcher:
     def fetch(self) -> bool:
         """Fetch, but do not wait, see `fill`."""
         self._idle = None
+        self._has_news = False
         if self.has_fetched:
             return True
         if not self.has_queues:
@@ -247,13 +250,9 @@ class Fetcher:
         if station is None or idle is None:
             return
         self._idle = None
-        is_settled = False
-        self._settled_until = time.monotonic() + _SETTLED_S  # first: the watchdog may hear of a message meanwhile
-        try:
-            are_waited_for = not self.is_sparing and self._wait(station, idle)
-            is_settled = are_waited_for and not any(map(self._is_refused, self._refused))
-        finally:
-            if not is_settled:
+        if not self.is_sparing and self._wait(station, idle) and not any(map(self._is_refused, self._refused)):
+            self._settled_until = time.monotonic() + _SETTLED_S
+            if self._has_news:
                 self._settled_until = 0.0
 
     def _wait(self, station: Station, idle: list[tuple[str, str]]) -> bool:
@@ -332,7 +331,8 @@ class Fetcher:
         slot.arm()
 
     def unsettle(self) -> None:
-        """Look at all lists again at the next fetch."""
+        """Look at all lists again at the next fetch. Safe in any thread."""
+        self._has_news = True  # first: `wait` looks after it has settled
         self._settled_until = 0.0
 
     def on_readable(self, slot: Slot) -> None:

@@ -125,11 +125,18 @@ class Known:
         try:
             return super().read_response(*args, **kwargs)  # type: ignore[misc]
         except exceptions.ResponseError as exc:
-            if is_full(exc):
-                raise exceptions.ConnectionError(str(exc)) from exc
-            if self.is_node and passing_refusal(exc):
-                exc.node = f"{self.host}:{self.port}"  # type: ignore[attr-defined]
-            raise
+            understood = self.understood(exc)
+            if understood is exc:
+                raise
+            raise understood from exc
+
+    def understood(self, exc: exceptions.ResponseError) -> exceptions.RedisError:
+        """Return what an error of the server means, see `read_response`."""
+        if is_full(exc):
+            return exceptions.ConnectionError(str(exc))
+        if self.is_node and passing_refusal(exc):
+            exc.node = f"{self.host}:{self.port}"  # type: ignore[attr-defined]
+        return exc
 
 
 class NodeConnection(Known, redis.Connection):

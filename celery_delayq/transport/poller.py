@@ -215,7 +215,7 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     def on_told(self) -> None:
         """Record that the server told of messages in rarely used lists: all channels look at theirs. In any thread."""
-        for fetcher in self._fetchers():
+        for fetcher in self._made_fetchers():
             fetcher.unsettle()
         self.wake()
 

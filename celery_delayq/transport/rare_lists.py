@@ -30,8 +30,8 @@ TRUST_S = 30.0
 #: A cluster is believed for up to so many times as long: to ask again takes two commands for each hash slot.
 _MOST_TRUST = 3
 
-#: How soon to look again if nobody hears what the server tells: the watchdog is about to connect, in seconds.
-_SOON_S = 0.1
+#: How soon to look again if nobody hears what the server tells, in seconds. The watchdog wakes the loop once it does.
+_DEAF_S = 1.0
 
 #: A list is busy if it was written to so many times within so many seconds. Each time wakes all workers.
 _BUSY_TIMES, _BUSY_S = 10, 2.0
@@ -51,7 +51,6 @@ class RareLists:
         self._consumer = consumer
         self._slot_of = slot_of
         self._is_allowed = True
-        self._will_check = False
         #: The lists of which the server will tell, the connections that see to that, and until when it is believed.
         self._awaited: set[str] = set()
         self._told_by: Any = None
@@ -86,12 +85,9 @@ class RareLists:
         """
         are_empty = self._ask(names)
         if are_empty is None:
-            self._cycle.wake_in(_SOON_S)
+            self._cycle.wake_in(_DEAF_S)
         elif not are_empty:  # there is a message by now, or each list takes a connection
             self._cycle.wake()
-        elif not self._will_check:
-            self._will_check = True
-            self._cycle.call_later(self._believed_until - time.monotonic(), self._check)
         return bool(are_empty)
 
     def _ask(self, names: list[str]) -> bool | None:
@@ -139,11 +135,6 @@ class RareLists:
                 self._awaited.discard(name)
                 self._times.setdefault(name, deque(maxlen=_BUSY_TIMES)).append(time.monotonic())
         self._cycle.on_told()
-
-    def _check(self) -> None:
-        """Make sure from time to time that the server still tells."""
-        self._will_check = False
-        self._cycle.wake()
 
     def _on_refused(self, exc: exceptions.ResponseError) -> None:
         logger.info(

@@ -12,8 +12,10 @@ import pytest
 import redis
 from kombu import Connection
 
+from celery_delayq.transport import fetcher
 from celery_delayq.transport import rare_lists as module
-from celery_delayq.transport.rare_lists import TRUST_S
+from celery_delayq.transport.fetcher import Fetcher
+from celery_delayq.transport.rare_lists import TRUST_S, RareLists
 from examples.private_redis import PrivateRedis
 from tests.fetching.reading import Reader, fetching, publish, told
 from tests.fetching.reading import reader as consuming
@@ -63,6 +65,31 @@ def test_messages_that_came_before_it_listens_arrive(ours: Broker) -> None:
         publish(ours, "q", priority, priority=priority)
     with consuming(ours, "q") as reader:
         assert sorted(reader.drain(4)) == [0, 3, 6, 9]
+
+
+def test_what_is_told_of_while_it_begins_to_wait(ours: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list was skipped, since the server would have told; then it tells, before all others are waited for."""
+    monkeypatch.setattr(fetcher, "_SETTLED_S", 60.0)
+    found, wait = [], RareLists.wait
+    monkeypatch.setattr(RareLists, "wait", lambda self, names: found.append(self) or wait(self, names))
+    with consuming(ours, "q") as reader:
+        reader.wait(0.2)
+        rare = found[-1]
+        (name,) = [it for it in reader.channel.broker_lists("q") if it.endswith("6")]
+        begin = Fetcher.wait
+
+        def meanwhile(self: Fetcher) -> None:
+            if self.is_empty and rare.are_awaited([name]):
+                monkeypatch.setattr(Fetcher, "wait", begin)
+                publish(ours, "q", "told", priority=6)
+                wait_until(lambda: not rare.are_awaited([name]), "the server has told")
+            begin(self)
+
+        monkeypatch.setattr(Fetcher, "wait", meanwhile)
+        publish(ours, "q", "wakes it")
+        began = time.monotonic()
+        assert sorted(reader.drain(2)) == ["told", "wakes it"]
+        assert time.monotonic() - began < 20 < fetcher._SETTLED_S
 
 
 def test_a_list_that_is_busy_gets_a_connection_of_its_own(ours: Broker, server: PrivateRedis) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import redis
+from kombu import pools
 
 from celery_delayq.transport.known import known
 from tests.ledger import Ledger
@@ -37,9 +38,13 @@ def limited(node: ClusterNode, limit: int) -> Iterator[None]:
 def wanted(cluster: Cluster, node: ClusterNode, ledger: Ledger) -> int:
     """How many connections to a node a worker opens if it may. One of them may be due to chance."""
     before = connections(node)
-    with Worker(broker=cluster.url(3), ledger=ledger.url) as worker:
+    ledger.clear()
+    with Worker(broker=cluster.url(3), ledger=ledger.url) as worker, publisher(cluster.url(3), ledger.url) as app:
         worker.wait_for_log("Transfer of delayed messages: connected", times=len(cluster.masters()))
         worker.wait_for_log("Lease renewal of consumer")
+        ids = [app.tasks["note"].apply_async(countdown=countdown).id for countdown in (None, 1.0)]
+        wait_until(lambda: ledger.has(ids), "it has all that it needs")
+        pools.reset()  # the publisher's connections
         wait_until(lambda: node.client.info("clients")["blocked_clients"] == 1, "it waits on the list of its queue")
         wait_until(lambda: node.client.info("clients")["tracking_clients"] == 1, "it listens for the other lists")
         return connections(node) - before
