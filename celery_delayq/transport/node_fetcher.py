@@ -161,6 +161,7 @@ class NodeFetcher(Fetcher):
 
     def fetch(self) -> bool:
         """Fetch, see `Fetcher`."""
+        self._resume()  # a program without an event loop polls only if no other node has messages
         if self._is_late():
             self._idle = None
             return self.has_fetched

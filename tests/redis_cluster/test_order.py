@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from celery_delayq.fetching.wire import Wire
 from tests.brokers import ClusterServer
 from tests.fetching.reading import publish, reader, with_options
 from tests.redis_cluster.servers import Cluster
@@ -22,6 +23,27 @@ def test_no_queue_starves_beside_those_of_other_nodes(cluster: Cluster, strategy
             received = Counter(it.drain(450, timeout=30)[:300])
     assert set(received) == set(queues)
     assert min(received.values()) >= 50, received
+
+
+def test_a_node_whose_answer_was_late_once_is_asked_beside_the_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = [cluster.key_of(node, prefix="queue") for node in cluster.nodes]
+    has_reply, late = Wire.has_reply, []
+
+    def once_late(wire: Wire, wait_s: float) -> bool:
+        if not late:
+            late.append(wire)
+            return False
+        return has_reply(wire, wait_s)
+
+    with with_options(ClusterServer(cluster)) as ours:
+        for queue in queues:
+            publish(ours, queue, *[queue] * 50)
+        monkeypatch.setattr(Wire, "has_reply", once_late)
+        with reader(ours, *queues, prefetch=1) as it:
+            assert set(it.drain(150, timeout=30)[:90]) == set(queues)
+    assert late
 
 
 @pytest.mark.parametrize("prefetch", [1, 4])
