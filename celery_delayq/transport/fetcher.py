@@ -21,7 +21,7 @@ from redis import exceptions
 
 from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.queue.connections import NOT_SERVING, passing_refusal, refusals
+from celery_delayq.queue.connections import NOT_SERVING, close_idle, passing_refusal, refusals
 from celery_delayq.transport.credit import Credit
 from celery_delayq.transport.delivery import Delivery
 from celery_delayq.transport.protocols import Channel
@@ -292,6 +292,8 @@ class Fetcher:
         for slot in list(self._slots.values()):
             if not slot.is_armed:
                 self._drop(slot)
+        if self._consumer is not None:
+            close_idle(self._consumer.client)
 
     def _is_fair(self) -> bool:
         return str(self._channel.queue_order_strategy) == "round_robin"
