@@ -55,6 +55,10 @@ from celery_delayq.queue.scripts import Renewed
 
 logger = getLogger(__name__)
 
+#: The connection that hears of lists, or why none does; and that which reads them, with the former.
+Told = Identity | exceptions.ResponseError | None
+ToldBy = tuple[Identity | None, Told]
+
 #: Shared by the whole process: a running task is known by its tag alone, even after its consumer was closed.
 #: `next` of it is atomic with the GIL, and without it since Python 3.14.
 _TAGS = itertools.count(1)
@@ -124,7 +128,7 @@ class Consumer:
         self._deleted = 0
         self._abandoned = AbandonedConnections()
         #: The connection that hears of lists that are written to, or why none does.
-        self._told: Identity | exceptions.ResponseError | None = None
+        self._told: Told = None
         #: Called by the watchdog with names of lists that were written to; None if all may have been.
         self.on_changed: Callable[[Sequence[str] | None], object] = bool
         #: The connections that wait for messages on the server.
@@ -234,13 +238,13 @@ class Consumer:
         """The connection that fetches; None if there is none, or its identity is unknown."""
         return self._conversation.identity
 
-    def hears(self, told: Identity | exceptions.ResponseError | None) -> None:
+    def hears(self, told: Told) -> None:
         """Record which connection hears of lists that are written to, or why none does; None as long as none does."""
         self._told = told
         self.on_changed(())
 
     @property
-    def told_by(self) -> tuple[Identity | None, Identity | exceptions.ResponseError | None]:
+    def told_by(self) -> ToldBy:
         """The connection that reads lists, and the one that hears of them: as long as both last, `are_empty` holds."""
         return self.reader, self._told
 

@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from logging import getLogger
-from typing import Any
 
 from redis import exceptions
 
 from celery_delayq.basics.weak import call_of
-from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.fetching.consumer import Consumer, ToldBy
 from celery_delayq.queue.connections import NOT_SERVING, refusals
 from celery_delayq.queue.redirection import REDIRECTIONS, understood
 from celery_delayq.transport.protocols import Cycle
@@ -53,7 +52,7 @@ class RareLists:
         self._is_allowed = True
         #: The lists of which the server will tell, the connections that see to that, and until when it is believed.
         self._awaited: set[str] = set()
-        self._told_by: Any = None
+        self._told_by: ToldBy | None = None
         self._believed_until = 0.0
         self._times: dict[str, deque[float]] = {}
         consumer.on_changed = partial(call_of, weakref.ref(self), "on_changed")

@@ -16,32 +16,20 @@ from examples.private_redis import PrivateRedis
 from tests.support import beside, wait_until
 
 
-@pytest.fixture
-def server() -> Iterator[PrivateRedis]:
-    with PrivateRedis() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: PrivateRedis) -> Iterator[redis.Redis]:
-    with server.client() as client:
-        yield client
-
-
 def subscription(server: PrivateRedis, *channels: str) -> Subscription:
     return Subscription(redis.ConnectionPool(port=server.port, protocol=2), *channels)
 
 
-def test_what_is_published(server: PrivateRedis, client: redis.Redis) -> None:
-    with closing(subscription(server, "a", "b")) as it:
+def test_what_is_published(redis_server: PrivateRedis, client: redis.Redis) -> None:
+    with closing(subscription(redis_server, "a", "b")) as it:
         client.publish("a", "one")
         client.publish("b", "two")
         client.publish("c", "three")
         assert [it.hear(10), it.hear(10), it.hear(0)] == [Heard("one"), Heard("two"), None]
 
 
-def test_lists_that_another_connection_has_read(server: PrivateRedis, client: redis.Redis) -> None:
-    with closing(subscription(server)) as it, redis.Redis(port=server.port, protocol=2).client() as reader:
+def test_lists_that_another_connection_has_read(redis_server: PrivateRedis, client: redis.Redis) -> None:
+    with closing(subscription(redis_server)) as it, redis.Redis(port=redis_server.port, protocol=2).client() as reader:
         assert isinstance(it.told, Identity)
         reader.execute_command("CLIENT", "TRACKING", "ON", "REDIRECT", it.told.client_id)
         assert not reader.exists("q")
@@ -65,18 +53,18 @@ def busy_channel(client: redis.Redis, channel: str) -> Iterator[None]:
         yield
 
 
-def test_what_comes_while_it_begins(server: PrivateRedis, client: redis.Redis) -> None:
+def test_what_comes_while_it_begins() -> None:
     """It is not taken for an answer, and it is heard."""
-    client.execute_command("ACL", "SETUSER", "default", "resetchannels", "&a", "&b")
-    with busy_channel(client, "a"):
+    with PrivateRedis() as server, server.client() as client, busy_channel(client, "a"):
+        client.execute_command("ACL", "SETUSER", "default", "resetchannels", "&a", "&b")
         for _ in range(20):
             with closing(subscription(server, "a", "b")) as it:
                 assert isinstance(it.told, exceptions.NoPermissionError)
                 assert it.hear(10) == Heard("hello")
 
 
-def test_it_is_lost(server: PrivateRedis, client: redis.Redis) -> None:
-    with closing(subscription(server, "a")) as it:
+def test_it_is_lost(redis_server: PrivateRedis, client: redis.Redis) -> None:
+    with closing(subscription(redis_server, "a")) as it:
         assert isinstance(it.told, Identity)
         client.client_kill_filter(_id=it.told.client_id)
         with pytest.raises(redis.ConnectionError):

@@ -239,11 +239,13 @@ connection.connect()
 wire, replies, ticks = Wire(connection), [], []
 gevent.spawn(lambda: [ticks.append(gevent.sleep(0.01)) for _ in range(20)])
 os.kill(int(sys.argv[3]), signal.SIGSTOP)
-for _ in range(200):
-    wire.send(replies.append, "ECHO", b"x" * 100_000)
-    wire.flush()
-assert wire.unsent
-os.kill(int(sys.argv[3]), signal.SIGCONT)
+try:
+    for _ in range(200):
+        wire.send(replies.append, "ECHO", b"x" * 100_000)
+        wire.flush()
+    assert wire.unsent
+finally:
+    os.kill(int(sys.argv[3]), signal.SIGCONT)
 while len(replies) < 200:
     if wire.has_reply(5):
         wire.receive()
