@@ -32,7 +32,7 @@ test test-all: export PYTHONDONTWRITEBYTECODE =
 PYTEST = $(BIN)/pytest --numprocesses=auto --dist=worksteal
 
 .PHONY: test test-all
-test: $(VENV)/.dev ## check every feature, in about 6 minutes; ARGS="-k transfer" selects
+test: $(VENV)/.dev ## check every feature, in about 5 minutes; ARGS="-k transfer" selects
 	$(PYTEST) -m "not thorough and not benchmark" $(ARGS)
 	@echo "make test-all also runs the tests that were deselected: they break things, and take half an hour."
 

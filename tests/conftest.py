@@ -52,7 +52,18 @@ _THOROUGH = (
     "integration/template",
     *(
         f"integration/test_{name}.py"
-        for name in ("example_orders", "lost_connection", "many_resets", "migration", "prefetch", "release")
+        for name in (
+            *(
+                "example_django",
+                "example_orders",
+                "example_unique",
+                "gil",
+                "lost_connection",
+                "many_resets",
+                "migration",
+            ),
+            *("prefetch", "release", "sentinel_over_tls"),
+        )
     ),
     *(
         f"integration/test_{name}.py"

@@ -129,6 +129,7 @@ print(web.web.test_client().post("/orders/7").status_code)
     assert page.run("away.py") == "503\n503\n"
 
 
+@pytest.mark.thorough
 def test_the_tutorial_ends_as_it_says(tmp_path: Path, redis_server: PrivateRedis) -> None:
     with redis_server.client() as client:
         client.flushall()

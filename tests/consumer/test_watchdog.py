@@ -216,6 +216,7 @@ class TestLone:
 
 
 class TestAlive:
+    @pytest.mark.thorough
     def test_consumer_whose_subscription_was_cut_is_not_recovered(self, consumers: Consumers) -> None:
         """Not even if others look several times just then, and have done so before."""
         other = consumers.start(lease_s=LONG_S)
@@ -245,6 +246,7 @@ class TestAlive:
         wait_until(lambda: here.renew() and looks(consumers) >= until, "watchdogs look while it renews", 30)
         assert consumers.in_flight(here) == [b"1"]
 
+    @pytest.mark.thorough
     def test_nobody_is_recovered_after_a_restart_of_the_server(
         self, lasting: Consumers, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -277,6 +279,7 @@ class TestAlive:
 
 
 class TestAtWork:
+    @pytest.mark.thorough
     def test_its_own_lease_lasts_while_it_puts_back_what_many_held(self, consumers: Consumers) -> None:
         """Over a slow network, that takes longer than the lease."""
         names = [f"list {number}" for number in range(10)]
@@ -313,6 +316,7 @@ class TestAtWork:
 
 
 class TestServerClock:
+    @pytest.mark.thorough
     def test_that_is_set_forward_ends_no_lease(
         self, consumers: Consumers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:

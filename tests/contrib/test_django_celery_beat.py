@@ -149,6 +149,7 @@ def test_twice_adds_nothing_more(command: Command, rows: Rows) -> None:
     assert "0 entries added" in done.stdout
 
 
+@pytest.mark.thorough
 def test_each_kind_of_schedule_is_moved(command: Command, rows: Rows) -> None:
     rows(
         """

@@ -32,6 +32,7 @@ def punctual(client: redis.Redis) -> str:
     return recorded.decode() if isinstance(recorded, bytes) else ""
 
 
+@pytest.mark.thorough
 def test_the_punctual_worker_is_killed_while_tasks_become_due(broker: Server, broker_url: str, ledger: Ledger) -> None:
     """It consumes another queue, so that what stock BRPOP may lose plays no part."""
     conf = {"delayq_transfer_grace": 2}  # on a busy machine, the other one would take over while it lives

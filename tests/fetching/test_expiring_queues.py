@@ -86,6 +86,7 @@ def test_it_does_not_expire_while_it_is_consumed(ours: Broker) -> None:
         assert it.drain(2) == [0, 1]
 
 
+@pytest.mark.thorough
 @kombu_5_7
 @pytest.mark.one_server("its only server refuses")
 def test_it_is_renewed_soon_after_the_server_has_refused_that(ours: Broker) -> None:

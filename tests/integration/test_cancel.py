@@ -78,6 +78,7 @@ def test_it_refuses_a_broker_that_is_not_ours(redis_server: PrivateRedis, ledger
         app.delayq.cancel("any")
 
 
+@pytest.mark.thorough
 def test_at_the_very_moment_of_the_transfer_either_it_or_the_worker_gets_the_task(
     app: Celery, waiting: DelayedQueue, broker_url: str, ledger: Ledger
 ) -> None:

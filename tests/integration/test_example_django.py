@@ -129,13 +129,11 @@ def states(manage: Manage) -> dict[str, str]:
     return dict(line.split() for line in lines_of(manage, code))
 
 
-@pytest.mark.thorough
 def test_all_is_well_with_the_project(manage: Manage) -> None:
     assert "no issues" in manage("check")
     assert "No changes detected" in manage("makemigrations", "--check")
 
 
-@pytest.mark.thorough
 def test_its_own_tests_pass(manage: Manage) -> None:
     assert "Ran 4 tests" in manage("test")
 
@@ -176,7 +174,6 @@ def test_an_order_that_is_not_paid_is_cancelled(env: dict[str, str], manage: Man
     browser.post(f"/orders/{made[2]}/payment", status=409)
 
 
-@pytest.mark.thorough
 def test_an_order_is_cancelled_although_the_broker_was_away(env: dict[str, str], manage: Manage) -> None:
     """The order is committed by then, so the customer gets it; the periodic task `sweep` does the rest."""
     env["BROKER"] = "delayq://127.0.0.1:1/0"

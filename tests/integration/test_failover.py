@@ -181,6 +181,7 @@ def pair() -> Iterator[Pair]:
 
 
 class TestSeveralUrls:
+    @pytest.mark.thorough
     def test_the_replica_is_promoted_after_a_while(self, pair: Pair, ledger: Ledger) -> None:
         """The worker does not sleep through it, and does not fill the log."""
         with Worker("-Q", ",".join(QUEUES), pool="prefork", broker=pair.urls, ledger=ledger.url) as worker:

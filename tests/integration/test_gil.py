@@ -36,8 +36,8 @@ def clean(broker_client: redis.Redis) -> None:
     ("pool", "places"),
     [
         pytest.param("solo", ["here"], id="solo"),
-        pytest.param("threads", ["here"], id="threads", marks=pytest.mark.thorough),
-        pytest.param("solo", [ANOTHER_MACHINE, "here"], id="beside another machine", marks=pytest.mark.thorough),
+        pytest.param("threads", ["here"], id="threads"),
+        pytest.param("solo", [ANOTHER_MACHINE, "here"], id="beside another machine"),
     ],
 )
 def test_it_runs_once(

@@ -152,7 +152,8 @@ def test_who_publishes_opens_a_connection_again_that_the_server_has_closed(
     assert broker_client.llen("celery") == 2
 
 
-@pytest.mark.parametrize("pool", ["threads", pytest.param("prefork", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
 def test_a_worker_outlives_a_proxy_that_ends_idle_connections(
     app: Celery, broker_server: Server, broker_client: redis.Redis, ledger: Ledger, pool: str
 ) -> None:
@@ -173,9 +174,8 @@ def test_a_worker_outlives_a_proxy_that_ends_idle_connections(
             assert complaints(worker) == []
 
 
-@pytest.mark.parametrize(
-    "how", ["silently", *(pytest.param(how, marks=pytest.mark.thorough) for how in ("fin", "rst"))]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["silently", "fin", "rst"])
 def test_a_task_that_blocks_the_worker_is_acknowledged_on_a_connection_that_works(
     app: Celery, broker_server: Server, broker_client: redis.Redis, ledger: Ledger, how: Drop
 ) -> None:

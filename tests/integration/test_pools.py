@@ -19,7 +19,7 @@ from tests.workers import Worker
 
 pytestmark = pytest.mark.on_cluster
 
-POOLS = ["prefork", "threads", "solo", "gevent"]
+POOLS = ["prefork", "threads", "solo", pytest.param("gevent", marks=pytest.mark.thorough)]
 KEYS = QueueKeys.of("celery")
 
 

@@ -60,6 +60,7 @@ def test_a_ready_task_is_revoked_as_ever(app: Celery, broker_url: str, ledger: L
     assert ledger.runs() == []
 
 
+@pytest.mark.thorough
 def test_at_the_very_moment_of_the_transfer_it_is_revoked_or_runs(
     app: Celery, waiting: DelayedQueue, broker_url: str, ledger: Ledger
 ) -> None:

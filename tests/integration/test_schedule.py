@@ -82,6 +82,7 @@ class TestConfigured:
             wait_until(lambda: len(etas(ledger)) >= 4, "it runs")
         assert len(set(etas(ledger))) == len(etas(ledger))
 
+    @pytest.mark.thorough
     def test_after_an_outage_of_everything_a_task_runs_once_late(
         self, broker_url: str, broker_client: redis.Redis, ledger: Ledger
     ) -> None:

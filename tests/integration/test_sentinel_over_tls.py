@@ -104,7 +104,6 @@ def publishes(app: Any, ledger: Ledger) -> bool:
     return True
 
 
-@pytest.mark.thorough
 def test_the_url_may_name_the_authority(servers: Servers) -> None:
     query = f"?ssl_ca_certs={quote(str(servers.authority), safe='')}"
     options = {"master_name": MASTER_NAME}
@@ -117,7 +116,6 @@ def test_the_url_may_name_the_authority(servers: Servers) -> None:
         keeps_a_result(backend)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("known_to_sentinels", "match"), [(True, "certificate verify failed"), (False, "No master found for 'shop'")]
 )
@@ -139,7 +137,6 @@ def test_a_certificate_of_an_unknown_authority_is_refused(
         backend.client.ping()
 
 
-@pytest.mark.thorough
 def test_only_the_servers_may_speak_tls(servers: Servers) -> None:
     """As with kombu's `sentinel://`: `broker_use_ssl` is for Redis, `sentinel_kwargs` for the sentinels."""
     tls = {"ssl_ca_certs": str(servers.authority)}

@@ -126,6 +126,7 @@ def test_a_killed_workers_task_that_was_acknowledged_early(app: Celery, start: A
     wait_until(lambda: is_free(app, "until_done"), "its key has its end")
 
 
+@pytest.mark.thorough
 @LATE
 def test_a_worker_that_has_a_task_renews_its_key(
     app: Celery, start: Any, ledger: Ledger, broker_client: Any, task: str
@@ -141,6 +142,7 @@ def test_a_worker_that_has_a_task_renews_its_key(
     assert not is_free(app, "until_done")
 
 
+@pytest.mark.thorough
 def test_a_connection_is_lost_while_a_task_runs(
     app: Celery, start: Any, ledger: Ledger, broker_client: redis.Redis
 ) -> None:

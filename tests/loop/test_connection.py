@@ -170,6 +170,7 @@ class TestRefusal:
         assert connect.attempts == 1
         assert asked[2] - asked[0] < 5 * 0.5, "each look asks it again, not each sixth one"
 
+    @pytest.mark.thorough
     def test_by_a_replica_is_logged_once(self, durable_loops: Loops, caplog: pytest.LogCaptureFixture) -> None:
         """READONLY, as after a failover: the loop asks again where the master is."""
         caplog.set_level("INFO", logger="celery_delayq")

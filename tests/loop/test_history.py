@@ -150,6 +150,7 @@ class TestRestart:
             read(history, server)
         assert caplog.records == []
 
+    @pytest.mark.thorough
     def test_the_first_replica_is_no_restart(self, history: FailoverLog, caplog: pytest.LogCaptureFixture) -> None:
         """Redis takes a new replication id then; the same after an hour without replicas."""
         with PrivateRedis() as server:
@@ -266,6 +267,7 @@ class TestLoop:
         read(history, redis_server)
         assert history.next_at > time.monotonic() + REPLICATED_S
 
+    @pytest.mark.thorough
     def test_a_loop_says_what_was_lost_although_it_was_idle(self, pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
         port = {"port": pair.master.port}
         history = TimedHistory(logging.getLogger("history"))

@@ -35,7 +35,7 @@ def is_counted(found: Metrics, number: int, queue: str = "celery") -> bool:
     return found.get(TRANSFERRED, queue) == started == transferred == number
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", pytest.param("gevent", marks=pytest.mark.thorough)])
 def test_a_short_lived_worker_counts_everything(
     pool: str, app: Celery, broker_url: str, ledger: Ledger, waiting: DelayedQueue, scrape: Scrape
 ) -> None:

@@ -70,6 +70,7 @@ class TestCost:
         assert calls(stage.client, "evalsha") < 1050
         assert calls(stage.client, "hmget") + calls(stage.client, "hscan") < 60
 
+    @pytest.mark.thorough
     def test_of_an_occurrence(self, stage: Stage) -> None:
         """One script, and nothing is read."""
         planner = started(stage, {f"e{n}": 5.0 for n in range(500)})
@@ -91,6 +92,7 @@ class TestCost:
         run(planner)
         assert stage.queue().size() == 400
 
+    @pytest.mark.thorough
     def test_memory(self, stage: Stage) -> None:
         """Of crontabs that say the same there is one; messages and definitions as data are not kept."""
         for n in range(2000):

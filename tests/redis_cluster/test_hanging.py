@@ -60,14 +60,15 @@ def ran(ledger: Ledger) -> list[str]:
     return [run.task_id for run in ledger.runs()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("pool", "key"),
     [
         pytest.param("threads", "q0", id="threads-registry"),
-        pytest.param("solo", "q0", id="solo-registry", marks=pytest.mark.thorough),
-        pytest.param("prefork", "q0", id="prefork-registry", marks=pytest.mark.thorough),
-        pytest.param("threads", "{_kombu.binding}", id="threads-bindings", marks=pytest.mark.thorough),
-        pytest.param("solo", "q5", id="solo-neither", marks=pytest.mark.thorough),
+        pytest.param("solo", "q0", id="solo-registry"),
+        pytest.param("prefork", "q0", id="prefork-registry"),
+        pytest.param("threads", "{_kombu.binding}", id="threads-bindings"),
+        pytest.param("solo", "q5", id="solo-neither"),
     ],
 )
 def test_a_worker_goes_on_with_the_queues_of_other_nodes(redis_server: PrivateRedis, pool: str, key: str) -> None:

@@ -61,14 +61,14 @@ def test_what_waits_can_be_seen_and_changed(cluster: Cluster, ledger: Ledger, pr
         assert sum(it.delayed for it in app.delayq.counts().queues) == 66 - 1 - 1 - 11
 
 
-@pytest.mark.parametrize(
-    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.thorough) for pool in ("solo", "threads"))]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
 def test_tasks_run_once_and_not_early(cluster: Cluster, ledger: Ledger, pool: str) -> None:
     runs_everywhere(cluster, ledger, pool, "")
 
 
-@pytest.mark.parametrize("prefix", ["{shop}:", pytest.param("shop:", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("prefix", ["{shop}:", "shop:"])
 def test_tasks_run_with_a_key_prefix(cluster: Cluster, ledger: Ledger, prefix: str) -> None:
     runs_everywhere(cluster, ledger, "solo", prefix)
 

@@ -42,6 +42,7 @@ def hanging() -> Iterator[PrivateRedis]:
             os.kill(server.pid, signal.SIGCONT)
 
 
+@pytest.mark.thorough
 def test_a_server_that_hangs_holds_up_the_first_requests_only(hanging: PrivateRedis) -> None:
     with direct.shop(hanging) as app, ThreadPoolExecutor(4) as threads:
         user = user_of(app)

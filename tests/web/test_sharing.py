@@ -264,6 +264,7 @@ def hanging(server: PrivateRedis) -> Iterator[None]:
         os.kill(server.pid, signal.SIGCONT)
 
 
+@pytest.mark.thorough
 def test_a_server_that_hangs_holds_nobody_for_long(own_server: PrivateRedis) -> None:
     with shop(own_server) as app:
         for number in range(5):
