@@ -5,6 +5,7 @@ It learns that from the nodes, with `CLUSTER SLOTS`. It sends nothing else: `dis
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import threading
@@ -12,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import redis
@@ -30,6 +32,13 @@ PATIENCE_S = 1.0
 
 #: The nodes are not asked again so soon after they were asked, in seconds: many threads may notice a change at once.
 REFRESH_PAUSE_S = 0.1
+
+#: Options of a connection that does not tell the server its name. redis-py keeps the error of a Redis before 7.2, which
+#: refuses that, and with it all callers.
+_UNNAMED: dict[str, None] = dict.fromkeys(
+    {"driver_info"} & inspect.signature(redis.connection.AbstractConnection).parameters.keys()
+    or ("lib_name", "lib_version")
+)
 
 
 @dataclass(frozen=True)
@@ -78,8 +87,8 @@ class Topology:
         self._view: View | None = None
         #: When what is known was asked for, and when a node was last asked; monotonic time in seconds.
         self._known_at = self._asked_at = -math.inf
-        #: Why the last question had no answer.
-        self._error: Exception | None = None
+        #: Makes the error of the last question, if it had no answer: with its traceback, it would keep all its callers.
+        self._error: Callable[[], Exception] | None = None
         self.make_locks()
         _topologies.add(self)
 
@@ -205,13 +214,13 @@ class Topology:
         with self._asking:
             if time.monotonic() - self._asked_at < REFRESH_PAUSE_S:
                 if self._error is not None:
-                    raise type(self._error)(*self._error.args)
+                    raise self._error()
                 return
             try:
                 self.learn(self._ask_any(first))
                 self._error = None
             except (exceptions.RedisError, ConfigurationError) as exc:
-                self._error = exc
+                self._error = partial(type(exc), *exc.args)
                 raise
             finally:
                 self._asked_at = time.monotonic()
@@ -268,7 +277,7 @@ class Topology:
         kwargs = hurried_options(pool.connection_kwargs, within_s)
         for name in ("retry_on_timeout", "retry_on_error"):
             kwargs.pop(name, None)
-        kwargs.update(protocol=2, retry=Retry(NoBackoff(), 0), health_check_interval=0)
+        kwargs.update(_UNNAMED, protocol=2, retry=Retry(NoBackoff(), 0), health_check_interval=0)
         asked_at = time.monotonic()
         connection = pool.connection_class(**kwargs)
         try:

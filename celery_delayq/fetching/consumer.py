@@ -36,7 +36,7 @@ from redis import exceptions
 from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.basics.text import plural
 from celery_delayq.fetching.abandoned import AbandonedConnections
-from celery_delayq.fetching.conversation import Conversation
+from celery_delayq.fetching.conversation import LATE_ANSWER_S, Conversation, Found
 from celery_delayq.fetching.departure import Departure, Departures, removal
 from celery_delayq.fetching.held import DEAD_LETTERS, LOST_LEASES, Held, Redelivery
 from celery_delayq.fetching.identity import Identity
@@ -44,7 +44,7 @@ from celery_delayq.fetching.isolation import Isolation
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.process import consumer_id
 from celery_delayq.fetching.unique_keys import UniqueKeys
-from celery_delayq.fetching.wire import Wire
+from celery_delayq.fetching.wire import OnReply, Wire
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.dead_letters import reason_of
@@ -77,8 +77,7 @@ class Consumer:
         redelivery: see `Redelivery`.
         expires_ms: list -> time until an unused list expires, in ms. Only lists that expire are in it. It may change.
         id: readable and unique. The default names the process that made the consumer.
-        patience_s: how long its thread waits for the server, in seconds, before `NotYet` is raised; None: until there
-            is an answer. See `resume`.
+        on_asking: see `Conversation`. By default, nobody but `fetch` and `read_answers` handles answers.
         collects: whether acknowledgements of its thread wait for `send_acks`, or the next fetch, so that they share a
             write. Then an event loop calls it in each turn. By default, each is sent at once.
         slot_of: see `Leases`.
@@ -95,7 +94,7 @@ class Consumer:
         redelivery: Redelivery | None = None,
         expires_ms: Mapping[str, int] | None = None,
         id: str | None = None,
-        patience_s: float | None = None,
+        on_asking: Callable[[Wire, bool], object] = lambda wire, is_asking: None,
         slot_of: Callable[[str], int] = lambda key: 0,
         collects: bool = False,
     ) -> None:
@@ -134,7 +133,7 @@ class Consumer:
         #: The connections that wait for messages on the server.
         self.waits: list[Identity | None] = []
         self._conversation = Conversation(
-            self.client, patience_s, self._abandoned, self._on_acknowledged, self._owe_acks
+            self.client, self._abandoned, self._on_acknowledged, self._owe_acks, on_asking
         )
         self.unique_keys = UniqueKeys(self._held, self.leases.keys_of, self._conversation.tell)
 
@@ -209,29 +208,54 @@ class Consumer:
         """Tag -> message that it holds; a view."""
         return MappingProxyType(self._held)
 
-    def fetch(self, name: str, limit: int, *, is_patient: bool = False) -> list[bytes]:
-        """Take messages from a joined list, the oldest first. One atomic script.
+    def fetch(self, name: str, limit: int) -> list[bytes]:
+        """Take messages from a joined list, the oldest first, and wait for them. See `ask`.
+
+        Raises:
+            LeaseLost: others have given the consumer up.
+        """
+        found = self._fetch(name, limit)
+        if found is None:
+            self.renew()  # it has no lease: others have given it up, or its data was deleted
+            found = self._fetch(name, limit)
+        return found or []
+
+    def _fetch(self, name: str, limit: int) -> list[bytes] | None:
+        answers: list[Found] = []
+        self.ask(name, limit, answers.append)
+        self._conversation.wait(lambda: answers)
+        if isinstance(answers[0], BaseException):
+            raise answers[0]
+        return answers[0]
+
+    def ask(self, name: str, limit: int, on_found: Callable[[Found], object]) -> None:
+        """Take messages from a joined list, the oldest first. One atomic script; nobody waits for it.
 
         Args:
             name: of the list.
             limit: how many at most.
-            is_patient: wait until there is an answer.
+            on_found: called with the messages; with None if the consumer has no lease (`renew` tells why); or with the
+                error, that of a lost connection, too.
 
         Raises:
-            LeaseLost: others have given the consumer up.
-            NotYet: there is no answer yet; `resume` returns the messages later.
+            redis.RedisError: there is no connection, so nothing was asked.
         """
-        for _ in range(2):
-            found = self._conversation.fetch(self.lists[name], consumer=self.id, limit=limit, is_patient=is_patient)
-            if found is not None:
-                return found
-            self.renew()  # it has no lease: others have given it up, or its data was deleted
-        return []
+        self._conversation.fetch(self.lists[name], consumer=self.id, limit=limit, on_found=on_found)
 
     @property
-    def has_lost_reply(self) -> bool:
-        """Whether a fetch reply was lost, so that the server may have moved messages; see `recover_lost`."""
-        return self._conversation.has_lost_reply
+    def lost(self) -> str:
+        """Why a fetch reply was lost, so that the server may have moved messages, see `recover_lost`; else empty."""
+        return self._conversation.lost
+
+    @property
+    def owes_for_s(self) -> float:
+        """For how long the server owes an answer on the connection that fetches, in seconds; 0 if it owes none."""
+        return self._conversation.owes_for_s
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the server takes long to answer. The watchdog puts messages back meanwhile."""
+        return self.owes_for_s > LATE_ANSWER_S
 
     @property
     def reader(self) -> Identity | None:
@@ -248,48 +272,40 @@ class Consumer:
         """The connection that reads lists, and the one that hears of them: as long as both last, `are_empty` holds."""
         return self.reader, self._told
 
-    def are_empty(self, groups: Sequence[Sequence[str]]) -> bool | None:
-        """Return whether lists are empty, and let the server tell when one of them is written to, see `on_changed`.
+    def are_empty(self, groups: Sequence[Sequence[str]], on_answer: Callable[[list[int] | Exception], object]) -> bool:
+        """Ask whether lists are empty, and let the server tell when one of them is written to, see `on_changed`.
 
-        One command asks about each group of lists, all in one round trip. It tells once, and only if all are empty.
-        Call it after `fetch`, in the same thread. Returns None if nobody would hear it now.
+        One command asks about each group of lists. The server tells once of each.
+
+        Args:
+            groups: names of lists.
+            on_answer: called with how many lists of each group have messages; or with the error.
+
+        Returns:
+            False if nobody would hear it now, so that nothing was asked.
 
         Raises:
             redis.ResponseError: the server does not allow it.
-            NotYet: there is no answer yet; after `resume`, ask again.
         """
         told = self._told
         if isinstance(told, exceptions.ResponseError):
             raise told
-        return None if told is None else self._conversation.are_empty(groups, told=told)
+        if told is not None:
+            self._conversation.are_empty(groups, told=told, on_answer=on_answer)
+        return told is not None
 
-    def unblock(self, client_ids: Sequence[str]) -> list[bool]:
-        """Make the server end the waits of other connections; returns for each whether it waited. See `are_empty`."""
-        return self._conversation.unblock(client_ids)
+    def unblock(self, client_id: str, on_answer: OnReply) -> None:
+        """Make the server end the wait of another connection; its answer is 1 if that has waited, else 0. See `ask`."""
+        self._conversation.unblock(client_id, on_answer)
 
-    @property
-    def late(self) -> Wire | None:
-        """The connection on which the server owes an answer; None if it owes none that somebody has waited for.
-
-        Until `resume`, nothing else can be done that takes an answer, and the watchdog puts messages back.
-        """
-        return self._conversation.late
-
-    def resume(self) -> list[bytes]:
-        """Read a late answer, once its connection is readable. Returns the messages if it is one to `fetch`.
-
-        Raises:
-            LeaseLost, redis.RedisError: see `fetch`.
-        """
-        found = self._conversation.resume()
-        if found is None:
-            self.renew()
-        return found or []
+    def read(self) -> None:
+        """Handle the answers that have come, see `Conversation.read`. Never raises."""
+        self._conversation.read()
 
     def read_answers(self) -> None:
         """Make sure that all acknowledgements have arrived, and that the connection that fetches is not lost.
 
-        Never raises; the watchdog repeats those that have not arrived.
+        Waits up to a second. Never raises; the watchdog repeats those that have not arrived.
         """
         self._conversation.read_answers()
 
@@ -431,7 +447,7 @@ class Consumer:
         return bool(self._leave(departures)) or tag in self.owed
 
     def _leave(self, departures: Mapping[str, Departure]) -> int:
-        if self._is_deferring or self.late is not None:
+        if self._is_deferring or self.is_late:
             self.owed.update(departures)
             return 0
         return self._departures.leave(self.client, departures)
@@ -488,9 +504,9 @@ class Consumer:
 
         The consumer stays in use. Call this only if no connection waits for messages and all fetched messages are held.
         """
-        if self.has_lost_reply and not self._abandoned.may_move_messages(self.client):
+        if self.lost and not self._abandoned.may_move_messages(self.client):
             self.reconcile()
-            self._conversation.has_lost_reply = False
+            self._conversation.lost = ""
 
     # -- the end
 
@@ -511,9 +527,7 @@ class Consumer:
         """
         self._conversation.adopt()
         self.read_answers()
-        if self.late is not None:
-            self._conversation.give_up(exceptions.ConnectionError("its answer was late"))
-        self._conversation.close()  # nobody would read the replies to later acknowledgements
+        self._conversation.end()
         self.is_closed = True
         self.names.clear()
         self.keep_only(keep)
@@ -532,7 +546,7 @@ class Consumer:
 
     def give_up(self, exc: exceptions.TimeoutError) -> None:
         """Record that the server has not answered in time, as a channel is closed. The watchdog does what is left."""
-        self._departures.is_unanswered = self._conversation.has_lost_reply = True
+        self._departures.is_unanswered, self._conversation.lost = True, str(exc)
         self._conversation.give_up(exc)
 
     def retire(self) -> None:
@@ -573,5 +587,5 @@ class Consumer:
 
     def disconnect(self) -> None:
         """Close all connections; a later acknowledgement opens a new one."""
-        self._conversation.close()
+        self._conversation.end()
         self._stack.close()

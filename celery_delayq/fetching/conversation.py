@@ -1,4 +1,4 @@
-"""Conversation: what a consumer says on the connection that fetches, and the answers, which may be late."""
+"""Conversation: what a consumer says on the connection that fetches, and what it hears."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis
 from redis import exceptions
@@ -17,66 +17,65 @@ from celery_delayq.fetching.identity import Identity, identify
 from celery_delayq.fetching.wire import OnReply, Wire
 from celery_delayq.queue import scripts
 from celery_delayq.queue.call import Call, unwrapped
-from celery_delayq.queue.connections import connection_of
+from celery_delayq.queue.connections import CONNECTION_ERRORS, connection_of
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import MAX_FETCH
 
 #: How many acknowledgements are written together at most, and how long one waits for others, in seconds.
 TOGETHER, TOGETHER_S = 16, 0.0025
 
+#: An answer that takes longer is late: who has other things to do does them first, in seconds.
+LATE_ANSWER_S = 0.02
 
-class NotYet(Exception):
-    """The server has not answered yet: do something else meanwhile, see `Conversation.resume`."""
+#: How long `read_answers` waits, in seconds.
+PATIENCE_S = 1.0
 
-
-class _Late(NamedTuple):
-    """An answer that somebody has waited for: whether it is there, and what reads it."""
-
-    is_there: Callable[[], bool]
-    read: Callable[[], list[bytes] | None]
+#: What a fetch has found: messages, None if the consumer has no lease, or why there is no answer.
+Found = list[bytes] | None | BaseException
 
 
 class Conversation:
     """The questions and acknowledgements of one consumer.
 
-    Nobody waits for the answer to an acknowledgement: it is read before that to the next question. Any thread may say
-    something that needs no answer (`tell`, `acknowledge`). The rest belongs to the thread that fetches.
+    A question is sent at once, and its answer handled when it comes: nobody waits for it, except with `wait`. Nobody
+    waits for the answer to an acknowledgement either. Any thread may say something that needs no answer (`tell`,
+    `acknowledge`). The rest belongs to the thread that fetches.
 
     Args:
         client: gives the parameters of the connection, which is made when it is needed first.
-        patience_s: how long to wait for the server, in seconds, before `NotYet` is raised; None: until there is an
-            answer.
         abandoned: gets connections whose answers nobody reads.
         on_acknowledged: called with the tag of each acknowledgement, and whether its message was in flight.
         on_unknown: called with the tags of acknowledgements that the server may not know about, and the error.
+        on_asking: called with the connection and True when a question is asked on it, and with False as soon as none
+            is. Meanwhile it calls `read` when there is something to read.
 
     Attributes:
-        has_lost_reply: whether the answer to a fetch was lost, so that the server may have moved messages.
+        lost: why the answer to a fetch was lost, so that the server may have moved messages; empty if none was.
     """
 
     def __init__(
         self,
         client: redis.Redis,
-        patience_s: float | None,
         abandoned: AbandonedConnections,
         on_acknowledged: Callable[[str, bool], None],
         on_unknown: Callable[[Iterable[str], BaseException], None],
+        on_asking: Callable[[Wire, bool], object],
     ) -> None:
         self._client = client
-        self._patience_s = patience_s
         self._abandoned = abandoned
         self._on_acknowledged = on_acknowledged
         self._on_unknown = on_unknown
+        self._on_asking = on_asking
         self._wire: Wire | None = None
         self._identity: Identity | None = None
         #: The thread that has fetched last.
         self._thread = 0
-        self.has_lost_reply = False
-        #: What the server still owes.
-        self._late: _Late | None = None
+        self.lost = ""
+        #: How many questions have no answer.
+        self._questions = 0
         #: Tags of the acknowledgements without an answer, and those whose answers were lost with the connection.
         self._unanswered: set[str] = set()
-        self._lost: list[str] = []
+        self._lost_acks: list[str] = []
         #: Since when the first of those that are not sent yet waits (monotonic), and whether one of them must not.
         self._unsent_since, self._is_urgent = 0.0, False
         #: The connection that the server tells when keys change that this one has read.
@@ -93,80 +92,78 @@ class Conversation:
         return self._wire is not None and self._thread == threading.get_ident()
 
     @property
-    def late(self) -> Wire | None:
-        """The connection, if the server owes an answer on it that somebody has waited for."""
-        return None if self._late is None else self._wire
+    def owes_for_s(self) -> float:
+        """For how long the server owes an answer, in seconds; 0 if it owes none."""
+        return 0.0 if self._wire is None else self._wire.owes_for_s
 
     # -- questions
 
-    def fetch(self, keys: QueueKeys, *, consumer: str, limit: int, is_patient: bool) -> list[bytes] | None:
-        """Take messages from a list, see `Consumer.fetch`. Returns None if the consumer has no lease.
+    def fetch(self, keys: QueueKeys, *, consumer: str, limit: int, on_found: Callable[[Found], object]) -> None:
+        """Take messages from a list, see `Consumer.ask`.
 
         Raises:
-            NotYet: there is no answer yet.
-            redis.ResponseError: the server refuses. Nothing was moved, and the connection still works.
-            redis.ConnectionError: the connection is lost, and perhaps an answer with messages.
+            redis.RedisError: there is no connection, so nothing was asked.
         """
-        wire = self._open()
-        self._thread = threading.get_ident()
         call = scripts.fetch(keys, consumer=consumer, limit=min(limit, MAX_FETCH))
-        replies: list[Any] = []
-        try:
-            _send(wire, replies.append, call)
-            self._wait(lambda: bool(replies), partial(_fetched, call, replies), is_patient=is_patient)
-            return _fetched(call, replies)
-        except (exceptions.ResponseError, NotYet):
-            raise
-        except BaseException as exc:
-            self.has_lost_reply = True
-            self.give_up(exc)
-            raise
 
-    def are_empty(self, groups: Sequence[Sequence[str]], *, told: Identity) -> bool:
-        """Ask whether lists are empty, see `Consumer.are_empty`."""
-        if self._wire is None:
-            return False
+        def on_reply(reply: Any) -> None:
+            if not isinstance(reply, BaseException):
+                reply = call.read(reply)
+            elif isinstance(reply, exceptions.ResponseError):
+                reply = unwrapped(reply)
+            else:
+                self.lost = str(reply) or type(reply).__name__
+            on_found(reply)
+
+        self._ask([(call, on_reply)])
+
+    def are_empty(
+        self, groups: Sequence[Sequence[str]], *, told: Identity, on_answer: Callable[[list[int] | Exception], object]
+    ) -> None:
+        """Ask how many lists of each group have messages, see `Consumer.are_empty`. Raises what `fetch` raises."""
         self._open()
-        commands: list[tuple[Any, ...]] = []
-        if self._told != told:
-            # OPTIN: only of what is read after CACHING. Not NOLOOP: with that, Redis may forget a key and not tell.
-            commands.append(("CLIENT", "TRACKING", "ON", "REDIRECT", told.client_id, "OPTIN"))
+        # OPTIN: only of what is read after CACHING. Not NOLOOP: with that, Redis may forget a key and not tell.
+        first = ("CLIENT", "TRACKING", "ON", "REDIRECT", told.client_id, "OPTIN")
+        commands: list[tuple[Any, ...]] = [] if self._told == told else [first]
         for names in groups:
             commands += [("CLIENT", "CACHING", "YES"), ("EXISTS", *names)]
-        self._told = None
-        replies = self._ask(commands)
-        self._told = told
-        return not any(reply for reply in replies if isinstance(reply, int))
-
-    def unblock(self, client_ids: Sequence[str]) -> list[bool]:
-        """Make the server end the waits of other connections, see `Consumer.unblock`."""
-        if self._wire is None:
-            return [False] * len(client_ids)
-        self._open()
-        return list(map(bool, self._ask([("CLIENT", "UNBLOCK", client_id) for client_id in client_ids])))
-
-    def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return the replies to commands. If they are late, nobody reads them.
-
-        Raises:
-            redis.ResponseError: the server refuses one of them.
-        """
         replies: list[Any] = []
-        wire = self._wire
-        assert wire is not None
+
+        def on_reply(reply: Any) -> None:
+            replies.append(reply)
+            if isinstance(reply, Exception):
+                self._told = None
+            if len(replies) == len(commands):
+                errors = [reply for reply in replies if isinstance(reply, Exception)]
+                on_answer(errors[0] if errors else replies[-2 * len(groups) + 1 :: 2])
+
+        self._told = told
+        self._ask([(command, on_reply) for command in commands])
+
+    def unblock(self, client_id: str, on_answer: OnReply) -> None:
+        """Make the server end the wait of another connection, see `Consumer.unblock`. Raises what `fetch` raises."""
+        self._ask([(("CLIENT", "UNBLOCK", client_id), on_answer)])
+
+    def _ask(self, questions: Sequence[tuple[Call[Any] | tuple[Any, ...], OnReply]]) -> None:
+        wire = self._open()
+        self._thread = threading.get_ident()
+        if not self._questions:
+            self._on_asking(wire, True)
+        self._questions += len(questions)
         try:
-            for command in commands:
-                wire.send(replies.append, *command)
-            self._wait(lambda: len(replies) == len(commands), list)
-            for reply in replies:
-                if isinstance(reply, Exception):
-                    raise reply
-        except (exceptions.ResponseError, NotYet):
-            raise
-        except BaseException as exc:
+            for what, on_answer in questions:
+                _send(wire, partial(self._on_answered, wire, on_answer), what)
+        except exceptions.ConnectionError as exc:
             self.give_up(exc)
             raise
-        return replies
+        self.flush()
+
+    def _on_answered(self, wire: Wire, on_answer: OnReply, answer: Any) -> None:
+        if wire is self._wire:
+            self._questions -= 1
+            if not self._questions:
+                self._on_asking(wire, False)
+        on_answer(answer)
 
     def _open(self) -> Wire:
         """Return the connection. It is opened if there is none, or it was silent for long: it may be lost unnoticed.
@@ -175,8 +172,8 @@ class Conversation:
             redis.ResponseError: the server refuses for now.
             redis.ConnectionError: the server is away.
         """
-        if self._wire is not None and self._wire.is_silent and self._late is None:
-            self.read_answers()
+        if self._wire is not None and self._wire.is_silent:
+            self.read()
             if self._wire is not None and self._wire.is_silent:
                 self.give_up(exceptions.ConnectionError("the connection on which messages are fetched was silent"))
         if self._wire is None:
@@ -186,44 +183,47 @@ class Conversation:
             self._thread, self._wire = threading.get_ident(), Wire(connection)
         return self._wire
 
-    def _wait(
-        self, is_there: Callable[[], bool], read: Callable[[], list[bytes] | None], *, is_patient: bool = False
-    ) -> None:
-        """Wait until an answer is there; `resume` calls `read` if it is late.
+    def read(self) -> None:
+        """Handle the answers that have come, and notice that the connection is lost, see `lost`; keep it otherwise.
 
-        Raises:
-            NotYet: it is late.
+        Never raises for the network or the server, and waits for nothing. For the thread that fetches.
         """
         wire = self._wire
-        assert wire is not None
-        wire.flush()
-        until = None if is_patient or self._patience_s is None else time.monotonic() + self._patience_s
-        while not is_there():
-            if wire.has_reply(1.0 if until is None else until - time.monotonic()):
-                wire.receive()
-            elif until is not None:
-                self._late = _Late(is_there, read)
-                raise NotYet
+        if wire is None:
+            return
+        try:
+            wire.flush()
+            wire.receive()
+            if wire.should_speak:
+                wire.send(bool, "PING")
+                wire.flush()
+        except BaseException as exc:
+            self.give_up(exc)
+            if not isinstance(exc, CONNECTION_ERRORS):
+                raise
 
-    def resume(self) -> list[bytes] | None:
-        """Read a late answer, once the connection is readable. Returns what `fetch` does; else an empty list.
+    def wait(self, is_there: Callable[[], object], within_s: float | None = None) -> bool:
+        """Wait until an answer is there, or some seconds have passed; returns whether it is there.
 
         Raises:
-            NotYet, redis.RedisError: see `fetch`.
+            redis.ConnectionError: the connection is lost.
         """
-        late = self._late
-        if late is None:
-            return []
+        wire = self._wire
+        until = None if within_s is None else time.monotonic() + within_s
         try:
-            self._wait(*late)
-            self._late = None
-            return late.read()
-        except (exceptions.ResponseError, NotYet):
-            raise
+            while not is_there():
+                if wire is None or wire is not self._wire:
+                    raise exceptions.ConnectionError("the connection on which messages are fetched was lost")
+                rest_s = 1.0 if until is None else until - time.monotonic()
+                if rest_s <= 0:
+                    return False
+                wire.flush()
+                if wire.has_reply(rest_s):
+                    wire.receive()
         except BaseException as exc:
-            self.has_lost_reply = True  # it may be the answer to a fetch
             self.give_up(exc)
             raise
+        return True
 
     # -- what needs no answer
 
@@ -280,7 +280,7 @@ class Conversation:
         elif wire is self._wire:
             self._on_unknown([tag], unwrapped(answer) if isinstance(answer, exceptions.ResponseError) else answer)
         else:
-            self._lost.append(tag)
+            self._lost_acks.append(tag)
         self._unanswered.discard(tag)  # last: until then, it is not taken for one that was deleted
 
     def flush(self, *, may_wait: bool = False) -> bool:
@@ -307,27 +307,20 @@ class Conversation:
         return tag in self._unanswered
 
     def read_answers(self) -> None:
-        """Read the answers to all acknowledgements, notice that the connection is lost, and keep it. Never raises."""
-        if not self.is_of_this_thread or self._late is not None:
+        """Make sure that all acknowledgements have arrived, and that the connection is not lost, see `read`.
+
+        Waits for answers of the server for at most `PATIENCE_S`.
+        """
+        if not self.is_of_this_thread:
             return
+        self.read()
         wire = self._wire
-        assert wire is not None
-        try:
-            wire.flush()
-            wire.receive()
-            if not self._unanswered and not wire.should_speak:
-                return
-            pong: list[Any] = []
+        if wire is None or not wire.missing:
+            return
+        pong: list[Any] = []
+        with suppress(*CONNECTION_ERRORS):
             wire.send(pong.append, "PING")
-            wire.flush()
-            if self._unanswered:  # the answers to what other threads go on acknowledging come later
-                self._wait(lambda: bool(pong), list)
-        except NotYet:
-            self._late = None  # nobody asks for this answer
-        except BaseException as exc:
-            self.give_up(exc)
-            if not isinstance(exc, Exception):
-                raise
+            self.wait(lambda: pong, PATIENCE_S)
 
     def adopt(self) -> None:
         """Let this thread be the one that fetches: the other one does not any more."""
@@ -337,20 +330,28 @@ class Conversation:
 
     def give_up(self, exc: BaseException) -> None:
         """Give up the connection, because of an error: nobody reads what comes on it."""
-        if self._late is not None:
-            self.has_lost_reply = True  # it may be one to a fetch
         if self._wire is not None:
             self._abandoned.add([self._identity])
         self.close(exc)
 
-    def close(self, exc: BaseException | None = None) -> None:
-        """Close the connection. Acknowledgements that have no answer are unknown, because of an error."""
-        self._late = None
+    def end(self) -> None:
+        """Close the connection: nobody would handle an answer any more."""
+        exc = exceptions.ConnectionError("the consumer is closed")
+        if self._questions:
+            self.give_up(exc)
+        self.close(exc)
+
+    def close(self, exc: BaseException) -> None:
+        """Close the connection. What has no answer gets an error instead."""
         wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.close(exc or exceptions.ConnectionError("the consumer is closed"))
-            lost, self._lost = self._lost, []
-            self._on_unknown(lost, exc or exceptions.ConnectionError("the consumer is closed"))
+        if wire is None:
+            return
+        if self._questions:
+            self._questions = 0
+            self._on_asking(wire, False)
+        wire.close(exc)
+        lost, self._lost_acks = self._lost_acks, []
+        self._on_unknown(lost, exc)
 
 
 def _send(wire: Wire, on_reply: OnReply, what: Call[Any] | tuple[Any, ...]) -> None:
@@ -371,12 +372,3 @@ def _send(wire: Wire, on_reply: OnReply, what: Call[Any] | tuple[Any, ...]) -> N
             wire.flush()
 
     wire.send(on_first, *what.by_digest())
-
-
-def _fetched(call: Call[list[bytes] | None], replies: Sequence[Any]) -> list[bytes] | None:
-    reply = replies[0]
-    if isinstance(reply, exceptions.ResponseError):
-        raise unwrapped(reply) from reply.__cause__
-    if isinstance(reply, BaseException):
-        raise reply
-    return call.read(reply)

@@ -56,7 +56,7 @@ class Wire:
     """
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
+        self.connection = connection
         self._understood: Callable[[Any], Any] = getattr(connection, "understood", lambda error: error)
         self._sock = connection._sock
         self._sock.setblocking(False)
@@ -77,7 +77,8 @@ class Wire:
         self._missing: deque[tuple[float, OnReply]] = deque()
         #: Whether TLS has decrypted more than was read, so that no poll tells of it.
         self._has_more = False
-        self._error: BaseException | None = None
+        #: Why the connection is lost: the text, since an error with its traceback would keep all its callers.
+        self._error = ""
         self._is_closed = False
 
     def fileno(self) -> int:
@@ -114,7 +115,7 @@ class Wire:
         self._check_open()
         entry = command, on_reply
         self._queued.append(entry)
-        if self._error is not None:  # `close` may have been too early to see it
+        if self._error:  # `close` may have been too early to see it
             try:
                 self._queued.remove(entry)
             except ValueError:
@@ -130,7 +131,7 @@ class Wire:
             except _NOT_NOW:
                 return
             except BaseException as exc:  # nobody knows how much was written
-                self._error = self._error or exc
+                self._error = self._error or str(exc) or type(exc).__name__
                 if isinstance(exc, OSError):
                     raise exceptions.ConnectionError(f"Redis closed the connection: {exc}") from exc
                 raise
@@ -176,7 +177,7 @@ class Wire:
                 if len(data) < (1 if self._is_tls else _READ):  # TLS gives what was in one record
                     break
         except BaseException as exc:  # some replies may be lost: the next ones would go to the wrong places
-            self._error = self._error or exc
+            self._error = self._error or str(exc) or type(exc).__name__
             raise
         if failed is not None:
             raise failed
@@ -211,20 +212,26 @@ class Wire:
         on_reply(self._understood(reply) if isinstance(reply, exceptions.ResponseError) else reply)
 
     @property
-    def _is_overdue(self) -> bool:
-        """Whether the server says nothing although it owes a reply: for longer than `socket_timeout`, or for long."""
+    def owes_for_s(self) -> float:
+        """How long the first command without a reply waits for it, in seconds; 0 if there is none."""
         try:
             sent_at, _ = self._missing[0]
         except IndexError:
-            return False
-        now = time.monotonic()
-        return now - max(sent_at, self._heard_at) > self._timeout_s or (self.is_silent and now - sent_at > LATE_S)
+            return 0.0
+        return time.monotonic() - sent_at
+
+    @property
+    def _is_overdue(self) -> bool:
+        """Whether the server says nothing although it owes a reply: for longer than `socket_timeout`, or for long."""
+        owes_for_s = self.owes_for_s
+        silent_for_s = min(owes_for_s, time.monotonic() - self._heard_at)
+        return silent_for_s > self._timeout_s or (self.is_silent and owes_for_s > LATE_S)
 
     def has_reply(self, wait_s: float) -> bool:
         """Return whether there is something to `receive` within some seconds: a reply, or the end of the connection."""
         until = time.monotonic() + wait_s
         while True:
-            if self._error is not None or self._has_more or self._is_ready(until - time.monotonic()):
+            if self._error or self._has_more or self._is_ready(until - time.monotonic()):
                 return True
             if self._is_overdue:
                 return True
@@ -248,15 +255,15 @@ class Wire:
         return is_readable
 
     def _check_open(self) -> None:
-        if self._error is not None:
-            raise exceptions.ConnectionError(f"the connection was lost: {self._error}") from self._error
+        if self._error:
+            raise exceptions.ConnectionError(f"the connection was lost: {self._error}")
 
     def close(self, exc: BaseException) -> None:
         """Close the connection; whoever waits for a reply gets the error instead. Never raises."""
-        self._error = self._error or exc
+        self._error = self._error or str(exc) or type(exc).__name__
         has_lock = self._lock.acquire(timeout=_WRITES_S)  # not for ever: perhaps this interrupts who has it
         self._is_closed = True
-        self._connection.disconnect()
+        self.connection.disconnect()
         self._unsent.clear()
         if has_lock:
             self._lock.release()

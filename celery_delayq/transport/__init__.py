@@ -203,7 +203,6 @@ class Transport(kombu_redis.Transport):
         server: str,
         connect: Callable[[], AbstractContextManager[redis.Redis]],
         client: redis.Redis,
-        patience_s: float | None = None,
     ) -> Station:
         """Return the station at a server, which all channels of this connection share; made on first use.
 
@@ -211,12 +210,11 @@ class Transport(kombu_redis.Transport):
             server: its name.
             connect: see `Consumer`.
             client: on the pool that all channels share.
-            patience_s: see `Consumer`.
         """
         from celery_delayq.transport.station import Station
 
         if server not in self._stations:
-            self._stations[server] = Station(self, connect, client, patience_s)
+            self._stations[server] = Station(self, connect, client)
             self._to_end.add(self._stations[server].consumer)
         return self._stations[server]
 

@@ -1,8 +1,8 @@
 """Fetcher: fetches the messages of a channel's queues, as many as its prefetch limit allows.
 
-If there is a backlog, one script call fetches several messages, but not before the pool needs them. If there is none,
-one connection per queue waits on the server, and the watchdog hears of all other lists (`rare_lists`). So an idle
-worker neither polls nor delays a message.
+If there is a backlog, one script call fetches several messages, but not before the pool needs them. The answer comes
+while the thread does other things. If there is no backlog, one connection per queue waits on the server (`waits`), and
+the watchdog hears of all other lists (`rare_lists`). So an idle worker neither polls nor delays a message.
 
 A wait is no longer wanted if the prefetch limit is reached or the consumer was cancelled. The server is then told to
 end it. A message that arrives all the same goes back at once, so that other workers can take it.
@@ -11,8 +11,11 @@ end it. A message that arrives all the same goes back at once, so that other wor
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from functools import partial
 from logging import getLogger
 from typing import Any, TypeVar
 
@@ -20,13 +23,16 @@ from kombu.utils.scheduling import cycle_by_name
 from redis import exceptions
 
 from celery_delayq.basics.errors import LeaseLost
+from celery_delayq.basics.weak import call_of
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.queue.connections import NOT_SERVING, close_idle, passing_refusal, refusals
+from celery_delayq.fetching.conversation import LATE_ANSWER_S, Found
+from celery_delayq.queue.connections import NOT_SERVING, close_idle, refusals
 from celery_delayq.transport.credit import Credit
 from celery_delayq.transport.delivery import Delivery
 from celery_delayq.transport.protocols import Channel
 from celery_delayq.transport.slots import Slot
 from celery_delayq.transport.station import Station
+from celery_delayq.transport.waits import Waits
 
 logger = getLogger(__name__)
 
@@ -43,6 +49,9 @@ _ANSWERS_S = 1.0
 
 #: How long all lists count as waited for, if nothing happens, in seconds.
 _SETTLED_S = 1.0
+
+#: How long whoever closes waits for the answers of waits, in seconds, and for one of them.
+_ENDING_S, _END_S = 1.0, 0.01
 
 
 class Fetcher:
@@ -65,21 +74,26 @@ class Fetcher:
         self._cycle = cycle_by_name(channel.queue_order_strategy)()
         #: Queue -> its lists, one per priority.
         self._names: dict[str, list[str]] = {}
-        self._slots: dict[str, Slot] = {}
+        self._waits = Waits(channel.connection.cycle, self)
         #: List -> when to try it again (monotonic), and the server's error.
         self._refused: dict[str, tuple[float, str]] = {}
-        self._can_unblock = True
         self._answers_at = self._sparing_until = 0.0
         #: All lists are waited for until this time (monotonic), so there is nothing to fetch.
         self._settled_until = 0.0
-        #: Whether the watchdog has heard of a message since the last fetch began.
+        #: Whether the watchdog has heard of a message since the last round began.
         self._has_news = False
-        #: The lists that the last fetch has found empty; None if it has not looked at all of them.
-        self._idle: list[tuple[str, str]] | None = None
+        #: The lists that this round still has to ask, and those that it has found empty. None: there is no round.
+        self._to_ask: deque[tuple[str, str]] | None = None
+        self._idle: list[tuple[str, str]] = []
+        #: How many messages were asked for, and when (monotonic). None: no answer is awaited.
+        self._asked: tuple[int, float] | None = None
+        self._asking = ""
+        #: Whether a list has said that the consumer has no lease; and what a list has said that ends the connection.
+        self._has_no_lease = False
+        self._failure = ""
+        self._is_closed = False
         #: Whether the last fetch ended because there was no credit.
         self.is_starved = False
-        #: The queue and the list that were asked for messages last.
-        self._asking = "", ""
 
     @property
     def _consumer(self) -> Consumer | None:
@@ -98,18 +112,19 @@ class Fetcher:
 
     def on_queues_changed(self) -> None:
         """Follow a change of `channel.task_queues`: hand back the messages of queues that are no longer consumed."""
-        self._settled_until = 0.0
+        self._settled_until, self._to_ask = 0.0, None
         queues = self._queues()
         self._cycle.update(queues)
-        gone = [slot for slot in self._slots.values() if slot.queue not in queues]
-        self._disarm(gone)
+        gone = [slot for slot in self._waits.all if slot.queue not in queues]
+        self._end_waits(gone)
         for slot in gone:
             if not slot.is_armed:  # an armed slot goes when the server has answered, perhaps with a message
                 self._drop(slot)
         self._delivery.give_back(self._consumer, lambda queue: queue not in queues)
         if self._consumer is not None:
-            for name in self._consumer.names - {name for _, name in self._lists(queues)} - self._slots.keys():
-                self._consumer.part(name)
+            for name in self._consumer.names - {name for _, name in self._lists(queues)}:
+                if not self._waits.has(name) and (self._asked is None or name != self._asking):
+                    self._consumer.part(name)
 
     def tidy(self) -> None:
         """End the leases on lists that are no longer fetched from, once none of their messages is held.
@@ -117,7 +132,7 @@ class Fetcher:
         Call it about once a second.
         """
         consumer = self._consumer
-        if consumer is None or consumer.lists.keys() == consumer.names:
+        if consumer is None or consumer.lists.keys() == consumer.names or consumer.is_late:
             return
         consumer.read_answers()  # no other fetch may read them
         try:
@@ -146,7 +161,7 @@ class Fetcher:
     @property
     def is_consuming(self) -> bool:
         """Whether it waits for messages, or has undelivered ones."""
-        return bool(self._slots or self._delivery)
+        return bool(self._waits or self._delivery or self._asked)
 
     # -- fetching
 
@@ -156,11 +171,11 @@ class Fetcher:
             return 0
         return self._credit.left()
 
-    def _read_answers(self) -> None:
-        """Read the replies to acknowledgements once a second, if no fetch does. They also reveal a lost connection."""
+    def _read(self) -> None:
+        """Handle the replies to acknowledgements once a second. They also reveal a lost connection."""
         if self._consumer is not None and time.monotonic() >= self._answers_at:
             self._answers_at = time.monotonic() + _ANSWERS_S
-            self._consumer.read_answers()
+            self._consumer.read()
 
     def send_acks(self, *, is_busy: bool) -> bool:
         """Send the acknowledgements that wait, unless more will follow soon; see `Consumer.send_acks`."""
@@ -168,105 +183,175 @@ class Fetcher:
             return False
         return self._consumer.send_acks(is_busy=is_busy or self._credit.is_patient)
 
-    def fill(self) -> bool:
-        """Fetch, or wait on the server if there is nothing to fetch. Returns whether there is something to deliver.
+    def fill(self) -> None:
+        """Ask for messages, or wait on the server if there are none.
 
         Raises:
             LeaseLost: others have given the consumer up; the caller has to reconnect.
             redis.ConnectionError: the connection is lost.
         """
-        if self.fetch():
-            return True
-        self.wait()
-        return False
+        if not self.is_empty:
+            self.ask()
+        if self.is_empty:
+            self.wait()
 
-    def fetch(self) -> bool:
-        """Fetch, but do not wait, see `fill`."""
-        self._idle = None
-        self._has_news = False
-        if self.has_fetched:
-            return True
-        if not self.has_queues:
-            return False
+    def ask(self) -> None:
+        """Ask for messages, but do not wait on the server, see `fill`. What comes is delivered later, see `deliver`."""
+        if self.has_fetched or not self.has_queues:
+            return
+        if self._failure:
+            raise exceptions.ConnectionError(self._failure)
         if self._consumer is not None:
+            if self._consumer.lost:
+                raise exceptions.ConnectionError(f"a reply that may have had messages was lost: {self._consumer.lost}")
+            if self._has_no_lease:
+                self._consumer.renew()
+                self._has_no_lease = False
             self._consumer.check()  # first: messages that others have taken over must not use up credit
-            if self._consumer.has_lost_reply:
-                raise exceptions.ConnectionError("a reply that may have had messages was lost")
+        if self._asked is not None:
+            self._read()  # perhaps the answer is overdue
+            return
         credit = self.credit()
         self.is_starved = credit == 0
         if not credit or self._credit.can_wait(credit):
-            self._disarm(self._slots.values())
-            self._read_answers()
-            return False
+            self._to_ask = None
+            self._end_waits(self._waits.all)
+            self._read()
+            return
         if time.monotonic() < self._settled_until:
-            self._read_answers()
-            return False
+            self._read()
+            return
+        if not self._to_ask:
+            self._begin_round()
+        self._ask_next()
+
+    def _begin_round(self) -> None:
+        """Choose which lists to ask."""
+        self._has_news = False
+        self._idle = []
         station = self._begin()
-        consumer, rare = station.consumer, station.rare_lists
         queues = self._cycle.consume(len(self._queues()))
         if not queues:  # on a cluster, the last one has moved to another node just now
-            return False
-        # Each queue gets a share, so that the order strategy still works if several messages are fetched at once.
-        share = max(1, credit // len(queues)) if self._is_fair() else credit
+            return
         lists = [(queue, name) for queue, name in self._lists(queues) if not self._is_refused(name)]
         # Join all lists, even if the first has messages: a consumer sees gone ones only on lists that it has joined.
-        lists = [(queue, name) for queue, name in lists if self._ask(name, self._join, consumer, name)]
-        rare.look([name for queue, name in lists if self._is_rare(queue, name)])
-        idle = []
-        for queue, name in lists:
-            if rare.are_awaited([name]):
-                continue  # the server would have told
-            slot = self._slots.get(name)
-            if slot is not None and slot.is_armed:
-                if slot.is_overdue():
-                    self._on_connection_lost()
-                    raise exceptions.ConnectionError(f"Redis did not answer the wait for messages of {name!r}")
-                continue  # the server would have answered
-            self._asking = queue, name
-            found = self._ask(name, consumer.fetch, name, share)
-            if found is None:
+        lists = [(queue, name) for queue, name in lists if self._try(name, self._join, station.consumer, name)]
+        rare = [name for queue, name in lists if self._is_rare(queue, name)]
+        if rare:
+            station.rare_lists.wait(rare)
+        self._to_ask = deque(
+            (queue, name) for queue, name in lists if name not in rare or station.rare_lists.may_have_messages(name)
+        )
+
+    def _ask_next(self) -> None:
+        """Ask the next list of the round, if the server would not have told of its messages."""
+        while self._to_ask:
+            queue, name = self._to_ask.popleft()
+            if self._waits.is_armed(name):
                 continue
+            credit = self.credit()
+            if not credit or queue not in self._queues():
+                self._to_ask = None
+                return
+            # Each queue gets a share, so that the order strategy still works if several messages are fetched at once.
+            share = max(1, credit // len(self._queues())) if self._is_fair() else credit
+            assert self._consumer is not None
+            self._asked, self._asking = (share, time.monotonic()), name
+            try:
+                if self._try(name, self._question, queue, name, share):
+                    return
+            except BaseException:
+                self._asked = None
+                raise
+            self._asked = None
+
+    def _question(self, queue: str, name: str, share: int) -> bool:
+        assert self._consumer is not None
+        self._consumer.ask(name, share, partial(call_of, weakref.ref(self), "on_found", queue, name))
+        return True
+
+    def on_found(self, queue: str, name: str, found: Found) -> None:
+        """Handle the answer of a list. Whatever has happened since it was asked, its messages are not lost."""
+        assert self._station is not None
+        assert self._consumer is not None
+        self._asked = None
+        if queue not in self._queues() and not self._waits.has(name):
+            self._consumer.part(name)
+        if isinstance(found, exceptions.ResponseError):
+            try:
+                self._on_error(name, found)
+            except exceptions.ConnectionError as exc:
+                self._failure = str(exc)
+        elif isinstance(found, BaseException):
+            self._to_ask = None
+            return
+        elif found is None:
+            self._has_no_lease, self._to_ask = True, None
+            return
+        else:
             self._refused.pop(name, None)
             if found:
-                self._cycle.rotate(queue)
-                self._delivery.add(queue, name, found)
-                if len(found) >= credit:
-                    # While these tasks run, no further message may wait here.
-                    self._disarm(self._slots.values())
-                return True
-            idle.append((queue, name))
-        consumer.read_answers()
-        self._idle = idle
-        return False
+                self._to_ask = None
+                self.take(queue, name, found)
+                return
+            self._idle.append((queue, name))
+            self._station.rare_lists.is_empty(name)
+        if self._to_ask:
+            with suppress(exceptions.RedisError):  # the next `ask` meets it, too
+                self._ask_next()
+
+    def take(self, queue: str, name: str, messages: list[bytes]) -> None:
+        """Take messages that have come. Those that are not wanted any more go back."""
+        consumer = self._consumer
+        assert consumer is not None
+        if self._is_closed or queue not in self._queues() or self._delivery.is_isolated:
+            consumer.give_back(name, messages)
+            return
+        credit = self.credit()
+        self._cycle.rotate(queue)
+        self._delivery.add(queue, name, messages)
+        if credit <= len(messages):  # while these tasks run, no further message may wait here
+            self._end_waits(self._waits.all)
+
+    @property
+    def asked(self) -> int:
+        """How many messages may be on their way. Not if their answer is late: then others may have the credit."""
+        if self._asked is None:
+            return 0
+        count, asked_at = self._asked
+        return count if time.monotonic() < asked_at + LATE_ANSWER_S else 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether the last fetch has found no message in any list."""
-        return self._idle is not None
+        """Whether the last round has found no message in any list."""
+        return self._to_ask is not None and not self._to_ask and self._asked is None
 
     def wait(self) -> None:
-        """Wait on the server for messages in the lists that `fetch` has found empty."""
+        """Wait on the server for messages in the lists that were found empty."""
         station, idle = self._station, self._idle
-        if station is None or idle is None:
-            return
-        self._idle = None
-        if not self.is_sparing and self._wait(station, idle) and not any(map(self._is_refused, self._refused)):
-            self._settled_until = time.monotonic() + _SETTLED_S
-            if self._has_news:
-                self._settled_until = 0.0
+        self._to_ask, self._idle = None, []
+        if station is not None and not self.is_sparing and self.credit():
+            self._wait(station, idle)
+            if not any(map(self._is_refused, self._refused)):
+                self._settled_until = time.monotonic() + _SETTLED_S
+                if self._has_news:
+                    self._settled_until = 0.0
 
-    def _wait(self, station: Station, idle: list[tuple[str, str]]) -> bool:
-        """Make the server say when there is a message in one of these lists; returns False if it may not say so."""
+    def _wait(self, station: Station, idle: list[tuple[str, str]]) -> None:
+        """Make the server say when there is a message in one of these lists."""
         rare = [name for queue, name in idle if self._is_rare(queue, name)]
         for queue, name in idle:
             if name not in rare:
-                self._ask(name, self._arm, station.consumer, queue, name)
-        return not rare or station.rare_lists.wait(rare)
+                self._try(name, self._arm, station.consumer, queue, name)
+        if rare:
+            station.rare_lists.wait(rare)
 
     def _is_rare(self, queue: str, name: str) -> bool:
         """Return whether a list takes no connection of its own: it is not the first of its queue, nor is it busy."""
+        if name == self._names_of(queue)[0] or self._waits.has(name):
+            return False
         assert self._station is not None
-        return name != self._names_of(queue)[0] and name not in self._slots and self._station.rare_lists.may_have(name)
+        return self._station.rare_lists.may_have(name)
 
     def maxclients(self) -> str:
         """Return the server's limit of connections, as a part of a sentence; empty if it does not tell."""
@@ -288,8 +373,8 @@ class Fetcher:
     def spare_connections(self) -> None:
         """Do without connections that wait, for a while: the server has none left for leases and transfers."""
         self._sparing_until = time.monotonic() + _SPARING_S
-        self._disarm(self._slots.values())
-        for slot in list(self._slots.values()):
+        self._end_waits(self._waits.all)
+        for slot in self._waits.all:
             if not slot.is_armed:
                 self._drop(slot)
         if self._consumer is not None:
@@ -298,17 +383,20 @@ class Fetcher:
     def _is_fair(self) -> bool:
         return str(self._channel.queue_order_strategy) == "round_robin"
 
-    def _ask(self, name: str, question: Callable[..., T], *args: Any) -> T | None:
-        """Ask the server about a list; returns its answer, or None if it refuses that list."""
+    def _try(self, name: str, action: Callable[..., T], *args: Any) -> T | None:
+        """Do something that the server may refuse for a list; returns None then."""
         try:
-            return question(*args)
+            return action(*args)
         except exceptions.ResponseError as exc:
-            if self._is_elsewhere(name, exc):
-                return None
-            if isinstance(exc, NOT_SERVING):
-                raise exceptions.ConnectionError(str(exc)) from exc
-            self._on_refused(name, exc)
+            self._on_error(name, exc)
             return None
+
+    def _on_error(self, name: str, exc: exceptions.ResponseError) -> None:
+        if self._is_elsewhere(name, exc):
+            return
+        if isinstance(exc, NOT_SERVING):
+            raise exceptions.ConnectionError(str(exc)) from exc
+        self._on_refused(name, exc)
 
     def _is_elsewhere(self, name: str, exc: exceptions.ResponseError) -> bool:
         """Return whether an error says that a list is on its way to another server, so that it is tried again soon."""
@@ -319,18 +407,8 @@ class Fetcher:
         return True
 
     def _arm(self, consumer: Consumer, queue: str, name: str) -> None:
-        if self.is_sparing:
-            return
-        slot = self._slots.get(name)
-        if slot is not None and slot.is_forgotten:
-            self._drop(slot)
-            slot = None
-        if slot is None:
-            in_flight = consumer.lists[name].in_flight(consumer.id)
-            slot = self._slots[name] = Slot(consumer.client.connection_pool, queue, name, in_flight)
-            consumer.waits.append(slot.identity)
-            self._channel.connection.cycle.add_slot(slot, self)
-        slot.arm()
+        if not self.is_sparing:
+            self._waits.arm(consumer, queue, name)
 
     def unsettle(self) -> None:
         """Look at all lists again at the next fetch. Safe in any thread."""
@@ -351,29 +429,19 @@ class Fetcher:
         try:
             if not slot.has_reply():
                 return
+            message = self._try(slot.name, slot.read)
         except Exception:
             self._on_connection_lost()
             raise
-        message = self._read(slot)
+        assert self._consumer is not None
+        if message is not None:
+            refusals.end(self._consumer.client, logger, has_added=True)
+            self.take(slot.queue, slot.name, [message])
         if slot.queue not in self._queues():
-            self._dismiss(slot, message)
-        elif message is not None:
-            assert self._station is not None
-            refusals.end(self._station.consumer.client, logger, has_added=True)
-            self._cycle.rotate(slot.queue)
-            self._delivery.add(slot.queue, slot.name, [message])
-            if self.credit() <= 1:
-                self._disarm(self._slots.values())
-        elif slot.name not in self._refused and self.credit():
-            assert self._consumer is not None
-            self._ask(slot.name, self._arm, self._consumer, slot.queue, slot.name)
-
-    def _read(self, slot: Slot) -> bytes | None:
-        try:
-            return self._ask(slot.name, slot.read)
-        except Exception:
-            self._on_connection_lost()
-            raise
+            self._drop(slot)
+            self._consumer.part(slot.name)
+        elif message is None and slot.name not in self._refused and self.credit():
+            self._try(slot.name, self._arm, self._consumer, slot.queue, slot.name)
 
     def _is_refused(self, name: str) -> bool:
         refused = self._refused.get(name)
@@ -389,45 +457,15 @@ class Fetcher:
     def _on_connection_lost(self) -> None:
         """Abandon the connections: a reply may be lost, and a message in flight with it. The consumer is not reused."""
         if self._consumer is not None:
-            self._consumer.abandon(slot.identity for slot in self._slots.values())
+            self._consumer.abandon(slot.identity for slot in self._waits.all)
 
     # -- not waiting any more
 
-    def _disarm(self, slots: Any) -> None:
-        """Unblock waiting slots; a message that arrives all the same goes back at once."""
-        armed = [slot for slot in slots if slot.is_armed]
-        if not armed or self._consumer is None or not self._can_unblock:
-            return
-        self._settled_until = 0.0
-        try:
-            if not self._unblock(self._consumer, armed):
-                return
-        except NOT_SERVING:
-            raise
-        except exceptions.ResponseError as exc:
-            if passing_refusal(exc):
-                return  # what comes goes back, or is held beyond the limit
-            logger.info("Redis does not allow this user to unblock its own connections: %s. Allow CLIENT UNBLOCK", exc)
-            self._can_unblock = False
-            return
-        for slot in armed:
-            message = self._read(slot)
-            if message is not None:
-                self._consumer.give_back(slot.name, [message])
-
-    def _unblock(self, consumer: Consumer, armed: list[Slot]) -> bool:
-        """Make the server end the waits of slots, so that there is a reply to each; returns False to leave them."""
-        for slot in armed:
-            slot.unblock(consumer.client)
-        return True
-
-    def _dismiss(self, slot: Slot, message: bytes | None) -> None:
-        """Drop a slot whose queue is no longer consumed, and give back the message that it received."""
-        assert self._consumer is not None
-        if message is not None:
-            self._consumer.give_back(slot.name, [message])
-        self._drop(slot)
-        self._consumer.part(slot.name)
+    def _end_waits(self, slots: Collection[Slot]) -> None:
+        """End waits, see `Waits.end`."""
+        if self._consumer is not None and any(slot.is_armed for slot in slots):
+            self._settled_until = 0.0
+            self._waits.end(self._consumer, slots)
 
     def _clear_the_way(self) -> None:
         """Make all fetchers of the channel wait for no message, and give back what they have."""
@@ -435,7 +473,7 @@ class Fetcher:
 
     def make_way(self) -> None:
         """Wait for no message, and give back those that are fetched but not delivered."""
-        self._disarm(self._slots.values())
+        self._end_waits(self._waits.all)
         self._delivery.give_back(self._consumer)
 
     # -- delivering
@@ -478,7 +516,7 @@ class Fetcher:
         for _, name in self._lists([queue]):
             if name not in consumer.lists:
                 consumer.join(name)
-            while found := consumer.fetch(name, 1, is_patient=True):
+            while found := consumer.fetch(name, 1):
                 yield name, found[0]
 
     # -- the end
@@ -487,33 +525,42 @@ class Fetcher:
         """Stop waiting for messages, and put undelivered ones back. Never raises."""
         consumer = self._consumer
         try:
-            if consumer is None or not (consumer.is_closed or consumer.is_unanswered):
-                self.make_way()
-        except exceptions.TimeoutError as exc:  # whoever closes waits once for a server that does not answer
-            assert consumer is not None
-            consumer.give_up(exc)
+            if consumer is not None and not (consumer.is_closed or consumer.is_unanswered):
+                self._end_all_waits(consumer)
         except (LeaseLost, OSError, exceptions.RedisError):
             pass
         except Exception:  # Celery swallows errors here, and the messages would wait until the worker ends
             logger.exception("Cannot put back undelivered messages yet: they will go back with the delivered ones")
         if consumer is not None and consumer.is_unanswered:
             self._delivery.give_back(consumer)
-        if any(slot.is_armed for slot in self._slots.values()):
+        if self._waits.armed:
             self._on_connection_lost()
         self.disconnect()
+
+    def _end_all_waits(self, consumer: Consumer) -> None:
+        """Give back what comes while the server ends all waits, which may take a moment."""
+        until = time.monotonic() + _ENDING_S
+        self.make_way()
+        consumer.read_answers()
+        if consumer.is_late:  # whoever closes waits once for a server that does not answer
+            consumer.give_up(exceptions.TimeoutError("Redis does not answer"))
+            return
+        while any(slot.is_ending for slot in self._waits.armed) and time.monotonic() < until:
+            for slot in self._waits.armed:
+                if slot.has_reply(_END_S) and (message := self._try(slot.name, slot.read)):
+                    consumer.give_back(slot.name, [message])
+            self._end_waits(self._waits.armed)
+            consumer.read()
+        self._delivery.give_back(consumer)
 
     def disconnect(self) -> None:
         """Close all connections."""
         self._settled_until = 0.0
-        for slot in list(self._slots.values()):
+        for slot in self._waits.all:
             self._drop(slot)
+        self._to_ask, self._is_closed = None, True
         self._delivery.clear()
 
     def _drop(self, slot: Slot) -> None:
         self._settled_until = 0.0
-        del self._slots[slot.name]
-        if self._consumer is not None:
-            self._consumer.waits.remove(slot.identity)
-        if self._channel.connection is not None:
-            self._channel.connection.cycle.remove_slot(slot)
-        slot.disconnect()
+        self._waits.drop(self._consumer, slot)

@@ -57,14 +57,6 @@ def leave(host: str, port: int) -> int:
     return ended
 
 
-def is_polled(fd: int, stop_polling: Callable[[int], object]) -> None:
-    """Have a connection stop polling its descriptor before it closes it."""
-    for connection in _connections():
-        sock = connection._sock
-        if sock is not None and sock.fileno() == fd:
-            connection.stop_polling = stop_polling
-
-
 class Known:
     """Makes a connection known; for subclasses of redis-py's connections, see `known`."""
 

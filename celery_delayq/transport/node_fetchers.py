@@ -228,16 +228,16 @@ class NodeFetchers:
         return any(fetcher.has_fetched for fetcher in self._all)
 
     @property
-    def undelivered(self) -> int:
-        """The number of messages that are fetched but not delivered."""
-        return sum(fetcher.undelivered for fetcher in self._all)
+    def on_the_way(self) -> int:
+        """The number of messages that are fetched but not delivered, or may be on their way."""
+        return sum(fetcher.undelivered + fetcher.asked for fetcher in self._all)
 
     @property
     def _all(self) -> Iterable[NodeFetcher]:
         return list(self._fetchers.values())
 
-    def fill(self) -> bool:
-        """Fetch from one node after the other until there is something to deliver; see `Fetcher.fill`.
+    def fill(self) -> None:
+        """Ask one node after the other until there is something to deliver; see `Fetcher.fill`.
 
         Only if no node has messages, this waits on them. A node that had none is asked again after the others, or
         after `_EMPTY_S`: while the others have many, asking it each time would cost more than the messages themselves.
@@ -245,26 +245,29 @@ class NodeFetchers:
         self._channel.connection.check_former()
         self._follow()
         if self.has_fetched:
-            return True
+            return
         now = time.monotonic()
         for address in sorted(self._turns, key=lambda address: now < self._empty_until.get(address, 0.0)):
             fetcher = self._fetchers.get(address)
             if fetcher is None or not fetcher.has_queues or self._is_full(fetcher):
                 continue
-            has_fetched = self._try(fetcher, NodeFetcher.fetch)
+            if fetcher.is_empty and now < self._empty_until.setdefault(address, now + _EMPTY_S):
+                continue
+            self._empty_until.pop(address, None)
+            self._try(fetcher, NodeFetcher.ask)
             if not self._is_full(fetcher) and not fetcher.is_sparing:
                 self._full_until.pop(address, None)
-            if has_fetched:
-                self._turns.remove(address)
-                self._turns.append(address)
-                self._empty_until.pop(address, None)
-                return True
-            if fetcher.is_empty:
-                self._empty_until[address] = time.monotonic() + _EMPTY_S
+            if fetcher.asked:
+                return  # the others are asked when it has answered, or is late
         for fetcher in self._all:
-            if not self._is_full(fetcher):
+            if fetcher.is_empty and not self._is_full(fetcher):
                 self._try(fetcher, NodeFetcher.wait)
-        return False
+
+    def on_found(self, fetcher: NodeFetcher) -> None:
+        """Record that a node had messages: the others are asked first."""
+        with suppress(ValueError):
+            self._turns.remove(fetcher.address)
+            self._turns.append(fetcher.address)
 
     def send_acks(self, *, is_busy: bool) -> bool:
         """Send the acknowledgements that wait, see `Fetcher.send_acks`."""

@@ -18,8 +18,9 @@ from kombu.utils.eventio import poll
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
+from celery_delayq.basics.weak import call_of
 from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, is_full, refusals
-from celery_delayq.transport.known import is_polled, remember
+from celery_delayq.transport.known import remember
 from celery_delayq.transport.protocols import Fetching, Owner, Pollable, Polled
 
 #: Longest single wait of a consumer, in seconds. After that, it checks that all is well.
@@ -115,8 +116,8 @@ class Poller(kombu_redis.MultiChannelPoller):
         self._wakes_at = 0.0
         #: A timer begins a turn every few ms until the first time, the next at the second one (monotonic).
         self._turns_until = self._ticks_at = 0.0
-        #: Whether `get` has fetched before kombu calls `on_poll_start`; and whether the last fetch has found something.
-        self._has_filled = self._has_found = False
+        #: Whether `get` has asked before kombu calls `on_poll_start`.
+        self._has_filled = False
         self._tidy_at = 0.0
         #: Whether the server had no connection left at the last fetch.
         self._is_full = False
@@ -145,7 +146,7 @@ class Poller(kombu_redis.MultiChannelPoller):
         self._polled.discard(fd)
         self._slots[fd] = (slot, owner)
         self.poller.register(fd, self.eventflags)
-        is_polled(fd, self.stop_polling)
+        slot.connection.stop_polling = partial(call_of, weakref.ref(self), "stop_polling")  # threads may have it
 
     def remove_slot(self, slot: Pollable) -> None:
         """Stop polling a slot. Call this before it disconnects: later, its descriptor may belong to another file."""
@@ -232,12 +233,12 @@ class Poller(kombu_redis.MultiChannelPoller):
         return found
 
     def turn(self, loop: Any, on_readable: Callable[[int], object]) -> None:
-        """Begin a turn of the event loop: fetch, deliver, and have it poll the descriptors that are new.
+        """Begin a turn of the event loop: deliver, ask for more, and have it poll the descriptors that are new.
 
         Source: kombu 5.7 `transport.redis.Transport.register_with_event_loop.on_poll_start`.
         """
+        self._deliver()
         self.on_poll_start()
-        self._deliver_on()
         fds = self.fds
         for fd in fds:
             if fd not in self._polled or fd not in loop.readers:  # kombu itself stops polling some
@@ -253,7 +254,6 @@ class Poller(kombu_redis.MultiChannelPoller):
             self.wake_in(_LONGEST_POLL_S)
 
     def _fill(self) -> None:
-        self._has_found = False
         is_time_to_tidy = time.monotonic() >= self._tidy_at
         if is_time_to_tidy:
             self._tidy_at = time.monotonic() + _TIDY_S
@@ -274,8 +274,7 @@ class Poller(kombu_redis.MultiChannelPoller):
             try:
                 if fetcher.is_in_the_way:
                     self._on_full(fetcher)
-                found = fetcher.fill()
-                self._has_found |= found
+                fetcher.fill()
                 if fetcher.is_sparing:
                     self.wake_in(_FULL_S)
                 else:
@@ -291,9 +290,13 @@ class Poller(kombu_redis.MultiChannelPoller):
                 self._on_full(fetcher)
                 continue
         # Of a fetcher without queues, too: its last tasks end.
-        for fetcher in self._made_fetchers():
-            if fetcher.send_acks(is_busy=self._has_found):
+        fetchers = self._made_fetchers()
+        is_busy = any(fetcher.has_fetched for fetcher in fetchers)
+        for fetcher in fetchers:
+            if fetcher.send_acks(is_busy=is_busy):
                 self.turn_soon()
+        if is_busy:
+            self.wake()
 
     def _on_full(self, fetcher: Fetching) -> None:
         """Leave the connections that there are to the loops, and look for messages instead of waiting for them."""
@@ -311,11 +314,11 @@ class Poller(kombu_redis.MultiChannelPoller):
         """Read, and deliver a message, see kombu. For our own descriptors, returns whether a message was delivered."""
         if self._waker is not None and fileno == self._waker.fileno():
             self._waker.drain()
-            return self._deliver_on()
+            return self._deliver()
         if fileno in self._slots:
             slot, owner = self._slots[fileno]
-            has_delivered = owner.on_readable(slot)
-            return self._deliver_on(bool(has_delivered))
+            has_delivered = bool(owner.on_readable(slot))
+            return self._deliver() or has_delivered
         return super().on_readable(fileno) if self._is_known(fileno) else None
 
     def _is_known(self, fileno: int) -> bool:
@@ -334,15 +337,6 @@ class Poller(kombu_redis.MultiChannelPoller):
                 break
         return delivered
 
-    def _deliver_on(self, delivered: bool = False) -> bool:
-        """Deliver, and have the event loop come back soon if there is more to do."""
-        delivered = self._deliver() or delivered
-        # After what was fetched, there may be more, or else something to wait for.
-        if self._has_found or any(fetcher.has_fetched for fetcher in self._fetchers()):
-            self.wake()
-        self._has_found = False
-        return delivered
-
     def handle_event(self, fileno: int, event: int) -> Any:
         """Handle an event on a file descriptor, see kombu; returns a true value if a message was delivered."""
         if fileno in self._slots or (self._waker is not None and fileno == self._waker.fileno()):
@@ -356,8 +350,6 @@ class Poller(kombu_redis.MultiChannelPoller):
         self._fill()
         if self._deliver():
             return None
-        if self._has_found:  # there may be more behind a message that no consumer can take
-            timeout = 0
         rest_s = self._wakes_at - time.monotonic()
         if self._slots or rest_s > 0:
             longest_s = min(_LONGEST_POLL_S, rest_s) if rest_s > 0 else _LONGEST_POLL_S

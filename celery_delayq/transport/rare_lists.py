@@ -29,7 +29,7 @@ TRUST_S = 30.0
 #: A cluster is believed for up to so many times as long: to ask again takes two commands for each hash slot.
 _MOST_TRUST = 3
 
-#: How soon to look again if nobody hears what the server tells, in seconds. The watchdog wakes the loop once it does.
+#: How soon to look again if the server does not tell now, in seconds. The watchdog wakes the loop once it hears.
 _DEAF_S = 1.0
 
 #: A list is busy if it was written to so many times within so many seconds. Each time wakes all workers.
@@ -38,6 +38,8 @@ _BUSY_TIMES, _BUSY_S = 10, 2.0
 
 class RareLists:
     """Those of one consumer. They belong to the thread that fetches, but for `on_changed`.
+
+    A list is either awaited, or known to have messages, or unknown.
 
     Args:
         cycle: the `Poller` of the connection.
@@ -54,6 +56,8 @@ class RareLists:
         self._awaited: set[str] = set()
         self._told_by: ToldBy | None = None
         self._believed_until = 0.0
+        #: The lists that have messages, or may have some.
+        self._filled: set[str] = set()
         self._times: dict[str, deque[float]] = {}
         consumer.on_changed = partial(call_of, weakref.ref(self), "on_changed")
 
@@ -63,60 +67,66 @@ class RareLists:
         is_busy = times is not None and len(times) == _BUSY_TIMES and time.monotonic() - times[0] < _BUSY_S
         return self._is_allowed and not is_busy
 
-    def are_awaited(self, names: Sequence[str]) -> bool:
-        """Return whether lists were empty, and the server would have told that one of them no longer is."""
-        return self._awaited.issuperset(names) and self._is_believed
+    def may_have_messages(self, name: str) -> bool:
+        """Return whether there may be a message in a list."""
+        return name in self._filled
 
-    @property
-    def _is_believed(self) -> bool:
-        return self._told_by == self._consumer.told_by and time.monotonic() < self._believed_until
+    def is_empty(self, name: str) -> None:
+        """Record that there was no message in a list. Call `wait` next."""
+        self._filled.discard(name)
 
-    def look(self, names: list[str]) -> None:
-        """Ask the server about those that it may have told of, in one command. Raises what `wait` raises."""
-        if self._told_by is not None and self._consumer.reader is not None:
-            self._ask(names)
+    def wait(self, names: Sequence[str]) -> None:
+        """Ask the server whether there are messages in these lists, and otherwise to tell when there are.
 
-    def wait(self, names: list[str]) -> bool:
-        """Make the server tell of messages in these lists; returns False if it does not, or if there is one already.
+        Those that have messages, or of which it does not tell, `may_have_messages` from then on.
 
         Raises:
             redis.ConnectionError: the server is away.
         """
-        are_empty = self._ask(names)
-        if are_empty is None:
-            self._cycle.wake_in(_DEAF_S)
-        elif not are_empty:  # there is a message by now, or each list takes a connection
-            self._cycle.wake()
-        return bool(are_empty)
-
-    def _ask(self, names: list[str]) -> bool | None:
-        """Return whether the lists are empty, and the server will tell; None if nobody would hear it now."""
-        if not self._is_believed:
+        if self._told_by != self._consumer.told_by or time.monotonic() >= self._believed_until:
             self._awaited.clear()
-        unknown = [name for name in names if name not in self._awaited]
+        unknown = [name for name in names if name not in self._awaited and name not in self._filled]
         if not unknown:
-            return True
+            return
         groups = self._together(unknown)
-        if not self._awaited:
-            self._told_by = self._consumer.told_by
-            self._believed_until = time.monotonic() + TRUST_S * min(len(groups), _MOST_TRUST)
-        self._awaited.update(unknown)  # first: the server may tell before it is known here that they were empty
-        are_empty: bool | None = False
+        is_first = not self._awaited
+        self._awaited.update(unknown)  # first: the server may tell before it is known here that they are empty
+        is_asked = False
         try:
-            are_empty = self._consumer.are_empty(groups)
+            is_asked = self._consumer.are_empty(groups, partial(call_of, weakref.ref(self), "on_answer", groups))
         except NOT_SERVING:
             raise
         except exceptions.ResponseError as exc:
-            if isinstance(understood(exc), REDIRECTIONS):
-                raise
-            if "redirect to does not exist" in str(exc):  # the connection that hears was lost
-                are_empty = None
-            elif not refusals.note(exc, logger):
-                self._on_refused(exc)
+            self._on_refused(exc)
         finally:
-            if not are_empty:
-                self._awaited.difference_update(unknown)
-        return are_empty and self.are_awaited(names)
+            if not is_asked:
+                self._may_have_messages(unknown)
+        if is_asked and is_first:
+            self._told_by = self._consumer.told_by
+            self._believed_until = time.monotonic() + TRUST_S * min(len(groups), _MOST_TRUST)
+        if not is_asked and self._is_allowed:
+            self._cycle.wake_in(_DEAF_S)
+
+    def on_answer(self, groups: Sequence[Sequence[str]], answer: list[int] | Exception) -> None:
+        """Handle the answer to `wait`."""
+        if not isinstance(answer, Exception):
+            filled = [name for names, count in zip(groups, answer, strict=True) if count for name in names]
+            if filled:
+                self._may_have_messages(filled)
+                self._cycle.on_told()
+            return
+        self._may_have_messages([name for names in groups for name in names])
+        if "redirect to does not exist" in str(answer) or refusals.note(answer, logger):
+            # The connection that hears was lost, or the server refuses this for now.
+            self._cycle.wake_in(_DEAF_S)
+            return
+        if isinstance(answer, exceptions.ResponseError) and not isinstance(understood(answer), REDIRECTIONS):
+            self._on_refused(answer)
+        self._cycle.on_told()
+
+    def _may_have_messages(self, names: Sequence[str]) -> None:
+        self._filled.update(names)
+        self._awaited.difference_update(names)
 
     def _together(self, names: list[str]) -> list[list[str]]:
         """Return the names by hash slot: a node of a cluster refuses a command with keys of several slots."""
@@ -131,11 +141,14 @@ class RareLists:
             self._awaited.clear()
         for name in names or ():
             if name in self._awaited:  # otherwise it was already told, and is not read yet
+                self._filled.add(name)
                 self._awaited.discard(name)
                 self._times.setdefault(name, deque(maxlen=_BUSY_TIMES)).append(time.monotonic())
         self._cycle.on_told()
 
     def _on_refused(self, exc: exceptions.ResponseError) -> None:
+        if refusals.note(exc, logger):
+            return
         logger.info(
             "Redis does not tell of messages in rarely used lists, so each list takes a connection: %s. Allow CLIENT "
             "TRACKING, CLIENT CACHING, CLIENT INFO and EXISTS",

@@ -35,30 +35,30 @@ class _Reading:
         self.queue = queue
         self._names = names
         self.is_armed = False
-        self._connection = connection_of(pool)
-        self._connection.connect()
+        self.connection = connection_of(pool)
+        self.connection.connect()
 
     def fileno(self) -> int:
-        sock = getattr(self._connection, "_sock", None)
+        sock = getattr(self.connection, "_sock", None)
         return -1 if sock is None else int(sock.fileno())
 
     def arm(self) -> None:
         if not self.is_armed:
-            self._connection.send_command("BRPOP", *self._names, _BLOCK_S)
+            self.connection.send_command("BRPOP", *self._names, _BLOCK_S)
             self.is_armed = True
 
     def read(self) -> bytes | None:
         """Return a message; None if there is none."""
         if self.fileno() < 0:
             raise exceptions.ConnectionError(f"the connection that waited for messages of {self.queue!r} was lost")
-        if not self._connection.can_read(timeout=0):
+        if not self.connection.can_read(timeout=0):
             return None
         self.is_armed = False
-        found: Any = self._connection.read_response(disable_decoding=True)
+        found: Any = self.connection.read_response(disable_decoding=True)
         return found and bytes(found[1])
 
     def disconnect(self) -> None:
-        self._connection.disconnect()
+        self.connection.disconnect()
 
 
 class Replies:

@@ -6,7 +6,6 @@ import time
 from contextlib import suppress
 from typing import Any
 
-import redis
 from redis import exceptions
 
 from celery_delayq.fetching.abandoned import BLOCK_S
@@ -15,9 +14,6 @@ from celery_delayq.queue.connections import LATE_S, LOST, NOT_SERVING, connectio
 
 #: A reply is overdue this long after the command should have stopped blocking, in seconds: the connection is half open.
 _OVERDUE_S = 25.0
-
-#: How long, and at what interval, the server is told to end a wait, in seconds.
-_UNBLOCK_S, _UNBLOCK_AGAIN_S = 5.0, 0.01
 
 
 class Slot:
@@ -38,6 +34,8 @@ class Slot:
         self._in_flight = in_flight
         #: Whether the command was sent and its reply not yet read.
         self.is_armed = False
+        #: Whether the server was told to end the wait, and there is no reply yet.
+        self.is_ending = False
         self._armed_at = 0.0
         self.connection = connection_of(pool)
         self.connection.connect()
@@ -69,27 +67,6 @@ class Slot:
         self._check()
         return bool(self.connection.can_read(timeout=wait_s))
 
-    def unblock(self, client: redis.Redis) -> None:
-        """Make the server end the wait, so that `read` returns at once.
-
-        The server also refuses if the wait has not begun there yet, because the wait was sent on another connection. So
-        the command is repeated until there is a reply.
-
-        Args:
-            client: a client with connections of its own.
-
-        Raises:
-            redis.ResponseError: the server does not allow it.
-        """
-        if self.identity is None:
-            raise exceptions.ResponseError("CLIENT INFO is not allowed")
-        until = time.monotonic() + _UNBLOCK_S
-        while not client.execute_command("CLIENT UNBLOCK", self.identity.client_id):
-            if self.has_reply(_UNBLOCK_AGAIN_S):
-                break
-            if time.monotonic() > until:
-                raise exceptions.ConnectionError(f"Redis did not end the wait for messages of {self.name!r}")
-
     def read(self) -> bytes | None:
         """Return the message that has arrived; None if the wait ended without one.
 
@@ -106,7 +83,7 @@ class Slot:
                 raise exceptions.ConnectionError(str(exc)) from None
             raise
         finally:
-            self.is_armed = False
+            self.is_armed = self.is_ending = False
         return bytes(reply) if reply is not None else None
 
     def is_overdue(self) -> bool:

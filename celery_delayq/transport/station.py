@@ -16,6 +16,7 @@ from celery_delayq.basics.weak import call_of
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.watchdog import Watchdog
+from celery_delayq.fetching.wire import Wire
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.protocols import Connection
 from celery_delayq.transport.rare_lists import RareLists
@@ -28,7 +29,6 @@ class Station:
         transport: the `Transport` of the connection.
         connect: see `Consumer`.
         client: for the consumer, see `Consumer`.
-        patience_s: see `Consumer`.
     """
 
     def __init__(
@@ -36,7 +36,6 @@ class Station:
         transport: Connection,
         connect: Callable[[], AbstractContextManager[redis.Redis]],
         client: redis.Redis,
-        patience_s: float | None = None,
     ) -> None:
         self.consumer = Consumer(
             connect,
@@ -50,10 +49,11 @@ class Station:
                 partial(call_of, weakref.ref(transport), "program.on_count"),
             ),
             expires_ms=transport.expires_ms,
-            patience_s=patience_s,
+            on_asking=partial(call_of, weakref.ref(self), "poll"),
             slot_of=transport.slot_of,
             collects=transport.program.acknowledges_together,
         )
+        self._cycle = transport.cycle
         self.rare_lists = RareLists(transport.cycle, self.consumer, transport.slot_of)
         self._watchdog = Watchdog(self.consumer, on_lost=partial(call_of, weakref.ref(transport.cycle), "wake"))
         self._watchdog.start()
@@ -79,3 +79,14 @@ class Station:
         """
         self.consumer.retire()
         self.consumer.disconnect()
+
+    def poll(self, wire: Wire, is_asking: bool) -> None:
+        """Have the connection that fetches polled while an answer is awaited, see `Conversation`."""
+        if is_asking:
+            self._cycle.add_slot(wire, self)
+        else:
+            self._cycle.remove_slot(wire)
+
+    def on_readable(self, wire: Wire) -> None:
+        """Handle what has come on the connection that fetches."""
+        self.consumer.read()

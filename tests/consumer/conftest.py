@@ -48,7 +48,6 @@ class Consumers:
         is_here: bool = False,
         port: int | None = None,
         slot_of: Callable[[str], int] = lambda key: 0,
-        patience_s: float | None = None,
         collects: bool = False,
         **options: Any,
     ) -> Consumer:
@@ -67,7 +66,6 @@ class Consumers:
             expires_ms=expires_ms,
             id=None if is_here else new_id(),
             slot_of=slot_of,
-            patience_s=patience_s,
             collects=collects,
         )
         self._consumers.append(consumer)

@@ -1,4 +1,4 @@
-"""A consumer that does not wait for a server, because its thread has other things to do, misses nothing."""
+"""A consumer does not wait for the answer to what it asks, and misses nothing when that comes later."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import pytest
 import redis
 
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.fetching.conversation import NotYet
+from celery_delayq.fetching.conversation import Found
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.support import wait_until
-
-PATIENCE_S = 0.01
 
 
 @contextmanager
@@ -29,39 +27,60 @@ def paused(consumers: Consumers) -> Iterator[None]:
 @pytest.fixture
 def consumer(consumers: Consumers) -> Consumer:
     """One that has fetched before."""
-    consumer = consumers.make(patience_s=PATIENCE_S)
-    consumer.fetch("q", 1, is_patient=True)
+    consumer = consumers.make()
+    consumer.fetch("q", 1)
     return consumer
 
 
-def resume(consumer: Consumer) -> list[bytes]:
-    late = consumer.late
-    assert late is not None
-    assert late.has_reply(30)
-    return consumer.resume()
+def asked(consumer: Consumer, limit: int) -> list[Found]:
+    """Return a list to which the answer is added when it comes."""
+    found: list[Found] = []
+    consumer.ask("q", limit, found.append)
+    return found
+
+
+def answer(consumer: Consumer, found: list[Found]) -> Found:
+    wait_until(lambda: consumer.read() or found, "an answer")
+    (it,) = found
+    return it
 
 
 def test_messages_come_later(consumers: Consumers, consumer: Consumer) -> None:
     consumers.publish(b"1", b"2")
     with paused(consumers):
-        with pytest.raises(NotYet):
-            consumer.fetch("q", 2)
-        assert consumer.late is not None
-        assert not consumer.late.has_reply(0)
-    assert resume(consumer) == [b"1", b"2"]
-    assert consumer.late is None
-    assert consumer.fetch("q", 1, is_patient=True) == []
+        found = asked(consumer, 2)
+        wait_until(lambda: consumer.is_late, "the answer is late")
+        consumer.read()
+        assert found == []
+    assert answer(consumer, found) == [b"1", b"2"]
+    assert not consumer.is_late
+    assert consumer.fetch("q", 1) == []
+
+
+def test_answers_come_in_the_order_of_the_questions(consumers: Consumers, consumer: Consumer) -> None:
+    consumers.publish(b"1", b"2", b"3")
+    with paused(consumers):
+        first = asked(consumer, 1)
+        second = asked(consumer, 2)
+    assert answer(consumer, second) == [b"2", b"3"]
+    assert first == [[b"1"]]
+
+
+def test_a_fetch_that_waits_handles_the_answers_before_its_own(consumers: Consumers, consumer: Consumer) -> None:
+    consumers.publish(b"1", b"2")
+    first = asked(consumer, 1)
+    assert consumer.fetch("q", 1) == [b"2"]
+    assert first == [[b"1"]]
 
 
 def test_answers_to_acknowledgements_come_before(consumers: Consumers, consumer: Consumer) -> None:
     consumers.publish(b"1", b"2")
-    (message,) = consumer.fetch("q", 1, is_patient=True)
+    (message,) = consumer.fetch("q", 1)
     tag = consumer.hold("q", message)
     with paused(consumers):
         consumer.ack(tag)
-        with pytest.raises(NotYet):
-            consumer.fetch("q", 1)
-    assert resume(consumer) == [b"2"]
+        found = asked(consumer, 1)
+    assert answer(consumer, found) == [b"2"]
     assert not consumer.held
     assert not consumer.owed
 
@@ -71,50 +90,47 @@ def test_what_is_acknowledged_meanwhile_is_sent_and_what_goes_back_is_owed(
     consumers: Consumers, consumer: Consumer, in_thread: bool
 ) -> None:
     consumers.publish(b"1", b"2", b"3")
-    tags = [consumer.hold("q", message) for message in consumer.fetch("q", 2, is_patient=True)]
+    tags = [consumer.hold("q", message) for message in consumer.fetch("q", 2)]
     consumers.watch(consumer)
     with paused(consumers):
-        with pytest.raises(NotYet):
-            consumer.fetch("q", 1)
+        found = asked(consumer, 1)
+        wait_until(lambda: consumer.is_late, "the answer is late")
         if in_thread:
             in_another_thread(lambda: consumer.ack(tags[0]))
         else:
             consumer.ack(tags[0])
         consumer.requeue(tags[1])
         assert consumer.owed.keys() == {tags[1]}
-    assert resume(consumer) == [b"3"]
+    assert answer(consumer, found) == [b"3"]
     wait_until(lambda: not consumer.owed, "the watchdog has told the server")
     consumer.read_answers()
     assert not consumer.held
     assert consumers.in_flight(consumer) == [b"3"]
-    assert consumer.fetch("q", 3, is_patient=True) == [b"2 again"]
+    assert consumer.fetch("q", 3) == [b"2 again"]
 
 
 def test_what_is_acknowledged_meanwhile_is_owed_if_the_connection_ends(
     consumers: Consumers, consumer: Consumer
 ) -> None:
     consumers.publish(b"1", b"2")
-    (message,) = consumer.fetch("q", 1, is_patient=True)
+    (message,) = consumer.fetch("q", 1)
     tag = consumer.hold("q", message)
     with paused(consumers):
-        with pytest.raises(NotYet):
-            consumer.fetch("q", 1)
+        found = asked(consumer, 1)
         consumer.ack(tag)
         consumers.cut_connections()
-        with pytest.raises(redis.ConnectionError):
-            resume(consumer)
+        assert isinstance(answer(consumer, found), redis.ConnectionError)
         assert consumer.owed.keys() == {tag}
-        assert consumer.has_lost_reply
+        assert consumer.lost
 
 
-def test_answers_alone_are_not_waited_for(consumers: Consumers, consumer: Consumer) -> None:
+def test_answers_to_acknowledgements_are_waited_for_a_second(consumers: Consumers, consumer: Consumer) -> None:
     consumers.publish(b"1")
-    (message,) = consumer.fetch("q", 1, is_patient=True)
+    (message,) = consumer.fetch("q", 1)
     tag = consumer.hold("q", message)
     with paused(consumers):
         consumer.ack(tag)
         consumer.read_answers()
-        assert consumer.late is None
         assert consumer.held
     consumer.read_answers()
     assert not consumer.held
@@ -124,9 +140,9 @@ def test_a_consumer_that_closes_loses_no_late_message(consumers: Consumers, cons
     consumers.publish(b"1")
     watchdog = consumers.watch(consumer)
     with paused(consumers):
-        with pytest.raises(NotYet):
-            consumer.fetch("q", 1)
+        found = asked(consumer, 1)
         consumer.retire()
+        assert isinstance(found[0], redis.ConnectionError)
     wait_until(lambda: consumers.client.lrange("q", 0, -1), "it is put back")
     wait_until(lambda: not consumers.in_flight(consumer), "nothing is in flight")
     assert watchdog.consumer.is_closed
@@ -137,10 +153,8 @@ def test_the_end_of_a_connection_is_an_answer(consumers: Consumers, consumer: Co
     identity = consumer.reader
     assert identity is not None
     with paused(consumers):
-        with pytest.raises(NotYet):
-            consumer.fetch("q", 1)
+        found = asked(consumer, 1)
         consumers.client.client_kill_filter(_id=identity.client_id)
-        with pytest.raises(redis.ConnectionError):
-            resume(consumer)
-    assert consumer.late is None
-    assert consumer.has_lost_reply
+        assert isinstance(answer(consumer, found), redis.ConnectionError)
+    assert consumer.lost
+    assert consumer.reader is None

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import redis
 
+from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.transport.slots import Slot
+from celery_delayq.transport.waits import Waits
 from examples.private_redis import PrivateRedis
 from tests.support import wait_until
 
@@ -27,26 +29,41 @@ def test_a_master_that_becomes_a_replica_is_a_lost_connection_and_nothing_else()
         slot.disconnect()
 
 
-def test_a_wait_that_has_not_begun_on_the_server_is_ended_when_it_has() -> None:
+class Cycle:
+    """Polls nothing."""
+
+    def __init__(self) -> None:
+        self.wakes_in: list[float] = []
+
+    def add_slot(self, slot: Any, owner: Any) -> None: ...
+    def remove_slot(self, slot: Any) -> None: ...
+    def wake_in(self, delay_s: float) -> None:
+        self.wakes_in.append(delay_s)
+
+
+def test_a_wait_that_has_not_begun_on_the_server_is_ended_when_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection that ends it is another one, and may be quicker."""
-    answers: list[int] = []
-
-    class Quicker(redis.Redis):
-        """Ends the wait before it has begun, at first."""
-
-        def execute_command(self, *args: Any, **options: Any) -> Any:
-            answer = super().execute_command(*args, **options)
-            if args[0] == "CLIENT UNBLOCK":
-                answers.append(answer)
-                if len(answers) == 1:
-                    slot.arm()
-            return answer
-
-    with PrivateRedis() as server, server.client() as client, Quicker(port=server.port) as quicker:
-        slot = Slot(client.connection_pool, "q", "q", "in flight")
-        slot.unblock(quicker)
-        assert (answers[0], answers[-1]) == (0, 1)
+    with PrivateRedis() as server, server.client() as client:
+        consumer = Consumer(lambda: redis.Redis(port=server.port))
+        consumer.join("q")
+        cycle: Any = Cycle()
+        waits = Waits(cycle, cycle)
+        with monkeypatch.context() as patch:
+            patch.setattr(Slot, "arm", lambda slot: setattr(slot, "is_armed", True))
+            waits.arm(consumer, "q", "q")
+        (slot,) = waits.all
+        waits.end(consumer, waits.all)
+        wait_until(lambda: consumer.read() or cycle.wakes_in, "the server knows of no wait")
+        assert not slot.has_reply()
+        slot.arm()
+        wait_until(lambda: client.info("clients")["blocked_clients"] == 1, "it waits")
+        waits.end(consumer, waits.all)
+        assert slot.has_reply(10)
         assert slot.read() is None
         client.lpush("q", "body")
         assert client.lrange("q", 0, -1) == [b"body"], "nobody waits for it"
-        slot.disconnect()
+        consumer.read_answers()
+        assert len(cycle.wakes_in) == 1
+        waits.drop(consumer, slot)
+        consumer.close()
+        consumer.disconnect()

@@ -90,7 +90,7 @@ def test_a_channel_is_closed_while_an_answer_is_late(ours: Broker, monkeypatch: 
         it.drain(6)
         it.messages[2].ack()
         has_reply = Wire.has_reply
-        monkeypatch.setattr(Wire, "has_reply", lambda self, wait_s: wait_s >= 1 and has_reply(self, wait_s))
+        monkeypatch.setattr(Wire, "has_reply", lambda self, wait_s: wait_s > 0.5 and has_reply(self, wait_s))
         it.channel.close()
         monkeypatch.undo()
         assert bodies_on(ours.client) == [0, 1, 3, 4, 5, 6, 7, 8, 9]
