@@ -110,8 +110,8 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
         flusher = Flusher(counters, channel.global_keyprefix, channel.first_list) if settings.metrics else None
         transport = connection.transport
         transport.program = program = Counted(counters, flusher)
-        transport.more_lists = frozenset(lists)
-        transport.has_failover = True
+        transport.loops.more_lists = frozenset(lists)
+        transport.loops.has_failover = True
         stop = Waker()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.wake())
@@ -124,11 +124,11 @@ def _transfer_until(stop: Waker, transport: Transport, settings: AppSettings) ->
     """Transfer until `stop` wakes; on a cluster, follow its nodes, as a worker does when it fetches."""
     nodes = transport.nodes
     version = 0 if nodes is None else nodes.topology.version
-    transport.start_transfer(settings.transfer)
+    transport.loops.start(settings.transfer)
     if nodes is not None:
         nodes.watch()
     while not select.select([stop], [], [], None if nodes is None else _LOOK_S)[0]:
         if nodes is not None and version != nodes.topology.version:
             version = nodes.topology.version
-            transport.follow_nodes()
-    transport.stop_transfer()
+            transport.loops.follow_nodes()
+    transport.loops.stop()

@@ -55,10 +55,10 @@ class Recorder:
         # Anybody may have written the message, and an error here would be one of its task.
         if type(due_ms) is not int or not 0 <= due_ms < AFTER_9999_MS or not isinstance(transport, Transport):
             return None
-        held = transport.held(message.delivery_tag)
+        held = transport.stations.held(message.delivery_tag)
         if held is None:
             return None
-        return partial(self._on_begin, held.name, due_ms, transport.loop_of(held.name), transport.loops)
+        return partial(self._on_begin, held.name, due_ms, transport.loops.of(held.name), transport.loops.all)
 
     def on_missed(self, name: str, entry: str, number: int) -> None:
         """Count the missed runs of a periodic entry, see `Planner`."""

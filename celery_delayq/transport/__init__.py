@@ -1,6 +1,8 @@
 """The kombu transport: kombu's Redis transport, with delayed queues.
 
-    channel     publishes messages, and fetches them through its fetcher
+    channel     fetches messages through its fetcher
+    publishing  its base: declares queues and publishes messages
+    connecting  and its base: connections, and names of lists
     publisher   recognizes a publication that is repeated
     eta         reads when a message is due
     ahead       messages that came before they are due, by the lead of the transfer
@@ -12,7 +14,10 @@
     protocols   what channel, transport and poller know of each other
     slots       connections that wait for messages
     rare_lists  lists that are rarely used, which take no connection
+    waits       those of one fetcher
     station     what a connection needs at one server: a consumer, its watchdog, and such lists
+    stations    those of one connection; who holds a message
+    loops       the transfer loops of one connection
     poller      kombu's poller, with those connections
     qos         acknowledges messages
     redelivery  rewrites messages that are delivered again
@@ -44,8 +49,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from logging import getLogger
 from typing import TYPE_CHECKING, Any
@@ -56,7 +61,6 @@ from kombu.transport import redis as kombu_redis
 from redis import exceptions
 
 from celery_delayq.basics.errors import ConfigurationError
-from celery_delayq.basics.weak import call_of
 from celery_delayq.options.settings import check_master_name, check_transport_options, check_urls
 from celery_delayq.queue.connections import NOT_SERVING, is_full, passing_refusal
 from celery_delayq.schemes import register
@@ -65,18 +69,17 @@ from celery_delayq.transport.bindings import Bindings
 from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.known import close_sentinels
+from celery_delayq.transport.loops import Loops
 from celery_delayq.transport.poller import Poller
 from celery_delayq.transport.program import Program, WithoutWorker
 from celery_delayq.transport.publisher import Publisher
 from celery_delayq.transport.replicas import NotReplicated
+from celery_delayq.transport.stations import Stations
 from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, is_sentinel, name_whole, what_to_write
 
 if TYPE_CHECKING:  # what only a consumer, or a cluster, needs is imported when one needs it
     from celery_delayq.fetching.consumer import Consumer
-    from celery_delayq.fetching.held import Held
-    from celery_delayq.transfer.failover_log import Moments
     from celery_delayq.transfer.loop import TransferLoop
-    from celery_delayq.transfer.settings import TransferSettings
     from celery_delayq.transport.last_delivery import LastDelivery
     from celery_delayq.transport.nodes import Nodes
     from celery_delayq.transport.station import Station
@@ -129,25 +132,15 @@ class Transport(kombu_redis.Transport):
         self.publisher = Publisher.of(client)
         #: The nodes of a cluster; None until a channel needs them, and with a single server.
         self.nodes: Nodes | None = None
-        #: Server -> transfer loop; "" is the name of a single server.
-        self._loops: dict[str, TransferLoop] = {}
-        #: Settings of the loops, and what they know of servers; None while none may run.
-        self._transfer: tuple[TransferSettings | None, Moments] | None = None
+        self.loops = Loops(self, self._ends_with)
         #: Makes the event loop call nothing of this connection any more.
         self._leave_loop: Callable[[], object] = bool
-        #: Server -> station; "" is the name of a single server.
-        self._stations: dict[str, Station] = {}
+        self.stations = Stations()
         #: What ends with this transport, if it is collected and nobody has closed it.
         self._to_end: weakref.WeakSet[Consumer | TransferLoop] = weakref.WeakSet()
         weakref.finalize(self, _end, self._to_end).atexit = False
-        #: Stations that are closed or retired: tasks from there may still run.
-        self._former: list[Station] = []
         self._program: Program = WithoutWorker()
         self._has_event_loop = False
-        #: Broker lists to transfer to besides those that this connection consumes.
-        self.more_lists: frozenset[str] = frozenset()
-        #: Whether a transfer loop tries the alternative URLs in turn. A worker's stays with the worker's server.
-        self.has_failover = False
         #: The messages that are not due yet.
         self.ahead = Ahead()
         self._is_cluster = False
@@ -189,20 +182,17 @@ class Transport(kombu_redis.Transport):
 
     def _is_busy(self) -> bool:
         is_busy = self.program.is_busy()
-        return any(consumer.held for consumer in self.consumers) if is_busy is None else is_busy
+        return any(consumer.held for consumer in self.stations.consumers) if is_busy is None else is_busy
 
     @property
     def fetches_ahead(self) -> bool:
         """Whether to fetch more than one message at a time if there is no prefetch limit, see `Program`."""
         return self._has_event_loop or self.program.fetches_ahead
 
-    # -- the stations of this connection
+    # -- the servers of this connection
 
     def station(
-        self,
-        server: str,
-        connect: Callable[[], AbstractContextManager[redis.Redis]],
-        client: redis.Redis,
+        self, server: str, connect: Callable[[], AbstractContextManager[redis.Redis]], client: redis.Redis
     ) -> Station:
         """Return the station at a server, which all channels of this connection share; made on first use.
 
@@ -213,147 +203,29 @@ class Transport(kombu_redis.Transport):
         """
         from celery_delayq.transport.station import Station
 
-        if server not in self._stations:
-            self._stations[server] = Station(self, connect, client)
-            self._to_end.add(self._stations[server].consumer)
-        return self._stations[server]
+        def make() -> Station:
+            station = Station(self, connect, client)
+            self._ends_with(station.consumer)
+            return station
+
+        return self.stations.at(server, make)
+
+    def _ends_with(self, it: Consumer | TransferLoop) -> None:
+        self._to_end.add(it)
 
     @property
     def slot_of(self) -> Callable[[str], int]:
         """Returns a number that is the same for keys that may be in one command. Threads may keep it."""
         return self.Channel.slot_of
 
-    @property
-    def is_fetching(self) -> bool:
-        """Whether this connection consumes tasks: its thread has more to do than to wait for one server."""
-        return bool(self._stations)
-
     def is_full(self, server: str) -> bool:
         """Return whether a server has no connection left for its transfer loop or its watchdog."""
-        loop, station = self._loops.get(server), self._stations.get(server)
-        return (loop is not None and loop.is_full) or (station is not None and station.is_full)
-
-    def retire_station(self, server: str) -> None:
-        """Fetch nothing from a server any more, see `Station.retire`. Does nothing if there is no station."""
-        if server in self._stations:
-            with self._leaving([server]) as (station, *_):
-                station.retire()
-
-    @contextmanager
-    def _leaving(self, servers: list[str]) -> Iterator[list[Station]]:
-        """Fetch no more at these stations. They become the first of the former ones, which the block closes.
-
-        The threads of a pool may ask at any moment who holds a message, so a station is at no time in neither place.
-        """
-        self._former = [*map(self._stations.__getitem__, servers), *self._former]
-        for server in servers:
-            del self._stations[server]
-        try:
-            yield self._former
-        finally:
-            self._former = [station for station in self._former if not station.consumer.is_done]
-
-    @property
-    def consumers(self) -> list[Consumer]:
-        """The consumers of this connection, and former ones whose messages tasks may still work on. For any thread."""
-        return [station.consumer for station in (*tuple(self._stations.values()), *self._former)]
-
-    @property
-    def is_isolated(self) -> bool:
-        """Whether a message is delivered alone."""
-        return any(consumer.isolation.is_on for consumer in self.consumers)
-
-    def check_former(self) -> None:
-        """Make sure that others have not taken over messages of a former station.
-
-        Raises:
-            LeaseLost: they have; the caller has to reconnect.
-        """
-        for station in self._former:
-            if station.consumer.is_lost:
-                station.consumer.check()
-
-    def holder(self, delivery_tag: str) -> Consumer | None:
-        """Return the consumer that holds a message; None if none does. Safe in any thread."""
-        return next((consumer for consumer in self.consumers if delivery_tag in consumer.held), None)
-
-    def held(self, delivery_tag: str) -> Held | None:
-        """Return a message that a consumer holds; None if none does. Safe in any thread."""
-        for consumer in self.consumers:
-            held = consumer.held.get(delivery_tag)
-            if held is not None:
-                return held
-        return None
-
-    def _close_stations(self) -> None:
-        if not self._stations and not self._former:
-            return
-        keep = self.program.running_tags()
-        with self._leaving(list(self._stations)) as stations:
-            for station in stations:
-                station.close(keep)
+        return self.loops.is_full(server) or self.stations.is_full(server)
 
     def after_fork(self) -> None:
         """Forget what belongs to the parent of a forked child, see `known`."""
-        self._stations, self._former = {}, []
+        self.stations.forget()
         self.nodes = self.pool = None
-
-    # -- the transfer loops of this connection
-
-    def start_transfer(self, settings: TransferSettings | None = None, moments: Moments | None = None) -> None:
-        """Start to transfer all registered queues and all queues that this connection consumes.
-
-        There is one loop for each server. They replace loops that already run, and end with the connection.
-
-        Args:
-            settings: of the loops.
-            moments: what is known of servers from earlier connections, see `FailoverLog`.
-        """
-        self.stop_transfer()
-        self._transfer = settings, {} if moments is None else moments
-        self._start_loops(self._servers())
-
-    def _servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:
-        """Return how to connect to each server, and which lists it has."""
-        if self.nodes is not None:
-            return self.nodes.servers()
-        return {"": (Connector(self.client, failover=self.has_failover), lambda name: True)}
-
-    def _start_loops(self, servers: dict[str, tuple[Any, Callable[[str], bool]]]) -> None:
-        from celery_delayq.transfer.failover_log import FailoverLog
-        from celery_delayq.transfer.loop import TransferLoop
-
-        assert self._transfer is not None
-        settings, moments = self._transfer
-        keyprefix = self.client.transport_options.get("global_keyprefix", "")
-        call = partial(partial, call_of, weakref.ref(self))  # threads of loops must not keep the transport
-        for server in servers.keys() - self._loops.keys():
-            connect, serves = servers[server]
-            self._loops[server] = loop = TransferLoop(
-                connect,
-                partial(_lists_of, weakref.ref(self)),
-                keyprefix=keyprefix,
-                settings=settings,
-                on_pass=call("program.on_pass"),
-                may_begin=call("program.may_transfer"),
-                failover_log=FailoverLog(logger, moments),
-                serves=serves,
-                registry=None if self.nodes is None else self.nodes.registry(keyprefix),
-                slot_of=self.slot_of,
-                chores=call("program.chores"),
-            )
-            self._to_end.add(loop)
-            loop.start()
-
-    def follow_nodes(self) -> None:
-        """Have a transfer loop for each master of the cluster; for the thread that started them."""
-        if self._transfer is None:
-            return
-        servers = self._servers()
-        for server in self._loops.keys() - servers.keys():
-            self._loops.pop(server).stop(timeout_s=0)
-        self._start_loops(servers)
-        self.on_task_queues_changed()
 
     def on_nodes_changed(self) -> None:
         """Make all channels look which nodes there are. Safe in any thread."""
@@ -362,27 +234,10 @@ class Transport(kombu_redis.Transport):
                 channel.fetcher.on_nodes_changed()
         self.cycle.wake()
 
-    @property
-    def loops(self) -> list[TransferLoop]:
-        """The loops of all servers."""
-        return list(self._loops.values())
-
-    def loop_of(self, name: str) -> TransferLoop | None:
-        """Return the loop that transfers to a list; None if there is none."""
-        nodes = self.nodes
-        server = "" if nodes is None else str(nodes.topology.address_of(name))
-        return self._loops.get(server)
-
     def loop_for(self, message: Any) -> TransferLoop | None:
         """Return the loop that transfers to the list of a kombu message that was fetched; None if there is none."""
-        held = self.held(message.delivery_tag)
-        return None if held is None else self.loop_of(held.name)
-
-    def stop_transfer(self, timeout_s: float = 5.0) -> None:
-        """Stop transferring, and wait at most so many seconds for each loop; does nothing if no loop runs."""
-        loops, self._loops, self._transfer = self._loops, {}, None
-        for loop in loops.values():
-            loop.stop(timeout_s)
+        held = self.stations.held(message.delivery_tag)
+        return None if held is None else self.loops.of(held.name)
 
     def task_lists(self) -> set[str]:
         """Return the names of all broker lists that this connection consumes for tasks. Safe in any thread."""
@@ -392,15 +247,6 @@ class Transport(kombu_redis.Transport):
             for queue in list(channel.task_queues.values())
             for name in channel.broker_lists(queue)
         }
-
-    def on_task_queues_changed(self) -> None:
-        """Tell the loops that a consumer came or went."""
-        for loop in self._loops.values():
-            loop.wake()
-
-    def _ensure_transfer(self) -> None:
-        if self._transfer is None and self.task_lists():
-            self.start_transfer()
 
     # -- kombu's hooks
 
@@ -455,11 +301,11 @@ class Transport(kombu_redis.Transport):
         loop.on_tick.add(turn)
         self._leave_loop = partial(loop.on_tick.discard, turn)
         # Only when the event loop runs: a worker registers before it consumes, and before its bootsteps start.
-        loop.call_soon(self._ensure_transfer)
+        loop.call_soon(self.loops.ensure)
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> Any:
         """Deliver one message, see kombu."""
-        self._ensure_transfer()
+        self.loops.ensure()
         return super().drain_events(connection, timeout=timeout)
 
     def close_connection(self, connection: Any) -> None:
@@ -467,13 +313,13 @@ class Transport(kombu_redis.Transport):
 
         If the server does not answer, this takes one `socket_timeout`, as it does with kombu's own transport.
         """
-        loops, until = self.loops, time.monotonic() + _LOOP_ENDS_S
-        self.stop_transfer(timeout_s=0)
+        loops, until = self.loops.all, time.monotonic() + _LOOP_ENDS_S
+        self.loops.stop(timeout_s=0)
         self._leave_loop()
         try:
             super().close_connection(connection)  # it raises where the server is away
         finally:
-            self._close_stations()
+            self.stations.close(self.program.running_tags)
             for loop in loops:  # on a cluster, one that reads the registry would open a connection that nobody closes
                 loop.stop(timeout_s=max(0.0, until - time.monotonic()))
             self.disconnect_pool()
@@ -488,12 +334,6 @@ class Transport(kombu_redis.Transport):
         nodes, self.nodes = self.nodes, None
         if nodes is not None:
             nodes.close()
-
-
-def _lists_of(owner: weakref.ref[Transport]) -> set[str]:
-    """Return the lists that a transport consumes or transfers to."""
-    transport = owner()
-    return set() if transport is None else transport.task_lists() | transport.more_lists
 
 
 def _end(them: weakref.WeakSet[Consumer | TransferLoop]) -> None:

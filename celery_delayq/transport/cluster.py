@@ -154,7 +154,7 @@ class ClusterChannel(DelayedChannel):
         if asynchronous:
             return super()._create_client(asynchronous=True)
         plain = self.plain_client
-        if self._is_hurrying or self._transport.is_fetching:
+        if self._is_hurrying or self._transport.stations:
             if self._hurried is None:
                 self._hurried = self._kombu_client_of(is_hurried=True)
             return self._hurried

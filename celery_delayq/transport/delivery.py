@@ -51,7 +51,7 @@ class Delivery:
     @property
     def is_isolated(self) -> bool:
         """Whether a message is delivered alone, or waits for that."""
-        return self._last_delivery.is_waiting or bool(self._channel.connection.is_isolated)
+        return self._last_delivery.is_waiting or bool(self._channel.connection.stations.is_isolated)
 
     def add(self, queue: str, name: str, fetched: Iterable[bytes]) -> None:
         """Take messages that were fetched from a list of a queue."""
@@ -63,7 +63,7 @@ class Delivery:
 
     def deliver(self, consumer: Consumer) -> bool:
         """Deliver one message to its kombu consumer; returns whether there was one."""
-        if not self._channel.qos.can_consume() or self._channel.connection.is_isolated:
+        if not self._channel.qos.can_consume() or self._channel.connection.stations.is_isolated:
             self.give_back(consumer)
             return False
         while self._messages:

@@ -59,7 +59,7 @@ class EtaTasks:
         """
         due_ms = _due_ms_of(payload)
         transport = self._channel.connection
-        if due_ms is None or seconds_until(due_ms, transport.loop_of(name)) <= _SOON_S:
+        if due_ms is None or seconds_until(due_ms, transport.loops.of(name)) <= _SOON_S:
             return False
         headers = payload["headers"]
         if not transport.options["delay_eta_tasks"] or not transport.program.may_wait(headers):

@@ -92,7 +92,7 @@ class NodeFetchers:
         if is_new:
             self._channel.nodes.watch()
             self._try_each(Fetcher.on_queues_changed)
-            transport.follow_nodes()
+            transport.loops.follow_nodes()
 
     def _bind(self) -> None:
         """Write the bindings that could not be written yet, or see to it that this is tried again."""
@@ -123,7 +123,7 @@ class NodeFetchers:
             self._turns.remove(fetcher.address)
         fetcher.abandon()
         if self._channel.connection is not None:
-            self._channel.connection.retire_station(str(fetcher.address))
+            self._channel.connection.stations.retire(str(fetcher.address))
 
     def lose(self, fetcher: NodeFetcher, exc: Exception) -> None:
         """Record that a node is lost. Its queues wait until it, or its successor, answers."""
@@ -242,7 +242,7 @@ class NodeFetchers:
         Only if no node has messages, this waits on them. A node that had none is asked again after the others, or
         after `_EMPTY_S`: while the others have many, asking it each time would cost more than the messages themselves.
         """
-        self._channel.connection.check_former()
+        self._channel.connection.stations.check_former()
         self._follow()
         if self.has_fetched:
             return

@@ -99,7 +99,7 @@ class Replies:
         if reading is None:
             names = self._channel.broker_lists(queue)
             node = self._channel.plain_client.node_of(names[0])
-            if self._channel.connection.is_fetching:
+            if self._channel.connection.stations:
                 node = node.hurried()
             reading = self._readings[queue] = _Reading(node.client.connection_pool, queue, names)
             self._channel.connection.cycle.add_slot(reading, self)
@@ -115,7 +115,7 @@ class Replies:
             self._drop(queue)
         if queue not in self._channel.reply_queues:
             return  # as those are to a worker's questions to others at its start
-        if not self._channel.connection.is_fetching:
+        if not self._channel.connection.stations:
             raise exc
         self._pause(queue, _LOST_S)
 

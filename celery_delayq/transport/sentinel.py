@@ -22,7 +22,8 @@ from redis.sentinel import SentinelManagedConnection
 from celery_delayq.options.settings import HEALTH_CHECK_S, sentinel_options
 from celery_delayq.queue.connections import as_text
 from celery_delayq.transfer.thread import LoopThread
-from celery_delayq.transport.channel import OPTIONS, DelayedChannel
+from celery_delayq.transport.channel import DelayedChannel
+from celery_delayq.transport.connecting import OPTIONS
 from celery_delayq.transport.known import Known, close_sentinels, is_any, known, leave
 
 logger = getLogger(__name__)

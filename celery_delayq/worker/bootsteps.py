@@ -128,7 +128,7 @@ class Transfer(bootsteps.StartStopStep):
             )
         if self._program.counting is not None:
             self._program.counting.attach(consumer.connection)
-        transport.start_transfer(self._program.settings.transfer, self._moments)
+        transport.loops.start(self._program.settings.transfer, self._moments)
 
     def stop(self, consumer: Any) -> None:
         """Stop the loop; other loops take over at once."""
@@ -136,7 +136,7 @@ class Transfer(bootsteps.StartStopStep):
             self._program.handover.take_back()
         transport = getattr(consumer.connection, "transport", None)
         if isinstance(transport, Transport):
-            transport.stop_transfer()
+            transport.loops.stop()
 
     def shutdown(self, consumer: Any) -> None:
         """Add what was counted since the loop has ended; the pool has ended, too."""
@@ -172,7 +172,7 @@ def run_when_due(sender: Any, request: Any, **kwargs: Any) -> None:
     transport = sender.connection.transport
     loop_for, ahead = getattr(transport, "loop_for", None), getattr(transport, "ahead", None)
     loop = loop_for(request.message) if loop_for is not None else None
-    early_s = seconds_until(due_ms, loop, getattr(transport, "loops", ()))
+    early_s = seconds_until(due_ms, loop, getattr(getattr(transport, "loops", None), "all", ()))
     note_clock(request, due_ms, early_s)
     if loop is not None:
         loop.lead.arrived(due_ms, early_s)

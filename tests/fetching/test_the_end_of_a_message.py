@@ -120,7 +120,7 @@ def test_what_a_pool_has_taken_is_held_all_the_time(
             connection.close()
         else:
             for server in servers_of(any_broker):
-                transport.retire_station(server)
+                transport.stations.retire(server)
         assert asked
         assert all(asked)
         assert in_flight(ours.client) == 1

@@ -44,7 +44,7 @@ def test_no_loop_begins_before_it_may(app: Celery, broker_client: redis.Redis) -
         connection.ensure_connection()
         _ = connection.default_channel  # of a cluster, it knows the nodes
         program = connection.transport.program = Waiting()
-        connection.transport.start_transfer()
+        connection.transport.loops.start()
         wait_until(lambda: program.asked > 10, "they ask")
         assert not listens()
         program.may_begin = True

@@ -1,0 +1,110 @@
+"""Stations: what a connection needs at each server to fetch tasks, and what it needed before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what only a consumer needs is imported when one needs it
+    from celery_delayq.fetching.consumer import Consumer
+    from celery_delayq.fetching.held import Held
+    from celery_delayq.transport.station import Station
+
+
+class Stations:
+    """Those of one connection; "" is the name of a single server.
+
+    The thread that fetches makes and leaves them. Any thread may ask who holds a message.
+
+    Attributes:
+        consumers: those of the connection, and former ones whose messages tasks may still work on.
+    """
+
+    def __init__(self) -> None:
+        self._stations: dict[str, Station] = {}
+        #: Stations that are closed or retired: tasks from there may still run.
+        self._former: list[Station] = []
+
+    def __bool__(self) -> bool:
+        """Whether the connection fetches tasks."""
+        return bool(self._stations)
+
+    def at(self, server: str, make: Callable[[], Station]) -> Station:
+        """Return the station at a server, which all channels share; made on first use."""
+        if server not in self._stations:
+            self._stations[server] = make()
+        return self._stations[server]
+
+    def is_full(self, server: str) -> bool:
+        """Return whether a server has no connection left for the watchdog of its station."""
+        station = self._stations.get(server)
+        return station is not None and station.is_full
+
+    # -- who holds a message
+
+    @property
+    def consumers(self) -> list[Consumer]:  # noqa: D102 -- see the class
+        return [station.consumer for station in (*tuple(self._stations.values()), *self._former)]
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether a message is delivered alone."""
+        return any(consumer.isolation.is_on for consumer in self.consumers)
+
+    def holder(self, delivery_tag: str) -> Consumer | None:
+        """Return the consumer that holds a message; None if none does."""
+        return next((consumer for consumer in self.consumers if delivery_tag in consumer.held), None)
+
+    def held(self, delivery_tag: str) -> Held | None:
+        """Return a message that a consumer holds; None if none does."""
+        for consumer in self.consumers:
+            held = consumer.held.get(delivery_tag)
+            if held is not None:
+                return held
+        return None
+
+    def check_former(self) -> None:
+        """Make sure that others have not taken over messages of a former station.
+
+        Raises:
+            LeaseLost: they have; the caller has to reconnect.
+        """
+        for station in self._former:
+            if station.consumer.is_lost:
+                station.consumer.check()
+
+    # -- the end
+
+    def retire(self, server: str) -> None:
+        """Fetch nothing from a server any more, see `Station.retire`. Does nothing if there is no station."""
+        if server in self._stations:
+            with self._leaving([server]) as (station, *_):
+                station.retire()
+
+    def close(self, running_tags: Callable[[], Collection[str]]) -> None:
+        """Close all, see `Station.close`."""
+        if not self._stations and not self._former:
+            return
+        keep = running_tags()
+        with self._leaving(list(self._stations)) as stations:
+            for station in stations:
+                station.close(keep)
+
+    @contextmanager
+    def _leaving(self, servers: list[str]) -> Iterator[list[Station]]:
+        """Fetch no more at these stations. They become the first of the former ones, which the block closes.
+
+        The threads of a pool may ask at any moment who holds a message, so a station is at no time in neither place.
+        """
+        self._former = [*map(self._stations.__getitem__, servers), *self._former]
+        for server in servers:
+            del self._stations[server]
+        try:
+            yield self._former
+        finally:
+            self._former = [station for station in self._former if not station.consumer.is_done]
+
+    def forget(self) -> None:
+        """Forget what belongs to the parent of a forked child, see `known`."""
+        self._stations, self._former = {}, []
