@@ -63,8 +63,8 @@ class Wire:
         self._is_tls = isinstance(self._sock, ssl.SSLSocket)
         self._timeout_s: float = connection.socket_timeout or math.inf
         self._speak_s: float = connection.health_check_interval or math.inf
-        #: When something was read last (monotonic).
-        self._heard_at = time.monotonic()
+        #: When something was read last, and when there was nothing more to read (monotonic).
+        self._heard_at = self._looked_at = time.monotonic()
         self._reader = Reader()
         #: Commands that are not written yet, with what to do with their replies.
         self._queued: deque[tuple[tuple[Any, ...], OnReply]] = deque()
@@ -175,6 +175,7 @@ class Wire:
                     except Exception as exc:
                         failed = failed or exc
                 if len(data) < (1 if self._is_tls else _READ):  # TLS gives what was in one record
+                    self._looked_at = time.monotonic()
                     break
         except BaseException as exc:  # some replies may be lost: the next ones would go to the wrong places
             self._error = self._error or str(exc) or type(exc).__name__
@@ -213,18 +214,21 @@ class Wire:
 
     @property
     def owes_for_s(self) -> float:
-        """How long the first command without a reply waits for it, in seconds; 0 if there is none."""
+        """How long the first command without a reply had waited for it when somebody last looked, in seconds; else 0.
+
+        Whoever does not look for long, since a task runs in the thread that owns it, finds no server slow.
+        """
         try:
             sent_at, _ = self._missing[0]
         except IndexError:
             return 0.0
-        return time.monotonic() - sent_at
+        return max(0.0, self._looked_at - sent_at)
 
     @property
     def _is_overdue(self) -> bool:
         """Whether the server says nothing although it owes a reply: for longer than `socket_timeout`, or for long."""
         owes_for_s = self.owes_for_s
-        silent_for_s = min(owes_for_s, time.monotonic() - self._heard_at)
+        silent_for_s = min(owes_for_s, self._looked_at - self._heard_at)
         return silent_for_s > self._timeout_s or (self.is_silent and owes_for_s > LATE_S)
 
     def has_reply(self, wait_s: float) -> bool:
@@ -233,6 +237,7 @@ class Wire:
         while True:
             if self._error or self._has_more or self._is_ready(until - time.monotonic()):
                 return True
+            self._looked_at = time.monotonic()
             if self._is_overdue:
                 return True
             if time.monotonic() >= until:

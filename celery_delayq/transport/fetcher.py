@@ -209,8 +209,10 @@ class Fetcher:
                 self._has_no_lease = False
             self._consumer.check()  # first: messages that others have taken over must not use up credit
         if self._asked is not None:
-            self._read()  # perhaps the answer is overdue
-            return
+            assert self._consumer is not None
+            self._consumer.read()  # perhaps it has come while a task ran, or is overdue
+            if self._asked is not None or self.has_fetched:
+                return
         credit = self.credit()
         self.is_starved = credit == 0
         if not credit or self._credit.can_wait(credit):
@@ -330,7 +332,9 @@ class Fetcher:
         """Wait on the server for messages in the lists that were found empty."""
         station, idle = self._station, self._idle
         self._to_ask, self._idle = None, []
-        if station is not None and not self.is_sparing and self.credit():
+        if self.is_sparing:
+            self._settled_until = time.monotonic() + _SETTLED_S
+        elif station is not None and self.credit():
             self._wait(station, idle)
             if not any(map(self._is_refused, self._refused)):
                 self._settled_until = time.monotonic() + _SETTLED_S

@@ -145,7 +145,8 @@ class Poller(kombu_redis.MultiChannelPoller):
         fd = slot.fileno()
         self._polled.discard(fd)
         self._slots[fd] = (slot, owner)
-        self.poller.register(fd, self.eventflags)
+        with suppress(ValueError):  # the event loop may be closed: whoever closes the connection reads by itself
+            self.poller.register(fd, self.eventflags)
         slot.connection.stop_polling = partial(call_of, weakref.ref(self), "stop_polling")  # threads may have it
 
     def remove_slot(self, slot: Pollable) -> None:
