@@ -1,7 +1,7 @@
 """Fetching: takes messages from broker lists without losing any. It knows Redis, but not kombu.
 
 consumer      Consumer: fetches messages, holds and acknowledges them
-conversation  what it says on its connection, and the answers, which may be late
+conversation  what it says on its connection, and what it hears
 wire          that connection, on which any number of commands are under way
 resp          reads what comes on it
 identity      the server's name for a connection
@@ -13,6 +13,7 @@ isolation     a message that is held alone
 unique_keys   what becomes of the unique keys of the messages
 lease         the leases on the lists
 watchdog      Watchdog: renews leases, and looks after dead consumers
+others        what it reads of other consumers
 presence      which consumers are alive, and which are gone
 process       whether the process of another consumer still runs
 recovery      puts the messages of dead consumers back

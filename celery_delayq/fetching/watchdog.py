@@ -49,8 +49,9 @@ from redis.client import NEVER_DECODE
 from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.native import has_greenlets, start_native_thread
+from celery_delayq.fetching.others import Others
 from celery_delayq.fetching.presence import ANSWER_S, Presence
-from celery_delayq.fetching.process import is_at_work, is_consumer, is_running
+from celery_delayq.fetching.process import is_at_work, is_running
 from celery_delayq.fetching.recovery import Claim, Recovery
 from celery_delayq.fetching.subscription import Heard, Subscription
 from celery_delayq.queue import keys
@@ -59,7 +60,6 @@ from celery_delayq.queue.connections import (
     CONNECTION_ERRORS,
     Outage,
     is_cluster,
-    is_elsewhere,
     passing_refusal,
     refusals,
     servers_of,
@@ -81,12 +81,6 @@ _STEP_S = 1.0
 #: Consumers take turns to look for missing ones. Length of a turn, and the interval for a lone consumer, in seconds. A
 #: lone one hears of others: new ones say hello, and a renewal tells which are silent.
 TURN_S, _LONE_LOOK_S = 0.8, 30.0
-
-#: The most consumers of one list that a watchdog reads.
-_MOST_STRANGERS = 1000
-
-#: How often a watchdog looks for in-flight lists, in seconds, and at how many keys.
-_SCAN_S, _SCAN_KEYS = 30.0, 1000
 
 #: How long a given-up consumer is still checked, in ms: a blocking command that it sent may still give it a message.
 _REMEMBER_MS = 60_000
@@ -148,11 +142,8 @@ class Watchdog:
         #: The same for lists whose leases could not be renewed for a while; infinite as long as that lasts.
         self._believes_list_at: dict[str, float] = {}
         self._presence = self._new_presence()
-        #: Lists whose leases it has read since it connected.
-        self._read: set[str] = set()
+        self._others = Others(consumer.leases)
         self._may_look = True
-        #: When it looks for in-flight lists next, and from where on.
-        self._scan_at, self._cursor = 0.0, 0
         self._recovery = Recovery(consumer.leases, consumer.redelivery, consumer.db)
 
     def start(self) -> None:
@@ -225,7 +216,7 @@ class Watchdog:
         while not self._stopping and not self._tend():
             self._believes_leases_at = time.monotonic() + self.consumer.leases.seconds
             self._presence = self._new_presence()
-            self._read.clear()
+            self._others.forget()
             self._recovery.forget()
             self._renew()
             try:
@@ -256,7 +247,7 @@ class Watchdog:
             now = time.monotonic()
             if now >= self._renew_at:
                 self._renew()
-            if self._may_look and (now >= self._look_at or set(consumer.lists) - self._read):
+            if self._may_look and (now >= self._look_at or self._others.are_unread):
                 self._look()
             self._recovery.go_on(self._client)
             self._outage.ends()
@@ -381,7 +372,9 @@ class Watchdog:
             if name in self.consumer.lists
         ]
         lists = {name: keys.QueueKeys.of(name, self.consumer.db) for name, *_ in places}
-        lengths = self._ask([("LLEN", lists[name].in_flight(other)) for name, other, _, _ in places])
+        lengths = self._others.ask(
+            self._client, [("LLEN", lists[name].in_flight(other)) for name, other, _, _ in places]
+        )
         for (name, other, score, is_over), length in zip(places, lengths, strict=True):
             if length or is_over:
                 self._recovery.add(name, other, Claim(score))
@@ -403,82 +396,16 @@ class Watchdog:
             self._may_look = False
             return
         alive = {channel.decode("utf-8", "replace").removeprefix(prefix) for channel in channels}
-        self._presence.known |= self._strangers() | self._left_behind(now)
-        seen = self._presence.look(alive, self._leases(self._presence.known - alive - {consumer.id}), now)
+        self._presence.known |= self._others.strangers(self._client) | self._others.left_behind(self._client, now)
+        seen = self._presence.look(
+            alive, self._others.leases(self._client, self._presence.known - alive - {consumer.id}), now
+        )
         for other, gone in seen.gone.items():
             for name, score in gone.leases.items():
                 self._recovery.add(name, other, Claim(score, is_absent=True, has_ended=gone.has_ended))
         for other in seen.in_doubt:
             self._say(f"{_MISSING} {other}")
         self._look_at = min(now + self._seconds_until_turn(sorted(alive)), self._presence.look_at)
-
-    def _strangers(self) -> set[str]:
-        """Return the consumers with leases on lists that this one has joined since the last look."""
-        joined = self.consumer.lists.copy()
-        unread = [joined[name].consumers for name in joined.keys() - self._read]
-        replies = self._ask([("ZRANGEBYSCORE", key, "(0", "+inf", "LIMIT", 0, _MOST_STRANGERS) for key in unread])
-        self._read = set(joined)
-        return {other.decode("utf-8", "replace") for known in replies for other in known or ()}
-
-    def _left_behind(self, now: float) -> set[str]:
-        """Return the consumers of some in-flight lists, whether or not they are known there."""
-        if now < self._scan_at:
-            return set()
-        self._scan_at = now + _SCAN_S
-        scan = ("SCAN", self._cursor, "MATCH", f"{keys.IN_FLIGHT}:*", "COUNT", _SCAN_KEYS)
-        try:
-            self._cursor, found = self._client.execute_command(*scan, **{NEVER_DECODE: True})
-        except exceptions.ResponseError as exc:
-            logger.debug("Cannot look for in-flight lists: %s", exc)
-            return set()
-        names = [key.decode("utf-8", "replace") for key in found]
-        firsts = [queue_keys.in_flight("") for queue_keys in self.consumer.lists.copy().values()]
-        others = {name.removeprefix(first) for name in names for first in firsts if name.startswith(first)}
-        return {other for other in others if is_consumer(other)}
-
-    def _leases(self, others: set[str]) -> dict[str, dict[str, bytes]]:
-        """Return the leases of other consumers on the lists of this one: consumer -> list -> score.
-
-        The score is empty if a consumer has messages in flight, and is not known.
-        """
-        found: dict[str, dict[str, bytes]] = {}
-        joined = list(self.consumer.lists.items())
-        if not others or not joined:
-            return found
-        names = sorted(others)
-        replies = self._ask([("ZMSCORE", queue_keys.consumers, *names) for _, queue_keys in joined])
-        unknown = []
-        for (name, queue_keys), scores in zip(joined, replies, strict=True):
-            for other, score in zip(names, scores or (), strict=scores is not None):
-                if score is None:
-                    unknown.append((name, queue_keys, other))
-                elif float(score) > 0:
-                    found.setdefault(other, {})[name] = _stored(score)
-        lengths = self._ask([("LLEN", queue_keys.in_flight(other)) for _, queue_keys, other in unknown])
-        for (name, _, other), length in zip(unknown, lengths, strict=True):
-            if length:
-                found.setdefault(other, {})[name] = b""
-        return found
-
-    def _ask(self, commands: list[tuple[Any, ...]]) -> list[Any]:
-        """Send commands with one key each in one round trip. The reply is None if the server refuses a command.
-
-        The same if the key is elsewhere, and that node is away.
-
-        Raises:
-            redis.ConnectionError: the own server is away.
-        """
-        if not commands:
-            return []
-        elsewhere = [is_elsewhere(self._client, command[1]) for command in commands]
-        with self._client.pipeline(transaction=False) as pipe:
-            for command in commands:
-                pipe.execute_command(*command, **{NEVER_DECODE: True})
-            replies = pipe.execute(raise_on_error=False)
-        for reply, is_there in zip(replies, elsewhere, strict=True):
-            if isinstance(reply, CONNECTION_ERRORS) and not is_there:
-                raise reply
-        return [None if isinstance(reply, Exception) else reply for reply in replies]
 
     def _seconds_until_turn(self, alive: list[str]) -> float:
         """Return the time until this consumer's turn to look, in seconds. Turns go by the server's clock."""
@@ -488,8 +415,3 @@ class Watchdog:
         round_s = len(alive) * self._turn_s
         until_s = (alive.index(self.consumer.id) * self._turn_s - since_epoch_s) % round_s
         return until_s if until_s > self._turn_s / 8 else until_s + round_s
-
-
-def _stored(score: Any) -> bytes:
-    """Return a score as Lua sees it; redis-py may have converted it to a float."""
-    return score if isinstance(score, bytes) else b"%d" % score
