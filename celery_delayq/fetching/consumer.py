@@ -36,7 +36,7 @@ from redis import exceptions
 from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.basics.text import plural
 from celery_delayq.fetching.abandoned import AbandonedConnections
-from celery_delayq.fetching.conversation import LATE_ANSWER_S, Conversation, Found
+from celery_delayq.fetching.conversation import LATE_ANSWER_S, PATIENCE_S, Conversation, Found
 from celery_delayq.fetching.departure import Departure, Departures, removal
 from celery_delayq.fetching.held import DEAD_LETTERS, LOST_LEASES, Held, Redelivery
 from celery_delayq.fetching.identity import Identity
@@ -44,7 +44,7 @@ from celery_delayq.fetching.isolation import Isolation
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.process import consumer_id
 from celery_delayq.fetching.unique_keys import UniqueKeys
-from celery_delayq.fetching.wire import OnReply, Wire
+from celery_delayq.fetching.wire import Wire
 from celery_delayq.queue import scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.dead_letters import reason_of
@@ -294,20 +294,26 @@ class Consumer:
             self._conversation.are_empty(groups, told=told, on_answer=on_answer)
         return told is not None
 
-    def unblock(self, client_id: str, on_answer: OnReply) -> None:
-        """Make the server end the wait of another connection; its answer is 1 if that has waited, else 0. See `ask`."""
-        self._conversation.unblock(client_id, on_answer)
+    def unblock(self, client_ids: Sequence[str], within_s: float) -> bool:
+        """Make the server end the waits of other connections; returns whether it has answered within some seconds.
+
+        Answers to what was asked before come first. Some may not have waited any more, or not yet.
+
+        Raises:
+            redis.ResponseError: the server does not allow it.
+        """
+        return self._conversation.unblock(client_ids, within_s)
 
     def read(self) -> None:
         """Handle the answers that have come, see `Conversation.read`. Never raises."""
         self._conversation.read()
 
-    def read_answers(self) -> None:
+    def read_answers(self, within_s: float = PATIENCE_S) -> None:
         """Make sure that all acknowledgements have arrived, and that the connection that fetches is not lost.
 
-        Waits up to a second. Never raises; the watchdog repeats those that have not arrived.
+        Waits for some seconds at most. Never raises; the watchdog repeats those that have not arrived.
         """
-        self._conversation.read_answers()
+        self._conversation.read_answers(within_s)
 
     def _on_acknowledged(self, tag: str, was_in_flight: bool) -> None:
         # Not earlier: `reconcile` puts back every message that is in flight but not held.

@@ -27,7 +27,7 @@ TOGETHER, TOGETHER_S = 16, 0.0025
 #: An answer that takes longer is late: who has other things to do does them first, in seconds.
 LATE_ANSWER_S = 0.02
 
-#: How long `read_answers` waits, in seconds.
+#: How long whoever has to know what has arrived waits for a server, in seconds.
 PATIENCE_S = 1.0
 
 #: What a fetch has found: messages, None if the consumer has no lease, or why there is no answer.
@@ -140,9 +140,16 @@ class Conversation:
         self._told = told
         self._ask([(command, on_reply) for command in commands])
 
-    def unblock(self, client_id: str, on_answer: OnReply) -> None:
-        """Make the server end the wait of another connection, see `Consumer.unblock`. Raises what `fetch` raises."""
-        self._ask([(("CLIENT", "UNBLOCK", client_id), on_answer)])
+    def unblock(self, client_ids: Sequence[str], within_s: float) -> bool:
+        """Make the server end the waits of other connections, see `Consumer.unblock`. Raises what `fetch` raises."""
+        answers: list[Any] = []
+        self._ask([(("CLIENT", "UNBLOCK", client_id), answers.append) for client_id in client_ids])
+        if not self.wait(lambda: len(answers) == len(client_ids), within_s):
+            return False
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return True
 
     def _ask(self, questions: Sequence[tuple[Call[Any] | tuple[Any, ...], OnReply]]) -> None:
         wire = self._open()
@@ -215,11 +222,11 @@ class Conversation:
                 if wire is None or wire is not self._wire:
                     raise exceptions.ConnectionError("the connection on which messages are fetched was lost")
                 rest_s = 1.0 if until is None else until - time.monotonic()
-                if rest_s <= 0:
-                    return False
                 wire.flush()
-                if wire.has_reply(rest_s):
+                if wire.has_reply(max(0.0, rest_s)):
                     wire.receive()
+                elif rest_s <= 0:
+                    return False
         except BaseException as exc:
             self.give_up(exc)
             raise
@@ -300,16 +307,16 @@ class Conversation:
             self.give_up(exc)
             if not isinstance(exc, Exception):
                 raise
-        return False
+        return wire is self._wire and wire.unsent > 0  # the server does not take more now
 
     def is_unanswered(self, tag: str) -> bool:
         """Return whether the answer to an acknowledgement is missing. Safe in any thread."""
         return tag in self._unanswered
 
-    def read_answers(self) -> None:
+    def read_answers(self, within_s: float) -> None:
         """Make sure that all acknowledgements have arrived, and that the connection is not lost, see `read`.
 
-        Waits for answers of the server for at most `PATIENCE_S`.
+        Waits for answers of the server for some seconds at most.
         """
         if not self.is_of_this_thread:
             return
@@ -320,7 +327,7 @@ class Conversation:
         pong: list[Any] = []
         with suppress(*CONNECTION_ERRORS):
             wire.send(pong.append, "PING")
-            self.wait(lambda: pong, PATIENCE_S)
+            self.wait(lambda: pong, within_s)
 
     def adopt(self) -> None:
         """Let this thread be the one that fetches: the other one does not any more."""

@@ -170,6 +170,8 @@ class Wire:
                 data = self._read()
                 size += len(data)
                 for reply in self._reader.feed(data):
+                    if self._is_closed:  # by what was done with another reply
+                        return
                     try:
                         self._handle(reply)
                     except Exception as exc:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from logging import getLogger
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kombu.utils.scheduling import cycle_by_name
 from redis import exceptions
@@ -25,7 +25,7 @@ from redis import exceptions
 from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.basics.weak import call_of
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.fetching.conversation import LATE_ANSWER_S, Found
+from celery_delayq.fetching.conversation import LATE_ANSWER_S, PATIENCE_S, Found
 from celery_delayq.queue.connections import NOT_SERVING, close_idle, refusals
 from celery_delayq.transport.credit import Credit
 from celery_delayq.transport.delivery import Delivery
@@ -50,8 +50,13 @@ _ANSWERS_S = 1.0
 #: How long all lists count as waited for, if nothing happens, in seconds.
 _SETTLED_S = 1.0
 
-#: How long whoever closes waits for the answers of waits, in seconds, and for one of them.
-_ENDING_S, _END_S = 1.0, 0.01
+
+class _Asked(NamedTuple):
+    """A question to a list: for how many messages, and since when (monotonic)."""
+
+    name: str
+    limit: int
+    at: float
 
 
 class Fetcher:
@@ -64,6 +69,9 @@ class Fetcher:
 
     #: The server that it fetches from, as `Transport.station` names it.
     server = ""
+
+    #: How long its thread waits at most until the server has ended waits, in seconds.
+    patience_s = PATIENCE_S
 
     def __init__(self, channel: Channel, station: Callable[[], Station]) -> None:
         self._channel = channel
@@ -85,9 +93,8 @@ class Fetcher:
         #: The lists that this round still has to ask, and those that it has found empty. None: there is no round.
         self._to_ask: deque[tuple[str, str]] | None = None
         self._idle: list[tuple[str, str]] = []
-        #: How many messages were asked for, and when (monotonic). None: no answer is awaited.
-        self._asked: tuple[int, float] | None = None
-        self._asking = ""
+        #: What was asked and has no answer.
+        self._asked: _Asked | None = None
         #: Whether a list has said that the consumer has no lease; and what a list has said that ends the connection.
         self._has_no_lease = False
         self._failure = ""
@@ -123,18 +130,22 @@ class Fetcher:
         self._delivery.give_back(self._consumer, lambda queue: queue not in queues)
         if self._consumer is not None:
             for name in self._consumer.names - {name for _, name in self._lists(queues)}:
-                if not self._waits.has(name) and (self._asked is None or name != self._asking):
+                if not self._waits.has(name) and (self._asked is None or name != self._asked.name):
                     self._consumer.part(name)
 
     def tidy(self) -> None:
         """End the leases on lists that are no longer fetched from, once none of their messages is held.
 
         Call it about once a second.
+
+        Raises:
+            redis.ConnectionError: the connection is lost.
         """
+        self._check_lost()
         consumer = self._consumer
         if consumer is None or consumer.lists.keys() == consumer.names or consumer.is_late:
             return
-        consumer.read_answers()  # no other fetch may read them
+        consumer.read()  # no other fetch may read them
         try:
             consumer.end_leases()
         except exceptions.ResponseError as exc:
@@ -199,11 +210,8 @@ class Fetcher:
         """Ask for messages, but do not wait on the server, see `fill`. What comes is delivered later, see `deliver`."""
         if self.has_fetched or not self.has_queues:
             return
-        if self._failure:
-            raise exceptions.ConnectionError(self._failure)
+        self._check_lost()
         if self._consumer is not None:
-            if self._consumer.lost:
-                raise exceptions.ConnectionError(f"a reply that may have had messages was lost: {self._consumer.lost}")
             if self._has_no_lease:
                 self._consumer.renew()
                 self._has_no_lease = False
@@ -211,7 +219,7 @@ class Fetcher:
         if self._asked is not None:
             assert self._consumer is not None
             self._consumer.read()  # perhaps it has come while a task ran, or is overdue
-            if self._asked is not None or self.has_fetched:
+            if self._asked is not None or self.has_fetched or self.is_empty:
                 return
         credit = self.credit()
         self.is_starved = credit == 0
@@ -226,6 +234,12 @@ class Fetcher:
         if not self._to_ask:
             self._begin_round()
         self._ask_next()
+
+    def _check_lost(self) -> None:
+        if self._failure:
+            raise exceptions.ConnectionError(self._failure)
+        if self._consumer is not None and self._consumer.lost:
+            raise exceptions.ConnectionError(f"a reply that may have had messages was lost: {self._consumer.lost}")
 
     def _begin_round(self) -> None:
         """Choose which lists to ask."""
@@ -258,7 +272,7 @@ class Fetcher:
             # Each queue gets a share, so that the order strategy still works if several messages are fetched at once.
             share = max(1, credit // len(self._queues())) if self._is_fair() else credit
             assert self._consumer is not None
-            self._asked, self._asking = (share, time.monotonic()), name
+            self._asked = _Asked(name, share, time.monotonic())
             try:
                 if self._try(name, self._question, queue, name, share):
                     return
@@ -279,17 +293,8 @@ class Fetcher:
         self._asked = None
         if queue not in self._queues() and not self._waits.has(name):
             self._consumer.part(name)
-        if isinstance(found, exceptions.ResponseError):
-            try:
-                self._on_error(name, found)
-            except exceptions.ConnectionError as exc:
-                self._failure = str(exc)
-        elif isinstance(found, BaseException):
-            self._to_ask = None
-            return
-        elif found is None:
-            self._has_no_lease, self._to_ask = True, None
-            return
+        if found is None or isinstance(found, BaseException):
+            self._on_no_answer(name, found)
         else:
             self._refused.pop(name, None)
             if found:
@@ -299,8 +304,22 @@ class Fetcher:
             self._idle.append((queue, name))
             self._station.rare_lists.is_empty(name)
         if self._to_ask:
-            with suppress(exceptions.RedisError):  # the next `ask` meets it, too
+            try:
                 self._ask_next()
+            except exceptions.RedisError:  # the next `ask` meets it, too
+                self._to_ask = None
+
+    def _on_no_answer(self, name: str, error: BaseException | None) -> None:
+        """Go on with the other lists if the server refuses one. Otherwise, the next `ask` says what is wrong."""
+        try:
+            if isinstance(error, exceptions.ResponseError):
+                self._on_error(name, error)
+                return
+        except exceptions.ConnectionError as exc:
+            self._failure = str(exc)
+        self._has_no_lease |= error is None
+        self._to_ask = None
+        self._channel.connection.cycle.wake()
 
     def take(self, queue: str, name: str, messages: list[bytes]) -> None:
         """Take messages that have come. Those that are not wanted any more go back."""
@@ -318,10 +337,8 @@ class Fetcher:
     @property
     def asked(self) -> int:
         """How many messages may be on their way. Not if their answer is late: then others may have the credit."""
-        if self._asked is None:
-            return 0
-        count, asked_at = self._asked
-        return count if time.monotonic() < asked_at + LATE_ANSWER_S else 0
+        is_late = self._asked is None or time.monotonic() > self._asked.at + LATE_ANSWER_S
+        return 0 if self._asked is None or is_late else self._asked.limit
 
     @property
     def is_empty(self) -> bool:
@@ -340,6 +357,7 @@ class Fetcher:
                 self._settled_until = time.monotonic() + _SETTLED_S
                 if self._has_news:
                     self._settled_until = 0.0
+                    self._channel.connection.cycle.wake()
 
     def _wait(self, station: Station, idle: list[tuple[str, str]]) -> None:
         """Make the server say when there is a message in one of these lists."""
@@ -425,7 +443,7 @@ class Fetcher:
         Raises:
             redis.ConnectionError: the connection is lost.
         """
-        self._settled_until = 0.0
+        self.unsettle()
         if not slot.is_armed:  # nothing was lost with its connection
             if slot.is_forgotten:
                 self._drop(slot)
@@ -444,7 +462,9 @@ class Fetcher:
         if slot.queue not in self._queues():
             self._drop(slot)
             self._consumer.part(slot.name)
-        elif message is None and slot.name not in self._refused and self.credit():
+        elif self.is_sparing:
+            self._drop(slot)
+        elif message is None and slot.name not in self._refused and self._asked is None and self.credit():
             self._try(slot.name, self._arm, self._consumer, slot.queue, slot.name)
 
     def _is_refused(self, name: str) -> bool:
@@ -466,10 +486,26 @@ class Fetcher:
     # -- not waiting any more
 
     def _end_waits(self, slots: Collection[Slot]) -> None:
-        """End waits, see `Waits.end`."""
-        if self._consumer is not None and any(slot.is_armed for slot in slots):
-            self._settled_until = 0.0
-            self._waits.end(self._consumer, slots)
+        """End waits; a message that arrives all the same goes back at once. So does what was asked for meanwhile.
+
+        A task may run in this thread next, for long: until then, it waits for the server for at most `patience_s`.
+        """
+        consumer = self._consumer
+        if consumer is None or consumer.is_late:
+            return
+        if not any(slot.is_armed for slot in slots):
+            if self._asked is not None:
+                consumer.read_answers(self.patience_s)
+            return
+        self.unsettle()
+        for slot in self._waits.end(consumer, slots, self.patience_s):
+            try:
+                message = self._try(slot.name, slot.read)
+            except Exception:
+                self._on_connection_lost()
+                raise
+            if message is not None:
+                consumer.give_back(slot.name, [message])
 
     def _clear_the_way(self) -> None:
         """Make all fetchers of the channel wait for no message, and give back what they have."""
@@ -527,10 +563,14 @@ class Fetcher:
 
     def close(self) -> None:
         """Stop waiting for messages, and put undelivered ones back. Never raises."""
-        consumer = self._consumer
+        consumer, self._to_ask = self._consumer, None
         try:
             if consumer is not None and not (consumer.is_closed or consumer.is_unanswered):
-                self._end_all_waits(consumer)
+                consumer.read_answers()
+                if not consumer.is_late:
+                    self.make_way()
+                if consumer.is_late:  # whoever closes waits once for a server that does not answer
+                    consumer.give_up(exceptions.TimeoutError("Redis does not answer"))
         except (LeaseLost, OSError, exceptions.RedisError):
             pass
         except Exception:  # Celery swallows errors here, and the messages would wait until the worker ends
@@ -540,22 +580,6 @@ class Fetcher:
         if self._waits.armed:
             self._on_connection_lost()
         self.disconnect()
-
-    def _end_all_waits(self, consumer: Consumer) -> None:
-        """Give back what comes while the server ends all waits, which may take a moment."""
-        until = time.monotonic() + _ENDING_S
-        self.make_way()
-        consumer.read_answers()
-        if consumer.is_late:  # whoever closes waits once for a server that does not answer
-            consumer.give_up(exceptions.TimeoutError("Redis does not answer"))
-            return
-        while any(slot.is_ending for slot in self._waits.armed) and time.monotonic() < until:
-            for slot in self._waits.armed:
-                if slot.has_reply(_END_S) and (message := self._try(slot.name, slot.read)):
-                    consumer.give_back(slot.name, [message])
-            self._end_waits(self._waits.armed)
-            consumer.read()
-        self._delivery.give_back(consumer)
 
     def disconnect(self) -> None:
         """Close all connections."""

@@ -75,6 +75,8 @@ class NodeFetcher(Fetcher):
 
     _channel: OfCluster
 
+    patience_s = LATE_ANSWER_S
+
     def __init__(self, channel: OfCluster, siblings: Siblings, address: Address) -> None:
         super().__init__(channel, self._open_station)
         self.address = address
@@ -97,7 +99,7 @@ class NodeFetcher(Fetcher):
         """Ask for messages, see `Fetcher`. If there is no answer for long, others are asked about the node."""
         super().ask()
         owes_for_s = 0.0 if self._consumer is None else self._consumer.owes_for_s
-        if owes_for_s:
+        if owes_for_s or self._asked is not None:
             self._channel.connection.cycle.wake_in(LATE_ANSWER_S if self.asked else _SUSPICIOUS_S)
         if owes_for_s >= PATIENCE_S:
             hanging.hangs(self.address)
@@ -120,6 +122,12 @@ class NodeFetcher(Fetcher):
         """Take messages that have come, see `Fetcher`."""
         super().take(queue, name, messages)
         self._siblings.on_found(self)
+
+    def on_queues_changed(self) -> None:
+        """Follow a change of `channel.task_queues`, see `Fetcher`."""
+        super().on_queues_changed()
+        if not self.has_queues:
+            self._trust()
 
     def disconnect(self) -> None:
         """Close all connections, see `Fetcher`."""

@@ -46,8 +46,9 @@ class NodeFetchers:
         self._fetchers: dict[Address, NodeFetcher] = {}
         #: The addresses in the order in which they are asked; the one that had messages goes to the end.
         self._turns: deque[Address] = deque()
-        #: Node -> until when it is asked after the others (monotonic), because it had no messages.
-        self._empty_until: dict[Address, float] = {}
+        #: Node without messages -> since when (monotonic); and when one had messages last.
+        self._empty_since: dict[Address, float] = {}
+        self._found_at = 0.0
         #: Node without a connection left -> when it is asked again (monotonic).
         self._full_until: dict[Address, float] = {}
         self._version = -1
@@ -117,7 +118,7 @@ class NodeFetchers:
 
     def _end(self, fetcher: NodeFetcher) -> None:
         self._fetchers.pop(fetcher.address, None)
-        self._empty_until.pop(fetcher.address, None)
+        self._empty_since.pop(fetcher.address, None)
         self._full_until.pop(fetcher.address, None)
         with suppress(ValueError):
             self._turns.remove(fetcher.address)
@@ -239,21 +240,23 @@ class NodeFetchers:
     def fill(self) -> None:
         """Ask one node after the other until there is something to deliver; see `Fetcher.fill`.
 
-        Only if no node has messages, this waits on them. A node that had none is asked again after the others, or
-        after `_EMPTY_S`: while the others have many, asking it each time would cost more than the messages themselves.
+        Only if no node has messages, this waits on them. A node that had none is asked again when others have had some,
+        but not within `_EMPTY_S`: while they have many, that would cost more than the messages themselves.
         """
         self._channel.connection.stations.check_former()
         self._follow()
         if self.has_fetched:
             return
         now = time.monotonic()
-        for address in sorted(self._turns, key=lambda address: now < self._empty_until.get(address, 0.0)):
+        for address in sorted(self._turns, key=lambda address: now < self._empty_since.get(address, 0.0) + _EMPTY_S):
             fetcher = self._fetchers.get(address)
             if fetcher is None or not fetcher.has_queues or self._is_full(fetcher):
                 continue
-            if fetcher.is_empty and now < self._empty_until.setdefault(address, now + _EMPTY_S):
-                continue
-            self._empty_until.pop(address, None)
+            if fetcher.is_empty:
+                since = self._empty_since.setdefault(address, now)
+                if self._found_at <= since or now < since + _EMPTY_S:
+                    continue
+                del self._empty_since[address]
             self._try(fetcher, NodeFetcher.ask)
             if not self._is_full(fetcher) and not fetcher.is_sparing:
                 self._full_until.pop(address, None)
@@ -265,6 +268,8 @@ class NodeFetchers:
 
     def on_found(self, fetcher: NodeFetcher) -> None:
         """Record that a node had messages: the others are asked first."""
+        self._found_at = time.monotonic()
+        self._empty_since.pop(fetcher.address, None)
         with suppress(ValueError):
             self._turns.remove(fetcher.address)
             self._turns.append(fetcher.address)

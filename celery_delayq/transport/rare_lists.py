@@ -32,6 +32,9 @@ _MOST_TRUST = 3
 #: How soon to look again if the server does not tell now, in seconds. The watchdog wakes the loop once it hears.
 _DEAF_S = 1.0
 
+#: What the server answers if it does not tell now: the connection that hears was lost.
+_DEAF = ("redirect to does not exist", "client is in tracking mode")
+
 #: A list is busy if it was written to so many times within so many seconds. Each time wakes all workers.
 _BUSY_TIMES, _BUSY_S = 10, 2.0
 
@@ -116,7 +119,7 @@ class RareLists:
                 self._cycle.on_told()
             return
         self._may_have_messages([name for names in groups for name in names])
-        if "redirect to does not exist" in str(answer) or refusals.note(answer, logger):
+        if any(text in str(answer) for text in _DEAF) or refusals.note(answer, logger):
             # The connection that hears was lost, or the server refuses this for now.
             self._cycle.wake_in(_DEAF_S)
             return

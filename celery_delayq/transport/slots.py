@@ -34,8 +34,6 @@ class Slot:
         self._in_flight = in_flight
         #: Whether the command was sent and its reply not yet read.
         self.is_armed = False
-        #: Whether the server was told to end the wait, and there is no reply yet.
-        self.is_ending = False
         self._armed_at = 0.0
         self.connection = connection_of(pool)
         self.connection.connect()
@@ -83,7 +81,7 @@ class Slot:
                 raise exceptions.ConnectionError(str(exc)) from None
             raise
         finally:
-            self.is_armed = self.is_ending = False
+            self.is_armed = False
         return bytes(reply) if reply is not None else None
 
     def is_overdue(self) -> bool:

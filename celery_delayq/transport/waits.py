@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import weakref
+import time
 from collections.abc import Collection, Iterable
-from functools import partial
 from logging import getLogger
-from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.basics.weak import call_of
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.queue.connections import passing_refusal
+from celery_delayq.queue.connections import NOT_SERVING, passing_refusal
 from celery_delayq.transport.protocols import Cycle, Owner
 from celery_delayq.transport.slots import Slot
 
 logger = getLogger(__name__)
 
-#: When the server is told again to end a wait, in seconds. It refuses if the wait has not begun there yet, since that
-#: was sent on another connection.
+#: When the server is told again to end a wait, in seconds. It does not do so if the wait has not begun there yet, since
+#: that was sent on another connection.
 _UNBLOCK_AGAIN_S = 0.01
 
 
@@ -83,29 +80,39 @@ class Waits:
             self._cycle.add_slot(slot, self._owner)
         slot.arm()
 
-    def end(self, consumer: Consumer, slots: Iterable[Slot]) -> None:
-        """Tell the server to end waits. Its answers come later, and perhaps with messages."""
-        for slot in slots:
-            if slot.is_armed and not slot.is_ending and self._can_unblock:
-                if slot.identity is None:
-                    self._on_refused(exceptions.ResponseError("CLIENT INFO is not allowed"))
-                    return
-                slot.is_ending = True
-                consumer.unblock(slot.identity.client_id, partial(call_of, weakref.ref(self), "on_unblocked", slot))
+    def end(self, consumer: Consumer, slots: Iterable[Slot], within_s: float) -> list[Slot]:
+        """Let the server end waits; returns those that it has ended, so that there is a reply to read.
 
-    def on_unblocked(self, slot: Slot, answer: Any) -> None:
-        """Handle the answer to `end`."""
-        if isinstance(answer, exceptions.ResponseError):
-            slot.is_ending = False
-            if not passing_refusal(answer):  # otherwise what comes goes back, or is held beyond the limit
-                self._on_refused(answer)
-        elif answer == 0 and slot.is_armed:
-            slot.is_ending = False
-            self._cycle.wake_in(_UNBLOCK_AGAIN_S)
+        Args:
+            consumer: tells the server.
+            slots: the connections.
+            within_s: how long to wait for answers, in seconds.
 
-    def _on_refused(self, exc: exceptions.ResponseError) -> None:
-        logger.info("Redis does not allow this user to unblock its own connections: %s. Allow CLIENT UNBLOCK", exc)
-        self._can_unblock = False
+        Raises:
+            redis.ConnectionError: the connection is lost.
+        """
+        ended: list[Slot] = []
+        armed = [slot for slot in slots if slot.is_armed]
+        until = time.monotonic() + within_s
+        while armed and self._can_unblock:
+            try:
+                identities = [slot.identity.client_id for slot in armed if slot.identity is not None]
+                if len(identities) < len(armed):
+                    raise exceptions.ResponseError("CLIENT INFO is not allowed")
+                if not consumer.unblock(identities, max(0.0, until - time.monotonic())):
+                    break
+            except NOT_SERVING:
+                raise
+            except exceptions.ResponseError as exc:
+                if passing_refusal(exc):  # what comes goes back, or is held beyond the limit
+                    break
+                logger.info("Redis does not let this user unblock its own connections: %s. Allow CLIENT UNBLOCK", exc)
+                self._can_unblock = False
+            ended += [slot for slot in armed if slot.has_reply(_UNBLOCK_AGAIN_S)]
+            armed = [slot for slot in armed if slot not in ended]
+            if time.monotonic() >= until:
+                break
+        return ended
 
     def drop(self, consumer: Consumer | None, slot: Slot) -> None:
         """Close a connection."""
