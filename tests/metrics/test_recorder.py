@@ -93,7 +93,7 @@ def test_a_due_time_that_is_none_is_not_counted(counters: Counters, due: object)
 def test_how_late_a_task_begins_is_counted_from_when_its_process_says(counters: Counters, client: redis.Redis) -> None:
     held = {"tag": SimpleNamespace(name="q")}
     transport = kombu.Connection("delayq://").transport
-    transport.held = held.get
+    transport.stations.held = held.get
     message = SimpleNamespace(
         properties={"delayq_due": now_ms(client) - 3_000},
         channel=SimpleNamespace(connection=transport),
