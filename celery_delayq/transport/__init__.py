@@ -8,6 +8,8 @@
     ahead       messages that came before they are due, by the lead of the transfer
     eta_tasks   sends tasks that are fetched long before their eta back to Redis
     fetcher     fetches messages, or waits for them
+    rounds      asks one list after the other
+    lists       from which lists, in which order
     credit      how many: as the prefetch limit allows
     delivery    delivers what was fetched
     program     what it asks the worker, or another program that consumes

@@ -5,7 +5,6 @@ If the answer of its node is late, it takes it when it comes.
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import Protocol
 
@@ -98,8 +97,8 @@ class NodeFetcher(Fetcher):
     def ask(self) -> None:
         """Ask for messages, see `Fetcher`. If there is no answer for long, others are asked about the node."""
         super().ask()
-        owes_for_s = 0.0 if self._consumer is None else self._consumer.owes_for_s
-        if owes_for_s or self._asked is not None:
+        owes_for_s = 0.0 if self.consumer is None else self.consumer.owes_for_s
+        if owes_for_s or self._rounds.is_asking:
             self._channel.connection.cycle.wake_in(LATE_ANSWER_S if self.asked else _SUSPICIOUS_S)
         if owes_for_s >= PATIENCE_S:
             hanging.hangs(self.address)
@@ -151,9 +150,8 @@ class NodeFetcher(Fetcher):
     def _is_elsewhere(self, name: str, exc: exceptions.ResponseError) -> bool:
         if not isinstance(understood(exc), REDIRECTIONS):
             return False
-        self._refused[name] = (time.monotonic() + _MOVING_S, str(exc))
+        self._lists.put_off(name, exc, _MOVING_S)
         self._channel.nodes.watch()
-        self._channel.connection.cycle.wake_in(_MOVING_S)
         return True
 
     def on_readable(self, slot: Slot) -> None:
@@ -171,5 +169,5 @@ class NodeFetcher(Fetcher):
 
     def abandon(self) -> None:
         """Fetch nothing any more, without a command to the node. The watchdog puts back what was not delivered."""
-        self._on_connection_lost()
+        self._waits.abandon()
         self.disconnect()
