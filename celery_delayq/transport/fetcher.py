@@ -216,6 +216,8 @@ class Fetcher:
         """Wait on the server for messages in the lists that were found empty."""
         if self.is_sparing:
             self._rounds.cancel()
+            if self._channel.connection.is_full(self.server):  # a connection that is idle by now may keep them out
+                self.spare_connections()
             self._settled_until = time.monotonic() + _SETTLED_S
         elif self._station is None or not self.credit():
             self._rounds.cancel()

@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.transport.lists import Lists
 from celery_delayq.transport.slots import Slot
 from celery_delayq.transport.waits import Waits
 from examples.private_redis import PrivateRedis
@@ -29,11 +30,17 @@ def test_a_master_that_becomes_a_replica_is_a_lost_connection_and_nothing_else()
         slot.disconnect()
 
 
-class Cycle:
-    """Polls nothing."""
+class Nobody:
+    """Polls nothing, and takes what comes."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.connection = self.cycle = self
+        self.queue_order_strategy = "round_robin"
 
     def add_slot(self, slot: Any, owner: Any) -> None: ...
     def remove_slot(self, slot: Any) -> None: ...
+    def unsettle(self) -> None: ...
 
 
 def test_a_wait_that_has_not_begun_on_the_server_is_ended_when_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,8 +49,8 @@ def test_a_wait_that_has_not_begun_on_the_server_is_ended_when_it_has(monkeypatc
     with PrivateRedis() as server, server.client() as client:
         consumer = Consumer(lambda: redis.Redis(port=server.port))
         consumer.join("q")
-        cycle: Any = Cycle()
-        waits = Waits(cycle, cycle)
+        it: Any = Nobody(consumer)
+        waits = Waits(it, Lists(it, list, lambda name, exc: False), it)
         with monkeypatch.context() as patch:
 
             def begin(slot: Slot, wait_s: float = 0) -> bool:
@@ -53,11 +60,12 @@ def test_a_wait_that_has_not_begun_on_the_server_is_ended_when_it_has(monkeypatc
 
             patch.setattr(Slot, "arm", lambda slot: setattr(slot, "is_armed", True))
             patch.setattr(Slot, "has_reply", begin)
-            waits.arm(consumer, "q", "q")
-            (slot,) = waits.end(consumer, waits.all, 30)
-        assert slot.read() is None
+            waits.arm("q", "q")
+            waits.end(waits.all, 30)
+        assert not waits.are_armed
         client.lpush("q", "body")
         assert client.lrange("q", 0, -1) == [b"body"], "nobody waits for it"
-        waits.drop(consumer, slot)
+        waits.drop_ended(waits.all)
+        assert not waits
         consumer.close()
         consumer.disconnect()
