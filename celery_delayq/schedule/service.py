@@ -20,7 +20,8 @@ from celery_delayq.schedule.message import Builder
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.schedule.transitions import policy_of
-from celery_delayq.transport import Connector, Transport
+from celery_delayq.transport import Transport
+from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.producer import Producer
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
 from celery_delayq.transport.urls import is_cluster as is_cluster_url

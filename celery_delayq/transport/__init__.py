@@ -66,10 +66,8 @@ from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.options.settings import check_master_name, check_transport_options, check_urls
 from celery_delayq.queue.connections import NOT_SERVING, is_full, passing_refusal
 from celery_delayq.schemes import register
-from celery_delayq.transport.ahead import Ahead
 from celery_delayq.transport.bindings import Bindings
 from celery_delayq.transport.channel import DelayedChannel
-from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.known import close_sentinels
 from celery_delayq.transport.loops import Loops
 from celery_delayq.transport.poller import Poller
@@ -82,11 +80,12 @@ from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, i
 if TYPE_CHECKING:  # what only a consumer, or a cluster, needs is imported when one needs it
     from celery_delayq.fetching.consumer import Consumer
     from celery_delayq.transfer.loop import TransferLoop
+    from celery_delayq.transport.ahead import Ahead
     from celery_delayq.transport.last_delivery import LastDelivery
     from celery_delayq.transport.nodes import Nodes
     from celery_delayq.transport.station import Station
 
-__all__ = ["ClusterTransport", "Connector", "SentinelTransport", "Transport", "register"]
+__all__ = ["ClusterTransport", "SentinelTransport", "Transport", "register"]
 
 logger = getLogger(__name__)
 
@@ -143,8 +142,6 @@ class Transport(kombu_redis.Transport):
         weakref.finalize(self, _end, self._to_end).atexit = False
         self._program: Program = WithoutWorker()
         self._has_event_loop = False
-        #: The messages that are not due yet.
-        self.ahead = Ahead()
         self._is_cluster = False
         ensure_tls(client)
         name_whole(client)
@@ -164,6 +161,13 @@ class Transport(kombu_redis.Transport):
         self.bindings = Bindings(self.Channel.is_for_later)
         super().__init__(client, **kwargs)
         self.cycle = Poller()
+
+    @cached_property
+    def ahead(self) -> Ahead:
+        """The messages that are not due yet."""
+        from celery_delayq.transport.ahead import Ahead
+
+        return Ahead()
 
     @cached_property
     def last_delivery(self) -> LastDelivery:

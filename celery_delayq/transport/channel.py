@@ -14,7 +14,6 @@ import kombu
 import redis
 
 from celery_delayq.queue.connections import close_idle, refusals
-from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.protocols import Fetching
 from celery_delayq.transport.publishing import PublishingChannel
 from celery_delayq.transport.qos import FetchingQoS
@@ -113,6 +112,8 @@ class DelayedChannel(PublishingChannel):
         return Fetcher(self, self._station)
 
     def _station(self) -> Station:
+        from celery_delayq.transport.connector import Connector
+
         return self._transport.station("", Connector(self._transport.client), self.plain_client)
 
     def _receive(self) -> Any:

@@ -9,7 +9,6 @@ from logging import getLogger
 from typing import TYPE_CHECKING, Any
 
 from celery_delayq.basics.weak import call_of
-from celery_delayq.transport.connector import Connector
 
 if TYPE_CHECKING:  # what only a consumer needs is imported when one needs it
     from celery_delayq.transfer.failover_log import Moments
@@ -104,6 +103,8 @@ class Loops:
 
     def _servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:
         """Return how to connect to each server, and which lists it has."""
+        from celery_delayq.transport.connector import Connector
+
         connection = self._connection
         if connection.nodes is not None:
             return connection.nodes.servers()

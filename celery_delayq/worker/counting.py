@@ -13,7 +13,7 @@ from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.queue.connections import CONNECTION_ERRORS
-from celery_delayq.transport import Connector
+from celery_delayq.transport.connector import Connector
 
 logger = getLogger(__name__)
 

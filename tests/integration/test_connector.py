@@ -13,8 +13,9 @@ import redis
 from kombu.transport import redis as kombu_redis
 from kombu.utils.objects import cached_property
 
-from celery_delayq.transport import Connector, Transport, register
+from celery_delayq.transport import Transport, register
 from celery_delayq.transport import connector as module
+from celery_delayq.transport.connector import Connector
 
 pytestmark = pytest.mark.one_server("it tries the URL in use only; see redis_cluster/test_hanging.py")
 
