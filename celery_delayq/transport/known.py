@@ -20,7 +20,6 @@ import redis
 from redis import exceptions
 
 from celery_delayq.queue.connections import is_full, passing_refusal, was_silent
-from celery_delayq.transfer.thread import interrupt
 
 #: What this process has to know, by `id`. Safe in all threads without a lock: each use of the dict is one operation,
 #: which is atomic with the GIL and without it.
@@ -48,6 +47,8 @@ def is_any(kind: type) -> bool:
 
 def leave(host: str, port: int) -> int:
     """End all known connections to a server; returns their number. Safe in any thread: their users get an error."""
+    from celery_delayq.transfer.thread import interrupt  # which a producer need not load
+
     ended = 0
     for connection in _connections():
         if connection.is_to(host, port):

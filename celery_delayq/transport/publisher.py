@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import time
 import weakref
 from typing import Any
@@ -30,7 +29,7 @@ class Publisher:
     """What one kombu connection publishes."""
 
     def __init__(self) -> None:
-        self._name = secrets.token_hex(8)
+        self._name = os.urandom(8).hex()
         #: How many publications have succeeded.
         self._done = 0
         self._properties: object = None
