@@ -66,6 +66,8 @@ class Wire:
         #: When something was read last, and when there was nothing more to read (monotonic).
         self._heard_at = self._looked_at = time.monotonic()
         self._reader = Reader()
+        #: What has come and is not handled yet. What is done with a reply may receive more, which must not overtake.
+        self._replies: deque[Any] = deque()
         #: Commands that are not written yet, with what to do with their replies.
         self._queued: deque[tuple[tuple[Any, ...], OnReply]] = deque()
         #: Whoever has it writes, what others queue meanwhile, too. Nobody waits for it, so a signal handler may write.
@@ -169,13 +171,14 @@ class Wire:
             while size < _MOST or self._has_more:
                 data = self._read()
                 size += len(data)
-                for reply in self._reader.feed(data):
-                    if self._is_closed:  # by what was done with another reply
-                        return
+                self._replies.extend(self._reader.feed(data))
+                while self._replies and not self._is_closed:
                     try:
-                        self._handle(reply)
+                        self._handle(self._replies.popleft())
                     except Exception as exc:
                         failed = failed or exc
+                if self._is_closed:  # by what was done with a reply
+                    break
                 if len(data) < (1 if self._is_tls else _READ):  # TLS gives what was in one record
                     self._looked_at = time.monotonic()
                     break
@@ -237,7 +240,7 @@ class Wire:
         """Return whether there is something to `receive` within some seconds: a reply, or the end of the connection."""
         until = time.monotonic() + wait_s
         while True:
-            if self._error or self._has_more or self._is_ready(until - time.monotonic()):
+            if self._error or self._replies or self._has_more or self._is_ready(until - time.monotonic()):
                 return True
             self._looked_at = time.monotonic()
             if self._is_overdue:
@@ -272,6 +275,7 @@ class Wire:
         self._is_closed = True
         self.connection.disconnect()
         self._unsent.clear()
+        self._replies.clear()
         if has_lock:
             self._lock.release()
         for waiting in (self._missing, self._queued):

@@ -355,6 +355,8 @@ class Poller(kombu_redis.MultiChannelPoller):
         if self._slots or rest_s > 0:
             longest_s = min(_LONGEST_POLL_S, rest_s) if rest_s > 0 else _LONGEST_POLL_S
             timeout = longest_s if timeout is None else min(timeout, longest_s)
+        if time.monotonic() < self._turns_until:  # no timer does without an event loop
+            timeout = _SOON_S if timeout is None else min(timeout, _SOON_S)
         self._has_filled = True
         try:
             return super().get(callback, timeout=timeout)

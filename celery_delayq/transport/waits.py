@@ -168,7 +168,8 @@ class Waits:
             if not self._unblock(consumer, armed, until - time.monotonic()):
                 break
             for slot in armed:
-                message = self._read(slot, _UNBLOCK_AGAIN_S)
+                # What came meanwhile on the connection that fetches may have ended it, too.
+                message = self._read(slot, _UNBLOCK_AGAIN_S) if slot.is_armed else None
                 if message is not None:
                     consumer.give_back(slot.name, [message])
             armed = [slot for slot in armed if slot.is_armed]

@@ -73,6 +73,23 @@ def test_a_fetch_that_waits_handles_the_answers_before_its_own(consumers: Consum
     assert first == [[b"1"]]
 
 
+def test_who_handles_an_answer_may_wait_for_another_one(consumers: Consumers, consumer: Consumer) -> None:
+    """Answers that have come together are not mixed up."""
+    consumers.publish(b"1", b"2", b"3")
+    client_id = str(consumers.client.client_id())
+    with paused(consumers):
+        found: list[Found] = []
+
+        def on_first(messages: Found) -> None:
+            found.append(messages)
+            assert consumer.unblock([client_id], 10)
+
+        consumer.ask("q", 1, on_first)
+        second = asked(consumer, 2)
+    assert answer(consumer, second) == [b"2", b"3"]
+    assert found == [[b"1"]]
+
+
 def test_answers_to_acknowledgements_come_before(consumers: Consumers, consumer: Consumer) -> None:
     consumers.publish(b"1", b"2")
     (message,) = consumer.fetch("q", 1)

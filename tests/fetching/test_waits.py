@@ -118,8 +118,10 @@ def test_spared_connections_are_closed(ours: Broker, server: PrivateRedis) -> No
 def test_large_acknowledgements_hold_up_nothing(ours: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server takes them in pieces."""
     monkeypatch.setattr(poller, "_LONGEST_POLL_S", 30.0)
-    publish(ours, "a", *[f"{number}{'x' * 12_000_000}" for number in range(4)])
+    publish(ours, "a", *[f"{number}{'x' * 12_000_000}" for number in range(3)])
     with reader(ours, "a", prefetch=1) as it:
         began = time.monotonic()
-        assert [body[0] for body in it.drain(4)] == ["0", "1", "2", "3"]
+        while len(it.messages) < 3:
+            it.channel.connection.client.drain_events(timeout=30)
+        assert [body[0] for body in it.bodies] == ["0", "1", "2"]
         assert time.monotonic() - began < 20 < poller._LONGEST_POLL_S
