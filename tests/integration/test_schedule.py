@@ -166,8 +166,6 @@ class TestBeat:
         where = {"broker": broker_url, "ledger": ledger.url, "conf": configured}
         with CeleryCommand("beat", "-S", another, "--loglevel=DEBUG", **where) as beat:  # type: ignore[arg-type]
             beat.wait_for_log("beat: Waking up")
-            beat.send_signal(15)
-            beat.wait()
             assert ("Each entry of beat_schedule runs twice" in beat.log) is ours
 
     def test_in_a_worker(self, broker_url: str, ledger: Ledger) -> None:
