@@ -3,6 +3,7 @@
 - `Cycle`: the poller, see `Poller`; it polls a `Pollable` for its `Owner`.
 - `Connection`: the transport, see `Transport`.
 - `Channel`: see `DelayedChannel`; one of a cluster is an `OfCluster`; the poller knows it as `Polled`.
+- `Taker`: takes messages that come.
 - `Fetching`: fetches for a channel: a `Fetcher`, or on a cluster `NodeFetchers`.
 
 What a member does stands where it is implemented.
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from celery_delayq.cluster.client import Routed
     from celery_delayq.cluster.topology import Topology
+    from celery_delayq.fetching.consumer import Consumer
     from celery_delayq.queue.delayed_queue import DelayedQueue
     from celery_delayq.transport.ahead import Ahead
     from celery_delayq.transport.bindings import Bindings
@@ -44,6 +46,18 @@ class Owner(Protocol):
     """Reads from a connection that waits."""
 
     def on_readable(self, slot: Any) -> bool | None: ...
+
+
+class Taker(Owner, Protocol):
+    """Takes messages when they come: a `Fetcher`, as its `Waits` and `Rounds` know it."""
+
+    @property
+    def consumer(self) -> Consumer | None: ...
+    def credit(self) -> int: ...
+    def is_consumed(self, queue: str) -> bool: ...
+    def may_wait(self) -> bool: ...
+    def take(self, queue: str, name: str, messages: list[bytes]) -> None: ...
+    def unsettle(self) -> None: ...
 
 
 class Cycle(Protocol):

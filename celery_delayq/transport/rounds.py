@@ -6,7 +6,7 @@ import time
 import weakref
 from collections import deque
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from redis import exceptions
 
@@ -14,7 +14,7 @@ from celery_delayq.basics.weak import call_of
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.conversation import LATE_ANSWER_S, Found
 from celery_delayq.transport.lists import Lists
-from celery_delayq.transport.protocols import Cycle
+from celery_delayq.transport.protocols import Cycle, Taker
 from celery_delayq.transport.station import Station
 from celery_delayq.transport.waits import Waits
 
@@ -27,14 +27,6 @@ class _Question(NamedTuple):
     at: float
 
 
-class Asker(Protocol):
-    """The fetcher, as its rounds know it; see `Fetcher`."""
-
-    def credit(self) -> int: ...  # noqa: D102
-    def is_consumed(self, queue: str) -> bool: ...  # noqa: D102
-    def take(self, queue: str, name: str, messages: list[bytes]) -> None: ...  # noqa: D102
-
-
 class Rounds:
     """Those of one fetcher. They belong to the consuming thread.
 
@@ -42,14 +34,14 @@ class Rounds:
         cycle: is woken if a round cannot go on.
         lists: which there are.
         waits: a list with a connection that waits is not asked.
-        asker: takes the messages.
+        taker: takes the messages.
     """
 
-    def __init__(self, cycle: Cycle, lists: Lists, waits: Waits, asker: Asker) -> None:
+    def __init__(self, cycle: Cycle, lists: Lists, waits: Waits, taker: Taker) -> None:
         self._cycle = cycle
         self._lists = lists
         self._waits = waits
-        self._asker = asker
+        self._taker = taker
         #: The lists that this round still has to ask, and those that it has found empty. None: there is no round.
         self._to_ask: deque[tuple[str, str]] | None = None
         self._idle: list[tuple[str, str]] = []
@@ -125,8 +117,8 @@ class Rounds:
             queue, name = self._to_ask.popleft()
             if self._waits.is_armed(name):
                 continue
-            credit = self._asker.credit()
-            if not credit or not self._asker.is_consumed(queue):
+            credit = self._taker.credit()
+            if not credit or not self._taker.is_consumed(queue):
                 self._to_ask = None
                 return
             limit = self._lists.share(credit)
@@ -145,7 +137,7 @@ class Rounds:
         station = self._station
         assert station is not None
         self._question = None
-        if not self._asker.is_consumed(queue) and not self._waits.has(name):
+        if not self._taker.is_consumed(queue) and not self._waits.has(name):
             station.consumer.part(name)
         if found is None or isinstance(found, BaseException):
             self._on_no_answer(name, found)
@@ -153,7 +145,7 @@ class Rounds:
             self._lists.accepted(name)
             if found:
                 self._to_ask = None
-                self._asker.take(queue, name, found)
+                self._taker.take(queue, name, found)
                 return
             self._idle.append((queue, name))
             station.rare_lists.is_empty(name)

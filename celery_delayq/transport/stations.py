@@ -16,9 +16,6 @@ class Stations:
     """Those of one connection; "" is the name of a single server.
 
     The thread that fetches makes and leaves them. Any thread may ask who holds a message.
-
-    Attributes:
-        consumers: those of the connection, and former ones whose messages tasks may still work on.
     """
 
     def __init__(self) -> None:
@@ -44,7 +41,8 @@ class Stations:
     # -- who holds a message
 
     @property
-    def consumers(self) -> list[Consumer]:  # noqa: D102 -- see the class
+    def consumers(self) -> list[Consumer]:
+        """Those of the connection, and former ones whose messages tasks may still work on."""
         return [station.consumer for station in (*tuple(self._stations.values()), *self._former)]
 
     @property

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from logging import getLogger
-from typing import Protocol
 
 from redis import exceptions
 
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import NOT_SERVING, close_idle, passing_refusal, refusals
 from celery_delayq.transport.lists import Lists
-from celery_delayq.transport.protocols import Cycle, Owner
+from celery_delayq.transport.protocols import Cycle, Taker
 from celery_delayq.transport.slots import Slot
 
 logger = getLogger(__name__)
@@ -23,17 +22,6 @@ _UNBLOCK_AGAIN_S = 0.01
 
 #: How long to do without connections that wait, if the server has none left, in seconds.
 _SPARING_S = 30.0
-
-
-class Taker(Owner, Protocol):
-    """The fetcher, as these connections know it; see `Fetcher`."""
-
-    @property
-    def consumer(self) -> Consumer | None: ...  # noqa: D102
-    def take(self, queue: str, name: str, messages: list[bytes]) -> None: ...  # noqa: D102
-    def is_consumed(self, queue: str) -> bool: ...  # noqa: D102
-    def may_wait(self) -> bool: ...  # noqa: D102
-    def unsettle(self) -> None: ...  # noqa: D102
 
 
 class Waits:
