@@ -14,7 +14,6 @@ from kombu.exceptions import OperationalError
 
 from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.queue.connections import LOST, is_cluster
-from celery_delayq.queue.redirection import NODE, refuse_cluster
 
 
 def refuse_wrong_server(exc: Exception, client: redis.Redis) -> None:
@@ -31,6 +30,8 @@ def refuse_wrong_server(exc: Exception, client: redis.Redis) -> None:
         return
     while isinstance(exc, OperationalError) and isinstance(exc.__cause__, Exception):  # what the caller was doing
         exc = exc.__cause__
+    from celery_delayq.queue.redirection import refuse_cluster  # which a producer need not load otherwise
+
     refuse_cluster(exc)
     if "unknown command" not in str(exc):
         return
@@ -64,6 +65,8 @@ def refuse_mode(info: Mapping[str, Any]) -> None:
         ConfigurationError: the server is a Redis Sentinel, or a node of a cluster.
     """
     if info.get("redis_mode") == "cluster":
+        from celery_delayq.queue.redirection import NODE  # which a producer need not load otherwise
+
         raise ConfigurationError(NODE)
     if info.get("redis_mode") == "sentinel":
         raise ConfigurationError(
