@@ -132,3 +132,8 @@ def is_set_aside(ours: Broker, raw: bytes, name: str = "q") -> None:
     assert (letter.reason, letter.message) == (NOT_A_MESSAGE, raw)
     assert abs(letter.at_ms - time.time() * 1000) < 60_000
     assert in_flight(ours.client) == 0
+
+
+def waiting(client: redis.Redis) -> int:
+    """How many connections wait with BLMOVE."""
+    return int(client.info("clients")["blocked_clients"])

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-import redis
 from kombu import Connection
 
 from celery_delayq.transport import fetcher
@@ -17,7 +16,7 @@ from celery_delayq.transport import rare_lists as module
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.rare_lists import TRUST_S, RareLists
 from examples.private_redis import PrivateRedis
-from tests.fetching.reading import Reader, fetching, publish, told
+from tests.fetching.reading import Reader, fetching, publish, told, waiting
 from tests.fetching.reading import reader as consuming
 from tests.integration.publishing import Broker, broker
 from tests.soak.proxy import Proxy
@@ -36,11 +35,6 @@ def server() -> Iterator[PrivateRedis]:
 def ours(server: PrivateRedis) -> Iterator[Broker]:
     with broker(server, "delayq", 0) as ours:
         yield ours
-
-
-def waiting(client: redis.Redis) -> int:
-    """How many connections wait with BLMOVE."""
-    return int(client.info("clients")["blocked_clients"])
 
 
 @pytest.mark.parametrize("priority", PRIORITIES)

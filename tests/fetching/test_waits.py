@@ -9,13 +9,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import redis
 from kombu import Consumer
 
 from celery_delayq.transport import fetcher, poller
 from celery_delayq.transport.fetcher import Fetcher
 from examples.private_redis import PrivateRedis
-from tests.fetching.reading import bodies_on, in_flight, publish, queue, reader
+from tests.fetching.reading import bodies_on, in_flight, publish, queue, reader, waiting
 from tests.integration.publishing import Broker, broker
 from tests.support import wait_until
 
@@ -30,11 +29,6 @@ def server() -> Iterator[PrivateRedis]:
 def ours(server: PrivateRedis) -> Iterator[Broker]:
     with broker(server, "delayq", 0) as ours:
         yield ours
-
-
-def waiting(client: redis.Redis) -> int:
-    """How many connections wait with BLMOVE."""
-    return int(client.info("clients")["blocked_clients"])
 
 
 @pytest.mark.parametrize("how", ["cancel", "close"])
