@@ -11,6 +11,7 @@ from threading import Lock
 import click
 import redis
 
+from celery_delayq.basics.descriptors import Waker
 from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command
@@ -23,7 +24,6 @@ from celery_delayq.options.settings import AppSettings, settings_of
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.transport import Transport
-from celery_delayq.transport.poller import Waker
 from celery_delayq.transport.program import Program
 from celery_delayq.transport.urls import is_sentinel
 

@@ -58,6 +58,11 @@ def is_not_late(address: Address) -> None:
     _late.discard(address)
 
 
+def is_any_late() -> bool:
+    """Return whether somebody waits for an answer of any node."""
+    return bool(_late)
+
+
 def answers(address: Address) -> None:
     """Record that a node answers."""
     _until.pop(address, None)

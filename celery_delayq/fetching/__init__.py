@@ -1,14 +1,16 @@
 """Fetching: takes messages from broker lists without losing any. It knows Redis, but not kombu.
 
-consumer      Consumer: fetches messages, holds and acknowledges them
+consumer      Consumer: fetches messages, as long as it has leases
+holding       its base: the messages that it holds, and what becomes of them
 conversation  what it says on its connection, and what it hears
 wire          that connection, on which any number of commands are under way
 resp          reads what comes on it
 identity      the server's name for a connection
 subscription  hears what other consumers say, and which lists are written to
 abandoned     connections whose answers nobody reads
-held          the messages that a consumer holds
-departure     how a message leaves the in-flight list, and what the server still has to be told
+held          a message that a consumer holds, and how it is rewritten for redelivery
+outbox        tells the server what has become of messages
+departure     where a message goes, and the command for that
 isolation     a message that is held alone
 unique_keys   what becomes of the unique keys of the messages
 lease         the leases on the lists

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import redis
 from redis import exceptions
 
 from celery_delayq.fetching.abandoned import AbandonedConnections
+from celery_delayq.fetching.departure import Command
 from celery_delayq.fetching.identity import Identity, identify
 from celery_delayq.fetching.wire import OnReply, Wire
 from celery_delayq.queue import scripts
@@ -21,8 +22,11 @@ from celery_delayq.queue.connections import CONNECTION_ERRORS, connection_of
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import MAX_FETCH
 
-#: How many acknowledgements are written together at most, and how long one waits for others, in seconds.
+#: How many commands are written together at most, and how long one waits for others, in seconds.
 TOGETHER, TOGETHER_S = 16, 0.0025
+
+#: When something is written: at once; with what is asked next, or by `flush`; or some ms later, so that others join it.
+Urgency = Literal["now", "soon", "later"]
 
 #: An answer that takes longer is late: who has other things to do does them first, in seconds.
 LATE_ANSWER_S = 0.02
@@ -33,39 +37,41 @@ PATIENCE_S = 1.0
 #: What a fetch has found: messages, None if the consumer has no lease, or why there is no answer.
 Found = list[bytes] | None | BaseException
 
+#: The connection that hears of lists, or why none does; and that which reads them, with the former.
+Told = Identity | exceptions.ResponseError | None
+ToldBy = tuple[Identity | None, Told]
+
 
 class Conversation:
-    """The questions and acknowledgements of one consumer.
+    """The questions of one consumer, and what it says.
 
     A question is sent at once, and its answer handled when it comes: nobody waits for it, except with `wait`. Nobody
-    waits for the answer to an acknowledgement either. Any thread may say something that needs no answer (`tell`,
-    `acknowledge`). The rest belongs to the thread that fetches.
+    waits for the answer to what is said either, and any thread may say something (`say`). The rest belongs to the
+    thread that fetches.
 
     Args:
         client: gives the parameters of the connection, which is made when it is needed first.
         abandoned: gets connections whose answers nobody reads.
-        on_acknowledged: called with the tag of each acknowledgement, and whether its message was in flight.
-        on_unknown: called with the tags of acknowledgements that the server may not know about, and the error.
         on_asking: called with the connection and True when a question is asked on it, and with False as soon as none
             is. Meanwhile it calls `read` when there is something to read.
 
     Attributes:
+        on_closed: called with the error when the connection was closed, and all that had no answer has got the error.
         lost: why the answer to a fetch was lost, so that the server may have moved messages; empty if none was.
+        on_changed: called by the watchdog with names of lists that were written to; None if all may have been.
     """
 
     def __init__(
         self,
         client: redis.Redis,
         abandoned: AbandonedConnections,
-        on_acknowledged: Callable[[str, bool], None],
-        on_unknown: Callable[[Iterable[str], BaseException], None],
         on_asking: Callable[[Wire, bool], object],
     ) -> None:
         self._client = client
         self._abandoned = abandoned
-        self._on_acknowledged = on_acknowledged
-        self._on_unknown = on_unknown
         self._on_asking = on_asking
+        self.on_closed: Callable[[BaseException], object] = bool
+        self.on_changed: Callable[[Sequence[str] | None], object] = bool
         self._wire: Wire | None = None
         self._identity: Identity | None = None
         #: The thread that has fetched last.
@@ -73,18 +79,21 @@ class Conversation:
         self.lost = ""
         #: How many questions have no answer.
         self._questions = 0
-        #: Tags of the acknowledgements without an answer, and those whose answers were lost with the connection.
-        self._unanswered: set[str] = set()
-        self._lost_acks: list[str] = []
-        #: Since when the first of those that are not sent yet waits (monotonic), and whether one of them must not.
+        #: Since when the first of what is not written yet waits (monotonic), and whether any of it must not.
         self._unsent_since, self._is_urgent = 0.0, False
-        #: The connection that the server tells when keys change that this one has read.
-        self._told: Identity | None = None
+        #: The connection that hears of lists, see `hears`, and the one that the server tells of what this one has read.
+        self._told: Told = None
+        self._tracks: Told = None
 
     @property
     def identity(self) -> Identity | None:
         """The server's name for the connection; None if there is none, or the server does not tell."""
         return None if self._wire is None else self._identity
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection. Safe in any thread."""
+        return self._wire is not None
 
     @property
     def is_of_this_thread(self) -> bool:
@@ -96,10 +105,22 @@ class Conversation:
         """For how long the server owes an answer, in seconds; 0 if it owes none."""
         return 0.0 if self._wire is None else self._wire.owes_for_s
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the server takes long to answer."""
+        return self.owes_for_s > LATE_ANSWER_S
+
     # -- questions
 
     def fetch(self, keys: QueueKeys, *, consumer: str, limit: int, on_found: Callable[[Found], object]) -> None:
-        """Take messages from a list, see `Consumer.ask`.
+        """Take messages from a list, the oldest first. One atomic script.
+
+        Args:
+            keys: of the list.
+            consumer: its id.
+            limit: how many at most.
+            on_found: called with the messages; with None if the consumer has no lease (`renew` tells why); or with the
+                error, that of a lost connection, too.
 
         Raises:
             redis.RedisError: there is no connection, so nothing was asked.
@@ -117,14 +138,41 @@ class Conversation:
 
         self._ask([(call, on_reply)])
 
-    def are_empty(
-        self, groups: Sequence[Sequence[str]], *, told: Identity, on_answer: Callable[[list[int] | Exception], object]
-    ) -> None:
-        """Ask how many lists of each group have messages, see `Consumer.are_empty`. Raises what `fetch` raises."""
+    def hears(self, told: Told) -> None:
+        """Record which connection hears of lists that are written to, or why none does; None as long as none does."""
+        self._told = told
+        self.on_changed(())
+
+    @property
+    def told_by(self) -> ToldBy:
+        """The connection that reads lists, and the one that hears of them: as long as both last, `are_empty` holds."""
+        return self.identity, self._told
+
+    def are_empty(self, groups: Sequence[Sequence[str]], on_answer: Callable[[list[int] | Exception], object]) -> bool:
+        """Ask whether lists are empty, and let the server tell when one of them is written to, see `on_changed`.
+
+        One command asks about each group of lists. The server tells once of each.
+
+        Args:
+            groups: names of lists.
+            on_answer: called with how many lists of each group have messages; or with the error.
+
+        Returns:
+            False if nobody would hear it now, so that nothing was asked.
+
+        Raises:
+            redis.ResponseError: the server does not allow it.
+            redis.ConnectionError: the server is away.
+        """
+        told = self._told
+        if isinstance(told, exceptions.ResponseError):
+            raise told
+        if told is None:
+            return False
         self._open()
         # OPTIN: only of what is read after CACHING. Not NOLOOP: with that, Redis may forget a key and not tell.
         first = ("CLIENT", "TRACKING", "ON", "REDIRECT", told.client_id, "OPTIN")
-        commands: list[tuple[Any, ...]] = [] if self._told == told else [first]
+        commands: list[tuple[Any, ...]] = [] if self._tracks == told else [first]
         for names in groups:
             commands += [("CLIENT", "CACHING", "YES"), ("EXISTS", *names)]
         replies: list[Any] = []
@@ -132,16 +180,24 @@ class Conversation:
         def on_reply(reply: Any) -> None:
             replies.append(reply)
             if isinstance(reply, Exception):
-                self._told = None
+                self._tracks = None
             if len(replies) == len(commands):
                 errors = [reply for reply in replies if isinstance(reply, Exception)]
                 on_answer(errors[0] if errors else replies[-2 * len(groups) + 1 :: 2])
 
-        self._told = told
+        self._tracks = told
         self._ask([(command, on_reply) for command in commands])
+        return True
 
     def unblock(self, client_ids: Sequence[str], within_s: float) -> bool:
-        """Make the server end the waits of other connections, see `Consumer.unblock`. Raises what `fetch` raises."""
+        """Make the server end the waits of other connections; returns whether it has answered within some seconds.
+
+        Answers to what was asked before come first. Some may not have waited any more, or not yet.
+
+        Raises:
+            redis.ResponseError: the server does not allow it.
+            redis.ConnectionError: the server is away.
+        """
         answers: list[Any] = []
         self._ask([(("CLIENT", "UNBLOCK", client_id), answers.append) for client_id in client_ids])
         if not self.wait(lambda: len(answers) == len(client_ids), within_s):
@@ -151,7 +207,7 @@ class Conversation:
                 raise answer
         return True
 
-    def _ask(self, questions: Sequence[tuple[Call[Any] | tuple[Any, ...], OnReply]]) -> None:
+    def _ask(self, questions: Sequence[tuple[Command, OnReply]]) -> None:
         wire = self._open()
         self._thread = threading.get_ident()
         if not self._questions:
@@ -186,14 +242,14 @@ class Conversation:
         if self._wire is None:
             connection = connection_of(self._client.connection_pool)
             connection.connect()
-            self._identity, self._told = identify(connection), None
+            self._identity, self._tracks = identify(connection), None
             self._thread, self._wire = threading.get_ident(), Wire(connection)
         return self._wire
 
     def read(self) -> None:
         """Handle the answers that have come, and notice that the connection is lost, see `lost`; keep it otherwise.
 
-        Never raises for the network or the server, and waits for nothing. For the thread that fetches.
+        Never raises for the network or the server, and waits for nothing.
         """
         wire = self._wire
         if wire is None:
@@ -234,25 +290,15 @@ class Conversation:
 
     # -- what needs no answer
 
-    def tell(self, on_reply: OnReply, what: Call[Any]) -> None:
-        """Call a script, now; if there is a connection. Safe in any thread. See `Wire`."""
-        wire = self._wire
-        if wire is None:
-            return
-        with suppress(exceptions.ConnectionError):  # whoever fetches notices
-            _send(wire, on_reply, what)
-            wire.flush()
+    def say(self, on_reply: OnReply, what: Command, urgency: Urgency = "now") -> bool:
+        """Send a command. Safe in any thread; waits for nothing, and never raises for the network or the server.
 
-    def acknowledge(self, tag: str, what: Call[Any] | tuple[Any, ...], *, can_wait: bool) -> bool:
-        """Remove a message from an in-flight list. Safe in any thread; never raises for the network or the server.
-
-        In the thread that fetches, it is sent with what is asked next, by `flush`, or when there are many. In another
-        one, it is sent at once: nobody knows what that thread waits for.
+        In another thread than that which fetches, it is written at once: nobody knows what that thread waits for.
 
         Args:
-            tag: of the message.
-            what: what removes it, and replies with how many were removed.
-            can_wait: see `flush`.
+            on_reply: see `Wire`.
+            what: the command.
+            urgency: when it is written.
 
         Returns:
             False if there is no connection.
@@ -262,39 +308,25 @@ class Conversation:
             wire = self._open() if is_own else self._wire
             if wire is None:
                 return False
-            self._unanswered.add(tag)
             if is_own and not wire.unsent:
                 self._unsent_since, self._is_urgent = time.monotonic(), False
-            _send(wire, partial(self._on_answer, wire, tag), what)
+            _send(wire, on_reply, what)
         except (exceptions.RedisError, OSError):
-            self._unanswered.discard(tag)
             return False
-        except BaseException:
-            self._unanswered.discard(tag)
-            raise
         if is_own:
-            self._is_urgent |= not can_wait
-            if wire.unsent >= TOGETHER:
+            self._is_urgent |= urgency != "later"
+            if urgency == "now" or wire.unsent >= TOGETHER:
                 self.flush()
         else:
             with suppress(exceptions.ConnectionError):  # whoever fetches notices
                 wire.flush()
         return True
 
-    def _on_answer(self, wire: Wire, tag: str, answer: Any) -> None:
-        if not isinstance(answer, BaseException):
-            self._on_acknowledged(tag, bool(answer))
-        elif wire is self._wire:
-            self._on_unknown([tag], unwrapped(answer) if isinstance(answer, exceptions.ResponseError) else answer)
-        else:
-            self._lost_acks.append(tag)
-        self._unanswered.discard(tag)  # last: until then, it is not taken for one that was deleted
-
     def flush(self, *, may_wait: bool = False) -> bool:
-        """Send the acknowledgements that are not sent yet; returns whether some still wait.
+        """Write what is not written yet; returns whether some of it still waits. Never raises, see `read`.
 
         Args:
-            may_wait: let them wait for others if each of them can, and the first has not waited for long.
+            may_wait: let it wait for more if nothing of it is urgent, and the first has not waited for long.
         """
         wire = self._wire
         if wire is None or not wire.unsent:
@@ -309,25 +341,27 @@ class Conversation:
                 raise
         return wire is self._wire and wire.unsent > 0  # the server does not take more now
 
-    def is_unanswered(self, tag: str) -> bool:
-        """Return whether the answer to an acknowledgement is missing. Safe in any thread."""
-        return tag in self._unanswered
+    def read_answers(self, within_s: float = PATIENCE_S) -> bool:
+        """Make sure that all that was said has arrived, and that the connection is not lost, see `read`.
 
-    def read_answers(self, within_s: float) -> None:
-        """Make sure that all acknowledgements have arrived, and that the connection is not lost, see `read`.
+        Waits for answers of the server for some seconds at most. In another thread than that which fetches, it does
+        nothing.
 
-        Waits for answers of the server for some seconds at most.
+        Returns:
+            False if the server has not answered in time.
         """
         if not self.is_of_this_thread:
-            return
+            return True
         self.read()
         wire = self._wire
         if wire is None or not wire.missing:
-            return
+            return True
         pong: list[Any] = []
-        with suppress(*CONNECTION_ERRORS):
+        try:
             wire.send(pong.append, "PING")
-            self.wait(lambda: pong, within_s)
+            return self.wait(lambda: pong, within_s)
+        except CONNECTION_ERRORS:
+            return True
 
     def adopt(self) -> None:
         """Let this thread be the one that fetches: the other one does not any more."""
@@ -357,11 +391,10 @@ class Conversation:
             self._questions = 0
             self._on_asking(wire, False)
         wire.close(exc)
-        lost, self._lost_acks = self._lost_acks, []
-        self._on_unknown(lost, exc)
+        self.on_closed(exc)
 
 
-def _send(wire: Wire, on_reply: OnReply, what: Call[Any] | tuple[Any, ...]) -> None:
+def _send(wire: Wire, on_reply: OnReply, what: Command) -> None:
     """Send a command, or a call, which is sent again if the server does not know the script yet."""
     if not isinstance(what, Call):
         wire.send(on_reply, *what)

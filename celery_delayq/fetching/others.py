@@ -13,7 +13,7 @@ from redis.client import NEVER_DECODE
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.process import is_consumer
 from celery_delayq.queue import keys
-from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere
+from celery_delayq.queue.connections import CONNECTION_ERRORS, is_cluster, is_elsewhere, passing_refusal, servers_of
 
 logger = getLogger(__name__)
 
@@ -98,6 +98,23 @@ class Others:
             if length:
                 found.setdefault(other, {})[name] = b""
         return found
+
+    def is_subscribed(self, client: redis.Redis, channel: str) -> bool:
+        """Return whether a consumer has its channel. One that is done has none, although its process goes on.
+
+        A failover may bring back what it had acknowledged. In a cluster it has its channel at another node than its
+        list whose slot has moved. It may have it at a node that is away.
+        """
+        try:
+            return any(int(server.pubsub_numsub(channel)[0][1]) for server in servers_of(client))
+        except exceptions.ResponseError as exc:
+            if passing_refusal(exc):
+                raise
+            return False
+        except CONNECTION_ERRORS:
+            if not is_cluster(client):
+                raise
+            return True
 
     def ask(self, client: redis.Redis, commands: list[tuple[Any, ...]]) -> list[Any]:
         """Send commands with one key each in one round trip. The reply is None if the server refuses a command.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from redis import exceptions
 
+from celery_delayq.basics.descriptors import Waker, ready
 from celery_delayq.fetching.identity import Identity, identify
 from celery_delayq.queue.connections import as_text, connection_of, passing_refusal, should_speak, was_silent
 
@@ -37,6 +38,7 @@ class Subscription:
 
     Args:
         pool: gives the class and the parameters of the connection, see `connection_of`.
+        waker: ends `hear`.
         channels: to hear.
 
     Attributes:
@@ -45,7 +47,8 @@ class Subscription:
     Every method but `close` raises `redis.ConnectionError` if the connection is lost.
     """
 
-    def __init__(self, pool: Any, *channels: str) -> None:
+    def __init__(self, pool: Any, waker: Waker, *channels: str) -> None:
+        self._waker = waker
         self._connection: Any = connection_of(pool)
         #: What came before it was asked for.
         self._early: deque[Any] = deque()
@@ -77,7 +80,7 @@ class Subscription:
         return self._connection.read_response(disable_decoding=True)
 
     def hear(self, wait_s: float) -> Heard | None:
-        """Return what comes next; None if nothing does within some seconds.
+        """Return what comes next; None if nothing does within some seconds, or until it is woken.
 
         Raises:
             redis.ConnectionError: the connection is lost, or may be, since it was silent for long.
@@ -88,7 +91,9 @@ class Subscription:
                 raise exceptions.ConnectionError("the subscription of a consumer was silent")
             if should_speak(connection):
                 connection.send_command("PING", check_health=False)
-            if not connection.can_read(timeout=wait_s):
+            ready([connection._sock, self._waker], [], wait_s)
+            self._waker.drain()
+            if not connection.can_read(timeout=0):
                 return None
         try:
             kind, *_, data = self._early.popleft() if self._early else self._read()

@@ -46,6 +46,7 @@ from typing import Any
 from redis import exceptions
 from redis.client import NEVER_DECODE
 
+from celery_delayq.basics.descriptors import Waker
 from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.native import has_greenlets, start_native_thread
@@ -59,10 +60,8 @@ from celery_delayq.queue.clock import ServerClock
 from celery_delayq.queue.connections import (
     CONNECTION_ERRORS,
     Outage,
-    is_cluster,
     passing_refusal,
     refusals,
-    servers_of,
 )
 from celery_delayq.queue.scripts import Renewed
 
@@ -126,6 +125,8 @@ class Watchdog:
         self._new_presence = partial(Presence, patience_s, is_running)
         self._pid = os.getpid()
         self._client: Any = None
+        self._waker = Waker()
+        consumer.outbox.on_owed = self._wake
         self._has_ended = False
         self._stopping = False
         self._outage = Outage(
@@ -164,6 +165,11 @@ class Watchdog:
         until = time.monotonic() + _STOP_S
         while has_greenlets() and not self._has_ended and time.monotonic() < until:
             time.sleep(0.01)
+
+    def _wake(self) -> None:
+        """Settle now what the consumer owes. Safe in any thread."""
+        self._finish_at = 0.0
+        self._waker.wake()
 
     def knows(self, other: str) -> bool:
         """Return whether it would notice that a consumer is gone: it has seen it. Safe in any thread."""
@@ -228,18 +234,18 @@ class Watchdog:
             except CONNECTION_ERRORS as exc:
                 self._on_interrupted(exc)
             finally:
-                self.consumer.hears(None)
+                self.consumer.conversation.hears(None)
 
     def _subscribe(self) -> Subscription:
         consumer = self.consumer
         channels = keys.alive_channel(consumer.id, consumer.db), keys.hello_channel(consumer.db)
-        return Subscription(self._client.connection_pool, *channels)
+        return Subscription(self._client.connection_pool, self._waker, *channels)
 
     def _watch(self, subscription: Subscription) -> bool:
         """Watch the other consumers; returns True if there is nothing left to do."""
         consumer = self.consumer
         self._say(consumer.id)  # from now on, the others can see this one
-        consumer.hears(subscription.told)
+        consumer.conversation.hears(subscription.told)
         self._look_at, self._may_look = time.monotonic(), True
         while not self._stopping:
             if self._tend():
@@ -279,7 +285,7 @@ class Watchdog:
 
     def _handle(self, heard: Heard) -> None:
         if not heard.said:
-            self.consumer.on_changed(heard.changed)
+            self.consumer.conversation.on_changed(heard.changed)
             return
         word, _, other = heard.said.partition(" ")
         if word in (_RUNNING, _SUSPENDED):
@@ -327,30 +333,13 @@ class Watchdog:
     def _judge(self, name: str, other: str, score: bytes, now: float) -> None:
         """Take the messages of a consumer whose lease on a list has ended, unless its process is at work."""
         verdict = self._presence.judge(other, now)
-        if verdict == "take" or (verdict == "keep" and not self._is_subscribed(other)):
+        channel = keys.alive_channel(other, self.consumer.db)
+        if verdict == "take" or (verdict == "keep" and not self._others.is_subscribed(self._client, channel)):
             self._recovery.add(name, other, Claim(score))
         elif verdict != "keep":
             self._renew_at = min(self._renew_at, now + ANSWER_S)
             if verdict == "ask":
                 self._say(f"{_MISSING} {other}")
-
-    def _is_subscribed(self, other: str) -> bool:
-        """Return whether a consumer has its channel. One that is done has none, although its process goes on.
-
-        A failover may bring back what it had acknowledged. In a cluster it has its channel at another node than its
-        list whose slot has moved. It may have it at a node that is away.
-        """
-        channel = keys.alive_channel(other, self.consumer.db)
-        try:
-            return any(int(server.pubsub_numsub(channel)[0][1]) for server in servers_of(self._client))
-        except exceptions.ResponseError as exc:
-            if passing_refusal(exc):
-                raise
-            return False
-        except CONNECTION_ERRORS:
-            if not is_cluster(self._client):
-                raise
-            return True
 
     def _doubt_lists(self, renewed: set[str], now: float) -> None:
         """Do not believe ended leases on lists that were not renewed: others could not renew theirs either."""

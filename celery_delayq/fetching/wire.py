@@ -7,7 +7,6 @@ the connection (TLS, AUTH, Sentinel, credential providers).
 from __future__ import annotations
 
 import math
-import select
 import ssl
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 
 from redis import exceptions
 
+from celery_delayq.basics.descriptors import ready
 from celery_delayq.fetching.resp import Reader, packed
 from celery_delayq.queue.connections import LATE_S
 
@@ -251,15 +251,7 @@ class Wire:
     def _is_ready(self, wait_s: float) -> bool:
         """Wait until there is something to read, or a moment has passed. Send meanwhile what could not be sent."""
         wait_s = max(0.0, min(wait_s, _LOOK_S))
-        if hasattr(select, "poll"):
-            poll = select.poll()
-            poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-            events = [event for _, event in poll.poll(wait_s * 1000)]
-            is_readable = any(event & ~select.POLLOUT for event in events)
-            is_writable = any(event & select.POLLOUT for event in events)
-        else:
-            readable, writable, _ = select.select([self._sock], [self._sock] if self._unsent else [], [], wait_s)
-            is_readable, is_writable = bool(readable), bool(writable)
+        is_readable, is_writable = ready([self._sock], [self._sock] if self._unsent else [], wait_s)
         if is_writable:
             self.flush()
         return is_readable

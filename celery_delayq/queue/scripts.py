@@ -227,23 +227,24 @@ def put_back(
     to_front: bool = True,
     dead: bool = False,
     holders: Sequence[Holder | None] = (),
+    expires_ms: int | None = None,
 ) -> Call[int]:
     """Move messages out of a consumer's in-flight list; see `put_back.lua`. Returns how many were in it.
 
     They move to the front of the broker list (newest first), to its back, or to the dead letters. Each message is given
     as it was fetched, and as it should be stored: a dead letter as its record. `holders` has those of messages whose
-    tasks give up their unique keys, in the same order.
+    tasks give up their unique keys, in the same order. `expires_ms` is the TTL of the list that messages go back to.
     """
     names = (keys.in_flight(consumer), keys.queue, *keys.dead_letters, keys.holds)
     side = "DEAD" if dead else "RIGHT" if to_front else "LEFT"
-    return Call(load("put_back"), names, (side, holds.written(holders), *_parts(messages)), int)
+    return Call(load("put_back"), names, (side, holds.written(holders), expires_ms or 0, *_parts(messages)), int)
 
 
 def replace(keys: QueueKeys, *, consumer: str, message: bytes, new: bytes) -> Call[bool]:
     """Replace a message in a consumer's in-flight list; the new one is the oldest. Returns whether it was there."""
     in_flight = keys.in_flight(consumer)
     names = (in_flight, in_flight, *keys.dead_letters, keys.holds)
-    return Call(load("put_back"), names, ("RIGHT", b"", message, new), bool)
+    return Call(load("put_back"), names, ("RIGHT", b"", 0, message, new), bool)
 
 
 #: Maximum number of letters that one call of `requeue_dead` moves.

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import kombu
 import redis
 
-from celery_delayq.queue.connections import close_idle, refusals
+from celery_delayq.queue.connections import refusals
 from celery_delayq.transport.protocols import Fetching
 from celery_delayq.transport.publishing import PublishingChannel
 from celery_delayq.transport.qos import FetchingQoS
 
 if TYPE_CHECKING:  # what only a consumer needs is imported when one needs it
-    from celery_delayq.fetching.consumer import Consumer
     from celery_delayq.fetching.held import Held
     from celery_delayq.transport.station import Station
 
@@ -152,7 +151,6 @@ class DelayedChannel(PublishingChannel):
         holder = self._transport.stations.holder(delivery_tag)
         if holder is not None:
             holder.ack(delivery_tag)
-            self._rest(holder)
         if self.connection is not None:
             self.connection.cycle.on_credit()
 
@@ -196,12 +194,6 @@ class DelayedChannel(PublishingChannel):
         holder = self._transport.stations.holder(delivery_tag)
         if holder is not None:
             holder.requeue(delivery_tag)
-            self._rest(holder)
-
-    def _rest(self, holder: Consumer) -> None:
-        """Leave no connection open that was opened after the channel was closed: nobody would close it."""
-        if self.connection is None:
-            close_idle(holder.client)
 
     def put_back(self, delivery_tags: Sequence[str]) -> None:
         """Put fetched messages back to the front of their lists, except those whose tasks run."""

@@ -96,7 +96,7 @@ class Delivery:
 
     def _turn_of(self, consumer: Consumer, queue: str, name: str, raw: bytes) -> Turn:
         """Give back all other fetched messages for one on its last delivery. That one may go back too, or wait here."""
-        consumer.read_answers()  # they may be messages, which go back, too
+        consumer.conversation.read_answers()  # they may be messages, which go back, too
         self._make_way()
         turn = self._last_delivery.turn(raw)
         if turn is Turn.OFFER:

@@ -113,9 +113,9 @@ class Fetcher:
         """
         consumer = self.consumer
         self._rounds.check(consumer)
-        if consumer is None or consumer.lists.keys() == consumer.names or consumer.is_late:
+        if consumer is None or consumer.lists.keys() == consumer.names or consumer.conversation.is_late:
             return
-        consumer.read()  # no other fetch may read them
+        consumer.conversation.read()  # no other fetch may read them
         try:
             consumer.end_leases()
         except exceptions.ResponseError as exc:
@@ -144,13 +144,13 @@ class Fetcher:
         """Handle the replies to acknowledgements once a second. They also reveal a lost connection."""
         if self.consumer is not None and time.monotonic() >= self._answers_at:
             self._answers_at = time.monotonic() + _ANSWERS_S
-            self.consumer.read()
+            self.consumer.conversation.read()
 
     def send_acks(self, *, is_busy: bool) -> bool:
-        """Send the acknowledgements that wait, unless more will follow soon; see `Consumer.send_acks`."""
+        """Send the acknowledgements that wait, unless more will follow soon; see `Conversation.flush`."""
         if self.consumer is None:
             return False
-        return self.consumer.send_acks(is_busy=is_busy or self._credit.is_patient)
+        return self.consumer.conversation.flush(may_wait=is_busy or self._credit.is_patient)
 
     def fill(self) -> None:
         """Ask for messages, or wait on the server if there are none.
@@ -173,7 +173,7 @@ class Fetcher:
             self.consumer.check()  # first: messages that others have taken over must not use up credit
         if self._rounds.is_asking:
             assert self.consumer is not None
-            self.consumer.read()  # perhaps it has come while a task ran, or is overdue
+            self.consumer.conversation.read()  # perhaps it has come while a task ran, or is overdue
             if self._rounds.is_asking or self.has_fetched or self.is_empty:
                 return
         credit = self.credit()
@@ -278,12 +278,12 @@ class Fetcher:
 
         A task may run in this thread next, for long: until then, it waits for the server for at most `patience_s`.
         """
-        if self.consumer is None or self.consumer.is_late:
+        if self.consumer is None or self.consumer.conversation.is_late:
             return
         if any(slot.is_armed for slot in slots):
             self._waits.end(slots, self.patience_s)
         elif self._rounds.is_asking:
-            self.consumer.read_answers(self.patience_s)
+            self.consumer.conversation.read_answers(self.patience_s)
 
     def _clear_the_way(self) -> None:
         """Make all fetchers of the channel wait for no message, and give back what they have."""
@@ -345,11 +345,11 @@ class Fetcher:
         self._rounds.cancel()
         try:
             if consumer is not None and not (consumer.is_closed or consumer.is_unanswered):
-                consumer.read_answers()
-                if not consumer.is_late:
+                has_answered = consumer.conversation.read_answers()
+                if has_answered:
                     self.make_way()
-                if consumer.is_late:  # whoever closes waits once for a server that does not answer
-                    consumer.give_up(exceptions.TimeoutError("Redis does not answer"))
+                if not has_answered or consumer.conversation.is_late:  # whoever closes waits once for such a server
+                    consumer.give_up()
         except (LeaseLost, OSError, exceptions.RedisError):
             pass
         except Exception:  # Celery swallows errors here, and the messages would wait until the worker ends

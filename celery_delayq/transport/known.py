@@ -4,14 +4,12 @@ If a master dies, its connections end. If it hangs, or its machine is cut off, t
 `leave` ends those to a server that is no longer a master.
 
 A forked child inherits a copy of each connection. While it has that copy, the server and the event loop of the parent
-see the connection as open, although the parent has closed it. So a child closes its copies at once. It tells neither
-the server nor the event loop, which it shares with its parent.
+see the connection as open, although the parent has closed it. So a child closes its copies at once (`descriptors`). It
+tells neither the server nor the event loop, which it shares with its parent.
 """
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -19,30 +17,17 @@ from typing import Any
 import redis
 from redis import exceptions
 
+from celery_delayq.basics.descriptors import all_known, remember
 from celery_delayq.queue.connections import is_full, passing_refusal, was_silent
-
-#: What this process has to know, by `id`. Safe in all threads without a lock: each use of the dict is one operation,
-#: which is atomic with the GIL and without it.
-_known: dict[int, weakref.ref[Any]] = {}
-
-
-def remember(it: Any) -> None:
-    """Make a connection known, or anything else with a method `close_copy`, for a forked child."""
-    key = id(it)
-    _known[key] = weakref.ref(it, lambda _: _known.pop(key, None))
-
-
-def _all_known() -> list[Any]:
-    return [it for it in (reference() for reference in _known.copy().values()) if it is not None]
 
 
 def _connections() -> list[Known]:
-    return [it for it in _all_known() if isinstance(it, Known)]
+    return [it for it in all_known() if isinstance(it, Known)]
 
 
 def is_any(kind: type) -> bool:
     """Return whether a known connection of a kind still exists, open or not. Safe in any thread."""
-    return any(isinstance(it, kind) for it in _all_known())
+    return any(isinstance(it, kind) for it in all_known())
 
 
 def leave(host: str, port: int) -> int:
@@ -157,14 +142,3 @@ def close_sentinels(pool: Any) -> None:
     manager = getattr(pool, "sentinel_manager", None)
     for sentinel in () if manager is None else manager.sentinels:
         sentinel.connection_pool.disconnect()
-
-
-def _after_fork() -> None:
-    """Close the child's copies. No other thread runs in a child yet."""
-    for it in _all_known():
-        with suppress(Exception):
-            it.close_copy()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -26,7 +26,7 @@ from celery_delayq.transport.station import Station
 #: Pause before a list whose slot is on its way to another node is tried again, in seconds.
 _MOVING_S = 0.1
 
-#: How long an answer may take before the other nodes are asked what has become of the node, in seconds.
+#: How long an answer may take before the watch looks often what has become of the node, in seconds.
 _SUSPICIOUS_S = 0.25
 
 
@@ -40,14 +40,6 @@ class Siblings(Protocol):
 
     def queues_at(self, address: Address) -> list[str]:
         """Return the consumed queues whose lists are at a node."""
-        ...
-
-    def suspect(self, fetcher: NodeFetcher) -> None:
-        """Look whether a node has a successor: it does not answer."""
-        ...
-
-    def trust(self, fetcher: NodeFetcher) -> None:
-        """Record that a node answers, or is not asked any more."""
         ...
 
     def on_found(self, fetcher: NodeFetcher) -> None:
@@ -95,9 +87,9 @@ class NodeFetcher(Fetcher):
     # -- an answer that is late: the other nodes go on meanwhile
 
     def ask(self) -> None:
-        """Ask for messages, see `Fetcher`. If there is no answer for long, others are asked about the node."""
+        """Ask for messages, see `Fetcher`. If there is no answer for long, the watch often looks for a successor."""
         super().ask()
-        owes_for_s = 0.0 if self.consumer is None else self.consumer.owes_for_s
+        owes_for_s = 0.0 if self.consumer is None else self.consumer.conversation.owes_for_s
         if owes_for_s or self._rounds.is_asking:
             self._channel.connection.cycle.wake_in(LATE_ANSWER_S if self.asked else _SUSPICIOUS_S)
         if owes_for_s >= PATIENCE_S:
@@ -105,17 +97,14 @@ class NodeFetcher(Fetcher):
         if owes_for_s >= _SUSPICIOUS_S:
             self._is_late = True
             hanging.is_late(self.address)
-            self._siblings.suspect(self)
         elif self._is_late:
             hanging.answers(self.address)
-            self._channel.topology.recovered(self.address)
-            self._trust()
-
-    def _trust(self) -> None:
-        if self._is_late:
             self._is_late = False
+
+    def _wait_no_more(self) -> None:
+        if self._is_late:
             hanging.is_not_late(self.address)
-            self._siblings.trust(self)
+            self._is_late = False
 
     def take(self, queue: str, name: str, messages: list[bytes]) -> None:
         """Take messages that have come, see `Fetcher`."""
@@ -126,11 +115,11 @@ class NodeFetcher(Fetcher):
         """Follow a change of `channel.task_queues`, see `Fetcher`."""
         super().on_queues_changed()
         if not self.has_queues:
-            self._trust()
+            self._wait_no_more()
 
     def disconnect(self) -> None:
         """Close all connections, see `Fetcher`."""
-        self._trust()
+        self._wait_no_more()
         super().disconnect()
 
     # -- its queues

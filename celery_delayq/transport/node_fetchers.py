@@ -138,17 +138,6 @@ class NodeFetchers:
         self._end(fetcher)
         self._channel.nodes.lose(fetcher.address)
 
-    def suspect(self, fetcher: NodeFetcher) -> None:
-        """Ask the other nodes what has become of one that does not answer: it may have a successor."""
-        self._channel.topology.failed(fetcher.address)
-        self._channel.nodes.suspect(fetcher.address)
-
-    def trust(self, fetcher: NodeFetcher) -> None:
-        """Record that a node answers, or is not asked any more."""
-        nodes = None if self._channel.connection is None else self._channel.connection.nodes
-        if nodes is not None:
-            nodes.trust(fetcher.address)
-
     def _try(self, fetcher: NodeFetcher, action: Callable[[NodeFetcher], Any]) -> Any:
         """Do something with a fetcher; returns False, and gives up its node, if the connection is lost.
 

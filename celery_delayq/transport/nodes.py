@@ -44,17 +44,13 @@ class Nodes:
             found[str(address)] = (connect, partial(topology.serves, address))
         return found
 
-    def watch(self, *, hurried: bool = True) -> None:
-        """Look which node has which slots, and again from time to time.
-
-        Args:
-            hurried: look soon, even if there is a watch already.
-        """
+    def watch(self) -> None:
+        """Look soon which node has which slots, and again from time to time."""
         if self._watch is None:
             self._watch = NodesWatch(self.topology, self._on_change)
             weakref.finalize(self, self._watch.stop, 0).atexit = False  # if nobody closes the connection
             self._watch.start()
-        elif hurried:
+        else:
             self._watch.hurry()
 
     def lose(self, address: Address | None) -> None:
@@ -63,17 +59,6 @@ class Nodes:
         assert self._watch is not None
         if address is not None:
             self._watch.lose(address)
-
-    def suspect(self, address: Address) -> None:
-        """Look soon, and often until `trust`, whether a node has a successor: it does not answer."""
-        self.watch(hurried=False)
-        assert self._watch is not None
-        self._watch.suspect(address)
-
-    def trust(self, address: Address) -> None:
-        """Record that a node answers, or that nobody waits for it."""
-        if self._watch is not None:
-            self._watch.trust(address)
 
     def is_lost(self, address: Address) -> bool:
         """Return whether a node was lost, and does not answer yet."""

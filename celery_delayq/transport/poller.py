@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
@@ -18,9 +17,9 @@ from kombu.utils.eventio import poll
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
+from celery_delayq.basics.descriptors import Waker
 from celery_delayq.basics.weak import call_of
 from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, is_full, refusals
-from celery_delayq.transport.known import remember
 from celery_delayq.transport.protocols import Fetching, Owner, Pollable, Polled
 
 #: Longest single wait of a consumer, in seconds. After that, it checks that all is well.
@@ -46,48 +45,6 @@ _REFUSED_S = 1.0
 _FULL_S = 1.0
 
 logger = getLogger(__name__)
-
-
-class Waker:
-    """A pipe that wakes a poller.
-
-    The pipe is closed only when no reference to it is left. If it were closed earlier, a thread that is about to write
-    could hit a reused descriptor.
-    """
-
-    def __init__(self) -> None:
-        #: The thread that polls.
-        self.thread = threading.get_ident()
-        self._read_fd, self._write_fd = os.pipe()
-        os.set_blocking(self._read_fd, False)
-        os.set_blocking(self._write_fd, False)
-        self._closes = weakref.finalize(self, _close, self._read_fd, self._write_fd)
-        self._closes.atexit = False
-        remember(self)
-
-    def close_copy(self) -> None:
-        """Close what a forked child has inherited; its numbers may become those of other files."""
-        self._closes()
-        self._read_fd = self._write_fd = -1
-
-    def fileno(self) -> int:
-        """Return the file descriptor to poll."""
-        return self._read_fd
-
-    def wake(self) -> None:
-        """Make the pipe readable. Safe in any thread and signal handler."""
-        with suppress(OSError):  # a full pipe wakes the poller, too
-            os.write(self._write_fd, b"x")
-
-    def drain(self) -> None:
-        """Empty the pipe."""
-        with suppress(BlockingIOError):
-            os.read(self._read_fd, 4096)
-
-
-def _close(read_fd: int, write_fd: int) -> None:
-    os.close(read_fd)
-    os.close(write_fd)
 
 
 class Poller(kombu_redis.MultiChannelPoller):

@@ -16,7 +16,7 @@ from logging import getLogger
 from redis import exceptions
 
 from celery_delayq.basics.weak import call_of
-from celery_delayq.fetching.consumer import Consumer, ToldBy
+from celery_delayq.fetching.conversation import Conversation, ToldBy
 from celery_delayq.queue.connections import NOT_SERVING, refusals
 from celery_delayq.queue.redirection import REDIRECTIONS, understood
 from celery_delayq.transport.protocols import Cycle
@@ -46,13 +46,13 @@ class RareLists:
 
     Args:
         cycle: the `Poller` of the connection.
-        consumer: asks the server.
+        conversation: asks the server.
         slot_of: see `Leases`.
     """
 
-    def __init__(self, cycle: Cycle, consumer: Consumer, slot_of: Callable[[str], int]) -> None:
+    def __init__(self, cycle: Cycle, conversation: Conversation, slot_of: Callable[[str], int]) -> None:
         self._cycle = cycle
-        self._consumer = consumer
+        self._conversation = conversation
         self._slot_of = slot_of
         self._is_allowed = True
         #: The lists of which the server will tell, the connections that see to that, and until when it is believed.
@@ -62,7 +62,7 @@ class RareLists:
         #: The lists that have messages, or may have some.
         self._filled: set[str] = set()
         self._times: dict[str, deque[float]] = {}
-        consumer.on_changed = partial(call_of, weakref.ref(self), "on_changed")
+        conversation.on_changed = partial(call_of, weakref.ref(self), "on_changed")
 
     def may_have(self, name: str) -> bool:
         """Return whether a list may be one of them: the server allows it, and the list is not used often."""
@@ -86,7 +86,7 @@ class RareLists:
         Raises:
             redis.ConnectionError: the server is away.
         """
-        if self._told_by != self._consumer.told_by or time.monotonic() >= self._believed_until:
+        if self._told_by != self._conversation.told_by or time.monotonic() >= self._believed_until:
             self._awaited.clear()
         unknown = [name for name in names if name not in self._awaited and name not in self._filled]
         if not unknown:
@@ -96,7 +96,7 @@ class RareLists:
         self._awaited.update(unknown)  # first: the server may tell before it is known here that they are empty
         is_asked = False
         try:
-            is_asked = self._consumer.are_empty(groups, partial(call_of, weakref.ref(self), "on_answer", groups))
+            is_asked = self._conversation.are_empty(groups, partial(call_of, weakref.ref(self), "on_answer", groups))
         except NOT_SERVING:
             raise
         except exceptions.ResponseError as exc:
@@ -105,7 +105,7 @@ class RareLists:
             if not is_asked:
                 self._may_have_messages(unknown)
         if is_asked and is_first:
-            self._told_by = self._consumer.told_by
+            self._told_by = self._conversation.told_by
             self._believed_until = time.monotonic() + TRUST_S * min(len(groups), _MOST_TRUST)
         if not is_asked and self._is_allowed:
             self._cycle.wake_in(_DEAF_S)

@@ -80,7 +80,7 @@ class Refusal:
             return None
 
     def _of_invalid_task(self, consumer: Consumer, tag: str, payload: dict[str, Any], error: str) -> None:
-        consumer.read_answers()  # the message may have been rejected
+        consumer.conversation.read_answers()  # the message may have been rejected
         held = consumer.held.get(tag)
         if held is None:
             logger.error("Task %r[%r] was dropped, because no worker can take it: %s", *_names(payload), error)

@@ -80,8 +80,9 @@ class Rounds:
         """
         if self._failure:
             raise exceptions.ConnectionError(self._failure)
-        if consumer is not None and consumer.lost:
-            raise exceptions.ConnectionError(f"a reply that may have had messages was lost: {consumer.lost}")
+        lost = "" if consumer is None else consumer.conversation.lost
+        if lost:
+            raise exceptions.ConnectionError(f"a reply that may have had messages was lost: {lost}")
         if consumer is not None and self._has_no_lease:
             consumer.renew()
             self._has_no_lease = False

@@ -54,7 +54,7 @@ class Station:
             collects=transport.program.acknowledges_together,
         )
         self._cycle = transport.cycle
-        self.rare_lists = RareLists(transport.cycle, self.consumer, transport.slot_of)
+        self.rare_lists = RareLists(transport.cycle, self.consumer.conversation, transport.slot_of)
         self._watchdog = Watchdog(self.consumer, on_lost=partial(call_of, weakref.ref(transport.cycle), "wake"))
         self._watchdog.start()
 
@@ -89,4 +89,4 @@ class Station:
 
     def on_readable(self, wire: Wire) -> None:
         """Handle what has come on the connection that fetches."""
-        self.consumer.read()
+        self.consumer.conversation.read()

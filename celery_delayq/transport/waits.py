@@ -170,7 +170,7 @@ class Waits:
             identities = [slot.identity.client_id for slot in slots if slot.identity is not None]
             if len(identities) < len(slots):
                 raise exceptions.ResponseError("CLIENT INFO is not allowed")
-            return consumer.unblock(identities, max(0.0, within_s))
+            return consumer.conversation.unblock(identities, max(0.0, within_s))
         except NOT_SERVING:
             raise
         except exceptions.ResponseError as exc:

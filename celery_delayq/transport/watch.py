@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-import selectors
 from collections.abc import Callable
 from logging import getLogger
 
+from celery_delayq.basics.descriptors import Waker, ready
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.node import Address
 from celery_delayq.cluster.topology import Topology
 from celery_delayq.transfer.thread import LoopThread
 from celery_delayq.transport.known import leave
-from celery_delayq.transport.poller import Waker
 
 logger = getLogger(__name__)
 
-#: How often to look which nodes there are, and how often while one is lost or slots move, in seconds.
+#: How often to look which nodes there are, and how often while one is lost or late, or slots move, in seconds.
 _LOOK_S, _SOON_S = 1.5, 0.25
 
 
@@ -33,8 +32,6 @@ class NodesWatch(LoopThread):
         self._topology = topology
         self._on_change = on_change
         self._lost: set[Address] = set()
-        #: Nodes that do not answer, but have not refused a connection either.
-        self._suspected: set[Address] = set()
         #: The masters when this looked last: others may have brought the topology up to date since.
         self._masters = {node.address for node in topology.masters()}
         self._version = topology.version
@@ -50,16 +47,6 @@ class NodesWatch(LoopThread):
         self._lost.add(address)
         self.hurry()
 
-    def suspect(self, address: Address) -> None:
-        """Look soon, and often until `trust`, whether a node has a successor. Safe in any thread."""
-        if address not in self._suspected:
-            self._suspected.add(address)
-            self.hurry()
-
-    def trust(self, address: Address) -> None:
-        """Record that a node answers, or that nobody waits for it. Safe in any thread."""
-        self._suspected.discard(address)
-
     def hurry(self) -> None:
         """Look soon: slots have moved. Safe in any thread."""
         self._is_hurried = True
@@ -73,18 +60,16 @@ class NodesWatch(LoopThread):
 
     def run(self) -> None:
         """Watch until `stop()` is called. Never raises for server or network errors."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._waker.fileno(), selectors.EVENT_READ)
-            while not self._stopping:
-                is_hurried, self._is_hurried = self._is_hurried, False
-                try:
-                    self._look()
-                    self._outage.ends()
-                except Exception as exc:
-                    if not self._stopping:
-                        self._outage.begins(exc)
-                if selector.select(_SOON_S if self._lost or self._suspected or is_hurried else _LOOK_S):
-                    self._waker.drain()
+        while not self._stopping:
+            is_hurried, self._is_hurried = self._is_hurried, False
+            try:
+                self._look()
+                self._outage.ends()
+            except Exception as exc:
+                if not self._stopping:
+                    self._outage.begins(exc)
+            ready([self._waker], [], _SOON_S if self._lost or is_hurried or hanging.is_any_late() else _LOOK_S)
+            self._waker.drain()
 
     def _look(self) -> None:
         # Any of them knows; not all watches of the cluster should ask the same one.

@@ -48,7 +48,7 @@ class TestFetching:
             assert consumer.ack(first)
             assert consumer.fetch("q", 1) == [b"3"]
             assert consumer.held.keys() == {second}
-            assert consumer.give_back("q", [b"3"]) == 1
+            consumer.give_back("q", [b"3"])
             consumer.put_back([second])
             assert consumer.close()
             assert client.lrange("q", 0, -1) == [b"3", b"2 again"]
@@ -59,7 +59,7 @@ class TestFetching:
         (tag,) = consumers.take(consumer, b"1")
         consumers.take(consumer, b"1", name="r")
         assert consumer.ack(tag)
-        consumer.read_answers()
+        consumer.conversation.read_answers()
         assert consumers.in_flight(consumer, "q") == []
         assert consumers.in_flight(consumer, "r") == [b"1"]
 
@@ -111,7 +111,7 @@ class TestAcknowledging:
         consumer = consumers.make()
         (tag,) = consumers.take(consumer, b"1")
         consumer.ack(tag)
-        consumer.read_answers()
+        consumer.conversation.read_answers()
         assert consumer.held == {}
 
     def test_in_another_thread(self, consumers: Consumers) -> None:
@@ -120,7 +120,7 @@ class TestAcknowledging:
         assert in_another_thread(consumer.ack, first)
         wait_until(lambda: consumers.in_flight(consumer) == [b"2"], "it is sent at once")
         assert consumer.held.keys() == {first, second}  # until the thread that fetches has read that the server has it
-        consumer.read_answers()
+        consumer.conversation.read_answers()
         assert consumer.held.keys() == {second}
 
     def test_in_many_threads_at_once(self, consumers: Consumers) -> None:
@@ -141,9 +141,9 @@ class TestAcknowledging:
         acknowledge(tags[290:])
         for thread in threads:
             thread.join(20)
-        consumer.read_answers()
+        consumer.conversation.read_answers()
         assert consumer.held == {}
-        assert consumer.owed == {}
+        assert consumer.outbox.owed == {}
         assert consumers.in_flight(consumer) == []
         assert connections(consumers) <= before + 1
 
@@ -160,7 +160,7 @@ class TestAcknowledging:
         consumer = consumers.make()
         first, second = consumers.take(consumer, b"same", b"same")
         consumer.ack(first)
-        consumer.read_answers()
+        consumer.conversation.read_answers()
         assert consumers.in_flight(consumer) == [b"same"]
         assert consumer.held.keys() == {second}
 
@@ -172,7 +172,7 @@ class TestAcksWhoseConnectionIsLost:
         self, consumers: Consumers, proxy: Proxy, caplog: pytest.LogCaptureFixture
     ) -> None:
         consumer, tags = self.with_lost_replies(consumers, proxy)
-        consumer.read_answers()
+        consumer.conversation.read_answers()
         self.check_that_they_are_settled(consumers, consumer, tags)
         assert caplog.text.count("Redis did not confirm that 2 messages left the in-flight list") == 1
 
@@ -186,7 +186,7 @@ class TestAcksWhoseConnectionIsLost:
             consumers.cut_connections()
         finally:
             consumers.client.client_unpause()
-        consumer.read_answers()
+        consumer.conversation.read_answers()
         assert consumers.in_flight(consumer) == [b"1", b"2"]
         self.check_that_they_are_settled(consumers, consumer, tags)
 
@@ -196,7 +196,7 @@ class TestAcksWhoseConnectionIsLost:
         consumers.cut_connections()
         for tag in tags:
             assert consumer.ack(tag)
-        consumer.read_answers()
+        consumer.conversation.read_answers()
         assert set(consumers.in_flight(consumer)) == {b"1", b"2"}
         self.check_that_they_are_settled(consumers, consumer, tags)
 
@@ -211,28 +211,28 @@ class TestAcksWhoseConnectionIsLost:
         tags = lasting.take(consumer, b"1", b"2")
         lasting.server.kill()
         assert all(in_another_thread(consumer.ack, tag) for tag in tags)
-        consumer.read_answers()
-        assert consumer.owed.keys() == set(tags)
+        consumer.conversation.read_answers()
+        assert consumer.outbox.owed.keys() == set(tags)
         with pytest.raises(redis.ConnectionError):
             consumer.settle()
         lasting.server.start()
         assert lasting.in_flight(consumer) == [b"1", b"2"]
         self.check_that_they_are_settled(lasting, consumer, tags)
 
-    def test_what_another_thread_puts_back_while_it_waits_for_the_reply(self, consumers: Consumers) -> None:
+    def test_what_another_thread_puts_back_without_a_reply(self, consumers: Consumers) -> None:
         """As when gevent runs a task that rejects itself and Celery's connecting anew side by side."""
         consumer = consumers.make()
         (tag,) = consumers.take(consumer, b"1")
         consumers.client.execute_command("CLIENT", "PAUSE", 20_000, "WRITE")
         with ThreadPoolExecutor() as executor:
-            left = executor.submit(consumer.requeue, tag)
-            wait_until(lambda: is_kept_waiting(consumers.client), "the server has the command")
-            consumer.client.connection_pool.disconnect()
-            consumers.client.client_unpause()
-            assert left.result(20)
-        assert consumer.owed.keys() == {tag}
+            assert executor.submit(consumer.requeue, tag).result(20)
+        wait_until(lambda: is_kept_waiting(consumers.client), "the server has the command")
+        consumers.cut_connections()
+        consumers.client.client_unpause()
+        consumer.conversation.read_answers()
+        assert consumer.outbox.owed.keys() == {tag}
         consumer.settle()
-        assert (consumer.owed, consumer.held) == ({}, {})
+        assert (consumer.outbox.owed, consumer.held) == ({}, {})
         assert consumers.in_flight(consumer) == []
 
     def test_and_which_are_owed_are_not_put_back(self, consumers: Consumers) -> None:
@@ -258,10 +258,10 @@ class TestAcksWhoseConnectionIsLost:
         return consumer, tags
 
     def check_that_they_are_settled(self, consumers: Consumers, consumer: Consumer, tags: list[str]) -> None:
-        assert consumer.owed.keys() == set(tags)
+        assert consumer.outbox.owed.keys() == set(tags)
         assert consumer.held.keys() == set(tags)
         consumer.settle()
-        assert (consumer.owed, consumer.held) == ({}, {})
+        assert (consumer.outbox.owed, consumer.held) == ({}, {})
         assert consumers.in_flight(consumer) == []
         assert consumers.waiting() == []
 
@@ -273,6 +273,7 @@ class TestGivingBack:
         consumers.publish(b"waiting")
         assert consumer.requeue(first)
         assert not consumer.requeue(first)
+        assert consumer.conversation.read_answers()
         assert consumers.waiting() == [b"waiting", b"1 again"]
         assert consumer.held.keys() == {second}
         assert consumers.in_flight(consumer) == [b"2"]
@@ -281,7 +282,8 @@ class TestGivingBack:
         consumer = consumers.make()
         consumers.publish(b"1", b"2", b"3", b"waiting")
         assert consumer.fetch("q", 3) == [b"1", b"2", b"3"]
-        assert consumer.give_back("q", [b"1", b"2", b"3"]) == 3
+        consumer.give_back("q", [b"1", b"2", b"3"])
+        assert consumer.conversation.read_answers()
         assert consumers.waiting() == [b"1", b"2", b"3", b"waiting"]
 
     def test_what_was_delivered_goes_to_the_front_marked(self, consumers: Consumers) -> None:
@@ -290,6 +292,7 @@ class TestGivingBack:
         three, four = consumers.take(consumer, b"3", b"4", name="r")
         consumers.publish(b"waiting")
         consumer.put_back([three, one, "never", four, two])
+        assert consumer.conversation.read_answers()
         assert consumers.waiting() == [b"1 again", b"2 again", b"waiting"]
         assert consumers.waiting("r") == [b"3 again", b"4 again"]
         assert consumer.held == {}
@@ -298,8 +301,12 @@ class TestGivingBack:
         consumer = consumers.make()
         messages = [b"%d" % number for number in range(2 * MAX_PUT_BACK + 50)]
         consumer.put_back(consumers.take(consumer, *messages))
+        assert consumer.conversation.read_answers()
         assert consumers.waiting() == [message + b" again" for message in messages]
-        assert consumer.give_back("q", consumer.fetch("q", 1000)) == len(messages)
+        fetched = consumer.fetch("q", 1000)
+        assert len(fetched) == len(messages)
+        consumer.give_back("q", fetched)
+        assert consumer.conversation.read_answers()
         assert consumers.waiting() == [message + b" again" for message in messages]
 
     def test_what_was_acknowledged_just_before_stays_away(self, consumers: Consumers) -> None:
@@ -307,12 +314,14 @@ class TestGivingBack:
         first, second = consumers.take(consumer, b"1", b"2")
         consumer.ack(first)
         consumer.put_back([first, second])
+        assert consumer.conversation.read_answers()
         assert consumers.waiting() == [b"2 again"]
 
     def test_to_the_dead_letters(self, consumers: Consumers) -> None:
         consumer = consumers.make()
         garbage, _ = consumers.take(consumer, b"garbage", b"2")
         consumer.set_aside(garbage, b"record of it")
+        assert consumer.conversation.read_answers()
         assert records(consumers.client, "q") == [b"record of it"]
         assert consumers.in_flight(consumer) == [b"2"]
 

@@ -40,7 +40,7 @@ def asked(consumer: Consumer, limit: int) -> list[Found]:
 
 
 def answer(consumer: Consumer, found: list[Found]) -> Found:
-    wait_until(lambda: consumer.read() or found, "an answer")
+    wait_until(lambda: consumer.conversation.read() or found, "an answer")
     (it,) = found
     return it
 
@@ -49,11 +49,11 @@ def test_messages_come_later(consumers: Consumers, consumer: Consumer) -> None:
     consumers.publish(b"1", b"2")
     with paused(consumers):
         found = asked(consumer, 2)
-        wait_until(lambda: consumer.read() or consumer.is_late, "the answer is late")
-        consumer.read()
+        wait_until(lambda: consumer.conversation.read() or consumer.conversation.is_late, "the answer is late")
+        consumer.conversation.read()
         assert found == []
     assert answer(consumer, found) == [b"1", b"2"]
-    assert not consumer.is_late
+    assert not consumer.conversation.is_late
     assert consumer.fetch("q", 1) == []
 
 
@@ -82,7 +82,7 @@ def test_who_handles_an_answer_may_wait_for_another_one(consumers: Consumers, co
 
         def on_first(messages: Found) -> None:
             found.append(messages)
-            assert consumer.unblock([client_id], 10)
+            assert consumer.conversation.unblock([client_id], 10)
 
         consumer.ask("q", 1, on_first)
         second = asked(consumer, 2)
@@ -99,29 +99,26 @@ def test_answers_to_acknowledgements_come_before(consumers: Consumers, consumer:
         found = asked(consumer, 1)
     assert answer(consumer, found) == [b"2"]
     assert not consumer.held
-    assert not consumer.owed
+    assert not consumer.outbox.owed
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
-def test_what_is_acknowledged_meanwhile_is_sent_and_what_goes_back_is_owed(
-    consumers: Consumers, consumer: Consumer, in_thread: bool
-) -> None:
+def test_what_leaves_meanwhile_is_sent(consumers: Consumers, consumer: Consumer, in_thread: bool) -> None:
     consumers.publish(b"1", b"2", b"3")
     tags = [consumer.hold("q", message) for message in consumer.fetch("q", 2)]
     consumers.watch(consumer)
     with paused(consumers):
         found = asked(consumer, 1)
-        wait_until(lambda: consumer.read() or consumer.is_late, "the answer is late")
+        wait_until(lambda: consumer.conversation.read() or consumer.conversation.is_late, "the answer is late")
         if in_thread:
             in_another_thread(lambda: consumer.ack(tags[0]))
         else:
             consumer.ack(tags[0])
         consumer.requeue(tags[1])
-        assert consumer.owed.keys() == {tags[1]}
     assert answer(consumer, found) == [b"3"]
-    wait_until(lambda: not consumer.owed, "the watchdog has told the server")
-    consumer.read_answers()
+    consumer.conversation.read_answers()
     assert not consumer.held
+    assert not consumer.outbox.owed
     assert consumers.in_flight(consumer) == [b"3"]
     assert consumer.fetch("q", 3) == [b"2 again"]
 
@@ -137,8 +134,8 @@ def test_what_is_acknowledged_meanwhile_is_owed_if_the_connection_ends(
         consumer.ack(tag)
         consumers.cut_connections()
         assert isinstance(answer(consumer, found), redis.ConnectionError)
-        assert consumer.owed.keys() == {tag}
-        assert consumer.lost
+        assert consumer.outbox.owed.keys() == {tag}
+        assert consumer.conversation.lost
 
 
 def test_answers_to_acknowledgements_are_waited_for_a_second(consumers: Consumers, consumer: Consumer) -> None:
@@ -147,9 +144,9 @@ def test_answers_to_acknowledgements_are_waited_for_a_second(consumers: Consumer
     tag = consumer.hold("q", message)
     with paused(consumers):
         consumer.ack(tag)
-        consumer.read_answers()
+        assert not consumer.conversation.read_answers()
         assert consumer.held
-    consumer.read_answers()
+    assert consumer.conversation.read_answers()
     assert not consumer.held
 
 
@@ -167,11 +164,11 @@ def test_a_consumer_that_closes_loses_no_late_message(consumers: Consumers, cons
 
 def test_the_end_of_a_connection_is_an_answer(consumers: Consumers, consumer: Consumer) -> None:
     consumers.publish(b"1")
-    identity = consumer.reader
+    identity = consumer.conversation.identity
     assert identity is not None
     with paused(consumers):
         found = asked(consumer, 1)
         consumers.client.client_kill_filter(_id=identity.client_id)
         assert isinstance(answer(consumer, found), redis.ConnectionError)
-    assert consumer.lost
-    assert consumer.reader is None
+    assert consumer.conversation.lost
+    assert consumer.conversation.identity is None

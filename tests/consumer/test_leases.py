@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_delayq.basics.errors import LeaseLost
-from celery_delayq.fetching import abandoned
+from celery_delayq.fetching import abandoned, watchdog
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.identity import Identity, identify
 from celery_delayq.queue import keys, scripts
@@ -103,7 +103,7 @@ class TestLease:
         assert consumer.end_leases() is False
         assert consumers.score(consumer) > 0
         assert in_another_thread(consumer.ack, tag)
-        consumer.read_answers()
+        consumer.conversation.read_answers()
         assert consumer.end_leases() is False
         assert consumers.score(consumer) == 0
         assert consumers.score(consumer, "r") > 0
@@ -115,7 +115,7 @@ class TestLease:
         consumer.end_leases()
         assert consumers.score(consumer, "r") > 0, "something of it is held"
         consumer.ack(tag)
-        consumer.read_answers()
+        consumer.conversation.read_answers()
         consumer.end_leases()
         assert not consumers.score(consumer, "r")
         assert consumers.score(consumer) > 0
@@ -273,7 +273,7 @@ class TestLeaseLost:
                 consumer.ack(tag)
             else:
                 in_another_thread(consumer.ack, tag)
-            consumer.read_answers()
+            consumer.conversation.read_answers()
         assert "no longer owns a message of" in caplog.text
         assert consumer.held == {}
 
@@ -290,7 +290,8 @@ class TestLeaseLost:
         (tag,) = consumers.take(consumer, b"1")
         give_up(consumers, consumer)
         with nothing_changes(consumers.client):
-            assert consumer.requeue(tag) is False
+            consumer.requeue(tag)
+            consumer.conversation.read_answers()
 
     def test_putting_back_before_it_knows(self, consumers: Consumers) -> None:
         consumer = consumers.make()
@@ -298,7 +299,8 @@ class TestLeaseLost:
         give_up(consumers, consumer)
         with nothing_changes(consumers.client):
             consumer.put_back(tags)
-            assert consumer.give_back("q", [b"1", b"2"]) == 0
+            consumer.give_back("q", [b"1", b"2"])
+            consumer.conversation.read_answers()
 
 
 def forget(consumers: Consumers, *names: str) -> None:
@@ -393,9 +395,24 @@ class TestClosing:
         assert consumers.score(consumer) > 0
         assert not consumer.ack(held)
         assert consumer.ack(running) if thread == "own" else in_another_thread(consumer.ack, running)
-        wait_until(lambda: not consumers.in_flight(consumer), "it is acknowledged")
         assert in_another_thread(consumer.finish) is True  # by the watchdog
+        assert consumers.in_flight(consumer) == []
         assert consumers.names_of_keys() == {"q"}
+
+    @pytest.mark.parametrize("way", ["acknowledged", "requeued"])
+    def test_the_watchdog_says_at_once_what_becomes_of_the_rest(
+        self, consumers: Consumers, monkeypatch: pytest.MonkeyPatch, way: str
+    ) -> None:
+        for name in ("_LONGEST_WAIT_S", "_FINISH_S"):
+            monkeypatch.setattr(watchdog, name, 3600.0)
+        consumer = consumers.make(lease_s=3600.0)
+        consumers.watch(consumer)
+        (running,) = consumers.take(consumer, b"running")
+        assert not consumer.close(keep=[running])
+        wait_until(lambda: consumers.client.pubsub_channels(), "the watchdog waits")
+        consumer.ack(running) if way == "acknowledged" else consumer.requeue(running)
+        wait_until(lambda: not consumers.in_flight(consumer), "it has left")
+        assert consumers.waiting() == ([] if way == "acknowledged" else [b"running again"])
 
     def test_what_is_worked_on_may_be_requeued(self, consumers: Consumers) -> None:
         consumer = consumers.make()

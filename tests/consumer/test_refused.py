@@ -60,14 +60,14 @@ def test_a_fetch_behind_a_refused_acknowledgement_loses_no_message(consumers: Co
     consumer = consumers.make("q", "r")
     refused_one, accepted = consumers.take(consumer, b"1", b"2")
     (other,) = consumers.take(consumer, b"3", name="r")
-    connection = consumer.reader
+    connection = consumer.conversation.identity
     consumers.publish(b"4", name="r")
     with refused(consumers, in_flight_key(consumer)):
         assert consumer.ack(refused_one)
         assert consumer.ack(other)
         assert consumer.fetch("r", 1) == [b"4"]
-    assert consumer.reader == connection
-    assert set(consumer.owed) == {refused_one}
+    assert consumer.conversation.identity == connection
+    assert set(consumer.outbox.owed) == {refused_one}
     assert consumer.held.keys() == {refused_one, accepted}
     consumer.settle()
     assert consumer.held.keys() == {accepted}
@@ -81,13 +81,13 @@ def test_what_is_refused_is_done_later(consumers: Consumers, way: str) -> None:
     tag, other = take(consumers, consumer, way, b"2")
     with refused(consumers, in_flight_key(consumer)):
         leave(consumer, tag)
-        consumer.read_answers()
-        assert consumer.owed
+        consumer.conversation.read_answers()
+        assert consumer.outbox.owed
         consumer.settle()
-        assert consumer.owed, "it is still refused"
+        assert consumer.outbox.owed, "it is still refused"
     assert consumers.in_flight(consumer) == [b"1", b"2"]
     consumer.settle()
-    assert not consumer.owed
+    assert not consumer.outbox.owed
     assert consumer.held.keys() == {other}
     assert consumers.in_flight(consumer) == [b"2"]
     assert consumers.waiting() == waiting
@@ -101,13 +101,13 @@ def test_what_did_not_arrive_is_done_later(lasting: Consumers, way: str) -> None
     (tag,) = take(lasting, consumer, way)
     lasting.server.kill()
     leave(consumer, tag)
-    consumer.read_answers()
+    consumer.conversation.read_answers()
     with pytest.raises(redis.ConnectionError):
         consumer.settle()
-    assert consumer.owed
+    assert consumer.outbox.owed
     lasting.server.start()
     consumer.settle()
-    assert (consumer.owed, consumer.held) == ({}, {})
+    assert (consumer.outbox.owed, consumer.held) == ({}, {})
     assert lasting.in_flight(consumer) == []
     assert lasting.waiting() == waiting
     assert records(lasting.client, "q") == dead
@@ -119,6 +119,7 @@ def test_several_go_to_the_front_in_their_order(consumers: Consumers) -> None:
     messages = consumer.fetch("q", 3)
     with refused(consumers, in_flight_key(consumer)):
         consumer.give_back("q", messages)
+        consumer.conversation.read_answers()
     consumer.settle()
     assert consumers.waiting() == [b"1", b"2", b"3"]
 
@@ -134,9 +135,9 @@ def test_what_is_owed_for_one_list_holds_up_no_other(consumers: Consumers, way: 
         with refused(consumers, everywhere[1]):
             leave(consumer, other) if way != "given back" else consumer.requeue(other)
             leave(consumer, tag)
-            consumer.read_answers()
+            consumer.conversation.read_answers()
         consumer.settle()
-        assert list(consumer.owed) == [other]
+        assert list(consumer.outbox.owed) == [other]
         assert consumers.in_flight(consumer) == []
     assert consumers.waiting() == waiting
     assert records(consumers.client, "q") == dead
@@ -185,12 +186,12 @@ def test_a_lease_lasts_while_something_is_refused(consumers: Consumers) -> None:
     (tag,) = consumers.take(consumer, b"1")
     with refused(consumers, in_flight_key(consumer)):
         consumer.ack(tag)
-        consumer.read_answers()
-        assert consumer.owed
+        consumer.conversation.read_answers()
+        assert consumer.outbox.owed
         before = consumers.score(consumer, "r")
         consumers.watch(consumer)
         wait_until(lambda: consumers.score(consumer, "r") > before + 3000, "it was renewed several times", 20)
-    wait_until(lambda: not consumer.owed, "it is settled")
+    wait_until(lambda: not consumer.outbox.owed, "it is settled")
 
 
 def test_a_connection_that_redis_py_gave_up_is_not_used_again(consumers: Consumers) -> None:
@@ -212,7 +213,7 @@ def test_a_connection_that_redis_py_gave_up_is_not_used_again(consumers: Consume
     for connection in made:
         connection.disconnect()
     consumer.ack(tags[1])
-    assert set(consumer.owed) == set(tags)
+    assert set(consumer.outbox.owed) == set(tags)
     assert consumer.fetch("q", 1) == [b"3"]
     consumer.settle()
     assert consumers.in_flight(consumer) == [b"3"]

@@ -10,6 +10,7 @@ import pytest
 import redis
 from redis import exceptions
 
+from celery_delayq.basics.descriptors import Waker
 from celery_delayq.fetching.identity import Identity
 from celery_delayq.fetching.subscription import Heard, Subscription
 from examples.private_redis import PrivateRedis
@@ -17,7 +18,7 @@ from tests.support import beside, wait_until
 
 
 def subscription(server: PrivateRedis, *channels: str) -> Subscription:
-    return Subscription(redis.ConnectionPool(port=server.port, protocol=2), *channels)
+    return Subscription(redis.ConnectionPool(port=server.port, protocol=2), Waker(), *channels)
 
 
 def test_what_is_published(redis_server: PrivateRedis, client: redis.Redis) -> None:
@@ -38,6 +39,14 @@ def test_lists_that_another_connection_has_read(redis_server: PrivateRedis, clie
         assert not reader.exists("r")
         client.flushdb()
         assert it.hear(10) == Heard("", None)
+
+
+def test_it_is_woken(redis_server: PrivateRedis) -> None:
+    waker = Waker()
+    pool = redis.ConnectionPool(port=redis_server.port, protocol=2)
+    with closing(Subscription(pool, waker, "a")) as it:
+        waker.wake()
+        assert it.hear(3600) is None
 
 
 @contextmanager

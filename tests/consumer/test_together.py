@@ -37,8 +37,8 @@ def take_late(consumers: Consumers, consumer: Consumer, *messages: bytes) -> lis
 def gone(consumers: Consumers, consumer: Consumer) -> None:
     """Wait until nothing is in flight, and see that nothing was put back."""
     wait_until(lambda: not consumers.in_flight(consumer), "all are acknowledged")
-    consumer.read_answers()
-    assert (consumers.waiting(), dict(consumer.held), consumer.owed) == ([], {}, {})
+    consumer.conversation.read_answers()
+    assert (consumers.waiting(), dict(consumer.held), consumer.outbox.owed) == ([], {}, {})
 
 
 @pytest.mark.usefixtures("patient")
@@ -46,16 +46,16 @@ class TestWaiting:
     def test_as_long_as_the_worker_is_busy(self, consumers: Consumers, worker: Consumer) -> None:
         for tag in take_late(consumers, worker, *MESSAGES[:3]):
             assert worker.ack(tag)
-        assert worker.send_acks(is_busy=True)
+        assert worker.conversation.flush(may_wait=True)
         assert consumers.in_flight(worker) == MESSAGES[:3]
-        assert not worker.send_acks(is_busy=False)
+        assert not worker.conversation.flush(may_wait=False)
         gone(consumers, worker)
 
     def test_until_they_are_many(self, consumers: Consumers, worker: Consumer) -> None:
         *tags, last = take_late(consumers, worker, *MESSAGES)
         for tag in tags:
             assert worker.ack(tag)
-        assert worker.send_acks(is_busy=True)
+        assert worker.conversation.flush(may_wait=True)
         assert worker.ack(last)
         gone(consumers, worker)
 
@@ -71,7 +71,7 @@ class TestWaiting:
         assert worker.ack(late)
         assert worker.ack(early)
         assert consumers.in_flight(worker) == [b"1", b"2"]
-        assert not worker.send_acks(is_busy=True)
+        assert not worker.conversation.flush(may_wait=True)
         gone(consumers, worker)
 
     def test_not_without_a_loop_that_would_send_them(self, consumers: Consumers) -> None:
@@ -85,7 +85,7 @@ def test_they_do_not_wait_for_long(consumers: Consumers, worker: Consumer, monke
     monkeypatch.setattr(conversation, "TOGETHER_S", 0.0)
     (tag,) = take_late(consumers, worker, b"1")
     assert worker.ack(tag)
-    assert not worker.send_acks(is_busy=True)
+    assert not worker.conversation.flush(may_wait=True)
     gone(consumers, worker)
 
 
@@ -101,6 +101,7 @@ class TestTheEnd:
         done, unfinished = take_late(consumers, worker, b"1", b"2")
         assert worker.ack(done)
         worker.put_back([done, unfinished])
+        worker.conversation.read_answers()
         assert consumers.in_flight(worker) == []
         assert consumers.waiting() == [b"2 again"]
 
@@ -108,8 +109,8 @@ class TestTheEnd:
         (tag,) = take_late(consumers, worker, b"1")
         assert worker.ack(tag)
         consumers.cut_connections()
-        worker.send_acks(is_busy=False)
-        worker.read_answers()
+        worker.conversation.flush(may_wait=False)
+        worker.conversation.read_answers()
         with worker.connect() as client:
             worker.settle(client)
         gone(consumers, worker)
@@ -119,7 +120,7 @@ class TestTheEnd:
         assert worker.ack(tag)
         worker.retire()
         assert consumers.in_flight(worker) == [b"1"]
-        assert worker.owed.keys() == {tag}
+        assert worker.outbox.owed.keys() == {tag}
         with worker.connect() as client:
             assert worker.finish(client)
         gone(consumers, worker)

@@ -84,9 +84,9 @@ class TestOwnLease:
         lasting.server.kill()
         assert consumer.ack(tags[0])
         assert in_another_thread(consumer.ack, tags[1])
-        consumer.read_answers()
+        consumer.conversation.read_answers()
         lasting.server.start()
-        wait_until(lambda: not consumer.owed and not consumer.held, "they are settled", 20)
+        wait_until(lambda: not consumer.outbox.owed and not consumer.held, "they are settled", 20)
         assert lasting.in_flight(consumer) == []
         assert lasting.waiting() == []
 

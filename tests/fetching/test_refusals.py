@@ -10,11 +10,11 @@ import pytest
 import redis
 from kombu import Connection
 
+from celery_delayq.basics import descriptors
+from celery_delayq.basics.descriptors import Waker
 from celery_delayq.fetching.wire import Wire
 from celery_delayq.queue.keys import QueueKeys
-from celery_delayq.transport import poller
 from celery_delayq.transport.last_delivery import isolate
-from celery_delayq.transport.poller import Waker
 from examples.private_redis import PrivateRedis
 from tests.consumer.conftest import Consumers, consumers
 from tests.consumer.test_refused import refused
@@ -185,7 +185,7 @@ def test_a_byte_that_is_on_its_way_when_a_poller_is_closed_hits_nobody_else(
         cycle = it.channel.connection.cycle
         (fd,) = [fd for fd, polled in cycle.fds.items() if isinstance(polled, Waker)]
         pipe = os.fstat(fd).st_ino
-        monkeypatch.setattr(poller.os, "write", close_first)
+        monkeypatch.setattr(descriptors.os, "write", close_first)
         cycle.wake()
         monkeypatch.undo()
         read_fd, write_fd = others

@@ -224,7 +224,10 @@ class TestWatchdog:
         watch()
         scene.end(how, scene.there)
         assert in_another_thread(scene.consumer.ack, done)
-        wait_until(lambda: scene.consumer.read_answers() or scene.consumer.owed, "the acknowledgement is owed")
+        wait_until(
+            lambda: scene.consumer.conversation.read_answers() or scene.consumer.outbox.owed,
+            "the acknowledgement is owed",
+        )
         stays = scene.keys(scene.stays)
         for number in range(2):
             end = scene.score(scene.stays, scene.here)
@@ -237,7 +240,7 @@ class TestWatchdog:
             assert is_visible(scene)
         assert "interrupted" not in caplog.text
         scene.restore()
-        wait_until(lambda: not scene.consumer.owed, "it is settled")
+        wait_until(lambda: not scene.consumer.outbox.owed, "it is settled")
         assert scene.in_flight(scene.moved, scene.there) == []
         assert not scene.consumer.is_lost
         assert scene.consumer.is_held(running)

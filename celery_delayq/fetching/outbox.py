@@ -1,0 +1,211 @@
+"""Outbox: tells the server what has become of the messages of one consumer, from any thread."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import groupby
+from logging import getLogger
+from typing import Any, cast
+
+import redis
+from redis import exceptions
+from redis.client import NEVER_DECODE
+
+from celery_delayq.basics.text import plural
+from celery_delayq.fetching.conversation import Conversation, Urgency
+from celery_delayq.fetching.departure import Departure, commands, depart
+from celery_delayq.fetching.held import Held
+from celery_delayq.queue.call import Call, unwrapped
+from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
+from celery_delayq.queue.keys import QueueKeys
+
+logger = getLogger(__name__)
+
+
+class Outbox:
+    """Makes messages leave the in-flight lists of one consumer.
+
+    A departure is sent on the connection that fetches, and nobody waits for the reply. It is owed if the server refused
+    it, or may not have received it; the watchdog settles it. Any thread may use the rest, without a lock: each use of a
+    dict is one operation, which is atomic with the GIL and without it.
+
+    Args:
+        consumer: its id.
+        keys_of: returns the keys of a broker list.
+        expires_ms: list -> TTL of a list that messages go back to, in ms. Only lists that expire are in it.
+        conversation: sends.
+        on_acknowledged: called with the tag of each acknowledgement, and whether its message was in flight.
+    """
+
+    def __init__(
+        self,
+        consumer: str,
+        keys_of: Callable[[str], QueueKeys],
+        expires_ms: Mapping[str, int],
+        conversation: Conversation,
+        on_acknowledged: Callable[[str, bool], object],
+    ) -> None:
+        self._consumer = consumer
+        self._keys_of = keys_of
+        self._expires_ms = expires_ms
+        self._conversation = conversation
+        conversation.on_closed = self._on_closed
+        self._on_acknowledged = on_acknowledged
+        #: Tag -> departure without a reply; the same for those whose replies were lost with the connection.
+        self._under_way: dict[str, Departure] = {}
+        self._lost: dict[str, Departure] = {}
+        #: Tag -> departure that the server may not know about.
+        self.owed: dict[str, Departure] = {}
+        #: Called when something is owed; the watchdog sets it.
+        self.on_owed: Callable[[], object] = bool
+
+    def is_under_way(self, tag: str) -> bool:
+        """Return whether the reply to a departure is missing."""
+        return tag in self._under_way
+
+    def leave(self, departures: Mapping[str, Departure], urgency: Urgency = "now") -> None:
+        """Make messages leave, in this order. Never raises for the network or the server; waits for nothing."""
+        for name, of_one_list in _by_list(departures.items()):
+            for some, command in commands(self._keys_of(name), **self._of(name), departures=of_one_list):
+                self._under_way.update(some)
+                if isinstance(command, Call) and not all(departure.to == "nowhere" for departure in some.values()):
+                    command = command.by_text()  # it has to arrive now, and perhaps nobody reads a NOSCRIPT soon
+                if not self._conversation.say(partial(self._on_reply, some), command, urgency):
+                    self._has_answer(some)
+                    self._owe(some)
+
+    def _on_reply(self, some: Mapping[str, Departure], reply: Any) -> None:
+        if not isinstance(reply, BaseException):
+            for tag, departure in some.items():
+                if departure.to == "nowhere":
+                    self._on_acknowledged(tag, bool(reply))
+        elif self._conversation.is_open:
+            self._owe(some, unwrapped(reply) if isinstance(reply, exceptions.ResponseError) else reply)
+        else:
+            self._lost.update(some)
+        self._has_answer(some)  # last: until then, a message is not taken for one that was deleted
+
+    def _has_answer(self, some: Iterable[str]) -> None:
+        for tag in some:
+            self._under_way.pop(tag, None)
+
+    def _on_closed(self, exc: BaseException) -> None:
+        # What had no reply is owed together.
+        lost, self._lost = self._lost, {}
+        self._owe(lost, exc)
+
+    def _owe(self, departures: Mapping[str, Departure], exc: BaseException | None = None) -> None:
+        if not departures:
+            return
+        self.owed.update(departures)
+        if exc is not None and not refusals.note(exc, logger):
+            logger.warning(
+                "Redis did not confirm that %s left the in-flight list, trying again: %s",
+                plural(len(departures), "message"),
+                str(exc).rstrip("."),
+            )
+        self.on_owed()
+
+    # -- with another client
+
+    def settle(self, client: redis.Redis) -> list[str]:
+        """Carry out the departures that are owed, and return their tags. What the server refuses again stays owed.
+
+        So does what belongs to a list whose slot has moved to another node of a cluster, while that node is away.
+
+        Raises:
+            redis.ConnectionError: the server is away, or is a replica now; the rest stays owed.
+        """
+        settled = []
+        for name, of_one_list in _by_list(list(self.owed.items())):
+            elsewhere = is_elsewhere(client, self._keys_of(name).queue)
+            try:
+                depart(client, self._keys_of(name), **self._of(name), departures=of_one_list)
+            except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+                if isinstance(exc, CONNECTION_ERRORS) and not elsewhere:
+                    raise
+                logger.debug(
+                    "Redis still does not let %s of %r be acknowledged or put back: %s",
+                    plural(len(of_one_list), "message"),
+                    name,
+                    exc,
+                )
+                continue
+            for tag in of_one_list:
+                self.owed.pop(tag, None)
+                settled.append(tag)
+        return settled
+
+    def put_back_unknown(
+        self,
+        client: redis.Redis,
+        lists: Mapping[str, QueueKeys],
+        held: Mapping[str, Held],
+        put_back: Callable[[bytes], bytes],
+    ) -> bool:
+        """Put messages that are in flight, but neither held nor leaving, back to the front of their lists.
+
+        If the server refuses this for one list, or that is elsewhere (see `settle`), the other lists are still handled.
+
+        Args:
+            client: any client.
+            lists: the lists on which the consumer has leases.
+            held: tag -> message that is held; other threads may change it.
+            put_back: rewrites a message for redelivery.
+
+        Returns:
+            Whether nothing is in flight any more.
+
+        Raises:
+            redis.ConnectionError: the server is away, or is a replica now; some messages may have been put back.
+        """
+        empty = True
+        for name, keys in list(lists.items()):
+            # Read the in-flight list last: a message that is acknowledged in between is missing from it.
+            leaving = self._under_way.copy() | self._lost.copy() | self.owed.copy()
+            mine = {tag: departure.held for tag, departure in leaving.items()} | dict(list(held.items()))
+            known = Counter(one.message for one in mine.values() if one.name == name)
+            elsewhere = is_elsewhere(client, keys.queue)
+            try:
+                in_flight = _in_flight(client, keys, self._consumer)
+                unknown = Counter(in_flight) - known
+                back = {}
+                for number, message in enumerate(in_flight):
+                    if unknown[message] > 0:
+                        unknown[message] -= 1
+                        back[str(number)] = Departure(Held(name, message), "front", put_back(message))
+                depart(client, keys, **self._of(name), departures=back)
+                empty = empty and len(back) == len(in_flight)
+            except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+                if isinstance(exc, CONNECTION_ERRORS) and not elsewhere:
+                    raise
+                logger.debug("Cannot put back in-flight messages of %r: %s", name, exc)
+                empty = False
+        return empty
+
+    def not_in_flight(self, client: redis.Redis, name: str, held: Mapping[str, Held]) -> list[str]:
+        """Return the tags of the messages of a list that are held, but neither in flight nor leaving."""
+        mine = {
+            tag: one.message
+            for tag, one in list(held.items())
+            if one.name == name and tag not in self.owed and not self.is_under_way(tag)
+        }
+        in_flight = Counter(_in_flight(client, self._keys_of(name), self._consumer))
+        in_flight.subtract(mine.values())
+        return [tag for tag, message in mine.items() if in_flight[message] < 0 and not self.is_under_way(tag)]
+
+    def _of(self, name: str) -> dict[str, Any]:
+        return {"consumer": self._consumer, "expires_ms": self._expires_ms.get(name)}
+
+
+def _by_list(departures: Iterable[tuple[str, Departure]]) -> Iterator[tuple[str, dict[str, Departure]]]:
+    """Group consecutive departures of the same list; yield its name and the group."""
+    for name, group in groupby(departures, key=lambda item: item[1].held.name):
+        yield name, dict(group)
+
+
+def _in_flight(client: redis.Redis, keys: QueueKeys, consumer: str) -> list[bytes]:
+    found = client.execute_command("LRANGE", keys.in_flight(consumer), 0, -1, **{NEVER_DECODE: True})
+    return cast("list[bytes]", found)
