@@ -82,7 +82,8 @@ def _close(read_fd: int, write_fd: int) -> None:
 def ready(to_read: Sequence[Any], to_write: Sequence[Any], wait_s: float) -> tuple[bool, bool]:
     """Wait for some seconds at most; return whether any file can be read, and whether any can be written.
 
-    As `select.select`, which takes no descriptors above 1,023. A file that has ended can be read.
+    Files and descriptors, as with `select.select`, which takes no descriptors above 1,023. A file that has ended can be
+    read.
     """
     if not hasattr(select, "poll"):
         readable, writable, _ = select.select(to_read, to_write, [], wait_s)
@@ -90,7 +91,8 @@ def ready(to_read: Sequence[Any], to_write: Sequence[Any], wait_s: float) -> tup
     masks: dict[int, int] = {}
     for files, mask in ((to_read, select.POLLIN), (to_write, select.POLLOUT)):
         for file in files:
-            masks[file.fileno()] = masks.get(file.fileno(), 0) | mask
+            fd = file if isinstance(file, int) else file.fileno()
+            masks[fd] = masks.get(fd, 0) | mask
     poll = select.poll()
     for fd, mask in masks.items():
         poll.register(fd, mask)

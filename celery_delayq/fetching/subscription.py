@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from redis import exceptions
 
-from celery_delayq.basics.descriptors import Waker, ready
+from celery_delayq.basics.descriptors import ready
 from celery_delayq.fetching.identity import Identity, identify
 from celery_delayq.queue.connections import as_text, connection_of, passing_refusal, should_speak, was_silent
 
@@ -38,7 +38,6 @@ class Subscription:
 
     Args:
         pool: gives the class and the parameters of the connection, see `connection_of`.
-        waker: ends `hear`.
         channels: to hear.
 
     Attributes:
@@ -47,8 +46,7 @@ class Subscription:
     Every method but `close` raises `redis.ConnectionError` if the connection is lost.
     """
 
-    def __init__(self, pool: Any, waker: Waker, *channels: str) -> None:
-        self._waker = waker
+    def __init__(self, pool: Any, *channels: str) -> None:
         self._connection: Any = connection_of(pool)
         #: What came before it was asked for.
         self._early: deque[Any] = deque()
@@ -79,8 +77,12 @@ class Subscription:
     def _read(self) -> Any:
         return self._connection.read_response(disable_decoding=True)
 
-    def hear(self, wait_s: float) -> Heard | None:
-        """Return what comes next; None if nothing does within some seconds, or until it is woken.
+    def hear(self, wait_s: float, *wakers: int) -> Heard | None:
+        """Return what comes next; None if nothing does within some seconds, or until one of these can be read.
+
+        Args:
+            wait_s: how long to wait, in seconds.
+            wakers: descriptors.
 
         Raises:
             redis.ConnectionError: the connection is lost, or may be, since it was silent for long.
@@ -91,8 +93,7 @@ class Subscription:
                 raise exceptions.ConnectionError("the subscription of a consumer was silent")
             if should_speak(connection):
                 connection.send_command("PING", check_health=False)
-            ready([connection._sock, self._waker], [], wait_s)
-            self._waker.drain()
+            ready([connection._sock, *wakers], [], wait_s)
             if not connection.can_read(timeout=0):
                 return None
         try:

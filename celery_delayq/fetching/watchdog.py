@@ -125,7 +125,7 @@ class Watchdog:
         self._new_presence = partial(Presence, patience_s, is_running)
         self._pid = os.getpid()
         self._client: Any = None
-        self._waker = Waker()
+        self._waker: Waker | None = Waker()
         consumer.outbox.on_owed = self._wake
         self._has_ended = False
         self._stopping = False
@@ -169,7 +169,9 @@ class Watchdog:
     def _wake(self) -> None:
         """Settle now what the consumer owes. Safe in any thread."""
         self._finish_at = 0.0
-        self._waker.wake()
+        waker = self._waker
+        if waker is not None:
+            waker.wake()
 
     def knows(self, other: str) -> bool:
         """Return whether it would notice that a consumer is gone: it has seen it. Safe in any thread."""
@@ -210,6 +212,7 @@ class Watchdog:
                     self._on_interrupted(exc)
         finally:
             self._client = None
+            self._waker = None  # its pipe is closed. Nothing else may keep it: an error may keep what calls had
             self._has_ended = True
             atexit.unregister(self._finish_now)
 
@@ -239,7 +242,7 @@ class Watchdog:
     def _subscribe(self) -> Subscription:
         consumer = self.consumer
         channels = keys.alive_channel(consumer.id, consumer.db), keys.hello_channel(consumer.db)
-        return Subscription(self._client.connection_pool, self._waker, *channels)
+        return Subscription(self._client.connection_pool, *channels)
 
     def _watch(self, subscription: Subscription) -> bool:
         """Watch the other consumers; returns True if there is nothing left to do."""
@@ -247,6 +250,7 @@ class Watchdog:
         self._say(consumer.id)  # from now on, the others can see this one
         consumer.conversation.hears(subscription.told)
         self._look_at, self._may_look = time.monotonic(), True
+        assert self._waker is not None
         while not self._stopping:
             if self._tend():
                 return True
@@ -257,7 +261,8 @@ class Watchdog:
                 self._look()
             self._recovery.go_on(self._client)
             self._outage.ends()
-            heard = subscription.hear(self._wait_s())
+            heard = subscription.hear(self._wait_s(), self._waker.fileno())
+            self._waker.drain()
             if heard is not None:
                 self._handle(heard)
         return True

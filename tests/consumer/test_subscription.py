@@ -18,7 +18,7 @@ from tests.support import beside, wait_until
 
 
 def subscription(server: PrivateRedis, *channels: str) -> Subscription:
-    return Subscription(redis.ConnectionPool(port=server.port, protocol=2), Waker(), *channels)
+    return Subscription(redis.ConnectionPool(port=server.port, protocol=2), *channels)
 
 
 def test_what_is_published(redis_server: PrivateRedis, client: redis.Redis) -> None:
@@ -43,10 +43,9 @@ def test_lists_that_another_connection_has_read(redis_server: PrivateRedis, clie
 
 def test_it_is_woken(redis_server: PrivateRedis) -> None:
     waker = Waker()
-    pool = redis.ConnectionPool(port=redis_server.port, protocol=2)
-    with closing(Subscription(pool, waker, "a")) as it:
+    with closing(subscription(redis_server, "a")) as it:
         waker.wake()
-        assert it.hear(3600) is None
+        assert it.hear(3600, waker.fileno()) is None
 
 
 @contextmanager
