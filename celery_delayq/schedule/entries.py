@@ -281,7 +281,7 @@ class Entries:
     # -- the queue of an entry
 
     def write_queues(self, queues: Mapping[str, str]) -> tuple[set[str], dict[str, ResponseError]]:
-        """Record the queues of entries. A state in a former queue becomes a stray.
+        """Record the queues of entries. A state in a former queue becomes a stray, which `gather` takes out of it.
 
         Returns the entries that were written, and those that the server refused. All others have changed, and are read
         again.
@@ -299,8 +299,8 @@ class Entries:
                 self._forget(name, queue, there)
             elif record is not None:
                 whole = record if entry.is_stored else self._definitions.new_record(entry.definition, record.since_ms)
-                last = entry.state.on_leaving(sent=False) if entry.state is not None and entry.seen.raw else ""
-                changes.append((name, raw, whole.to(queue, last or record.last)))
+                # Not its state in the former queue: a failover may undo what it has sent there, see `gather`.
+                changes.append((name, raw, whole.to(queue, record.last)))
                 states[name] = there
         written: set[str] = set()
         refused = {}
