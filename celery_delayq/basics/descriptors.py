@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -75,8 +76,11 @@ class Waker:
 
 
 def _close(read_fd: int, write_fd: int) -> None:
-    os.close(read_fd)
-    os.close(write_fd)
+    monkey = sys.modules.get("gevent.monkey")
+    # gevent's close leaves it to the hub of this thread, which may have ended by then.
+    close = os.close if monkey is None else monkey.get_original("os", "close")
+    close(read_fd)
+    close(write_fd)
 
 
 def ready(to_read: Sequence[Any], to_write: Sequence[Any], wait_s: float) -> tuple[bool, bool]:

@@ -63,7 +63,7 @@ class Consumer(HoldingConsumer):
         redelivery: see `Redelivery`.
         expires_ms: list -> time until an unused list expires, in ms. Only lists that expire are in it. It may change.
         id: readable and unique. The default names the process that made the consumer.
-        on_asking: see `Conversation`. By default, nobody but `fetch` and its `read_answers` handles answers.
+        on_asking: see `Conversation`. By default, nobody but `fetch` and `Conversation.read_answers` handles answers.
         collects: whether acknowledgements of its thread wait for `Conversation.flush`, or the next fetch, so that they
             share a write. Then an event loop calls it in each turn. By default, each is sent at once.
         slot_of: see `Leases`.
@@ -287,7 +287,8 @@ class Consumer(HoldingConsumer):
         """Finish closing: do what could not be done before. Returns whether everything is done now."""
         if self.is_lost:
             return True
-        self.settle(client)
+        if not self.settle(client):
+            return False
         may_get_more = self._abandoned.may_move_messages(client or self.client)  # first: `reconcile` puts it back
         return self.reconcile(client) and not may_get_more and self.end_leases(client)
 

@@ -77,6 +77,8 @@ class Conversation:
         #: The thread that has fetched last.
         self._thread = 0
         self.lost = ""
+        #: Whether the last connection ended because the server did not answer.
+        self._is_unanswered = False
         #: How many questions have no answer.
         self._questions = 0
         #: Since when the first of what is not written yet waits (monotonic), and whether any of it must not.
@@ -244,6 +246,7 @@ class Conversation:
             connection.connect()
             self._identity, self._tracks = identify(connection), None
             self._thread, self._wire = threading.get_ident(), Wire(connection)
+            self._is_unanswered = False
         return self._wire
 
     def read(self) -> None:
@@ -291,7 +294,7 @@ class Conversation:
     # -- what needs no answer
 
     def say(self, on_reply: OnReply, what: Command, urgency: Urgency = "now") -> bool:
-        """Send a command. Safe in any thread; waits for nothing, and never raises for the network or the server.
+        """Send a command. Safe in any thread; waits for no reply, and never raises for the network or the server.
 
         In another thread than that which fetches, it is written at once: nobody knows what that thread waits for.
 
@@ -348,20 +351,17 @@ class Conversation:
         nothing.
 
         Returns:
-            False if the server has not answered in time.
+            False if the server has not answered in time, now or when the connection was lost.
         """
-        if not self.is_of_this_thread:
-            return True
-        self.read()
+        if self.is_of_this_thread:
+            self.read()
         wire = self._wire
-        if wire is None or not wire.missing:
-            return True
-        pong: list[Any] = []
-        try:
-            wire.send(pong.append, "PING")
-            return self.wait(lambda: pong, within_s)
-        except CONNECTION_ERRORS:
-            return True
+        if self.is_of_this_thread and wire is not None and wire.missing:
+            pong: list[Any] = []
+            with suppress(*CONNECTION_ERRORS):
+                wire.send(pong.append, "PING")
+                return self.wait(lambda: pong, within_s)
+        return not self._is_unanswered
 
     def adopt(self) -> None:
         """Let this thread be the one that fetches: the other one does not any more."""
@@ -384,6 +384,7 @@ class Conversation:
 
     def close(self, exc: BaseException) -> None:
         """Close the connection. What has no answer gets an error instead."""
+        self._is_unanswered |= isinstance(exc, exceptions.TimeoutError)
         wire, self._wire = self._wire, None
         if wire is None:
             return

@@ -98,7 +98,7 @@ class HoldingConsumer:
 
     def starts(self, tag: str, *, is_early: bool) -> Held | None:
         """Say that the task of a message starts, see `UniqueKeys.starts`. Never raises."""
-        return self.unique_keys.starts(tag, with_ack=is_early or not self.conversation.is_open)
+        return self.unique_keys.starts(tag, with_ack=is_early)
 
     def ends(self, held: Held) -> None:
         """Say that a task is done whose message is acknowledged already, see `UniqueKeys.ends`. Never raises."""
@@ -114,7 +114,7 @@ class HoldingConsumer:
     def ack(self, tag: str) -> bool:
         """Acknowledge a message: it is removed for good. One command; O(N) for N messages held for longer.
 
-        Never raises, and waits for nothing; the watchdog repeats what failed.
+        Never raises for server or network errors, and waits for no reply; the watchdog repeats what failed.
 
         Returns:
             False if the message is not held.
@@ -128,26 +128,25 @@ class HoldingConsumer:
             self.outbox.leave({tag: Departure(held, "nowhere")}, urgency)
             return True
 
-    def settle(self, client: redis.Redis | None = None) -> None:
+    def settle(self, client: redis.Redis | None = None) -> bool:
         """Send the server all departures that it may not know about, see `Outbox.settle`."""
-        for tag in self.outbox.settle(client or self.client):
-            self._held.pop(tag, None)
+        return self.outbox.settle(client or self.client)
 
     def requeue(self, tag: str) -> bool:
         """Put a message to the back of its list, marked as redelivered. Returns False if it is not held.
 
-        Never raises for server or network errors, and waits for nothing; the watchdog repeats what failed.
+        Never raises for server or network errors; the watchdog repeats what failed. See `_leave` for what it waits for.
         """
-        held = self._let_go(tag)
+        held = self._held.get(tag)
         if held is not None:
-            self.outbox.leave({tag: Departure(held, "back", self.redelivery.put_back(held.message))})
+            self._leave({tag: Departure(held, "back", self.redelivery.put_back(held.message))})
         return held is not None
 
     def set_aside(self, tag: str, record: bytes) -> None:
         """Let a message be a dead letter with this record. Never raises, see `requeue`."""
-        held = self._let_go(tag)
+        held = self._held.get(tag)
         if held is not None:
-            self.outbox.leave({tag: Departure(held, "dead", record)})
+            self._leave({tag: Departure(held, "dead", record)})
             self.redelivery.on_count(held.name, DEAD_LETTERS + reason_of(record), 1)
 
     def give_back(self, name: str, messages: Sequence[bytes]) -> None:
@@ -156,7 +155,7 @@ class HoldingConsumer:
         Never raises, see `requeue`.
         """
         back = [Departure(Held(name, message), "front", message) for message in reversed(messages)]
-        self.outbox.leave({str(next(_TAGS)): departure for departure in back})
+        self._leave({str(next(_TAGS)): departure for departure in back})
 
     def put_back(self, tags: Sequence[str]) -> None:
         """Put held messages back to the front of their lists, marked as redelivered. The oldest comes first.
@@ -170,10 +169,23 @@ class HoldingConsumer:
         back: dict[str, Departure] = {}
         for tag in reversed(tags):
             is_done = tag in self.outbox.owed or self.outbox.is_under_way(tag)
-            held = None if is_done else self._let_go(tag)
+            held = None if is_done else self._held.get(tag)
             if held is not None:
                 back[tag] = Departure(held, "front", self.redelivery.put_back(held.message))
-        self.outbox.leave(dict(sorted(back.items(), key=lambda item: item[1].held.name)))
+        self._leave(dict(sorted(back.items(), key=lambda item: item[1].held.name)))
+
+    def _leave(self, departures: Mapping[str, Departure]) -> None:
+        """Let messages go elsewhere.
+
+        Without an event loop that reads, the thread that fetches waits for the server: perhaps it reads nothing for as
+        long as a task takes.
+        """
+        self.outbox.expect(departures)  # first: a message that is neither held nor leaving is put back
+        for tag in departures:
+            self._let_go(tag)
+        self.outbox.leave(departures)
+        if not self._collects and not self.conversation.is_late:
+            self.conversation.read_answers()
 
     def reconcile(self, client: redis.Redis | None = None) -> bool:
         """Put back every message that is in flight but neither held nor leaving.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
 from logging import getLogger
+from threading import Lock
 from typing import Any, cast
 
 import redis
@@ -58,6 +59,8 @@ class Outbox:
         self._lost: dict[str, Departure] = {}
         #: Tag -> departure that the server may not know about.
         self.owed: dict[str, Departure] = {}
+        #: Whoever settles has it, and nobody waits for it: of two messages with the same bytes, two would remove both.
+        self._settling = Lock()
         #: Called when something is owed; the watchdog sets it.
         self.on_owed: Callable[[], object] = bool
 
@@ -65,16 +68,28 @@ class Outbox:
         """Return whether the reply to a departure is missing."""
         return tag in self._under_way
 
+    def expect(self, departures: Mapping[str, Departure]) -> None:
+        """Record that messages are about to leave: call `leave` next."""
+        self._under_way.update(departures)
+
     def leave(self, departures: Mapping[str, Departure], urgency: Urgency = "now") -> None:
-        """Make messages leave, in this order. Never raises for the network or the server; waits for nothing."""
-        for name, of_one_list in _by_list(departures.items()):
-            for some, command in commands(self._keys_of(name), **self._of(name), departures=of_one_list):
-                self._under_way.update(some)
-                if isinstance(command, Call) and not all(departure.to == "nowhere" for departure in some.values()):
-                    command = command.by_text()  # it has to arrive now, and perhaps nobody reads a NOSCRIPT soon
-                if not self._conversation.say(partial(self._on_reply, some), command, urgency):
-                    self._has_answer(some)
-                    self._owe(some)
+        """Make messages leave, in this order. Never raises for the network or the server; waits for no reply."""
+        rest = dict(departures)
+        try:
+            for name, of_one_list in _by_list(departures.items()):
+                for some, command in commands(self._keys_of(name), **self._of(name), departures=of_one_list):
+                    self.expect(some)
+                    if isinstance(command, Call) and not all(departure.to == "nowhere" for departure in some.values()):
+                        command = command.by_text()  # it has to arrive now, and perhaps nobody reads a NOSCRIPT soon
+                    if not self._conversation.say(partial(self._on_reply, some), command, urgency):
+                        self._owe(some)
+                        self._has_answer(some)
+                    for tag in some:
+                        del rest[tag]
+        except BaseException:  # of a signal handler, or a credential provider
+            self._owe(rest)
+            self._has_answer(rest)
+            raise
 
     def _on_reply(self, some: Mapping[str, Departure], reply: Any) -> None:
         if not isinstance(reply, BaseException):
@@ -110,15 +125,26 @@ class Outbox:
 
     # -- with another client
 
-    def settle(self, client: redis.Redis) -> list[str]:
-        """Carry out the departures that are owed, and return their tags. What the server refuses again stays owed.
+    def settle(self, client: redis.Redis) -> bool:
+        """Carry out the departures that are owed. What the server refuses again stays owed.
 
         So does what belongs to a list whose slot has moved to another node of a cluster, while that node is away.
+
+        Returns:
+            False if another thread is just doing so; then nothing was done.
 
         Raises:
             redis.ConnectionError: the server is away, or is a replica now; the rest stays owed.
         """
-        settled = []
+        if not self._settling.acquire(blocking=False):
+            return False
+        try:
+            self._settle(client)
+        finally:
+            self._settling.release()
+        return True
+
+    def _settle(self, client: redis.Redis) -> None:
         for name, of_one_list in _by_list(list(self.owed.items())):
             elsewhere = is_elsewhere(client, self._keys_of(name).queue)
             try:
@@ -134,9 +160,8 @@ class Outbox:
                 )
                 continue
             for tag in of_one_list:
+                self._on_acknowledged(tag, True)  # first: a message that is held but not owed should be in flight
                 self.owed.pop(tag, None)
-                settled.append(tag)
-        return settled
 
     def put_back_unknown(
         self,

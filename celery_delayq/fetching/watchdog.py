@@ -168,7 +168,6 @@ class Watchdog:
 
     def _wake(self) -> None:
         """Settle now what the consumer owes. Safe in any thread."""
-        self._finish_at = 0.0
         waker = self._waker
         if waker is not None:
             waker.wake()
@@ -274,7 +273,10 @@ class Watchdog:
             consumer.settle(self._client)
             return False
         if now < self._finish_at:
-            return False
+            if consumer.outbox.owed:
+                consumer.settle(self._client)
+            if not consumer.is_done:
+                return False
         self._finish_at = now + _FINISH_S
         return consumer.finish(self._client)
 

@@ -47,9 +47,11 @@ def refused(consumers: Consumers, key: str) -> Iterator[None]:
     try:
         yield
     finally:
-        consumers.client.delete(key)
+        # In one step: in between, a watchdog would find nothing that may leave.
         if consumers.client.exists(aside):
             consumers.client.rename(aside, key)
+        else:
+            consumers.client.delete(key)
 
 
 def in_flight_key(consumer: Consumer) -> str:
