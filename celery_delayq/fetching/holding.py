@@ -184,7 +184,7 @@ class HoldingConsumer:
         for tag in departures:
             self._let_go(tag)
         self.outbox.leave(departures)
-        if not self._collects and not self.conversation.is_late:
+        if departures and not self._collects and not self.conversation.is_late:
             self.conversation.read_answers()
 
     def reconcile(self, client: redis.Redis | None = None) -> bool:
