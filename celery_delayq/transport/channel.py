@@ -14,12 +14,12 @@ import kombu
 import redis
 
 from celery_delayq.queue.connections import refusals
-from celery_delayq.transport.protocols import Fetching
 from celery_delayq.transport.publishing import PublishingChannel
 from celery_delayq.transport.qos import FetchingQoS
 
 if TYPE_CHECKING:  # what only a consumer needs is imported when one needs it
     from celery_delayq.fetching.held import Held
+    from celery_delayq.transport.protocols import Fetching
     from celery_delayq.transport.station import Station
 
 #: With kombu 5.6, a worker would not fetch any more once such a connection was closed.

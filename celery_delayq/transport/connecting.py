@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from logging import getLogger
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 from kombu.transport import redis as kombu_redis
@@ -13,9 +13,11 @@ from celery_delayq.queue.connections import passing_refusal
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import registry
 from celery_delayq.transport.known import known
-from celery_delayq.transport.protocols import Connection
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
 from celery_delayq.transport.wrong_server import refuse_wrong_server
+
+if TYPE_CHECKING:  # which a producer need not load
+    from celery_delayq.transport.protocols import Connection
 
 #: How many connections a pool needs at least: for a transaction and what it reads, and for threads that acknowledge.
 _LEAST_CONNECTIONS = 4

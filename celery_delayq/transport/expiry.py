@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import time
 from logging import getLogger
+from typing import TYPE_CHECKING
 
 from redis.exceptions import ResponseError
 
 from celery_delayq.queue.connections import NOT_SERVING, refusals
-from celery_delayq.transport.protocols import Channel
+
+if TYPE_CHECKING:  # which a producer need not load
+    from celery_delayq.transport.protocols import Channel
 
 #: When a renewal that was refused is tried again, in seconds.
 _AGAIN_S = 1.0

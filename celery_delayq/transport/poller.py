@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from logging import getLogger
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kombu
 from kombu.transport import redis as kombu_redis
@@ -20,7 +20,9 @@ from redis.exceptions import ResponseError
 from celery_delayq.basics.descriptors import Waker
 from celery_delayq.basics.weak import call_of
 from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, is_full, refusals
-from celery_delayq.transport.protocols import Fetching, Owner, Pollable, Polled
+
+if TYPE_CHECKING:  # which a producer need not load
+    from celery_delayq.transport.protocols import Fetching, Owner, Pollable, Polled
 
 #: Longest single wait of a consumer, in seconds. After that, it checks that all is well.
 _LONGEST_POLL_S = 1.0
