@@ -298,9 +298,11 @@ class Entries:
                 # A failover has undone that it left this queue before.
                 self._forget(name, queue, there)
             elif record is not None:
-                whole = record if entry.is_stored else self._definitions.new_record(entry.definition, record.since_ms)
+                whole = record
+                if not entry.is_stored:
+                    whole = replace(self._definitions.new_record(entry.definition, record.since_ms), last=record.last)
                 # Not its state in the former queue: a failover may undo what it has sent there, see `gather`.
-                changes.append((name, raw, whole.to(queue, record.last)))
+                changes.append((name, raw, whole.to(queue)))
                 states[name] = there
         written: set[str] = set()
         refused = {}

@@ -45,9 +45,9 @@ class Record:
         """Return the bytes to store."""
         return _dump({name: getattr(self, name) for name in _FIELDS}).encode()
 
-    def to(self, queue: str, last: str) -> Record:
-        """Return the record with another queue, and with the state with which the entry leaves the present one."""
-        return replace(self, queue=queue, earlier=sorted({*self.queues} - {queue}), last=last or self.last)
+    def to(self, queue: str) -> Record:
+        """Return the record with another queue."""
+        return replace(self, queue=queue, earlier=sorted({*self.queues} - {queue}))
 
     def lean(self) -> Record:
         """Return the record without the parts that need much memory."""
