@@ -129,9 +129,9 @@ def test_with_a_mirror_list_and_a_key_prefix(redis_server: PrivateRedis) -> None
         connection.transport.program.may_wait = lambda headers: False
         with broker(redis_server, "redis", DB, global_keyprefix="shop:") as stock:
             publish(stock, "q", 1, headers=headers())
-        with worker(ours, "q") as it:
-            it.wait(0.1)
         queue = DelayedQueue(ours.client, "shop:q")
+        with worker(ours, "q") as it:
+            wait_until(lambda: it.wait(0.1) == [] and queue.size() == 1, "it waits")
         assert ours.client.lrange(queue.keys.delay_list, 0, -1) == [queue.find("the-id")[0].raw]
         assert set(ours.client.zrange("shop:delayq:queues", 0, -1)) == {b"shop:q"}
 
