@@ -1,13 +1,14 @@
 """The kombu transport: kombu's Redis transport, with delayed queues.
 
-    channel     fetches messages through its fetcher
+    channel     fetches messages through its fetchers
     publishing  its base: declares queues and publishes messages
     connecting  and its base: connections, and names of lists
     publisher   recognizes a publication that is repeated
     eta         reads when a message is due
     ahead       messages that came before they are due, by the lead of the transfer
     eta_tasks   sends tasks that are fetched long before their eta back to Redis
-    fetcher     fetches messages, or waits for them
+    fetchers    those of one channel, one for each server
+    fetcher     fetches messages from one server, or waits for them
     rounds      asks one list after the other
     lists       from which lists, in which order
     credit      how many: as the prefetch limit allows
@@ -36,8 +37,7 @@ and for Redis Cluster:
     cluster        a channel whose queues are on several nodes
     nodes          what a connection knows of the nodes
     watch          keeps that up to date
-    node_fetchers  fetches from each node in turn
-    node_fetcher   fetches from one node, and holds up no other
+    node_fetchers  the fetchers of a channel, one for each node: none holds up another
     replies        reads queues without acknowledgement, each on its node
 
 A connection that consumes tasks is a `Consumer` with a lease, which a watchdog renews.
@@ -236,8 +236,8 @@ class Transport(kombu_redis.Transport):
     def on_nodes_changed(self) -> None:
         """Make all channels look which nodes there are. Safe in any thread."""
         for channel in list(self.channels or ()):
-            if channel.made_fetcher is not None:
-                channel.fetcher.on_nodes_changed()
+            if channel.made_fetchers is not None:
+                channel.fetchers.on_nodes_changed()
         self.cycle.wake()
 
     def loop_for(self, message: Any) -> TransferLoop | None:

@@ -19,8 +19,7 @@ from celery_delayq.transport.qos import FetchingQoS
 
 if TYPE_CHECKING:  # what only a consumer needs is imported when one needs it
     from celery_delayq.fetching.held import Held
-    from celery_delayq.transport.protocols import Fetching
-    from celery_delayq.transport.station import Station
+    from celery_delayq.transport.fetchers import Fetchers
 
 #: With kombu 5.6, a worker would not fetch any more once such a connection was closed.
 _KEEPS_BRPOP = kombu.VERSION < (5, 7)
@@ -72,7 +71,7 @@ class DelayedChannel(PublishingChannel):
 
     def _on_task_queues_changed(self) -> None:
         if self.ack_emulation:
-            self.fetcher.on_queues_changed()
+            self.fetchers.on_queues_changed()
             self.expiry.keep_now()
         self.connection.loops.wake()
 
@@ -90,30 +89,22 @@ class DelayedChannel(PublishingChannel):
         if no_ack or not self.ack_emulation:
             return super().basic_get(queue, no_ack=no_ack, **kwargs)
         self.expiry.used(queue)  # first: if the server refuses this later, a fetched message would be forgotten
-        message = self.fetcher.get(queue)
+        message = self.fetchers.get(queue)
         if message is not None:
             self.qos.append(message, message.delivery_tag)
         return message
 
     @cached_property
-    def fetcher(self) -> Fetching:
-        """Fetches what this channel consumes; only a consumer has one."""
-        return self._make_fetcher()
+    def fetchers(self) -> Fetchers:
+        """Fetch what this channel consumes; only a consumer has them."""
+        from celery_delayq.transport.fetchers import Fetchers
+
+        return Fetchers(self)
 
     @property
-    def made_fetcher(self) -> Fetching | None:
-        """The fetcher; None if there is none yet. Safe in any thread."""
-        return vars(self).get("fetcher")
-
-    def _make_fetcher(self) -> Fetching:
-        from celery_delayq.transport.fetcher import Fetcher
-
-        return Fetcher(self, self._station)
-
-    def _station(self) -> Station:
-        from celery_delayq.transport.connector import Connector
-
-        return self._transport.station("", Connector(self._transport.client), self.plain_client)
+    def made_fetchers(self) -> Fetchers | None:
+        """The fetchers; None if there are none yet. Safe in any thread."""
+        return vars(self).get("fetchers")
 
     def _receive(self) -> Any:
         """Read what the subscription has received, see kombu, which would wait for a silent one for ever."""
@@ -210,11 +201,11 @@ class DelayedChannel(PublishingChannel):
 
     def close(self) -> None:
         """Put back all messages whose tasks do not run, and close, see kombu."""
-        if not self.closed and self.made_fetcher is not None:
-            self.fetcher.close()
+        if not self.closed and self.made_fetchers is not None:
+            self.fetchers.close()
         super().close()
 
     def _after_fork(self) -> None:
-        self.__dict__.pop("fetcher", None)
+        self.__dict__.pop("fetchers", None)
         self._transport.after_fork()
         super()._after_fork()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from logging import getLogger
 from typing import Any
 
@@ -205,7 +205,9 @@ class ClusterChannel(DelayedChannel):
 
     # -- consuming
 
-    def _make_fetcher(self) -> NodeFetchers:
+    @cached_property
+    def fetchers(self) -> NodeFetchers:
+        """Fetch what this channel consumes, see `DelayedChannel`."""
         return NodeFetchers(self)
 
     @property

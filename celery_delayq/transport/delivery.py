@@ -8,31 +8,41 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.transport import messages
 from celery_delayq.transport.eta_tasks import EtaTasks
 from celery_delayq.transport.keyed import holder_of
 from celery_delayq.transport.last_delivery import LastDelivery, Turn, isolate
-from celery_delayq.transport.protocols import Channel
+from celery_delayq.transport.protocols import Channel, Siblings
 from celery_delayq.transport.refusal import Refusal
+
+if TYPE_CHECKING:
+    from celery_delayq.transport.fetcher import Fetcher
+
+
+class _Fetched(NamedTuple):
+    """A message that is fetched but not delivered: who has fetched it, kombu's name of the queue, name of the list."""
+
+    fetcher: Fetcher
+    queue: str
+    name: str
+    raw: bytes
 
 
 class Delivery:
-    """Delivers what a fetcher has fetched. It belongs to the consuming thread.
+    """Delivers what the fetchers of a channel have fetched. It belongs to the consuming thread.
 
     Args:
         channel: a `DelayedChannel`.
-        make_way: makes all fetchers of the channel wait for nothing, and give back what they have: a message is to be
-            delivered alone.
+        fetchers: those of the channel.
     """
 
-    def __init__(self, channel: Channel, make_way: Callable[[], None]) -> None:
+    def __init__(self, channel: Channel, fetchers: Siblings) -> None:
         self._channel = channel
-        self._make_way = make_way
-        #: Fetched but undelivered messages: kombu's name of the queue, name of the list, message.
-        self._messages: deque[tuple[str, str, bytes]] = deque()
+        self._fetchers = fetchers
+        self._messages: deque[_Fetched] = deque()
         self._eta_tasks = EtaTasks(channel)
         self._last_delivery: LastDelivery = channel.connection.last_delivery
         self._refusal = Refusal(channel)
@@ -53,82 +63,96 @@ class Delivery:
         """Whether a message is delivered alone, or waits for that."""
         return self._last_delivery.is_waiting or bool(self._channel.connection.stations.is_isolated)
 
-    def add(self, queue: str, name: str, fetched: Iterable[bytes]) -> None:
-        """Take messages that were fetched from a list of a queue."""
-        self._messages.extend((queue, name, message) for message in fetched)
+    def has(self, fetcher: Fetcher) -> bool:
+        """Return whether it has messages of a fetcher."""
+        return any(fetched.fetcher is fetcher for fetched in self._messages)
 
-    def clear(self) -> None:
-        """Forget the messages: others take them over."""
-        self._messages.clear()
+    def add(self, fetcher: Fetcher, queue: str, name: str, messages: Iterable[bytes]) -> None:
+        """Take messages that a fetcher has fetched from a list of a queue."""
+        self._messages.extend(_Fetched(fetcher, queue, name, raw) for raw in messages)
 
-    def deliver(self, consumer: Consumer) -> bool:
+    def clear(self, fetcher: Fetcher) -> None:
+        """Forget the messages of a fetcher: others take them over."""
+        self._messages = deque(fetched for fetched in self._messages if fetched.fetcher is not fetcher)
+
+    def deliver(self) -> bool:
         """Deliver one message to its kombu consumer; returns whether there was one."""
-        if not self._channel.qos.can_consume() or self._channel.connection.stations.is_isolated:
-            self.give_back(consumer)
-            return False
-        while self._messages:
-            queue, name, raw = self._messages.popleft()
-            payload = messages.decode(raw, objects=True)
-            if payload is not None and self._eta_tasks.wait_in_redis(consumer, name, raw, payload):
-                continue
-            turn = Turn.BESIDE
-            if payload is not None and self._last_delivery.concerns(payload):
-                turn = self._turn_of(consumer, queue, name, raw)
-                if turn not in (Turn.ALONE, Turn.BESIDE):
-                    return False
-            tag = _hold(consumer, name, raw, payload)
-            if payload is None:
-                self._refusal.of_no_message(consumer, tag)
-                continue
-            if self._refusal.before(consumer, tag, payload):
-                continue
-            if turn is Turn.ALONE and not isolate(consumer, tag):
-                return False  # others have taken over; the next fetch says so
-            try:
-                self._channel.connection._deliver(payload, queue)
-            except Exception as exc:
-                if not self._refusal.after(consumer, tag, raw, exc):
-                    self.callback_error = exc
-                    raise
-                continue
-            return True
+        may_deliver = self._channel.qos.can_consume() and not self._channel.connection.stations.is_isolated
+        while self.has_next:
+            fetched = self._messages[0]
+            if not may_deliver:
+                self._fetchers.attempt(fetched.fetcher, self.give_back)
+            elif self._fetchers.attempt(fetched.fetcher, self._deliver_first):
+                return True
+            elif self._messages and self._messages[0] is fetched:  # its server has no connection left
+                break
         return False
 
-    def _turn_of(self, consumer: Consumer, queue: str, name: str, raw: bytes) -> Turn:
+    def _deliver_first(self, fetcher: Fetcher) -> bool:
+        """Deliver the first message; returns False if it cannot be delivered, or not now."""
+        consumer = fetcher.consumer
+        assert consumer is not None
+        consumer.check()
+        _, queue, name, raw = self._messages.popleft()
+        payload = messages.decode(raw, objects=True)
+        if payload is not None and self._eta_tasks.wait_in_redis(consumer, name, raw, payload):
+            return False
+        turn = Turn.BESIDE
+        if payload is not None and self._last_delivery.concerns(payload):
+            turn = self._turn_of(fetcher, consumer, queue, name, raw)
+            if turn not in (Turn.ALONE, Turn.BESIDE):
+                return False
+        tag = _hold(consumer, name, raw, payload)
+        if payload is None:
+            self._refusal.of_no_message(consumer, tag)
+            return False
+        if self._refusal.before(consumer, tag, payload):
+            return False
+        if turn is Turn.ALONE and not isolate(consumer, tag):
+            return False  # others have taken over; the next fetch says so
+        try:
+            self._channel.connection._deliver(payload, queue)
+        except Exception as exc:
+            if not self._refusal.after(consumer, tag, raw, exc):
+                self.callback_error = exc
+                raise
+            return False
+        return True
+
+    def _turn_of(self, fetcher: Fetcher, consumer: Consumer, queue: str, name: str, raw: bytes) -> Turn:
         """Give back all other fetched messages for one on its last delivery. That one may go back too, or wait here."""
         consumer.conversation.read_answers()  # they may be messages, which go back, too
-        self._make_way()
+        self._fetchers.make_way(fetcher)
         turn = self._last_delivery.turn(raw)
         if turn is Turn.OFFER:
             consumer.give_back(name, [raw])
         elif turn is Turn.KEEP:
-            self.add(queue, name, [raw])
+            self.add(fetcher, queue, name, [raw])
         return turn
 
-    def give_back(self, consumer: Consumer | None, unwanted: Callable[[str], bool] = lambda queue: True) -> None:
-        """Put undelivered messages back, or those of some queues."""
+    def give_back(self, fetcher: Fetcher, unwanted: Callable[[str], bool] = lambda queue: True) -> None:
+        """Put undelivered messages of a fetcher back, or those of some queues."""
         back: dict[str, list[bytes]] = {}
-        keep: deque[tuple[str, str, bytes]] = deque()
-        while self._messages:
-            queue, name, message = self._messages.popleft()
-            if unwanted(queue):
-                back.setdefault(name, []).append(message)
+        keep: deque[_Fetched] = deque()
+        for fetched in self._messages:
+            if fetched.fetcher is fetcher and unwanted(fetched.queue):
+                back.setdefault(fetched.name, []).append(fetched.raw)
             else:
-                keep.append((queue, name, message))
+                keep.append(fetched)
         self._messages = keep
         if not keep:
             self._last_delivery.forget()
-        for name, unwanted_messages in back.items():
-            assert consumer is not None
-            consumer.give_back(name, unwanted_messages)
+        for name, raws in back.items():
+            assert fetcher.consumer is not None
+            fetcher.consumer.give_back(name, raws)
 
     # -- basic_get
 
     def take(self, queue: str) -> Iterator[tuple[str, bytes]]:
         """Yield the undelivered messages of a queue with the names of their lists, and forget each."""
-        for entry in [entry for entry in self._messages if entry[0] == queue]:
-            self._messages.remove(entry)
-            yield entry[1:]
+        for fetched in [fetched for fetched in self._messages if fetched.queue == queue]:
+            self._messages.remove(fetched)
+            yield fetched.name, fetched.raw
 
     def first_message(self, consumer: Consumer, fetched: Iterable[tuple[str, bytes]]) -> Any:
         """Return the first of these that is a kombu message, and hold it; set aside what is none before it.

@@ -1,4 +1,4 @@
-"""Fetcher: fetches the messages of a channel's queues, as many as its prefetch limit allows.
+"""Fetcher: fetches the messages of a channel's queues from one server, as many as the prefetch limit allows.
 
 If there is a backlog, one script call fetches several messages, but not before the pool needs them. The answer comes
 while the thread does other things. If there is no backlog, one connection per queue waits on the server (`waits`), and
@@ -11,7 +11,7 @@ end it. A message that arrives all the same goes back at once, so that other wor
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from logging import getLogger
 from typing import Any
@@ -20,12 +20,10 @@ from redis import exceptions
 
 from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.fetching.conversation import PATIENCE_S
-from celery_delayq.queue.connections import NOT_SERVING, refusals
+from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, refusals
 from celery_delayq.transport.credit import Credit
-from celery_delayq.transport.delivery import Delivery
 from celery_delayq.transport.lists import Lists
-from celery_delayq.transport.protocols import Channel
+from celery_delayq.transport.protocols import Channel, Siblings
 from celery_delayq.transport.rounds import Rounds
 from celery_delayq.transport.slots import Slot
 from celery_delayq.transport.station import Station
@@ -41,36 +39,39 @@ _SETTLED_S = 1.0
 
 
 class Fetcher:
-    """Fetches for one channel. It belongs to the consuming thread.
+    """Fetches for one channel from one server. It belongs to the consuming thread.
 
     Args:
         channel: a `DelayedChannel`.
-        station: returns the station of the channel's connection; called at the first fetch.
+        siblings: the fetchers of the channel.
+        server: as `Transport.station` names it.
+
+    Attributes:
+        rounds: what it asks.
+        is_starved: whether the last fetch ended because there was no credit.
+        empty_since, full_until: when its server was first found empty, and when it may have a connection again; for
+            the siblings (monotonic). None: it had messages, and had a connection.
     """
 
-    #: The server that it fetches from, as `Transport.station` names it.
-    server = ""
-
-    #: How long its thread waits at most until the server has ended waits, in seconds.
-    patience_s = PATIENCE_S
-
-    def __init__(self, channel: Channel, station: Callable[[], Station]) -> None:
+    def __init__(self, channel: Channel, siblings: Siblings, server: str) -> None:
         self._channel = channel
-        self._station_of = station
+        self._siblings = siblings
+        self.server = server
         self._station: Station | None = None
         self._credit = Credit(channel)
-        self._delivery = Delivery(channel, self._clear_the_way)
-        self._lists = Lists(channel, self._queues, self._is_elsewhere)
+        self._delivery = siblings.delivery
+        self._lists = Lists(channel, self._queues, siblings.is_elsewhere)
         self._waits = Waits(channel.connection.cycle, self._lists, self)
         self._answers_at = 0.0
         #: All lists are waited for until this time (monotonic), so there is nothing to fetch.
         self._settled_until = 0.0
         #: Whether the watchdog has heard of a message since the last round began.
         self._has_news = False
-        self._rounds = Rounds(channel.connection.cycle, self._lists, self._waits, self)
+        self.rounds = Rounds(channel.connection.cycle, self._lists, self._waits, self)
         self._is_closed = False
-        #: Whether the last fetch ended because there was no credit.
         self.is_starved = False
+        self.empty_since: float | None = None
+        self.full_until: float | None = None
 
     @property
     def consumer(self) -> Consumer | None:
@@ -79,28 +80,28 @@ class Fetcher:
 
     def _begin(self) -> Station:
         if self._station is None:
-            self._station = self._station_of()
+            self._station = self._siblings.station(self.server)
         return self._station
 
     # -- which queues
 
     def _queues(self) -> list[str]:
         """Return the queues to fetch from, each once."""
-        return list(dict.fromkeys(self._channel.task_queues.values()))
+        return self._siblings.queues_at(self.server)
 
     def on_queues_changed(self) -> None:
         """Follow a change of `channel.task_queues`: hand back the messages of queues that are no longer consumed."""
         self._settled_until = 0.0
-        self._rounds.cancel()
+        self.rounds.cancel()
         queues = self._queues()
         self._lists.follow()
         gone = [slot for slot in self._waits.all if slot.queue not in queues]
         self._end_waits(gone)
         self._waits.drop_ended(gone)
-        self._delivery.give_back(self.consumer, lambda queue: queue not in queues)
+        self._delivery.give_back(self, lambda queue: queue not in queues)
         if self.consumer is not None:
             for name in self.consumer.names - {name for _, name in self._lists.of(queues)}:
-                if not self._waits.has(name) and not self._rounds.asks(name):
+                if not self._waits.has(name) and not self.rounds.asks(name):
                     self.consumer.part(name)
 
     def tidy(self) -> None:
@@ -112,7 +113,7 @@ class Fetcher:
             redis.ConnectionError: the connection is lost.
         """
         consumer = self.consumer
-        self._rounds.check(consumer)
+        self.rounds.check(consumer)
         if consumer is None or consumer.lists.keys() == consumer.names or consumer.conversation.is_late:
             return
         consumer.conversation.read()  # no other fetch may read them
@@ -125,12 +126,12 @@ class Fetcher:
     @property
     def has_queues(self) -> bool:
         """Whether there is any queue to fetch from."""
-        return bool(self._channel.task_queues) and self._channel.ack_emulation
+        return bool(self._channel.ack_emulation) and bool(self._queues())
 
     @property
     def is_consuming(self) -> bool:
         """Whether it waits for messages, or has undelivered ones."""
-        return bool(self._waits or self._delivery or self._rounds.is_asking)
+        return bool(self._waits or self.rounds.is_asking or self._delivery.has(self))
 
     # -- fetching
 
@@ -138,7 +139,7 @@ class Fetcher:
         """Return how many messages may be fetched now."""
         if not self._channel.qos.can_consume() or self._delivery.is_isolated:
             return 0
-        return self._credit.left()
+        return max(0, self._credit.left() - self._siblings.on_the_way)
 
     def _read(self) -> None:
         """Handle the replies to acknowledgements once a second. They also reveal a lost connection."""
@@ -152,42 +153,35 @@ class Fetcher:
             return False
         return self.consumer.conversation.flush(may_wait=is_busy or self._credit.is_patient)
 
-    def fill(self) -> None:
-        """Ask for messages, or wait on the server if there are none.
+    def ask(self) -> None:
+        """Ask for messages. What comes is delivered later, see `deliver`.
 
         Raises:
             LeaseLost: others have given the consumer up; the caller has to reconnect.
             redis.ConnectionError: the connection is lost.
         """
-        if not self.is_empty:
-            self.ask()
-        if self.is_empty:
-            self.wait()
-
-    def ask(self) -> None:
-        """Ask for messages, but do not wait on the server, see `fill`. What comes is delivered later, see `deliver`."""
-        if self.has_fetched or not self.has_queues:
+        if self._delivery.has_next or not self.has_queues:
             return
-        self._rounds.check(self.consumer)
+        self.rounds.check(self.consumer)
         if self.consumer is not None:
             self.consumer.check()  # first: messages that others have taken over must not use up credit
-        if self._rounds.is_asking:
+        if self.rounds.is_asking:
             assert self.consumer is not None
             self.consumer.conversation.read()  # perhaps it has come while a task ran, or is overdue
-            if self._rounds.is_asking or self.has_fetched or self.is_empty:
+            if self.rounds.is_asking or self._delivery.has_next or self.rounds.is_empty:
                 return
         credit = self.credit()
         self.is_starved = credit == 0
         if not credit or self._credit.can_wait(credit):
-            self._rounds.cancel()
-            self._end_waits(self._waits.all)
+            self.rounds.cancel()
+            self.end_waits()
             self._read()
             return
         if time.monotonic() < self._settled_until:
             self._read()
             return
         self._has_news = False
-        self._rounds.go_on(self._begin())
+        self.rounds.go_on(self._begin())
 
     def take(self, queue: str, name: str, messages: list[bytes]) -> None:
         """Take messages that have come. Those that are not wanted any more go back."""
@@ -198,31 +192,27 @@ class Fetcher:
             return
         credit = self.credit()
         self._lists.rotate(queue)
-        self._delivery.add(queue, name, messages)
+        self._delivery.add(self, queue, name, messages)
+        self._siblings.on_found(self)
         if credit <= len(messages):  # while these tasks run, no further message may wait here
-            self._end_waits(self._waits.all)
+            self._siblings.end_waits(self)
 
     @property
-    def asked(self) -> int:
-        """How many messages may be on their way. Not if their answer is late: then others may have the credit."""
-        return self._rounds.on_the_way
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the last round has found no message in any list."""
-        return self._rounds.is_empty
+    def owes_for_s(self) -> float:
+        """For how long its server owes an answer, in seconds; 0 if it owes none."""
+        return 0.0 if self.consumer is None else self.consumer.conversation.owes_for_s
 
     def wait(self) -> None:
         """Wait on the server for messages in the lists that were found empty."""
         if self.is_sparing:
-            self._rounds.cancel()
+            self.rounds.cancel()
             if self._channel.connection.is_full(self.server):  # a connection that is idle by now may keep them out
                 self.spare_connections()
             self._settled_until = time.monotonic() + _SETTLED_S
         elif self._station is None or not self.credit():
-            self._rounds.cancel()
+            self.rounds.cancel()
         else:
-            self._rounds.wait(self._station)
+            self.rounds.wait(self._station)
             if not self._lists.are_refused:
                 self._settled_until = time.monotonic() + _SETTLED_S
                 if self._has_news:
@@ -248,11 +238,7 @@ class Fetcher:
 
     def spare_connections(self) -> None:
         """Do without connections that wait, for a while: the server has none left for leases and transfers."""
-        self._waits.spare(self.patience_s)
-
-    def _is_elsewhere(self, name: str, exc: exceptions.ResponseError) -> bool:
-        """Return whether an error says that a list is on its way to another server, so that it is tried again soon."""
-        return False
+        self._waits.spare(self._siblings.patience_s)
 
     def unsettle(self) -> None:
         """Look at all lists again at the next fetch. Safe in any thread."""
@@ -260,8 +246,18 @@ class Fetcher:
         self._settled_until = 0.0
 
     def on_readable(self, slot: Slot) -> None:
-        """Take the message that a slot has waited for, see `Waits.receive`."""
-        self._waits.receive(slot)
+        """Take the message that a slot has waited for, see `Waits.receive`.
+
+        Raises:
+            LeaseLost: others have given the consumer up.
+            redis.ConnectionError: the connection to a single server is lost.
+        """
+        try:
+            self._waits.receive(slot)
+        except LeaseLost:
+            raise
+        except CONNECTION_ERRORS as exc:
+            self._siblings.lose(self, exc)
 
     def is_consumed(self, queue: str) -> bool:
         """Return whether a queue is fetched from."""
@@ -269,7 +265,7 @@ class Fetcher:
 
     def may_wait(self) -> bool:
         """Return whether one more message may come: there is credit, and none is on its way."""
-        return not self._rounds.is_asking and self.credit() > 0
+        return not self.rounds.is_asking and self.credit() > 0
 
     # -- not waiting any more
 
@@ -281,44 +277,20 @@ class Fetcher:
         if self.consumer is None or self.consumer.conversation.is_late:
             return
         if any(slot.is_armed for slot in slots):
-            self._waits.end(slots, self.patience_s)
-        elif self._rounds.is_asking:
-            self.consumer.conversation.read_answers(self.patience_s)
+            self._waits.end(slots, self._siblings.patience_s)
+        elif self.rounds.is_asking:
+            self.consumer.conversation.read_answers(self._siblings.patience_s)
 
-    def _clear_the_way(self) -> None:
-        """Make all fetchers of the channel wait for no message, and give back what they have."""
-        self.make_way()
+    def end_waits(self) -> None:
+        """Wait for no message."""
+        self._end_waits(self._waits.all)
 
     def make_way(self) -> None:
         """Wait for no message, and give back those that are fetched but not delivered."""
-        self._end_waits(self._waits.all)
-        self._delivery.give_back(self.consumer)
+        self.end_waits()
+        self._delivery.give_back(self)
 
-    # -- delivering
-
-    @property
-    def has_fetched(self) -> bool:
-        """Whether there is something to deliver."""
-        return self._delivery.has_next
-
-    @property
-    def undelivered(self) -> int:
-        """The number of messages that are fetched but not delivered."""
-        return len(self._delivery)
-
-    @property
-    def callback_error(self) -> BaseException | None:
-        """What the callback of a kombu consumer has raised last, see `Delivery`."""
-        return self._delivery.callback_error
-
-    def deliver(self) -> bool:
-        """Deliver one fetched message to its kombu consumer; returns whether there was one."""
-        if not self.has_fetched:
-            return False
-        consumer = self.consumer
-        assert consumer is not None
-        consumer.check()
-        return self._delivery.deliver(consumer)
+    # -- basic_get
 
     def get(self, queue: str) -> Any:
         """Return one message of a queue as a kombu message, even if others consume the queue; None if it is empty."""
@@ -342,7 +314,7 @@ class Fetcher:
     def close(self) -> None:
         """Stop waiting for messages, and put undelivered ones back. Never raises."""
         consumer = self.consumer
-        self._rounds.cancel()
+        self.rounds.cancel()
         try:
             if consumer is not None and not (consumer.is_closed or consumer.is_unanswered):
                 has_answered = consumer.conversation.read_answers()
@@ -355,9 +327,14 @@ class Fetcher:
         except Exception:  # Celery swallows errors here, and the messages would wait until the worker ends
             logger.exception("Cannot put back undelivered messages yet: they will go back with the delivered ones")
         if consumer is not None and consumer.is_unanswered:
-            self._delivery.give_back(consumer)
+            self._delivery.give_back(self)
         if self._waits.are_armed:
             self._waits.abandon()
+        self.disconnect()
+
+    def abandon(self) -> None:
+        """Fetch nothing any more, without a command to the server. The watchdog puts back what was not delivered."""
+        self._waits.abandon()
         self.disconnect()
 
     def disconnect(self) -> None:
@@ -365,6 +342,6 @@ class Fetcher:
         self._settled_until = 0.0
         for slot in self._waits.all:
             self._waits.drop(slot)
-        self._rounds.cancel()
+        self.rounds.cancel()
         self._is_closed = True
-        self._delivery.clear()
+        self._delivery.clear(self)

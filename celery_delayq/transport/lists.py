@@ -20,6 +20,9 @@ T = TypeVar("T")
 #: Pause before a list that the server refused (its memory is full, for example) is tried again, in seconds.
 _REFUSED_S = 1.0
 
+#: The same for a list whose slot is on its way to another node, in seconds.
+_MOVING_S = 0.1
+
 
 class Lists:
     """They belong to the consuming thread.
@@ -27,14 +30,14 @@ class Lists:
     Args:
         channel: a `DelayedChannel`.
         queues: returns the queues to read, each once.
-        is_elsewhere: whether an error says that a list is on its way to another server; it puts that list off.
+        is_elsewhere: whether an error says that a list is on its way to another server; see `Fetchers`.
     """
 
     def __init__(
         self,
         channel: Channel,
         queues: Callable[[], list[str]],
-        is_elsewhere: Callable[[str, exceptions.ResponseError], bool],
+        is_elsewhere: Callable[[exceptions.ResponseError], bool],
     ) -> None:
         self._channel = channel
         self._queues = queues
@@ -97,7 +100,8 @@ class Lists:
         Raises:
             redis.ConnectionError: it refuses everything.
         """
-        if self._is_elsewhere(name, exc):
+        if self._is_elsewhere(exc):
+            self.put_off(name, exc, _MOVING_S)
             return
         if isinstance(exc, NOT_SERVING):
             raise exceptions.ConnectionError(str(exc)) from exc

@@ -19,10 +19,11 @@ from redis.exceptions import ResponseError
 
 from celery_delayq.basics.descriptors import Waker
 from celery_delayq.basics.weak import call_of
-from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, is_full, refusals
+from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, refusals
 
 if TYPE_CHECKING:  # which a producer need not load
-    from celery_delayq.transport.protocols import Fetching, Owner, Pollable, Polled
+    from celery_delayq.transport.fetchers import Fetchers
+    from celery_delayq.transport.protocols import Owner, Pollable, Polled
 
 #: Longest single wait of a consumer, in seconds. After that, it checks that all is well.
 _LONGEST_POLL_S = 1.0
@@ -42,9 +43,6 @@ _RESUBSCRIBE_S = 0.1
 
 #: Pause until a worker that Redis refuses something for now tries again, in seconds.
 _REFUSED_S = 1.0
-
-#: Pause until a worker for which Redis has no connection left looks for messages again, in seconds.
-_FULL_S = 1.0
 
 logger = getLogger(__name__)
 
@@ -78,8 +76,6 @@ class Poller(kombu_redis.MultiChannelPoller):
         #: Whether `get` has asked before kombu calls `on_poll_start`.
         self._has_filled = False
         self._tidy_at = 0.0
-        #: Whether the server had no connection left at the last fetch.
-        self._is_full = False
 
     @property
     def poller(self) -> Any:
@@ -127,11 +123,11 @@ class Poller(kombu_redis.MultiChannelPoller):
     def _all_channels(self) -> list[Polled]:
         return list(self._channels)  # of kombu; others may add to it meanwhile
 
-    def _made_fetchers(self) -> list[Fetching]:
-        return [fetcher for channel in self._all_channels() if (fetcher := channel.made_fetcher) is not None]
+    def _made_fetchers(self) -> list[Fetchers]:
+        return [made for channel in self._all_channels() if (made := channel.made_fetchers) is not None]
 
-    def _fetchers(self) -> list[Fetching]:
-        return [fetcher for fetcher in self._made_fetchers() if fetcher.has_queues]
+    def _fetchers(self) -> list[Fetchers]:
+        return [fetchers for fetchers in self._made_fetchers() if fetchers.has_queues]
 
     @property
     def is_consuming(self) -> bool:
@@ -223,52 +219,28 @@ class Poller(kombu_redis.MultiChannelPoller):
             channel.wait_for_replies()
             channel.expiry.keep()
             if is_time_to_tidy:
-                if (made := channel.made_fetcher) is not None:
+                if (made := channel.made_fetchers) is not None:
                     made.tidy()
                 channel.close_idle()
                 channel.keep_subscription()
-        for fetcher in self._fetchers():
+        for fetchers in self._fetchers():
             if self._waker is None:
                 self._waker = Waker()
                 self.poller.register(self._waker.fileno(), self.eventflags)
             try:
-                if fetcher.is_in_the_way:
-                    self._on_full(fetcher)
-                fetcher.fill()
-                if fetcher.is_sparing:
-                    self.wake_in(_FULL_S)
-                else:
-                    self._is_full = False
+                fetchers.fill()
             except ResponseError as exc:  # not about a list, which the fetcher handles, but a lease, for example
                 if isinstance(exc, NOT_SERVING) or not refusals.note(exc, logger):
                     raise RedisConnectionError(str(exc)) from exc
                 self.wake_in(_REFUSED_S)
-                continue
-            except RedisConnectionError as exc:
-                if not is_full(exc):
-                    raise
-                self._on_full(fetcher)
-                continue
-        # Of a fetcher without queues, too: its last tasks end.
-        fetchers = self._made_fetchers()
-        is_busy = any(fetcher.has_fetched for fetcher in fetchers)
-        for fetcher in fetchers:
-            if fetcher.send_acks(is_busy=is_busy):
+        # Of those without queues, too: their last tasks end.
+        all_made = self._made_fetchers()
+        is_busy = any(made.delivery.has_next for made in all_made)
+        for made in all_made:
+            if made.send_acks(is_busy=is_busy):
                 self.turn_soon()
         if is_busy:
             self.wake()
-
-    def _on_full(self, fetcher: Fetching) -> None:
-        """Leave the connections that there are to the loops, and look for messages instead of waiting for them."""
-        if not self._is_full:
-            logger.error(
-                "Redis has no connection left for this worker: its limit maxclients%s is reached. The worker looks for "
-                "messages once a second. Raise maxclients, or see docs/limits.md",
-                fetcher.maxclients(),
-            )
-        self._is_full = True
-        fetcher.spare_connections()
-        self.wake_in(_FULL_S)
 
     def on_readable(self, fileno: int) -> Any:
         """Read, and deliver a message, see kombu. For our own descriptors, returns whether a message was delivered."""
@@ -287,10 +259,10 @@ class Poller(kombu_redis.MultiChannelPoller):
 
     def _deliver(self) -> bool:
         """Deliver a message, or in a worker some: a turn of its loop costs more than a delivery."""
-        fetchers, delivered = self._fetchers(), False
+        consuming, delivered = self._fetchers(), False
         until = time.monotonic() + _DELIVER_S
         for _ in range(_MOST_A_TURN):
-            if not any(fetcher.deliver() for fetcher in fetchers):
+            if not any(fetchers.delivery.deliver() for fetchers in consuming):
                 break
             delivered = True
             if not self.delivers_some or time.monotonic() >= until:
@@ -349,7 +321,7 @@ class Poller(kombu_redis.MultiChannelPoller):
     def maybe_restore_messages(self) -> None:
         """Restore the messages that workers with kombu's own transport left, see kombu."""
         for channel in self._all_channels():
-            if channel.made_fetcher is not None and channel.made_fetcher.has_queues:
+            if channel.made_fetchers is not None and channel.made_fetchers.has_queues:
                 with suppress(*channel.connection_errors):
                     channel.restore_visible()
                 return

@@ -73,7 +73,7 @@ def test_what_is_told_of_while_it_begins_to_wait(ours: Broker, monkeypatch: pyte
         begin = Fetcher.wait
 
         def meanwhile(self: Fetcher) -> None:
-            if self.is_empty and not rare.may_have_messages(name):
+            if self.rounds.is_empty and not rare.may_have_messages(name):
                 monkeypatch.setattr(Fetcher, "wait", begin)
                 publish(ours, "q", "told", priority=6)
                 wait_until(lambda: rare.may_have_messages(name), "the server has told")

@@ -85,9 +85,9 @@ def test_what_comes_to_another_list_during_a_round_is_not_late(
         raw = client.lrange("spare", 0, -1)
 
         def meanwhile(it: Fetcher) -> None:
-            before = it.asked
+            before = it.rounds.on_the_way
             ask(it)
-            if it.asked and not before:
+            if it.rounds.on_the_way and not before:
                 monkeypatch.setattr(Fetcher, "ask", ask)
                 client.lpush(name, *raw)
 
@@ -101,7 +101,7 @@ def test_what_comes_to_another_list_during_a_round_is_not_late(
 def test_spared_connections_are_closed(ours: Broker, server: PrivateRedis) -> None:
     with reader(ours, "a", "b") as it, server.client() as client:
         wait_until(lambda: it.wait(0.05) == [] and waiting(client) == 2, "it waits")
-        it.channel.fetcher.spare_connections()
+        it.channel.fetchers.spare_connections()
         it.wait(0.05)
         assert waiting(client) == 0
         assert not [one for one in client.client_list() if one["cmd"] == "blmove"]

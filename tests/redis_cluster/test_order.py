@@ -3,13 +3,63 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import pytest
+from kombu import Connection, Consumer
+from kombu.message import Message
 
 from celery_delayq.fetching.wire import Wire
 from tests.brokers import ClusterServer
-from tests.fetching.reading import publish, reader, with_options
+from tests.fetching.reading import publish, queue, reader, with_options
+from tests.integration.publishing import Broker
 from tests.redis_cluster.servers import Cluster
+from tests.support import wait_until
+
+
+@contextmanager
+def all_waited_for(ours: Broker, names: Sequence[str], on_message: Callable[[Message], object]) -> Iterator[Connection]:
+    """A connection that consumes one message at a time, and waits for messages of queues on several nodes."""
+    with ours.connection.clone() as connection:
+        consumer = Consumer(connection.default_channel, list(map(queue, names)), on_message=on_message)
+        consumer.qos(prefetch_count=1)
+        consumer.consume()
+
+        def all_wait() -> bool:
+            with suppress(TimeoutError):
+                connection.drain_events(timeout=0.05)
+            return all(waits_at(ours, name) for name in names)
+
+        wait_until(all_wait, "it waits for all of them")
+        yield connection
+
+
+def waits_at(ours: Broker, name: str) -> int:
+    """How many connections wait at the node of a queue."""
+    node = ours.channel.plain_client.node_of(name)
+    return int(node.client.info("clients")["blocked_clients"])
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_while_a_task_blocks_the_thread_other_nodes_keep_their_messages(cluster: Cluster, first: int) -> None:
+    names = [cluster.key_of(node, prefix="queue") for node in cluster.nodes]
+    here, *elsewhere = names[first:] + names[:first]
+    left = {}
+
+    def work(message: Message) -> None:
+        if message.payload == "long":
+            for name in elsewhere:
+                publish(ours, name, "later")
+                left[name] = ours.client.llen(name)
+        received.append(message.payload)
+        message.ack()
+
+    received: list[str] = []
+    with with_options(ClusterServer(cluster)) as ours, all_waited_for(ours, names, work) as connection:
+        publish(ours, here, "long")
+        wait_until(lambda: connection.drain_events(timeout=5) or len(received) == 3, "all have come")
+    assert left == dict.fromkeys(elsewhere, 1)
 
 
 @pytest.mark.parametrize("prefetch", [1, 4, 0])

@@ -164,7 +164,7 @@ assert len([step for step in app.steps["consumer"] if step.startswith("celery_de
 #: Rooms, and modules of rooms, that a producer needs not.
 NOT_FOR_PRODUCERS = (
     *("beat", "cli", "contrib", "fetching", "health", "inspector", "metrics", "schedule", "testing", "web", "worker"),
-    *("cluster.client", "publishing.broadcast", "publishing.revocation", "transfer.loop", "transport.fetcher"),
+    *("cluster.client", "publishing.broadcast", "publishing.revocation", "transfer.loop", "transport.fetchers"),
 )
 
 #: How many modules more it may load than one with kombu's own transport.
