@@ -221,9 +221,10 @@ class Fetcher:
 
     def maxclients(self) -> str:
         """Return the server's limit of connections, as a part of a sentence; empty if it does not tell."""
-        with suppress(exceptions.RedisError):
-            limit = self._channel.plain_client.info("clients").get("maxclients")
-            return f" of {limit}" if limit else ""
+        if self.consumer is not None:
+            with suppress(exceptions.RedisError):
+                limit = self.consumer.client.info("clients").get("maxclients")
+                return f" of {limit}" if limit else ""
         return ""
 
     @property

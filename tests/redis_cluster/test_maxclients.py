@@ -16,7 +16,7 @@ from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
-REACHED = "its limit maxclients is reached"
+REACHED = "has no connection left for this worker"
 
 
 def connections(node: ClusterNode) -> int:
@@ -45,9 +45,14 @@ def wanted(cluster: Cluster, node: ClusterNode, ledger: Ledger) -> int:
         ids = [app.tasks["note"].apply_async(countdown=countdown).id for countdown in (None, 1.0)]
         wait_until(lambda: ledger.has(ids), "it has all that it needs")
         pools.reset()  # the publisher's connections
-        wait_until(lambda: node.client.info("clients")["blocked_clients"] == 1, "it waits on the list of its queue")
-        wait_until(lambda: node.client.info("clients")["tracking_clients"] == 1, "it listens for the other lists")
+        wait_until(lambda: has_all(node), "it waits on the list of its queue, and listens for the other lists")
         return connections(node) - before
+
+
+def has_all(node: ClusterNode) -> bool:
+    """Whether a worker has the connections to a node that it opens last."""
+    clients = node.client.info("clients")
+    return bool(clients["blocked_clients"] == clients["tracking_clients"] == 1)
 
 
 def log_of_a_worker(cluster: Cluster, node: ClusterNode, ledger: Ledger, count: int) -> str:
@@ -63,6 +68,7 @@ def log_of_a_worker(cluster: Cluster, node: ClusterNode, ledger: Ledger, count: 
             wait_until(lambda: ledger.has([first]), "the first has run")
             ids = [note.apply_async(countdown=countdown).id for countdown in (None, 0.2, None, 1.0)]
             wait_until(lambda: ledger.has(ids), "all have run")
+            wait_until(lambda: REACHED in worker.log or has_all(node), "it lacks a connection, or has them all")
             return worker.log
 
 
