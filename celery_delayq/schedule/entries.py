@@ -345,31 +345,31 @@ class Entries:
         is_later = state is not None and own is not None and 0 < (own.at_ms or 0) < (state.at_ms or 0)
         if state is None or not is_last or (entry.seen.raw and not is_later):
             return self._store.forget(entry.name, queue, seen)
-        self._store.check_kept(entry.name, queue, seen)
+        if not self._store.check_kept(entry.name, queue, seen):
+            return False
         if own is not None:
             return self._go_on_from(entry, queue, seen, state)
         # Never back from "sent": somebody may be about to forget the state, after he has recorded that.
         if entry.record.last != state.on_leaving(sent=True):
-            if not self._write_last(entry, state.on_leaving(sent=False)):
+            if not self._keep_last(entry, queue, state.on_leaving(sent=False)):
                 return False
-            self._store.check_kept(entry.name, queue)
             outcome = self._store.leave(entry.name, queue, seen, state.task_id)
             if outcome != GONE:
                 return outcome == DONE
-            self._store.check_kept(entry.name, queue, seen)  # it was sent after the check before
-        if not self._write_last(entry, state.on_leaving(sent=True)):
+            if not self._store.check_kept(entry.name, queue, seen):  # it was sent after the check before
+                return False
+        if not self._keep_last(entry, queue, state.on_leaving(sent=True)):
             return False
-        self._store.check_kept(entry.name, queue)
         return self._store.leave(entry.name, queue, seen, "") == DONE
 
     def _go_on_from(self, entry: Entry, queue: str, seen: Seen, state: State) -> bool:
         """Put a state of another queue in place of an earlier one: a failover has undone that this queue was left."""
         outcome = self._store.leave(entry.name, queue, seen, state.task_id)
-        if outcome == GONE:
-            self._store.check_kept(entry.name, queue, seen)
-            outcome, sent = self._store.leave(entry.name, queue, seen, ""), True
-        else:
-            sent = False
+        sent = outcome == GONE
+        if sent:
+            if not self._store.check_kept(entry.name, queue, seen):
+                return False
+            outcome = self._store.leave(entry.name, queue, seen, "")
         if outcome != DONE:
             return False
         own, own_queue = entry.seen.state, entry.record.queue or ""
@@ -381,19 +381,22 @@ class Entries:
         entry.seen = Seen(done.state, done.forgotten)
         return done.outcome == DONE
 
-    def _write_last(self, entry: Entry, last: str) -> bool:
-        """Record the state with which an entry leaves its queue. Returns False if the record has changed."""
+    def _keep_last(self, entry: Entry, queue: str, last: str) -> bool:
+        """Record the state with which an entry leaves a queue, and check that a replica has that.
+
+        Returns False if the record has changed.
+        """
         if not entry.is_stored:
             entry.record = replace(entry.record, last=last)
-        if entry.record.last == last:
-            return True
         (raw,) = self._store.records_of([entry.name])
         record = self._definitions.as_known(entry, raw)
         if record is None:
             return False
-        record = replace(record, last=last)
-        number = self._store.write_record(entry.name, raw, record)
-        if number:
+        if record.last != last:
+            record = replace(record, last=last)
+            number = self._store.write_record(entry.name, raw, record)
+            if not number:
+                return False
             self._on_written(number)
-            entry.record = record.lean()
-        return bool(number)
+            entry.record, raw = record.lean(), record.dump()
+        return self._store.check_kept(entry.name, queue, raw)

@@ -69,7 +69,7 @@ def planner_loop(
     @contextmanager
     def connect() -> Iterator[tuple[ScheduleStore, Callable[[], Planner]]]:
         with connector.channel() as channel, Producer(channel, auto_declare=False) as producer:
-            store = _planners_store(channel)
+            store = planners_store(channel)
             builder = Builder(app, producer)
             connected_before = next(connections) > 0
 
@@ -92,8 +92,12 @@ def planner_loop(
     return PlannerLoop(connect, chores, is_awaited=not is_cluster_url(connection))
 
 
-def _planners_store(channel: Any) -> ScheduleStore:
-    """Return a store that waits neither long for a node of a cluster, nor for a slot that moves."""
+def planners_store(channel: Any) -> ScheduleStore:
+    """Return a planner's store: it waits neither long for a node of a cluster, nor for a slot that moves.
+
+    Args:
+        channel: a channel with our transport.
+    """
     if not is_cluster(channel.plain_client):
         return store_of(channel)
     client = hurried(channel.plain_client, deadline_s=0, hurry_s=_PATIENCE_S)

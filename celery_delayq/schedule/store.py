@@ -295,18 +295,27 @@ class ScheduleStore:
         """
         return self._plan_one(Step(entry, queue, seen, b"", withdraw=withdraw, must_wait=bool(withdraw))).outcome
 
-    def check_kept(self, entry: str, queue: str, seen: Seen | None = None) -> None:
-        """Check that a replica has what an entry has sent in a queue that it leaves; without `seen`, its record.
+    def check_kept(self, entry: str, queue: str, stored: Seen | bytes) -> bool:
+        """Check that a replica has what an entry has sent in a queue that it leaves.
+
+        Args:
+            entry: its name.
+            queue: name of the queue.
+            stored: the state there, as it was seen; or the record of the entry, as it was written.
+
+        Returns:
+            False if that is not stored any more: another planner has changed it, or a failover has undone it.
 
         Raises:
             NotReplicated: no replica has it, or had not just before, when it was asked.
         """
         if self._keeper is None:
-            return
-        key, raw = self.keys.definitions, self.record(entry) if seen is None else seen.raw
-        write: list[Call[Any]] = [scripts.record(self.keys, changes=[(entry, raw, raw)])]
-        if seen is not None:
-            key, write = self.queue(queue).keys.schedule, [self._call(Step(entry, queue, seen, raw))]
+            return True
+        write: list[Call[Any]]
+        if isinstance(stored, Seen):
+            key, write = self.queue(queue).keys.schedule, [self._call(Step(entry, queue, stored, stored.raw))]
+        else:
+            key, write = self.keys.definitions, [scripts.record(self.keys, changes=[(entry, stored, stored)])]
         try:
             if time.monotonic() >= self._hurried_until.get(queue, 0.0):
                 (reply,) = run_each(self._keeper, write)
@@ -314,8 +323,7 @@ class ScheduleStore:
                     raise NodeLost(str(reply))
                 if isinstance(reply, Exception):
                     raise reply
-                if seen is not None or reply[0]:
-                    return
+                return bool(reply.outcome == scripts.DONE if isinstance(stored, Seen) else reply[0])
         except NotReplicated:
             self._hurried_until[queue] = time.monotonic() + _HURRIED_S
         raise NotReplicated(f"no replica has what was sent to queue {queue!r}; the entry leaves it when one does")

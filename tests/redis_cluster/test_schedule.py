@@ -11,7 +11,8 @@ import redis
 
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys
 from celery_delayq.schedule.loop import PlannerLoop
-from celery_delayq.schedule.service import planner_loop
+from celery_delayq.schedule.records import Record, Seen
+from celery_delayq.schedule.service import planner_loop, planners_store
 from examples.private_redis import PrivateRedis
 from tests.brokers import ClusterServer
 from tests.redis_cluster import servers
@@ -238,6 +239,23 @@ def test_a_failover_of_the_node_that_an_entry_leaves_loses_no_occurrence(
             source.kill()
         assert_goes_on(client, cluster, source, replica, "blue")
         wait_until(lambda: schedule.get("mine").error is None, "it may leave")
+
+
+def test_what_a_failover_has_undone_is_not_kept(replicated_broker: ClusterServer, ledger_url: str) -> None:
+    """A planner may have seen it just before."""
+    options = {"broker_transport_options": {"replicas": 1, "replicas_timeout": 5.0}}
+    with (
+        publisher(replicated_broker.cluster.url(3), ledger_url, **options) as app,
+        replicated_broker.client() as client,
+        app.connection() as connection,
+    ):
+        store = planners_store(connection.default_channel)
+        client.hset(QueueKeys.of("red").schedule, "mine", "a state")
+        store.write_record("mine", b"", Record("a fingerprint", 0, {}))
+        (seen,) = store.seen([("mine", "red")])
+        for stored, undone in ((seen, Seen(b"undone", seen.forgotten)), (store.record("mine"), b"undone")):
+            assert store.check_kept("mine", "red", stored)
+            assert not store.check_kept("mine", "red", undone)
 
 
 def test_transfers_do_not_wait_for_a_planner_whose_node_is_away(broker: ClusterServer, ledger_url: str) -> None:
