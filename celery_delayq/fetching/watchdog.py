@@ -107,6 +107,9 @@ class Watchdog:
         patience_s: see `PATIENCE_S`.
         turn_s: length of a turn to look for missing consumers, in seconds.
         is_running: see `process.is_running`.
+
+    Attributes:
+        outage: whether it is interrupted.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class Watchdog:
         consumer.outbox.on_owed = self._wake
         self._has_ended = False
         self._stopping = False
-        self._outage = Outage(
+        self.outage = Outage(
             logger,
             f"Lease renewal of consumer {consumer.id}",
             f"The leases last for {consumer.leases.seconds:g} s",
@@ -176,11 +179,6 @@ class Watchdog:
         """Return whether it would notice that a consumer is gone: it has seen it. Safe in any thread."""
         return other in self._presence.known
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the server has no connection left for it. Safe in any thread."""
-        return self._outage.is_full
-
     def _finish_now(self) -> None:
         """Put everything back as the process ends: nobody has closed the consumer, or it is not done."""
         if os.getpid() != self._pid:  # a forked child ends; the consumer belongs to its parent
@@ -217,7 +215,7 @@ class Watchdog:
 
     def _on_interrupted(self, exc: Exception) -> None:
         if not self._stopping:
-            self._outage.begins(exc)
+            self.outage.begins(exc)
 
     def _serve(self) -> None:
         """Look after the consumer as long as the connection for commands lasts; the subscription may be lost alone."""
@@ -259,7 +257,7 @@ class Watchdog:
             if self._may_look and (now >= self._look_at or self._others.are_unread):
                 self._look()
             self._recovery.go_on(self._client)
-            self._outage.ends()
+            self.outage.ends()
             heard = subscription.hear(self._wait_s(), self._waker.fileno())
             self._waker.drain()
             if heard is not None:

@@ -258,7 +258,7 @@ class Outage:
         #: None until the server has served the loop for the first time.
         self._lasts: bool | None = None
         self._pause_s = _FIRST_PAUSE_S
-        #: Whether the server has no connection left for the loop.
+        #: Whether the server has no connection left for the loop. Any thread may look.
         self.is_full = False
 
     def begins(self, exc: Exception) -> None:

@@ -82,7 +82,7 @@ class PlannerLoop(LoopThread):
                 if not self._is_awaited:
                     self._has_planned.set()
                 if not self._stopping:
-                    self._outage.begins(exc)
+                    self.outage.begins(exc)
 
     def _subscribe(self, store: ScheduleStore) -> None:
         """Subscribe at the server that has the periodic tasks; it also counts who is subscribed."""
@@ -111,7 +111,7 @@ class PlannerLoop(LoopThread):
                 self._has_planned.set()
             wait_s = 0.0
             if not is_busy:
-                self._outage.ends()
+                self.outage.ends()
                 until_next_s = planner.seconds_until_next()
                 until_look_s = next_look - time.monotonic()
                 wait_s = max(0.0, until_look_s if until_next_s is None else min(until_look_s, until_next_s))

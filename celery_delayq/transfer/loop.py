@@ -183,7 +183,7 @@ class TransferLoop(LoopThread):
             except Exception as exc:
                 if self._stopping or self._woken:
                     continue
-                self._outage.begins(exc)
+                self.outage.begins(exc)
 
     def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
         self._client, self._pubsub = client, pubsub
@@ -224,7 +224,7 @@ class TransferLoop(LoopThread):
                 if self._is_due(served) and not self._stopping:
                     self._transfer(served)
             if self._looked:
-                self._outage.ends()
+                self.outage.ends()
             if time.monotonic() >= self._next_look:
                 self._look()
             if time.monotonic() >= self._failover_log.next_at:

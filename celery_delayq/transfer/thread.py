@@ -23,12 +23,15 @@ class LoopThread(ABC):
     Args:
         name: name of the thread.
         logger, what, meanwhile: see `Outage`.
+
+    Attributes:
+        outage: whether the loop is interrupted.
     """
 
     def __init__(self, name: str, logger: Logger, what: str, meanwhile: str) -> None:
         self._name = name
         stops = weakref.WeakMethod(self.is_stopping)  # this must not wait for the garbage collector: it has descriptors
-        self._outage = Outage(logger, what, meanwhile, lambda: (is_stopping := stops()) is None or is_stopping())
+        self.outage = Outage(logger, what, meanwhile, lambda: (is_stopping := stops()) is None or is_stopping())
         #: The subscription, a `redis.client.PubSub`; None before the first connection.
         self._pubsub: Any = None
         self._stopping = False
@@ -58,11 +61,6 @@ class LoopThread(ABC):
     def is_alive(self) -> bool:
         """Return whether the loop's thread runs."""
         return self._thread is not None and self._thread.is_alive()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the server has no connection left for the loop. Safe in any thread."""
-        return self._outage.is_full
 
     @abstractmethod
     def run(self) -> None:

@@ -124,11 +124,6 @@ class Fetcher:
                 raise
 
     @property
-    def has_queues(self) -> bool:
-        """Whether there is any queue to fetch from."""
-        return bool(self._channel.ack_emulation) and bool(self._queues())
-
-    @property
     def is_consuming(self) -> bool:
         """Whether it waits for messages, or has undelivered ones."""
         return bool(self._waits or self.rounds.is_asking or self._delivery.has(self))
@@ -160,7 +155,7 @@ class Fetcher:
             LeaseLost: others have given the consumer up; the caller has to reconnect.
             redis.ConnectionError: the connection is lost.
         """
-        if self._delivery.has_next or not self.has_queues:
+        if self._delivery.has_next:
             return
         self.rounds.check(self.consumer)
         if self.consumer is not None:
@@ -231,11 +226,6 @@ class Fetcher:
     def is_sparing(self) -> bool:
         """Whether it does without connections that wait."""
         return self._waits.is_sparing
-
-    @property
-    def is_in_the_way(self) -> bool:
-        """Whether it may have connections that wait, although the server has none left for leases and transfers."""
-        return not self.is_sparing and self._channel.connection.is_full(self.server)
 
     def spare_connections(self) -> None:
         """Do without connections that wait, for a while: the server has none left for leases and transfers."""

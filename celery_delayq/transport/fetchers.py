@@ -71,9 +71,6 @@ class Fetchers:
         """Return the server that has the lists of a queue."""
         return ""
 
-    def _name_of(self, server: str) -> str:
-        return "Redis"
-
     def _follow(self) -> None:
         """Have a fetcher for each server that has queues of this channel, and none for others."""
         self._at("")
@@ -133,7 +130,7 @@ class Fetchers:
             logger.error(
                 "%s has no connection left for this worker: its limit maxclients%s is reached. The worker looks for "
                 "messages there once a second. Raise maxclients, or see docs/limits.md",
-                self._name_of(fetcher.server),
+                f"Redis node {fetcher.server}" if fetcher.server else "Redis",
                 fetcher.maxclients(),
             )
         fetcher.full_until = time.monotonic() + _FULL_S
@@ -143,8 +140,8 @@ class Fetchers:
 
     def _is_full(self, fetcher: Fetcher) -> bool:
         """Return whether a server has refused a connection just now, so that nothing is fetched there for a moment."""
-        if fetcher.is_in_the_way:
-            self._on_full(fetcher)
+        if not fetcher.is_sparing and self._channel.connection.is_full(fetcher.server):
+            self._on_full(fetcher)  # its connections that wait may keep those out that leases and transfers need
         return fetcher.full_until is not None and time.monotonic() < fetcher.full_until
 
     # -- what they do together
@@ -184,7 +181,7 @@ class Fetchers:
             return
         now = time.monotonic()
         for fetcher in sorted(self._all, key=lambda it: it.empty_since is not None and now < it.empty_since + _EMPTY_S):
-            if not fetcher.has_queues or self._is_full(fetcher):
+            if not self.queues_at(fetcher.server) or self._is_full(fetcher):
                 continue
             if fetcher.rounds.is_empty:
                 since = fetcher.empty_since = fetcher.empty_since or now

@@ -60,7 +60,7 @@ class Loops:
     def is_full(self, server: str) -> bool:
         """Return whether a server has no connection left for its loop."""
         loop = self._loops.get(server)
-        return loop is not None and loop.is_full
+        return loop is not None and loop.outage.is_full
 
     def start(self, settings: TransferSettings | None = None, moments: Moments | None = None) -> None:
         """Start to transfer all registered queues and all queues that the connection consumes.

@@ -85,9 +85,6 @@ class NodeFetchers(Fetchers):
         self._addresses[str(address)] = address
         return str(address)
 
-    def _name_of(self, server: str) -> str:
-        return f"Redis node {server}"
-
     def _follow(self) -> None:
         transport, topology = self._channel.connection, self._channel.topology
         transport.stations.check_former()

@@ -150,7 +150,7 @@ class SentinelWatch(LoopThread):
             except Exception as exc:
                 self._pools.append(self._pools.pop(0))
                 if not self._stopping:
-                    self._outage.begins(exc)
+                    self.outage.begins(exc)
             finally:
                 pool.disconnect()
 
@@ -179,7 +179,7 @@ class SentinelWatch(LoopThread):
             elif message is None:
                 before, known = known, self._ask(sentinel)
                 self._leave(before, known)
-            self._outage.ends()
+            self.outage.ends()
 
     def _ask(self, sentinel: redis.Redis) -> tuple[str, int] | None:
         """Return the address of the master; None if this sentinel does not know it."""

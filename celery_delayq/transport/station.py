@@ -29,6 +29,9 @@ class Station:
         transport: the `Transport` of the connection.
         connect: see `Consumer`.
         client: for the consumer, see `Consumer`.
+
+    Attributes:
+        consumer, watchdog, rare_lists: those of the server.
     """
 
     def __init__(
@@ -55,13 +58,8 @@ class Station:
         )
         self._cycle = transport.cycle
         self.rare_lists = RareLists(transport.cycle, self.consumer.conversation, transport.slot_of)
-        self._watchdog = Watchdog(self.consumer, on_lost=partial(call_of, weakref.ref(transport.cycle), "wake"))
-        self._watchdog.start()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the server has no connection left for its watchdog."""
-        return self._watchdog.is_full
+        self.watchdog = Watchdog(self.consumer, on_lost=partial(call_of, weakref.ref(transport.cycle), "wake"))
+        self.watchdog.start()
 
     def close(self, keep: Collection[str]) -> None:
         """Close the consumer, see `Consumer.close`. What cannot be done now is left to the watchdog."""
@@ -69,7 +67,7 @@ class Station:
             self.consumer.keep_only(keep)
             return
         if self.consumer.close(keep=keep):
-            self._watchdog.stop()
+            self.watchdog.stop()
         self.consumer.disconnect()
 
     def retire(self) -> None:

@@ -36,7 +36,7 @@ class Stations:
     def is_full(self, server: str) -> bool:
         """Return whether a server has no connection left for the watchdog of its station."""
         station = self._stations.get(server)
-        return station is not None and station.is_full
+        return station is not None and station.watchdog.outage.is_full
 
     # -- who holds a message
 

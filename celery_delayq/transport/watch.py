@@ -64,10 +64,10 @@ class NodesWatch(LoopThread):
             is_hurried, self._is_hurried = self._is_hurried, False
             try:
                 self._look()
-                self._outage.ends()
+                self.outage.ends()
             except Exception as exc:
                 if not self._stopping:
-                    self._outage.begins(exc)
+                    self.outage.begins(exc)
             ready([self._waker], [], _SOON_S if self._lost or is_hurried or hanging.is_any_late() else _LOOK_S)
             self._waker.drain()
 
