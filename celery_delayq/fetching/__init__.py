@@ -9,8 +9,7 @@ identity      the server's name for a connection
 subscription  hears what other consumers say, and which lists are written to
 abandoned     connections whose answers nobody reads
 held          a message that a consumer holds, and how it is rewritten for redelivery
-outbox        tells the server what has become of messages
-departure     where a message goes, and the command for that
+outbox        tells the server what has become of messages: where they go, and the commands for that
 isolation     a message that is held alone
 unique_keys   what becomes of the unique keys of the messages
 lease         the leases on the lists

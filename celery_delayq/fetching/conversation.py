@@ -13,7 +13,6 @@ import redis
 from redis import exceptions
 
 from celery_delayq.fetching.abandoned import AbandonedConnections
-from celery_delayq.fetching.departure import Command
 from celery_delayq.fetching.identity import Identity, identify
 from celery_delayq.fetching.wire import OnReply, Wire
 from celery_delayq.queue import scripts
@@ -33,6 +32,9 @@ LATE_ANSWER_S = 0.02
 
 #: How long whoever has to know what has arrived waits for a server, in seconds.
 PATIENCE_S = 1.0
+
+#: A command to the server.
+Command = Call[Any] | tuple[Any, ...]
 
 #: What a fetch has found: messages, None if the consumer has no lease, or why there is no answer.
 Found = list[bytes] | None | BaseException

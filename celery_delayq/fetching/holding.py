@@ -11,11 +11,10 @@ from types import MappingProxyType
 import redis
 
 from celery_delayq.fetching.conversation import Conversation, Urgency
-from celery_delayq.fetching.departure import Departure
 from celery_delayq.fetching.held import DEAD_LETTERS, Held, Redelivery
 from celery_delayq.fetching.isolation import Isolation
 from celery_delayq.fetching.lease import Leases
-from celery_delayq.fetching.outbox import Outbox
+from celery_delayq.fetching.outbox import Departure, Outbox
 from celery_delayq.fetching.unique_keys import UniqueKeys
 from celery_delayq.queue import scripts
 from celery_delayq.queue.dead_letters import reason_of

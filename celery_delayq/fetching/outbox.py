@@ -4,25 +4,43 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from logging import getLogger
 from threading import Lock
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import redis
 from redis import exceptions
 from redis.client import NEVER_DECODE
 
 from celery_delayq.basics.text import plural
-from celery_delayq.fetching.conversation import Conversation, Urgency
-from celery_delayq.fetching.departure import Departure, commands, depart
+from celery_delayq.fetching.conversation import Command, Conversation, Urgency
 from celery_delayq.fetching.held import Held
+from celery_delayq.queue import scripts
 from celery_delayq.queue.call import Call, unwrapped
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
+from celery_delayq.queue.holds import What, acknowledge
 from celery_delayq.queue.keys import QueueKeys
+from celery_delayq.queue.scripts import MAX_PUT_BACK
 
 logger = getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Where a message goes when it leaves the in-flight list.
+
+    Attributes:
+        held: the message.
+        to: "nowhere" if it is acknowledged; the "front" or the "back" of its broker list; or "dead" for a dead letter.
+        written: the bytes to store there: a message, or the record of a dead letter.
+    """
+
+    held: Held
+    to: Literal["nowhere", "front", "back", "dead"]
+    written: bytes = b""
 
 
 class Outbox:
@@ -76,20 +94,59 @@ class Outbox:
         """Make messages leave, in this order. Never raises for the network or the server; waits for no reply."""
         rest = dict(departures)
         try:
-            for name, of_one_list in _by_list(departures.items()):
-                for some, command in commands(self._keys_of(name), **self._of(name), departures=of_one_list):
-                    self.expect(some)
-                    if isinstance(command, Call) and not all(departure.to == "nowhere" for departure in some.values()):
-                        command = command.by_text()  # it has to arrive now, and perhaps nobody reads a NOSCRIPT soon
-                    if not self._conversation.say(partial(self._on_reply, some), command, urgency):
-                        self._owe(some)
-                        self._has_answer(some)
-                    for tag in some:
-                        del rest[tag]
+            for _, some, command in self._commands(departures):
+                self.expect(some)
+                if isinstance(command, Call) and not all(departure.to == "nowhere" for departure in some.values()):
+                    command = command.by_text()  # it has to arrive now, and perhaps nobody reads a NOSCRIPT soon
+                if not self._conversation.say(partial(self._on_reply, some), command, urgency):
+                    self._owe(some)
+                    self._has_answer(some)
+                for tag in some:
+                    del rest[tag]
         except BaseException:  # of a signal handler, or a credential provider
             self._owe(rest)
             self._has_answer(rest)
             raise
+
+    def _commands(self, departures: Mapping[str, Departure]) -> Iterator[tuple[str, dict[str, Departure], Command]]:
+        """Yield what makes messages leave, in this order. A message that is no longer in flight is left alone.
+
+        So a command whose reply is unknown may be repeated. Each 100 consecutive messages of a list to the same place
+        are one atomic step.
+
+        Args:
+            departures: tag -> where a message goes.
+
+        Yields:
+            The name of a list, the departures of a command, and the command. If all of them are "nowhere", it replies
+            with how many were in flight.
+        """
+        for (name, to), group in groupby(departures.items(), key=lambda item: (item[1].held.name, item[1].to)):
+            keys = self._keys_of(name)
+            if to == "nowhere":
+                for tag, departure in group:
+                    yield name, {tag: departure}, self._removal(keys, departure.held)
+                continue
+            while some := dict(islice(group, MAX_PUT_BACK)):
+                yield (
+                    name,
+                    some,
+                    scripts.put_back(
+                        keys,
+                        consumer=self._consumer,
+                        messages=[(departure.held.message, departure.written) for departure in some.values()],
+                        to_front=to == "front",
+                        dead=to == "dead",
+                        holders=[departure.held.holder for departure in some.values()] if to == "dead" else (),
+                        expires_ms=self._expires_ms.get(name),
+                    ),
+                )
+
+    def _removal(self, keys: QueueKeys, held: Held) -> Command:
+        if held.holder is not None:
+            what: What = "start" if held.starts else "done"
+            return acknowledge(keys, consumer=self._consumer, message=held.message, holder=held.holder, what=what)
+        return ("LREM", keys.in_flight(self._consumer), -1, held.message)
 
     def _on_reply(self, some: Mapping[str, Departure], reply: Any) -> None:
         if not isinstance(reply, BaseException):
@@ -145,21 +202,20 @@ class Outbox:
         return True
 
     def _settle(self, client: redis.Redis) -> None:
-        for name, of_one_list in _by_list(list(self.owed.items())):
+        refused: set[str] = set()
+        for name, some, command in self._commands(self.owed.copy()):
+            if name in refused:  # the order of its messages remains
+                continue
             elsewhere = is_elsewhere(client, self._keys_of(name).queue)
             try:
-                depart(client, self._keys_of(name), **self._of(name), departures=of_one_list)
+                _run(client, command)
             except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
                 if isinstance(exc, CONNECTION_ERRORS) and not elsewhere:
                     raise
-                logger.debug(
-                    "Redis still does not let %s of %r be acknowledged or put back: %s",
-                    plural(len(of_one_list), "message"),
-                    name,
-                    exc,
-                )
+                logger.debug("Redis still does not let messages of %r be acknowledged or put back: %s", name, exc)
+                refused.add(name)
                 continue
-            for tag in of_one_list:
+            for tag in some:
                 self._on_acknowledged(tag, True)  # first: a message that is held but not owed should be in flight
                 self.owed.pop(tag, None)
 
@@ -201,7 +257,8 @@ class Outbox:
                     if unknown[message] > 0:
                         unknown[message] -= 1
                         back[str(number)] = Departure(Held(name, message), "front", put_back(message))
-                depart(client, keys, **self._of(name), departures=back)
+                for _, _, command in self._commands(back):
+                    _run(client, command)
                 empty = empty and len(back) == len(in_flight)
             except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
                 if isinstance(exc, CONNECTION_ERRORS) and not elsewhere:
@@ -221,14 +278,12 @@ class Outbox:
         in_flight.subtract(mine.values())
         return [tag for tag, message in mine.items() if in_flight[message] < 0 and not self.is_under_way(tag)]
 
-    def _of(self, name: str) -> dict[str, Any]:
-        return {"consumer": self._consumer, "expires_ms": self._expires_ms.get(name)}
 
-
-def _by_list(departures: Iterable[tuple[str, Departure]]) -> Iterator[tuple[str, dict[str, Departure]]]:
-    """Group consecutive departures of the same list; yield its name and the group."""
-    for name, group in groupby(departures, key=lambda item: item[1].held.name):
-        yield name, dict(group)
+def _run(client: redis.Redis, command: Command) -> None:
+    if isinstance(command, Call):
+        command.run(client)
+    else:
+        client.execute_command(*command)
 
 
 def _in_flight(client: redis.Redis, keys: QueueKeys, consumer: str) -> list[bytes]:
