@@ -8,10 +8,9 @@
     ahead       messages that came before they are due, by the lead of the transfer
     eta_tasks   sends tasks that are fetched long before their eta back to Redis
     fetchers    those of one channel, one for each server
-    fetcher     fetches messages from one server, or waits for them
+    fetcher     fetches messages from one server, or waits for them: as many as the prefetch limit allows
     rounds      asks one list after the other
     lists       from which lists, in which order
-    credit      how many: as the prefetch limit allows
     delivery    delivers what was fetched
     program     what it asks the worker, or another program that consumes
     protocols   what channel, transport and poller know of each other

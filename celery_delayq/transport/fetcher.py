@@ -10,6 +10,7 @@ end it. A message that arrives all the same goes back at once, so that other wor
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -21,7 +22,7 @@ from redis import exceptions
 from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, refusals
-from celery_delayq.transport.credit import Credit
+from celery_delayq.transfer.lead import LONGEST_LEAD_S
 from celery_delayq.transport.lists import Lists
 from celery_delayq.transport.protocols import Channel, Siblings
 from celery_delayq.transport.rounds import Rounds
@@ -36,6 +37,12 @@ _ANSWERS_S = 1.0
 
 #: How long all lists count as waited for, if nothing happens, in seconds.
 _SETTLED_S = 1.0
+
+#: Messages that a worker fetches at once if there is no prefetch limit; others fetch what they ask for.
+_UNLIMITED = 20
+
+#: How long to fetch nothing for a busy pool, in seconds.
+PATIENCE_S = 0.1
 
 
 class Fetcher:
@@ -58,11 +65,12 @@ class Fetcher:
         self._siblings = siblings
         self.server = server
         self._station: Station | None = None
-        self._credit = Credit(channel)
         self._delivery = siblings.delivery
         self._lists = Lists(channel, self._queues, siblings.is_elsewhere)
         self._waits = Waits(channel.connection.cycle, self._lists, self)
         self._answers_at = 0.0
+        #: Fetch nothing for a busy pool until this time (monotonic); infinite while the pool is not busy.
+        self._patient_until = math.inf
         #: All lists are waited for until this time (monotonic), so there is nothing to fetch.
         self._settled_until = 0.0
         #: Whether the watchdog has heard of a message since the last round began.
@@ -131,10 +139,40 @@ class Fetcher:
     # -- fetching
 
     def credit(self) -> int:
-        """Return how many messages may be fetched now."""
-        if not self._channel.qos.can_consume() or self._delivery.is_isolated:
+        """Return how many messages may be fetched now, as the prefetch limit allows.
+
+        Messages that came before they are due take room, see `ahead`.
+        """
+        qos, connection = self._channel.qos, self._channel.connection
+        if not qos.can_consume() or self._delivery.is_isolated:
             return 0
-        return max(0, self._credit.left() - self._siblings.on_the_way)
+        room = connection.ahead.room(connection.program.most_ahead())
+        if not room:
+            connection.cycle.wake_in(LONGEST_LEAD_S)  # a task that is due need not begin: it may be rate-limited
+        # Celery's worker_disable_prefetch sets it: one by one.
+        limit = 1 if "can_consume" in vars(qos) else qos.can_consume_max_estimate()
+        if limit is None:
+            limit = _UNLIMITED if connection.fetches_ahead else 1
+        return max(0, int(min(max(limit, 1), room)) - self._siblings.on_the_way)
+
+    def _can_wait(self, credit: int) -> bool:
+        """Return whether the fetch can wait: the pool is busy, and has more tasks waiting than a fetch could add.
+
+        With early acknowledgement, each task that begins gives credit for one message. Fetching them one by one would
+        cost a round trip each. No process is idle while the fetch waits, and whenever a process ends a task, there is
+        another look. If tasks take long, the prefetch limit is still used up, a moment later.
+        """
+        if not self._channel.qos.prefetch_count or self._channel.connection.program.tasks_waiting() <= credit:
+            self._patient_until = math.inf
+            return False
+        now = time.monotonic()
+        if self._patient_until == math.inf:
+            self._patient_until = now + PATIENCE_S
+        if now < self._patient_until:
+            self._channel.connection.cycle.wake_in(self._patient_until - now)
+            return True
+        self._patient_until = math.inf
+        return False
 
     def _read(self) -> None:
         """Handle the replies to acknowledgements once a second. They also reveal a lost connection."""
@@ -146,7 +184,8 @@ class Fetcher:
         """Send the acknowledgements that wait, unless more will follow soon; see `Conversation.flush`."""
         if self.consumer is None:
             return False
-        return self.consumer.conversation.flush(may_wait=is_busy or self._credit.is_patient)
+        is_patient = time.monotonic() < self._patient_until < math.inf
+        return self.consumer.conversation.flush(may_wait=is_busy or is_patient)
 
     def ask(self) -> None:
         """Ask for messages. What comes is delivered later, see `deliver`.
@@ -167,7 +206,7 @@ class Fetcher:
                 return
         credit = self.credit()
         self.is_starved = credit == 0
-        if not credit or self._credit.can_wait(credit):
+        if not credit or self._can_wait(credit):
             self.rounds.cancel()
             self.end_waits()
             self._read()

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from celery_delayq.transport import credit
+from celery_delayq.transport import fetcher
 from tests.brokers import Server
 from tests.fetching.reading import fetching, publish, reader, size, with_options
 from tests.integration.long_tasks import in_flight
@@ -112,7 +112,7 @@ def test_without_a_prefetch_count_everything_is_delivered(ours: Broker) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool may be busy for as long as it likes."""
-    monkeypatch.setattr(credit, "PATIENCE_S", 60)
+    monkeypatch.setattr(fetcher, "PATIENCE_S", 60)
 
 
 @pytest.mark.usefixtures("patient")
