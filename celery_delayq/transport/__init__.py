@@ -51,13 +51,11 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from logging import getLogger
 from typing import TYPE_CHECKING, Any
 
 import kombu
-import redis
 from kombu.transport import redis as kombu_redis
 from redis import exceptions
 
@@ -82,7 +80,6 @@ if TYPE_CHECKING:  # what only a consumer, or a cluster, needs is imported when 
     from celery_delayq.transport.ahead import Ahead
     from celery_delayq.transport.last_delivery import LastDelivery
     from celery_delayq.transport.nodes import Nodes
-    from celery_delayq.transport.station import Station
 
 __all__ = ["ClusterTransport", "SentinelTransport", "Transport", "register"]
 
@@ -132,7 +129,7 @@ class Transport(kombu_redis.Transport):
         self.publisher = Publisher.of(client)
         #: The nodes of a cluster; None until a channel needs them, and with a single server.
         self.nodes: Nodes | None = None
-        self.loops = Loops(self, self._ends_with)
+        self.loops = Loops(self)
         #: Makes the event loop call nothing of this connection any more.
         self._leave_loop: Callable[[], object] = bool
         self.stations = Stations()
@@ -196,26 +193,8 @@ class Transport(kombu_redis.Transport):
 
     # -- the servers of this connection
 
-    def station(
-        self, server: str, connect: Callable[[], AbstractContextManager[redis.Redis]], client: redis.Redis
-    ) -> Station:
-        """Return the station at a server, which all channels of this connection share; made on first use.
-
-        Args:
-            server: its name.
-            connect: see `Consumer`.
-            client: on the pool that all channels share.
-        """
-        from celery_delayq.transport.station import Station
-
-        def make() -> Station:
-            station = Station(self, connect, client)
-            self._ends_with(station.consumer)
-            return station
-
-        return self.stations.at(server, make)
-
-    def _ends_with(self, it: Consumer | TransferLoop) -> None:
+    def ends_with(self, it: Consumer | TransferLoop) -> None:
+        """End this, too, if the transport is collected and nobody has closed it."""
         self._to_end.add(it)
 
     @property

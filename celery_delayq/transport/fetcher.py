@@ -51,7 +51,7 @@ class Fetcher:
     Args:
         channel: a `DelayedChannel`.
         siblings: the fetchers of the channel.
-        server: as `Transport.station` names it.
+        server: as `Stations` names it.
 
     Attributes:
         rounds: what it asks.

@@ -65,7 +65,9 @@ class Fetchers:
     def station(self, server: str) -> Station:
         """Return the station at a server."""
         transport = self._channel.connection
-        return transport.station(server, Connector(transport.client), self._channel.plain_client)
+        return transport.stations.at(
+            server, lambda: Station(transport, Connector(transport.client), self._channel.plain_client)
+        )
 
     def _server_of(self, queue: str) -> str:
         """Return the server that has the lists of a queue."""

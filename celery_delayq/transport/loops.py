@@ -24,16 +24,14 @@ class Loops:
 
     Args:
         connection: the `Transport`. Neither this nor the loops keep it.
-        on_start: called with each loop that starts.
 
     Attributes:
         more_lists: broker lists to transfer to besides those that the connection consumes.
         has_failover: whether a loop tries the alternative URLs in turn. A worker's stays with the worker's server.
     """
 
-    def __init__(self, connection: Connection, on_start: Callable[[TransferLoop], object]) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._owner = weakref.ref(connection)
-        self._on_start = on_start
         #: Server -> loop; "" is the name of a single server.
         self._loops: dict[str, TransferLoop] = {}
         #: Settings of the loops, and what they know of servers; None while none may run.
@@ -134,7 +132,7 @@ class Loops:
                 slot_of=connection.slot_of,
                 chores=call("program.chores"),
             )
-            self._on_start(loop)
+            connection.ends_with(loop)
             loop.start()
 
 

@@ -73,11 +73,14 @@ class NodeFetchers(Fetchers):
     def station(self, server: str) -> Station:
         """Return the station at a node."""
         transport, topology, address = self._channel.connection, self._channel.topology, self._addresses[server]
-        return transport.station(
+        return transport.stations.at(
             server,
-            partial(own_connections, topology, address, hurries_elsewhere=True),
-            # Without patience: while one list waits for its slot, the others are read. Nor for a node that hangs.
-            Routed(topology, home=address, deadline_s=0, is_hurried=True),
+            lambda: Station(
+                transport,
+                partial(own_connections, topology, address, hurries_elsewhere=True),
+                # Without patience: while one list waits for its slot, the others are read. Nor for a node that hangs.
+                Routed(topology, home=address, deadline_s=0, is_hurried=True),
+            ),
         )
 
     def _server_of(self, queue: str) -> str:

@@ -11,7 +11,6 @@ What a member does stands where it is implemented.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from celery_delayq.cluster.topology import Topology
     from celery_delayq.fetching.consumer import Consumer
     from celery_delayq.queue.delayed_queue import DelayedQueue
+    from celery_delayq.transfer.loop import TransferLoop
     from celery_delayq.transport.ahead import Ahead
     from celery_delayq.transport.bindings import Bindings
     from celery_delayq.transport.delivery import Delivery
@@ -103,12 +103,7 @@ class Connection(Protocol):
     def last_delivery(self) -> LastDelivery: ...
     @property
     def fetches_ahead(self) -> bool: ...
-    def station(
-        self,
-        server: str,
-        connect: Callable[[], AbstractContextManager[redis.Redis]],
-        client: redis.Redis,
-    ) -> Station: ...
+    def ends_with(self, it: Consumer | TransferLoop) -> None: ...
     @property
     def client(self) -> Any: ...
     @property

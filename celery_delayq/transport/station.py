@@ -60,6 +60,7 @@ class Station:
         self.rare_lists = RareLists(transport.cycle, self.consumer.conversation, transport.slot_of)
         self.watchdog = Watchdog(self.consumer, on_lost=partial(call_of, weakref.ref(transport.cycle), "wake"))
         self.watchdog.start()
+        transport.ends_with(self.consumer)
 
     def close(self, keep: Collection[str]) -> None:
         """Close the consumer, see `Consumer.close`. What cannot be done now is left to the watchdog."""
