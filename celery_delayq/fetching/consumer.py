@@ -164,7 +164,7 @@ class Consumer(HoldingConsumer):
         )
         self.conversation.read_answers()
         for name in names:
-            for tag in self.outbox.not_in_flight(client, name, self._held):
+            for tag in self.outbox.not_in_flight(client, name):
                 if self._let_go(tag) is not None:
                     self._deleted += 1
         self._check_deleted()
@@ -216,12 +216,12 @@ class Consumer(HoldingConsumer):
         return tag in self._held
 
     def recover_lost(self) -> None:
-        """Put back the messages that the server may have moved for a fetch whose reply was lost; see `reconcile`.
+        """Put back the messages that the server may have moved for a fetch whose reply was lost; see `Outbox`.
 
         The consumer stays in use. Call this only if no connection waits for messages and all fetched messages are held.
         """
         if self.conversation.lost and not self._abandoned.may_move_messages(self.client):
-            self.reconcile()
+            self.outbox.reconcile(self.client)
             self.conversation.lost = ""
 
     # -- the end
@@ -289,8 +289,9 @@ class Consumer(HoldingConsumer):
             return True
         if not self.settle(client):
             return False
-        may_get_more = self._abandoned.may_move_messages(client or self.client)  # first: `reconcile` puts it back
-        return self.reconcile(client) and not may_get_more and self.end_leases(client)
+        client = client or self.client
+        may_get_more = self._abandoned.may_move_messages(client)  # first: `reconcile` puts it back
+        return self.outbox.reconcile(client) and not may_get_more and self.end_leases(client)
 
     def keep_only(self, keep: Collection[str] = ()) -> None:
         """Hold only these tags any more: no task is left that could acknowledge the rest. `finish` puts that back."""

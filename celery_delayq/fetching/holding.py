@@ -66,7 +66,9 @@ class HoldingConsumer:
         self._collects = collects
         self._held: dict[str, Held] = {}
         self.isolation = Isolation(self._held, self._rewrite)
-        self.outbox = Outbox(id, leases.keys_of, expires_ms, conversation, self._on_acknowledged)
+        self.outbox = Outbox(
+            id, leases, self._held, redelivery.put_back, expires_ms, conversation, self._on_acknowledged
+        )
         self.unique_keys = UniqueKeys(self._held, leases.keys_of, conversation.say)
 
     @property
@@ -186,19 +188,8 @@ class HoldingConsumer:
         if departures and not self._collects and not self.conversation.is_late:
             self.conversation.read_answers()
 
-    def reconcile(self, client: redis.Redis | None = None) -> bool:
-        """Put back every message that is in flight but neither held nor leaving.
-
-        Do not call this while a fetch is under way: the consumer would lose the messages that are about to arrive.
-
-        Returns:
-            Whether nothing is in flight any more.
-        """
-        put_back = self.redelivery.put_back
-        return self.outbox.put_back_unknown(client or self.client, self.leases.lists, self._held, put_back)
-
     def _on_acknowledged(self, tag: str, was_in_flight: bool) -> None:
-        # Not earlier: `reconcile` puts back every message that is in flight but not held.
+        # Not earlier: `Outbox.reconcile` puts back every message that is in flight but not held.
         held = self._held.pop(tag, None)
         if was_in_flight:
             return

@@ -18,6 +18,7 @@ from redis.client import NEVER_DECODE
 from celery_delayq.basics.text import plural
 from celery_delayq.fetching.conversation import Command, Conversation, Urgency
 from celery_delayq.fetching.held import Held
+from celery_delayq.fetching.lease import Leases
 from celery_delayq.queue import scripts
 from celery_delayq.queue.call import Call, unwrapped
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
@@ -52,7 +53,9 @@ class Outbox:
 
     Args:
         consumer: its id.
-        keys_of: returns the keys of a broker list.
+        leases: of the consumer.
+        held: tag -> message that the consumer holds; other threads may change it.
+        put_back: rewrites a message for redelivery.
         expires_ms: list -> TTL of a list that messages go back to, in ms. Only lists that expire are in it.
         conversation: sends.
         on_acknowledged: called with the tag of each acknowledgement, and whether its message was in flight.
@@ -61,13 +64,17 @@ class Outbox:
     def __init__(
         self,
         consumer: str,
-        keys_of: Callable[[str], QueueKeys],
+        leases: Leases,
+        held: Mapping[str, Held],
+        put_back: Callable[[bytes], bytes],
         expires_ms: Mapping[str, int],
         conversation: Conversation,
         on_acknowledged: Callable[[str, bool], object],
     ) -> None:
         self._consumer = consumer
-        self._keys_of = keys_of
+        self._leases = leases
+        self._held = held
+        self._put_back = put_back
         self._expires_ms = expires_ms
         self._conversation = conversation
         conversation.on_closed = self._on_closed
@@ -122,7 +129,7 @@ class Outbox:
             with how many were in flight.
         """
         for (name, to), group in groupby(departures.items(), key=lambda item: (item[1].held.name, item[1].to)):
-            keys = self._keys_of(name)
+            keys = self._leases.keys_of(name)
             if to == "nowhere":
                 for tag, departure in group:
                     yield name, {tag: departure}, self._removal(keys, departure.held)
@@ -206,7 +213,7 @@ class Outbox:
         for name, some, command in self._commands(self.owed.copy()):
             if name in refused:  # the order of its messages remains
                 continue
-            elsewhere = is_elsewhere(client, self._keys_of(name).queue)
+            elsewhere = is_elsewhere(client, self._leases.keys_of(name).queue)
             try:
                 _run(client, command)
             except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
@@ -219,22 +226,11 @@ class Outbox:
                 self._on_acknowledged(tag, True)  # first: a message that is held but not owed should be in flight
                 self.owed.pop(tag, None)
 
-    def put_back_unknown(
-        self,
-        client: redis.Redis,
-        lists: Mapping[str, QueueKeys],
-        held: Mapping[str, Held],
-        put_back: Callable[[bytes], bytes],
-    ) -> bool:
-        """Put messages that are in flight, but neither held nor leaving, back to the front of their lists.
+    def reconcile(self, client: redis.Redis) -> bool:
+        """Put every message that is in flight, but neither held nor leaving, back to the front of its list.
 
         If the server refuses this for one list, or that is elsewhere (see `settle`), the other lists are still handled.
-
-        Args:
-            client: any client.
-            lists: the lists on which the consumer has leases.
-            held: tag -> message that is held; other threads may change it.
-            put_back: rewrites a message for redelivery.
+        Do not call this while a fetch is under way: the consumer would lose the messages that are about to arrive.
 
         Returns:
             Whether nothing is in flight any more.
@@ -243,10 +239,10 @@ class Outbox:
             redis.ConnectionError: the server is away, or is a replica now; some messages may have been put back.
         """
         empty = True
-        for name, keys in list(lists.items()):
+        for name, keys in list(self._leases.lists.items()):
             # Read the in-flight list last: a message that is acknowledged in between is missing from it.
             leaving = self._under_way.copy() | self._lost.copy() | self.owed.copy()
-            mine = {tag: departure.held for tag, departure in leaving.items()} | dict(list(held.items()))
+            mine = {tag: departure.held for tag, departure in leaving.items()} | dict(list(self._held.items()))
             known = Counter(one.message for one in mine.values() if one.name == name)
             elsewhere = is_elsewhere(client, keys.queue)
             try:
@@ -256,7 +252,7 @@ class Outbox:
                 for number, message in enumerate(in_flight):
                     if unknown[message] > 0:
                         unknown[message] -= 1
-                        back[str(number)] = Departure(Held(name, message), "front", put_back(message))
+                        back[str(number)] = Departure(Held(name, message), "front", self._put_back(message))
                 for _, _, command in self._commands(back):
                     _run(client, command)
                 empty = empty and len(back) == len(in_flight)
@@ -267,14 +263,14 @@ class Outbox:
                 empty = False
         return empty
 
-    def not_in_flight(self, client: redis.Redis, name: str, held: Mapping[str, Held]) -> list[str]:
+    def not_in_flight(self, client: redis.Redis, name: str) -> list[str]:
         """Return the tags of the messages of a list that are held, but neither in flight nor leaving."""
         mine = {
             tag: one.message
-            for tag, one in list(held.items())
+            for tag, one in list(self._held.items())
             if one.name == name and tag not in self.owed and not self.is_under_way(tag)
         }
-        in_flight = Counter(_in_flight(client, self._keys_of(name), self._consumer))
+        in_flight = Counter(_in_flight(client, self._leases.keys_of(name), self._consumer))
         in_flight.subtract(mine.values())
         return [tag for tag, message in mine.items() if in_flight[message] < 0 and not self.is_under_way(tag)]
 

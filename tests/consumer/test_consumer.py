@@ -331,7 +331,7 @@ class TestGivingBack:
         consumers.take(consumer, b"1", b"same")
         consumers.publish(b"unread 1", b"same", b"unread 2", b"waiting")
         consumer.fetch("q", 3)
-        assert consumer.reconcile() is False
+        assert consumer.outbox.reconcile(consumer.client) is False
         assert sorted(consumers.in_flight(consumer)) == [b"1", b"same"]
         assert consumers.waiting()[-1] == b"waiting"
         assert sorted(consumers.waiting()[:-1]) == [b"same again", b"unread 1 again", b"unread 2 again"]
