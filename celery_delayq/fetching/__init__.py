@@ -5,9 +5,8 @@ holding       its base: the messages that it holds, and what becomes of them
 conversation  what it says on its connection, and what it hears
 wire          that connection, on which any number of commands are under way
 resp          reads what comes on it
-identity      the server's name for a connection
+identity      the server's name for a connection, and connections whose answers nobody reads
 subscription  hears what other consumers say, and which lists are written to
-abandoned     connections whose answers nobody reads
 held          a message that a consumer holds, and how it is rewritten for redelivery
 outbox        tells the server what has become of messages: where they go, and the commands for that
 isolation     a message that is held alone

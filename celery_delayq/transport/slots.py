@@ -8,8 +8,7 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.fetching.abandoned import BLOCK_S
-from celery_delayq.fetching.identity import identify
+from celery_delayq.fetching.identity import BLOCK_S, identify
 from celery_delayq.queue.connections import LATE_S, LOST, NOT_SERVING, connection_of
 
 #: A reply is overdue this long after the command should have stopped blocking, in seconds: the connection is half open.

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_delayq.basics.errors import LeaseLost
-from celery_delayq.fetching import abandoned, watchdog
+from celery_delayq.fetching import identity, watchdog
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.identity import Identity, identify
 from celery_delayq.queue import keys, scripts
@@ -447,7 +447,7 @@ class TestClosing:
     def test_waits_for_a_blocking_command_that_it_does_not_know(
         self, consumers: Consumers, blmove: Blmove, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(abandoned, "BLOCK_S", 1.5)
+        monkeypatch.setattr(identity, "BLOCK_S", 1.5)
         consumer = consumers.make()
         blmove(consumer)
         consumer.abandon([None])
