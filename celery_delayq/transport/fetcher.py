@@ -32,9 +32,6 @@ from celery_delayq.transport.waits import Waits
 
 logger = getLogger(__name__)
 
-#: Interval at which replies to acknowledgements are read while nothing is fetched, in seconds.
-_ANSWERS_S = 1.0
-
 #: How long all lists count as waited for, if nothing happens, in seconds.
 _SETTLED_S = 1.0
 
@@ -68,7 +65,6 @@ class Fetcher:
         self._delivery = siblings.delivery
         self._lists = Lists(channel, self._queues, siblings.is_elsewhere)
         self._waits = Waits(channel.connection.cycle, self._lists, self)
-        self._answers_at = 0.0
         #: Fetch nothing for a busy pool until this time (monotonic); infinite while the pool is not busy.
         self._patient_until = math.inf
         #: All lists are waited for until this time (monotonic), so there is nothing to fetch.
@@ -113,18 +109,20 @@ class Fetcher:
                     self.consumer.part(name)
 
     def tidy(self) -> None:
-        """End the leases on lists that are no longer fetched from, once none of their messages is held.
+        """Handle the replies to acknowledgements: perhaps nothing is fetched. They also reveal a lost connection.
 
-        Call it about once a second.
+        Then end the leases on lists that are no longer fetched from, once none of their messages is held. Call it about
+        once a second.
 
         Raises:
             redis.ConnectionError: the connection is lost.
         """
         consumer = self.consumer
+        if consumer is not None:
+            consumer.conversation.read()
         self.rounds.check(consumer)
         if consumer is None or consumer.lists.keys() == consumer.names or consumer.conversation.is_late:
             return
-        consumer.conversation.read()  # no other fetch may read them
         try:
             consumer.end_leases()
         except exceptions.ResponseError as exc:
@@ -174,12 +172,6 @@ class Fetcher:
         self._patient_until = math.inf
         return False
 
-    def _read(self) -> None:
-        """Handle the replies to acknowledgements once a second. They also reveal a lost connection."""
-        if self.consumer is not None and time.monotonic() >= self._answers_at:
-            self._answers_at = time.monotonic() + _ANSWERS_S
-            self.consumer.conversation.read()
-
     def send_acks(self, *, is_busy: bool) -> bool:
         """Send the acknowledgements that wait, unless more will follow soon; see `Conversation.flush`."""
         if self.consumer is None:
@@ -209,13 +201,9 @@ class Fetcher:
         if not credit or self._can_wait(credit):
             self.rounds.cancel()
             self.end_waits()
-            self._read()
-            return
-        if time.monotonic() < self._settled_until:
-            self._read()
-            return
-        self._has_news = False
-        self.rounds.go_on(self._begin())
+        elif time.monotonic() >= self._settled_until:
+            self._has_news = False
+            self.rounds.go_on(self._begin())
 
     def take(self, queue: str, name: str, messages: list[bytes]) -> None:
         """Take messages that have come. Those that are not wanted any more go back."""

@@ -227,7 +227,7 @@ class Fetchers:
             raise
 
     def tidy(self) -> None:
-        """End the leases on lists that are no longer fetched from, see `Fetcher.tidy`."""
+        """Handle replies, and end the leases on lists that are no longer fetched from, see `Fetcher.tidy`."""
         self._try_each(Fetcher.tidy)
 
     def unsettle(self) -> None:

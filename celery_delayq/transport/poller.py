@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # which a producer need not load
 #: Longest single wait of a consumer, in seconds. After that, it checks that all is well.
 _LONGEST_POLL_S = 1.0
 
-#: Interval at which what is no longer needed is ended: leases, and connections, in seconds.
+#: Interval at which replies are read, and what is no longer needed is ended: leases, and connections, in seconds.
 _TIDY_S = 1.0
 
 #: How soon `turn_soon` begins a turn, and for how long a timer goes on with that, in seconds.
