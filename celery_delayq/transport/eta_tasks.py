@@ -57,11 +57,12 @@ class EtaTasks:
             redis.RedisError: the connection is lost, or the server cannot serve now. The message is in flight or in the
                 delayed queue.
         """
-        due_ms = _due_ms_of(payload)
-        transport = self._channel.connection
-        if due_ms is None or seconds_until(due_ms, transport.loops.of(name)) <= _SOON_S:
+        due_ms, headers = undelayed_eta_ms_of(payload), headers_of(payload)
+        if due_ms is None or not isinstance(headers["id"], str):
             return False
-        headers = payload["headers"]
+        transport = self._channel.connection
+        if seconds_until(due_ms, transport.loops.of(name)) <= _SOON_S:
+            return False
         if not transport.options["delay_eta_tasks"] or not transport.program.may_wait(headers):
             return False
         queue = self._channel.delayed_queue(name)
@@ -86,12 +87,9 @@ class EtaTasks:
         return True
 
 
-def _due_ms_of(payload: Mapping[str, Any]) -> int | None:
+def undelayed_eta_ms_of(payload: Mapping[str, Any]) -> int | None:
     """Return the eta of a task, unix time in ms, if no delayed queue has held it; None for all other messages."""
-    headers = headers_of(payload)
-    if not headers.get("eta") or DUE_PROPERTY in payload["properties"]:
-        return None
-    if not isinstance(headers.get("id"), str):
+    if not headers_of(payload).get("eta") or DUE_PROPERTY in payload["properties"]:
         return None
     try:
         return eta_ms_of(payload)

@@ -24,12 +24,10 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.basics.errors import InvalidEta
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, refusals
 from celery_delayq.transport import redelivery
-from celery_delayq.transport.eta import due_ms_of
-from celery_delayq.transport.messages import DUE_PROPERTY
+from celery_delayq.transport.eta_tasks import undelayed_eta_ms_of
 
 logger = getLogger(__name__)
 
@@ -144,10 +142,5 @@ def on_begin(consumer: Consumer, tag: str) -> None:
 
 def _waits_here(message: dict[str, Any]) -> bool:
     """Return whether a worker would wait for the eta of a message itself, because no delayed queue did."""
-    if DUE_PROPERTY in message["properties"]:
-        return False
-    try:
-        due_ms = due_ms_of(message)
-    except InvalidEta:
-        return False
-    return due_ms is not None and due_ms - time.time() * 1000 > _LONGEST_ETA_MS
+    eta_ms = undelayed_eta_ms_of(message)
+    return eta_ms is not None and eta_ms - time.time() * 1000 > _LONGEST_ETA_MS
