@@ -7,12 +7,6 @@ from dataclasses import dataclass
 
 from celery_delayq.queue.holds import Holder
 
-#: Functions that rewrite a message for redelivery. `PutBack` is for a message that its own consumer puts back.
-#: `Recover` is for a message whose consumer is gone; it also returns whether that is the record of a dead letter.
-PutBack = Callable[[bytes], bytes]
-Recover = Callable[[bytes], tuple[bytes, bool]]
-
-
 #: What is counted; a reason follows the first two.
 RECOVERED, DEAD_LETTERS, LOST_LEASES = "recovered:", "dead_letters:", "lost_leases"
 
@@ -43,15 +37,15 @@ class Redelivery:
 
     Attributes:
         put_back: for messages that the consumer itself puts back.
-        recover: for messages whose consumer is gone; also returns whether the message is dead.
+        recover: for messages whose consumer is gone; also returns whether that is the record of a dead letter.
         holder_of: returns who holds a unique key by a message; None if nobody does.
         on_dead: called with the list's name and each message (as stored) that was moved to the dead list.
         on_count: called with a list's name, what happened (`RECOVERED` or `DEAD_LETTERS` with a reason, or
             `LOST_LEASES`), and how often. In any thread; it must take no time, and raise nothing.
     """
 
-    put_back: PutBack = lambda message: message
-    recover: Recover = lambda message: (message, False)
+    put_back: Callable[[bytes], bytes] = lambda message: message
+    recover: Callable[[bytes], tuple[bytes, bool]] = lambda message: (message, False)
     holder_of: Callable[[bytes], Holder | None] = lambda message: None
     on_dead: Callable[[str, bytes], None] = lambda name, message: None
     on_count: Callable[[str, str, int], None] = lambda name, what, number: None

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from redis import exceptions
 
@@ -33,12 +33,9 @@ _WRITES_S = 1.0
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class OnReply(Protocol):
-    """What to do with the reply to a command. It raises nothing."""
-
-    def __call__(self, reply: Any, /) -> object:
-        """Take the reply: bytes for a string, an exception for an error of the server, or of the lost connection."""
-        ...
+#: What to do with the reply to a command: bytes for a string, an exception for an error of the server, or of the lost
+#: connection. It raises nothing.
+OnReply = Callable[[Any], object]
 
 
 class Wire:
