@@ -181,19 +181,17 @@ class Consumer(HoldingConsumer):
         Raises:
             LeaseLost: others have given the consumer up.
         """
-        found = self._fetch(name, limit)
-        if found is None:
-            self.renew()  # it has no lease: others have given it up, or its data was deleted
-            found = self._fetch(name, limit)
-        return found or []
-
-    def _fetch(self, name: str, limit: int) -> list[bytes] | None:
         answers: list[Found] = []
         self.ask(name, limit, answers.append)
         self.conversation.wait(lambda: answers)
-        if isinstance(answers[0], BaseException):
-            raise answers[0]
-        return answers[0]
+        if answers == [None]:
+            self.renew()  # it has no lease: others have given it up, or its data was deleted
+            self.ask(name, limit, answers.append)
+            self.conversation.wait(lambda: answers[1:])
+        found = answers[-1]
+        if isinstance(found, BaseException):
+            raise found
+        return found or []
 
     def ask(self, name: str, limit: int, on_found: Callable[[Found], object]) -> None:
         """Take messages from a joined list; nobody waits for them. See `Conversation.fetch`."""
