@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from logging import getLogger
-from types import MappingProxyType
 
 import redis
 from redis import exceptions
@@ -42,7 +41,6 @@ from celery_delayq.fetching.process import consumer_id
 from celery_delayq.fetching.wire import Wire
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.delayed_queue import database_of
-from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import Renewed
 
 logger = getLogger(__name__)
@@ -69,6 +67,7 @@ class Consumer(HoldingConsumer):
 
     Attributes, besides those of `HoldingConsumer`:
         names: of the lists that it consumes; it may have leases on more lists.
+        lists: name -> keys of each list with a lease; a view.
         is_unanswered: whether the server did not answer in time as this was closed, so that the watchdog does the rest.
 
     Every method raises `redis.RedisError` if the server is away or refuses, unless its docstring says otherwise.
@@ -102,6 +101,7 @@ class Consumer(HoldingConsumer):
         self.connect = connect
         self.db = database_of(client)
         self.names: set[str] = set()
+        self.lists = self.leases.lists
         self.is_closed = self.is_unanswered = False
         #: How many of the messages that it held were deleted in Redis.
         self._deleted = 0
@@ -115,11 +115,6 @@ class Consumer(HoldingConsumer):
     def is_lost(self) -> bool:
         """Whether other consumers have given it up."""
         return self.leases.is_lost
-
-    @property
-    def lists(self) -> MappingProxyType[str, QueueKeys]:
-        """Name -> keys of each list with a lease; a view."""
-        return self.leases.lists
 
     def join(self, name: str) -> None:
         """Start consuming a broker list.
@@ -152,7 +147,7 @@ class Consumer(HoldingConsumer):
         count = len(self._held)
         for tag in list(self._held):
             self._let_go(tag)
-        for name in self.leases.lists:
+        for name in self.lists:
             self.redelivery.on_count(name, LOST_LEASES, 1)
         return count
 

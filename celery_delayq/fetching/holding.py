@@ -42,6 +42,7 @@ class HoldingConsumer:
         expires_ms, collects: see `Consumer`.
 
     Attributes:
+        held: tag -> message that it holds; a view.
         isolation: the message that is held alone, if there is one.
         outbox: tells the server what has become of messages.
         unique_keys: those of the messages.
@@ -65,16 +66,12 @@ class HoldingConsumer:
         self.redelivery = redelivery
         self._collects = collects
         self._held: dict[str, Held] = {}
+        self.held = MappingProxyType(self._held)
         self.isolation = Isolation(self._held, self._rewrite)
         self.outbox = Outbox(
             id, leases, self._held, redelivery.put_back, expires_ms, conversation, self._on_acknowledged
         )
         self.unique_keys = UniqueKeys(self._held, leases.keys_of, conversation.say)
-
-    @property
-    def held(self) -> MappingProxyType[str, Held]:
-        """Tag -> message that it holds; a view."""
-        return MappingProxyType(self._held)
 
     def hold(self, name: str, message: bytes, holder: Holder | None = None) -> str:
         """Remember a fetched message; returns its tag, which is used to acknowledge it.

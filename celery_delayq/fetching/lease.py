@@ -33,6 +33,9 @@ class Leases:
         on_forgotten: called when the server did not know the consumer and it has joined again, with a client and the
             names of the lists. May raise `LeaseLost`.
         slot_of: returns the hash slot of a key, if keys of several slots cannot be in one command.
+
+    Attributes:
+        lists: name -> keys of each list with a lease; a view.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Leases:
         self.seconds = seconds
         self._slot_of = slot_of
         self._lists: dict[str, QueueKeys] = {}
+        self.lists = MappingProxyType(self._lists)
         #: The leases certainly last until this time, on the monotonic clock.
         self.until = 0.0
         self._consumer = consumer
@@ -61,11 +65,6 @@ class Leases:
     def is_lost(self) -> bool:
         """Whether others have given the consumer up; it is never used again."""
         return bool(self._loss)
-
-    @property
-    def lists(self) -> MappingProxyType[str, QueueKeys]:
-        """Name -> keys of each list with a lease; a view."""
-        return MappingProxyType(self._lists)
 
     def keys_of(self, name: str) -> QueueKeys:
         """Return the keys of a list, whether or not there is a lease on it."""
