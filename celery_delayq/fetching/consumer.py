@@ -49,9 +49,9 @@ logger = getLogger(__name__)
 class Consumer(HoldingConsumer):
     """One consumer of any number of broker lists.
 
-    It belongs to one thread, except for what says that a task starts, ends, or has failed (`ack`, `starts`, `ends`,
-    `requeue`, `set_aside`), and for the methods that the watchdog calls with a client of its own: under gevent, threads
-    cannot share connections.
+    It belongs to one thread, except for what says that a task starts, ends, or has failed (`ack`, `requeue`,
+    `set_aside`, `unique_keys`), and for the methods that the watchdog calls with a client of its own: under gevent,
+    threads cannot share connections.
 
     Args:
         connect: returns a context manager that gives a client with a pool of its own, and closes it at the end.

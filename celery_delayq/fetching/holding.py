@@ -30,8 +30,8 @@ _TAGS = itertools.count(1)
 class HoldingConsumer:
     """A consumer as those know it who work on its messages.
 
-    Any thread may say that a task starts, ends, or has failed (`ack`, `starts`, `ends`, `requeue`, `set_aside`). The
-    rest belongs to the thread of the consumer, or to the watchdog, which has a client of its own.
+    Any thread may say that a task starts, ends, or has failed (`ack`, `requeue`, `set_aside`, `unique_keys`). The rest
+    belongs to the thread of the consumer, or to the watchdog, which has a client of its own.
 
     Args:
         id: of the consumer.
@@ -93,14 +93,6 @@ class HoldingConsumer:
         held = self._held.get(tag)
         if held is not None and self._collects:
             self._held[tag] = replace(held, can_wait=True)
-
-    def starts(self, tag: str, *, is_early: bool) -> Held | None:
-        """Say that the task of a message starts, see `UniqueKeys.starts`. Never raises."""
-        return self.unique_keys.starts(tag, with_ack=is_early)
-
-    def ends(self, held: Held) -> None:
-        """Say that a task is done whose message is acknowledged already, see `UniqueKeys.ends`. Never raises."""
-        self.unique_keys.ends(held)
 
     def _let_go(self, tag: str) -> Held | None:
         """Hold a message no longer whose task does not begin here, or not again."""

@@ -166,17 +166,17 @@ class DelayedChannel(PublishingChannel):
             holder.can_wait(delivery_tag)
 
     def starts(self, delivery_tag: str, *, is_early: bool) -> Held | None:
-        """Say that the task of a message starts, see `Consumer.starts`; `ends` takes what this returns."""
+        """Say that the task of a message starts, see `UniqueKeys.starts`; `ends` takes what this returns."""
         holder = self._transport.stations.holder(delivery_tag)
-        return None if holder is None else holder.starts(delivery_tag, is_early=is_early)
+        return None if holder is None else holder.unique_keys.starts(delivery_tag, with_ack=is_early)
 
     def ends(self, held: Held) -> None:
-        """Say that a task is done whose message was acknowledged as it started, see `Consumer.ends`."""
+        """Say that a task is done whose message was acknowledged as it started, see `UniqueKeys.ends`."""
         from celery_delayq.fetching.unique_keys import ended
 
         for consumer in () if self.closed else self._transport.stations.consumers:
             if held.name in consumer.lists:
-                consumer.ends(held)
+                consumer.unique_keys.ends(held)
                 return
         ended(held)
 

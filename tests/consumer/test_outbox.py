@@ -97,7 +97,7 @@ def test_a_task_that_is_acknowledged_late_gives_up_its_unique_key(consumers: Con
     elif how == "lost":
         consumers.cut_connections()
         consumer.conversation.read()
-    consumer.starts(tag, is_early=False)
+    consumer.unique_keys.starts(tag, with_ack=False)
     assert len(holds_of(consumers.client, [keys], "key")) == 1
     consumer.ack(tag)
     consumer.conversation.read_answers()
