@@ -3,8 +3,7 @@
 finding      what a check found, and how bad it is
 advice       what to do about an error of a server
 servers      the servers that are checked, and what follows if one is away
-version, persistence, memory, replication, connections, clock, permissions     checks of a server
-waiting      what waits at a server, for `queues`
+server_checks, permissions     checks of a server
 queues, planning     checks of what processes do there
 options      checks the settings of an app
 called       checks that it has a DelayQ

@@ -11,14 +11,18 @@ import redis
 from celery_delayq.basics.errors import UnsupportedServer
 from celery_delayq.basics.version import __version__
 from celery_delayq.health.advice import with_app
-from celery_delayq.health.clock import check_clock
 from celery_delayq.health.finding import Finding, Level, merged
-from celery_delayq.health.memory import check_memory
 from celery_delayq.health.options import check_options, described
-from celery_delayq.health.persistence import check_persistence
-from celery_delayq.health.replication import check_replication
+from celery_delayq.health.server_checks import (
+    check_clock,
+    check_memory,
+    check_persistence,
+    check_replication,
+    check_version,
+    name_and_version,
+    too_old,
+)
 from celery_delayq.health.servers import Server, examine, servers_of
-from celery_delayq.health.version import check_version, name_and_version, too_old
 
 _LOGGED_AS = {Level.NOTE: INFO, Level.WARNING: WARNING, Level.ERROR: ERROR}
 

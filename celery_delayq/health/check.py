@@ -11,18 +11,19 @@ from typing import Any
 import redis
 
 from celery_delayq.basics.errors import ConfigurationError
-from celery_delayq.health.clock import check_clock
-from celery_delayq.health.connections import check_connections
 from celery_delayq.health.finding import Finding, Level, merged, not_checked
-from celery_delayq.health.memory import check_memory
 from celery_delayq.health.permissions import check_permissions, needs, with_same_command
-from celery_delayq.health.persistence import check_persistence
 from celery_delayq.health.planning import check_planning
-from celery_delayq.health.queues import check_overdue, check_queues, check_transfer
-from celery_delayq.health.replication import check_replication
+from celery_delayq.health.queues import Waiting, check_overdue, check_queues, check_transfer, read_waiting
+from celery_delayq.health.server_checks import (
+    check_clock,
+    check_connections,
+    check_memory,
+    check_persistence,
+    check_replication,
+    check_version,
+)
 from celery_delayq.health.servers import Check, Server, examine, is_away, servers_of
-from celery_delayq.health.version import check_version
-from celery_delayq.health.waiting import Waiting, read_waiting
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.options.scheduler import is_ours
 from celery_delayq.queue import keys

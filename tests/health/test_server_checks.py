@@ -12,14 +12,16 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_delayq.health import clock
-from celery_delayq.health.clock import check_clock
-from celery_delayq.health.connections import check_connections
+from celery_delayq.health import server_checks
 from celery_delayq.health.finding import Level
-from celery_delayq.health.persistence import check_persistence
-from celery_delayq.health.replication import check_replication
+from celery_delayq.health.server_checks import (
+    check_clock,
+    check_connections,
+    check_persistence,
+    check_replication,
+    check_version,
+)
 from celery_delayq.health.servers import Server, examine, servers_of
-from celery_delayq.health.version import check_version
 from examples.private_redis import PrivateRedis, name_and_version
 from tests.pair import replicated
 from tests.support import wait_until
@@ -80,7 +82,7 @@ class TestClock:
     def test_clocks_that_differ(
         self, server: Server, monkeypatch: pytest.MonkeyPatch, ahead_s: int, level: Level, side: str, effect: str
     ) -> None:
-        monkeypatch.setattr(clock, "time", SimpleNamespace(time=lambda: time.time() + ahead_s))
+        monkeypatch.setattr(server_checks, "time", SimpleNamespace(time=lambda: time.time() + ahead_s))
         (finding,) = check_clock(server)
         assert finding.level is level
         assert f"s {side} that of" in finding.message
