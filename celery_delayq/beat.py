@@ -10,7 +10,6 @@ from typing import Any
 from celery import beat
 from celery.utils.log import get_logger
 
-from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.options.scheduler import PlansInWorkers
@@ -56,10 +55,10 @@ class Scheduler(PlansInWorkers, beat.Scheduler):
         """Return options of the planner's loop, so that it counts missed runs, and adds them to Redis itself."""
         if not settings_of(self.app).metrics:
             return {}
-        counters = Counters()
+        recorder = Recorder()
         with self.app.connection_for_write() as connection:
-            flusher = Flusher(counters, connection.transport_options.get("global_keyprefix", ""))
-        return {"on_missed": Recorder(counters).on_missed, "chores": flusher.flush_everywhere}
+            flusher = Flusher(recorder, connection.transport_options.get("global_keyprefix", ""))
+        return {"on_missed": recorder.on_missed, "chores": flusher.flush_everywhere}
 
     def close(self) -> None:
         """Stop the planner."""

@@ -17,7 +17,6 @@ from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command
 from celery_delayq.cli.plain import say, visible
 from celery_delayq.health.at_start import say_at_start
-from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.options.settings import AppSettings, settings_of
@@ -46,14 +45,14 @@ class Counted(Program):
     """Counts what the loops transfer.
 
     Args:
-        counters: where.
+        recorder: where.
         flusher: adds that to Redis; None for nobody.
     """
 
-    def __init__(self, counters: Counters, flusher: Flusher | None) -> None:
+    def __init__(self, recorder: Recorder, flusher: Flusher | None) -> None:
         self.moved = 0
         self._lock = Lock()
-        self._recorder = Recorder(counters)
+        self._recorder = recorder
         self._flusher = flusher
 
     def on_pass(self, queue: DelayedQueue, done: Transferred) -> None:
@@ -106,10 +105,10 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
         )
         lists = {name for queue in app.amqp.queues for name in channel.broker_lists(queue)}
         lists.update(name for name in map(str.strip, queues.split(",")) if name)
-        counters = Counters()
-        flusher = Flusher(counters, channel.global_keyprefix, channel.first_list) if settings.metrics else None
+        recorder = Recorder()
+        flusher = Flusher(recorder, channel.global_keyprefix, channel.first_list) if settings.metrics else None
         transport = connection.transport
-        transport.program = program = Counted(counters, flusher)
+        transport.program = program = Counted(recorder, flusher)
         transport.loops.more_lists = frozenset(lists)
         transport.loops.has_failover = True
         stop = Waker()

@@ -3,8 +3,7 @@
 What workers count:
 
     histograms   the buckets of lateness
-    counters     what one process has counted
-    recorder     what is counted, and when
+    recorder     what one process has counted
     flusher      adds it to Redis
 
 What is read, by any process:

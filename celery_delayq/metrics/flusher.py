@@ -22,7 +22,7 @@ from typing import Any
 import redis
 from redis import exceptions
 
-from celery_delayq.metrics.counters import Counters
+from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.queue.call import run_each
 from celery_delayq.queue.connections import CONNECTION_ERRORS, LOST, hurried, is_cluster, refusals
 from celery_delayq.queue.keys import QueueKeys, counted
@@ -38,20 +38,20 @@ _RECORDED_FOR_S = 3600.0
 
 
 class Flusher:
-    """Adds counters to Redis. Safe in any thread, also in several at once. In a forked child it does nothing.
+    """Adds what was counted to Redis. Safe in any thread, also in several at once. In a forked child it does nothing.
 
     What was counted for a list is added to the first list of its queue: what counts a queue has expires as a whole.
 
     Args:
-        counters: of this process.
+        recorder: of this process.
         keyprefix: kombu's `global_keyprefix`.
         first_list: returns the first list of the queue of a list, see `DelayedChannel.first_list`.
     """
 
     def __init__(
-        self, counters: Counters, keyprefix: str = "", first_list: Callable[[str], str] = lambda name: name
+        self, recorder: Recorder, keyprefix: str = "", first_list: Callable[[str], str] = lambda name: name
     ) -> None:
-        self._counters = counters
+        self._recorder = recorder
         self._first_list = first_list
         self._index = counted(keyprefix)
         self._pid = os.getpid()
@@ -65,7 +65,7 @@ class Flusher:
     @property
     def has_pending(self) -> bool:
         """Whether something was counted and not added yet."""
-        return os.getpid() == self._pid and bool(self._counters.pending())
+        return os.getpid() == self._pid and bool(self._recorder.pending())
 
     def flush(self, client: redis.Redis, serves: Callable[[str], bool] = lambda name: True) -> None:
         """Add what was counted; two round trips, none if there is nothing.
@@ -80,10 +80,10 @@ class Flusher:
         if os.getpid() != self._pid:
             return
         token = object()
-        names = [n for n in self._counters.pending() if serves(n) and self._claims.setdefault(n, token) is token]
+        names = [n for n in self._recorder.pending() if serves(n) and self._claims.setdefault(n, token) is token]
         try:
             if names:
-                pending = self._counters.pending()  # again: another thread may have added some before we had the claim
+                pending = self._recorder.pending()  # again: another thread may have added some before we had the claim
                 self._add(client, {name: pending[name] for name in names if name in pending})
         finally:
             for name in names:
@@ -124,13 +124,13 @@ class Flusher:
             replies = run_each(client, calls)
         except LOST:
             for name, numbers in parts:
-                self._counters.settle(name, numbers)
+                self._recorder.settle(name, numbers)
             raise
         for (name, numbers), reply in zip(parts, replies, strict=True):
             if isinstance(reply, exceptions.ResponseError):
                 self._note(f"Cannot add to the metrics of {name!r}", reply)
             else:
-                self._counters.settle(name, numbers)
+                self._recorder.settle(name, numbers)
                 refusals.end(client, logger, has_added=True)
         self._record(client, sorted(set(map(self._first_list, pending))), now_s)
 

@@ -9,7 +9,6 @@ from typing import Any
 import redis
 from redis import exceptions
 
-from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.queue.connections import CONNECTION_ERRORS
@@ -22,8 +21,7 @@ class Counting:
     """One for each worker. It belongs to the main thread."""
 
     def __init__(self) -> None:
-        self.counters = Counters()
-        self.recorder = Recorder(self.counters)
+        self.recorder = Recorder()
         self._flusher: Flusher | None = None
         self._connector: Connector | None = None
 
@@ -31,7 +29,7 @@ class Counting:
         """Count what a kombu connection does; its transfer loops add the numbers to Redis."""
         if self._flusher is None:
             channel = connection.default_channel
-            self._flusher = Flusher(self.counters, channel.global_keyprefix, channel.first_list)
+            self._flusher = Flusher(self.recorder, channel.global_keyprefix, channel.first_list)
         self._connector = Connector(connection.transport.client)
 
     def flush(self, client: redis.Redis, serves: Callable[[str], bool]) -> None:

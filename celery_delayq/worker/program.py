@@ -90,7 +90,7 @@ class WorkerProgram(Program):
     def on_count(self, name: str, what: str, number: int) -> None:
         """Count what happened to messages."""
         if self.counting is not None:
-            self.counting.counters.add(name, what, number)
+            self.counting.recorder.add(name, what, number)
 
     def may_transfer(self) -> bool:
         """Return whether the planner has seen what nobody has transferred yet."""

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from celery_delayq.metrics import flusher as of_flusher
-from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
+from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.queue.call import run_each
 from celery_delayq.queue.connections import Refusals, servers_of
 from celery_delayq.queue.keys import QueueKeys, counted
@@ -25,15 +25,15 @@ KEYS = QueueKeys.of("q")
 
 
 @pytest.fixture
-def counters() -> Counters:
-    counters = Counters()
-    counters.add("q", "x", 3)
-    return counters
+def recorder() -> Recorder:
+    recorder = Recorder()
+    recorder.add("q", "x", 3)
+    return recorder
 
 
 @pytest.fixture
-def flusher(counters: Counters) -> Flusher:
-    return Flusher(counters)
+def flusher(recorder: Recorder) -> Flusher:
+    return Flusher(recorder)
 
 
 def total(client: redis.Redis, name: str = "q") -> int:
@@ -41,10 +41,10 @@ def total(client: redis.Redis, name: str = "q") -> int:
 
 
 def test_totals_grow_and_histories_have_the_same_sums(
-    client: redis.Redis, counters: Counters, flusher: Flusher
+    client: redis.Redis, recorder: Recorder, flusher: Flusher
 ) -> None:
     flusher.flush(client)
-    counters.add("q", "x", 4)
+    recorder.add("q", "x", 4)
     flusher.flush(client)
     flusher.flush(client)
     assert total(client) == 7
@@ -56,29 +56,29 @@ def test_totals_grow_and_histories_have_the_same_sums(
         assert all(client.ttl(block) > kept_s for block in blocks)
 
 
-def test_what_is_counted_for_any_priority_is_with_the_first_list(client: redis.Redis, counters: Counters) -> None:
+def test_what_is_counted_for_any_priority_is_with_the_first_list(client: redis.Redis, recorder: Recorder) -> None:
     """So it expires as a whole: a total that lost a part would look like a restart."""
-    counters.add("q+6", "x", 2)
-    Flusher(counters, first_list=lambda name: name.partition("+")[0]).flush(client)
+    recorder.add("q+6", "x", 2)
+    Flusher(recorder, first_list=lambda name: name.partition("+")[0]).flush(client)
     assert total(client) == 5
     assert client.zrange(counted(""), 0, -1) == [b"q"]
-    assert counters.pending() == {}
+    assert recorder.pending() == {}
 
 
-def test_many_numbers_are_added_in_parts(client: redis.Redis, counters: Counters, flusher: Flusher) -> None:
+def test_many_numbers_are_added_in_parts(client: redis.Redis, recorder: Recorder, flusher: Flusher) -> None:
     for number in range(1_200):
-        counters.add("q", f"missed_runs:{number}")
+        recorder.add("q", f"missed_runs:{number}")
     flusher.flush(client)
     assert client.hlen(KEYS.metrics) == 1_201
-    assert counters.pending() == {}
+    assert recorder.pending() == {}
 
 
-def test_a_field_that_is_no_number_is_left_alone(client: redis.Redis, counters: Counters, flusher: Flusher) -> None:
-    counters.add("q", "y")
+def test_a_field_that_is_no_number_is_left_alone(client: redis.Redis, recorder: Recorder, flusher: Flusher) -> None:
+    recorder.add("q", "y")
     client.hset(KEYS.metrics, "x", "no number")
     flusher.flush(client)
     assert client.hgetall(KEYS.metrics) == {b"x": b"no number", b"y": b"1"}
-    assert counters.pending() == {}
+    assert recorder.pending() == {}
 
 
 def test_nothing_stays_for_ever(client: redis.Redis, flusher: Flusher) -> None:
@@ -88,14 +88,14 @@ def test_nothing_stays_for_ever(client: redis.Redis, flusher: Flusher) -> None:
     assert all(client.ttl(key) > 0 for key in keys)
 
 
-def test_a_queue_is_found_by_its_numbers(client: redis.Redis, counters: Counters, flusher: Flusher) -> None:
-    counters.add("other", "x")
+def test_a_queue_is_found_by_its_numbers(client: redis.Redis, recorder: Recorder, flusher: Flusher) -> None:
+    recorder.add("other", "x")
     flusher.flush(client)
     assert client.zrange("delayq:metrics", 0, -1) == [b"other", b"q"]
 
 
-def test_only_lists_of_the_server_are_added(client: redis.Redis, counters: Counters, flusher: Flusher) -> None:
-    counters.add("elsewhere", "x")
+def test_only_lists_of_the_server_are_added(client: redis.Redis, recorder: Recorder, flusher: Flusher) -> None:
+    recorder.add("elsewhere", "x")
     flusher.flush(client, lambda name: name == "q")
     assert (total(client), total(client, "elsewhere")) == (3, 0)
     flusher.flush(client)
@@ -133,10 +133,10 @@ def no_time(client: redis.Redis) -> Iterator[None]:
 
 @pytest.mark.parametrize("refusing", [wrong_type, no_key, no_time])
 def test_what_the_server_refuses_is_added_later_and_logged_once(
-    refusing: object, client: redis.Redis, counters: Counters, flusher: Flusher, caplog: pytest.LogCaptureFixture
+    refusing: object, client: redis.Redis, recorder: Recorder, flusher: Flusher, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert callable(refusing)
-    counters.add("other", "x")
+    recorder.add("other", "x")
     with refusing(client), caplog.at_level(logging.WARNING):
         for _ in range(3):
             flusher.flush(client)
@@ -147,7 +147,7 @@ def test_what_the_server_refuses_is_added_later_and_logged_once(
 
 def test_a_full_server_is_said_once_and_its_metrics_are_added_later(
     client: redis.Redis,
-    counters: Counters,
+    recorder: Recorder,
     flusher: Flusher,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,28 +157,28 @@ def test_a_full_server_is_said_once_and_its_metrics_are_added_later(
     with out_of_memory(client), caplog.at_level(logging.WARNING):
         for _ in range(3):
             flusher.flush(client)
-            counters.add("another", "x")
+            recorder.add("another", "x")
     assert [record.message.partition(":")[0] for record in caplog.records] == ["Redis refuses something for now"]
     flusher.flush(client)
     assert (total(client), total(client, "another")) == (3, 3)
 
 
 def test_a_record_that_is_refused_is_said_once(
-    client: redis.Redis, counters: Counters, flusher: Flusher, caplog: pytest.LogCaptureFixture
+    client: redis.Redis, recorder: Recorder, flusher: Flusher, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.set("delayq:metrics", "of another type")
     with caplog.at_level(logging.WARNING):
         flusher.flush(client)
         second = client.time()[0]
         wait_until(lambda: client.time()[0] > second, "the command has another time in it")
-        counters.add("q", "x")
+        recorder.add("q", "x")
         flusher.flush(client)
     assert len(caplog.records) == 1
     client.delete("delayq:metrics")
 
 
 def test_numbers_without_an_answer_are_not_added_twice(
-    client: redis.Redis, counters: Counters, flusher: Flusher, monkeypatch: pytest.MonkeyPatch
+    client: redis.Redis, recorder: Recorder, flusher: Flusher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
 
@@ -189,7 +189,7 @@ def test_numbers_without_an_answer_are_not_added_twice(
         patch.setattr(of_flusher, "run_each", lost)
         with pytest.raises(redis.ConnectionError):
             flusher.flush(client)
-    counters.add("q", "x")
+    recorder.add("q", "x")
     flusher.flush(client)
     assert total(client) == 4
 
@@ -218,7 +218,7 @@ def test_no_two_add_the_same(client: redis.Redis, flusher: Flusher, monkeypatch:
 
 
 def test_nothing_is_sent_if_nothing_was_counted(any_broker: object, client: redis.Redis) -> None:
-    flusher = Flusher(Counters())
+    flusher = Flusher(Recorder())
     client.config_resetstat()
     flusher.flush(client)
     assert not flusher.has_pending

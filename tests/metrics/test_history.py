@@ -11,10 +11,10 @@ from celery import Celery
 
 from celery_delayq import DelayedQueue
 from celery_delayq.inspector.broker_lists import BrokerLists
-from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.histograms import fields_of
 from celery_delayq.metrics.history import History, Point, read
+from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.queue import measuring
 from celery_delayq.queue.keys import QueueKeys
 from tests.state import FAR, nothing_changes, now_ms
@@ -99,10 +99,10 @@ def test_a_queue_of_which_only_the_counts_are_left(lists: BrokerLists) -> None:
 
 def test_what_workers_add_is_there(lists: BrokerLists, app: Celery) -> None:
     """For all priorities together."""
-    counters = Counters()
-    flusher = Flusher(counters, first_list=lists.channel.first_list)
+    recorder = Recorder()
+    flusher = Flusher(recorder, first_list=lists.channel.first_list)
     for name in lists.channel.broker_lists("celery"):
-        counters.add(name, "transferred", 3)
+        recorder.add(name, "transferred", 3)
     flusher.flush_everywhere(lists.client)
     for hours in (8, 72):
         assert sum(point.transferred for point in read(lists, hours).points) == 12

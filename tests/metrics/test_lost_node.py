@@ -9,8 +9,8 @@ import pytest
 
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.node import Address
-from celery_delayq.metrics.counters import Counters
 from celery_delayq.metrics.flusher import Flusher
+from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.metrics.source import Source
 from examples.private_redis import find_server
 from tests.brokers import ClusterServer
@@ -88,19 +88,19 @@ def test_its_queues_are_left_out(
 
 def test_what_was_counted_for_it_is_kept(own_cluster: Cluster, node: ClusterNode, queues: tuple[str, str]) -> None:
     """Its own loop adds it; those of the other nodes do not wait for it."""
-    counters = Counters()
-    flusher = Flusher(counters)
+    recorder = Recorder()
+    flusher = Flusher(recorder)
     lost, kept = queues
     for queue in queues:
-        counters.add(queue, "x")
+        recorder.add(queue, "x")
     node.kill()
     with ClusterServer(own_cluster).client() as client:
         assert own_cluster.owner(kept) is not node
         flusher.flush(client, lambda name: name == kept)
-        assert counters.pending() == {lost: {"x": 1}}
-        counters.add(kept, "x")
+        assert recorder.pending() == {lost: {"x": 1}}
+        recorder.add(kept, "x")
         flusher.flush_everywhere(client)
-        assert counters.pending() == {lost: {"x": 1}}
+        assert recorder.pending() == {lost: {"x": 1}}
         node.restart()
         own_cluster.wait_until_ok()
         flusher.flush_everywhere(client)
