@@ -63,12 +63,19 @@ body_option: Decorator = click.option(
 yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
-def command(name: str) -> Callable[[Callable[..., None]], click.Command]:
-    """Turn a function with Click options into a Celery command. Its first argument is Click's context."""
+def command(name: str, group: click.Group | None = None) -> Callable[[Callable[..., None]], click.Command]:
+    """Turn a function with Click options into a Celery command. Its first argument is Click's context.
+
+    Args:
+        name: of the command.
+        group: the group to which it is added, if any.
+    """
 
     def decorate(function: Callable[..., None]) -> click.Command:
         callback: Callable[..., None] = click.pass_context(handle_preload_options(function))
         made: click.Command = click.command(name, cls=CeleryCommand)(callback)  # type: ignore[no-untyped-call]
+        if group is not None:
+            group.add_command(made)
         return made
 
     return decorate

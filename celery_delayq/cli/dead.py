@@ -67,7 +67,7 @@ def dead() -> None:
     """
 
 
-@command("list")
+@command("list", dead)
 @click.argument("queue", default="", shell_complete=complete_queue)
 @page_options("dead letters")
 @json_option
@@ -112,7 +112,7 @@ def table_of(rows: Iterable[dict[str, Any]], width: int) -> Table:
     return table
 
 
-@command("show")
+@command("show", dead)
 @_queue_argument
 @click.argument("letter_id", metavar="ID")
 @body_option
@@ -145,7 +145,7 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-@command("requeue")
+@command("requeue", dead)
 @_choosing
 def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Move dead letters to the end of QUEUE, by their IDs. Their delivery count starts again at zero."""
@@ -166,7 +166,7 @@ def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bo
             _change(ctx, "requeued", _chosen(letters, queue, ids), put_back, as_json)
 
 
-@command("purge")
+@command("purge", dead)
 @_choosing
 @yes_option
 def purge(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool, yes: bool) -> None:
@@ -228,7 +228,3 @@ def _change_all(ctx: click.Context, done: str, total: int, change: Callable[...,
         say(f"{plural(changed, 'message')} {done}.")
     if refused or not changed:
         ctx.exit(1)
-
-
-for _command in (list_, show, requeue, purge):
-    dead.add_command(_command)

@@ -56,7 +56,7 @@ def orphans() -> None:
     """
 
 
-@command("list")
+@command("list", orphans)
 @json_option
 def list_(ctx: click.Context, as_json: bool) -> None:
     """Show the delayed queues that no Python worker transfers."""
@@ -65,7 +65,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     _print(rows, as_json, "There are no orphans.")
 
 
-@command("entries")
+@command("entries", orphans)
 @click.argument("queue")
 @_codec_option
 @click.option(
@@ -80,7 +80,7 @@ def entries(ctx: click.Context, queue: str, codec: str, limit: int, as_json: boo
     _print(rows, as_json, f"Nothing waits for {queue}.")
 
 
-@command("adopt")
+@command("adopt", orphans)
 @click.argument("queues", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Adopt all queues that `orphans list` shows.")
 @click.option("--task", help="Turn each entry into a task of this name. The payload becomes its argument.")
@@ -135,10 +135,6 @@ def adopt(
                 say(_sentence(row, codec))
     if dry_run and not as_json:
         say("Dry run: nothing was changed. To adopt, add --no-dry-run.")
-
-
-for _command in (list_, entries, adopt):
-    orphans.add_command(_command)
 
 
 class _Tasks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
@@ -17,7 +17,7 @@ from rich.table import Table
 from celery_delayq.basics.errors import DelayqError, InvalidSchedule
 from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import delayq_channel
-from celery_delayq.cli.command import command, import_tasks, json_option
+from celery_delayq.cli.command import command, import_tasks, json_option, several
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
@@ -68,18 +68,7 @@ def _schedule(ctx: click.Context) -> Iterator[Schedule]:
         raise click.ClickException(str(exc)) from exc
 
 
-def _command(name: str) -> Callable[[Callable[..., None]], click.Command]:
-    """Turn a function into a command of this group; see `command`."""
-
-    def decorate(function: Callable[..., None]) -> click.Command:
-        made = command(name)(function)
-        schedule.add_command(made)
-        return made
-
-    return decorate
-
-
-@_command("list")
+@command("list", schedule)
 @json_option
 def list_(ctx: click.Context, as_json: bool) -> None:
     """Show all periodic tasks."""
@@ -132,7 +121,7 @@ def _least_width(table: Table) -> int:
     )
 
 
-@_command("show")
+@command("show", schedule)
 @click.argument("name")
 @json_option
 def show(ctx: click.Context, name: str, as_json: bool) -> None:
@@ -175,7 +164,8 @@ class _When(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
             self.fail(str(exc), param, ctx)
 
 
-_FIELDS = (
+#: The options that define an entry.
+_fields = several(
     click.option("--args", type=_Json(list), help="Arguments of the task, as a JSON list."),
     click.option("--kwargs", type=_Json(dict), help="Keyword arguments of the task, as a JSON object."),
     click.option("--options", type=_Json(dict), help="Options of apply_async, as a JSON object."),
@@ -185,14 +175,7 @@ _FIELDS = (
 )
 
 
-def _fields(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that define an entry."""
-    for option in reversed(_FIELDS):
-        function = option(function)
-    return function
-
-
-@_command("add")
+@command("add", schedule)
 @click.argument("name")
 @click.argument("task")
 @click.argument("when", type=_When())
@@ -208,7 +191,7 @@ def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, A
         _say_done(ctx, found.add_definition(Definition.of(name, given, ctx.obj.app)), "added")
 
 
-@_command("update")
+@command("update", schedule)
 @click.argument("name")
 @click.option("--task", help="Name of the task.")
 @click.option("--when", "schedule", type=_When(), help="See `schedule add`.")
@@ -256,7 +239,7 @@ def _simple(name: str, done: str, help: str, *, needs_planner: bool = False) -> 
                 _say_if_unplanned(ctx)
 
     run.__doc__ = help
-    _command(name)(run)
+    command(name, schedule)(run)
 
 
 _simple("remove", "removed", "Remove a periodic task that was added at run time.")
@@ -264,7 +247,7 @@ _simple("pause", "paused", "Pause a periodic task, and withdraw its pending occu
 _simple("resume", "resumed", "Resume a paused periodic task.", needs_planner=True)
 
 
-@_command("run-now")
+@command("run-now", schedule)
 @click.argument("entry", metavar="NAME")
 def run_now(ctx: click.Context, entry: str) -> None:
     """Send a periodic task now, in addition to its schedule."""
@@ -280,7 +263,7 @@ _APPLY = click.option(
 )
 
 
-@_command("import-redbeat")
+@command("import-redbeat", schedule)
 @click.option("--prefix", help="Prefix of RedBeat's keys. Default: redbeat_key_prefix of the app.")
 @click.option("--url", help="URL of RedBeat's Redis. Default: redbeat_redis_url of the app, or the broker.")
 @_APPLY
@@ -301,7 +284,7 @@ def import_redbeat(ctx: click.Context, prefix: str | None, url: str | None, is_r
         _import(ctx, found, entries, is_real)
 
 
-@_command("import-django-celery-beat")
+@command("import-django-celery-beat", schedule)
 @_APPLY
 def import_django_celery_beat(ctx: click.Context, is_real: bool) -> None:
     """Add the periodic tasks of django_celery_beat.
