@@ -73,10 +73,9 @@ def change_some(
         criteria = replace(criteria, not_due_ms=due_ms)
         is_over = due_ms <= lists.now_ms()
         change = partial(_release, eta=text) if is_over else partial(_amend, eta=text, due_ms=due_ms)
-    found = entries(lists, criteria, limit, cursor, partial=True)
+    found, more, examined, lost = entries(lists, criteria, limit, cursor, partial=True)
     changed = late = refused = 0
-    lost = found.lost
-    for broker_list, group in groupby(sorted(found.entries, key=_LIST), key=_LIST):
+    for broker_list, group in groupby(sorted(found, key=_LIST), key=_LIST):
         waiting = [entry for _, entry in group]
         try:
             done = change(lists.delayed_queue(broker_list), waiting)
@@ -86,7 +85,7 @@ def change_some(
         changed += sum(done)
         late += len(done) - sum(done)
         refused += len(waiting) - len(done)
-    return Chunk(changed, late, found.examined, found.cursor, lost, refused)
+    return Chunk(changed, late, examined, more, lost, refused)
 
 
 def _release(queue: DelayedQueue, waiting: Sequence[Entry], *, eta: str | None) -> list[bool]:

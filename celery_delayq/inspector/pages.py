@@ -156,21 +156,6 @@ class Page:
 
 
 @dataclass(frozen=True)
-class Part:
-    """The same for those who want no descriptions of tasks; see `Page`.
-
-    Attributes:
-        entries: those that match, each with its list.
-        cursor, examined, lost: see `Page`.
-    """
-
-    entries: tuple[tuple[BrokerList, Entry], ...]
-    cursor: str | None
-    examined: int
-    lost: Lost
-
-
-@dataclass(frozen=True)
 class _Cursor:
     """The last task that was seen. Tasks that are due at the same time are ordered by the names of their lists."""
 
@@ -205,9 +190,8 @@ def page(
     32 MiB, with a cursor.
     """
     now_ms = lists.now_ms()
-    part = entries(lists, criteria, limit, cursor, most_examined, partial=partial)
-    tasks = tuple(scheduled_task(entry, broker_list, now_ms) for broker_list, entry in part.entries)
-    return Page(tasks, part.cursor, part.examined, part.lost)
+    found, more, examined, lost = entries(lists, criteria, limit, cursor, most_examined, partial=partial)
+    return Page(tuple(scheduled_task(entry, one, now_ms) for one, entry in found), more, examined, lost)
 
 
 def entries(
@@ -218,8 +202,12 @@ def entries(
     most_examined: int = MOST_EXAMINED,
     *,
     partial: bool,
-) -> Part:
-    """Return the entries of a page, see `page`. Messages are decoded only if the criteria ask for it."""
+) -> tuple[list[tuple[BrokerList, Entry]], str | None, int, Lost]:
+    """Return the entries of a page, see `page`. Messages are decoded only if the criteria ask for it.
+
+    Returns:
+        The entries, each with its list; and `cursor`, `examined` and `lost` of the page, see `Page`.
+    """
     if type(limit) is not int:
         raise TypeError(f"limit must be a whole number, not {limit!r}")
     if not 1 <= limit <= MAX_PAGE:
@@ -234,38 +222,32 @@ def entries(
     streams = [_steps(one, _reads(lists, one, criteria, last, read, losses)) for one in waiting]
     found: list[tuple[BrokerList, Entry]] = []
     examined = size = 0
-    for step in heapq.merge(*streams, key=lambda step: (step.entry.due_ms, step.broker_list.name)):
+    for broker_list, entry, number in heapq.merge(*streams, key=lambda step: (step[1].due_ms, step[0].name)):
         if last is not None and (len(found) == limit or examined >= most_examined or size >= _MOST_BYTES):
             more = last.encode()
             break
-        examined += step.examined
-        last = _Cursor(step.broker_list.name, step.entry.position)
-        if not criteria.is_search or criteria.matches(scheduled_task(step.entry, step.broker_list, 0)):
-            found.append((step.broker_list, step.entry))
-            size += len(step.entry.payload)
+        examined += number
+        last = _Cursor(broker_list.name, entry.position)
+        if not criteria.is_search or criteria.matches(scheduled_task(entry, broker_list, 0)):
+            found.append((broker_list, entry))
+            size += len(entry.payload)
     else:
         more = None
     lost |= Lost(tuple(losses))
     if not partial:
         lost.check()
-    return Part(tuple(found), more, examined, lost)
+    return found, more, examined, lost
 
 
-@dataclass(frozen=True)
-class _Step:
-    """An entry that may match, or the last entry of a read; and how many entries were examined since the last step."""
-
-    broker_list: BrokerList
-    entry: Entry
-    examined: int
-
-
-def _steps(broker_list: BrokerList, reads: Iterable[tuple[int, list[Entry]]]) -> Iterator[_Step]:
+def _steps(
+    broker_list: BrokerList, reads: Iterable[tuple[int, list[Entry]]]
+) -> Iterator[tuple[BrokerList, Entry, int]]:
+    """Yield steps of a page: the list; an entry that may match, or the last entry of a read; how many were examined."""
     for read, entries in reads:
         for entry in entries[:-1]:
-            yield _Step(broker_list, entry, 1)
+            yield broker_list, entry, 1
         if entries:
-            yield _Step(broker_list, entries[-1], read - len(entries) + 1)
+            yield broker_list, entries[-1], read - len(entries) + 1
 
 
 def _reads(
