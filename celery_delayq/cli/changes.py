@@ -14,7 +14,7 @@ from celery_delayq.cli.command import command, confirm, json_option, usage_error
 from celery_delayq.cli.listing import criteria_of, filters, not_waiting
 from celery_delayq.cli.output import print_json, progress, say_changed
 from celery_delayq.cli.plain import say
-from celery_delayq.cli.times import Span, When, at
+from celery_delayq.cli.times import SPAN, WHEN, at
 from celery_delayq.inspector import Inspector
 
 #: How many ids one call of the inspector gets.
@@ -76,8 +76,8 @@ def _cancel_all(inspector: Inspector, chosen: dict[str, Any], dry_run: bool, yes
 
 @command("reschedule")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option("--countdown", type=Span(), help="New due time from now: seconds, or 30m, 2h, 1h30m.")
-@click.option("--eta", type=When(), help="New due time: ISO 8601, or relative to now as +30m.")
+@click.option("--countdown", type=SPAN, help="New due time from now: seconds, or 30m, 2h, 1h30m.")
+@click.option("--eta", type=WHEN, help="New due time: ISO 8601, or relative to now as +30m.")
 @json_option
 def reschedule(
     ctx: click.Context,

@@ -19,7 +19,7 @@ from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import command, import_tasks, json_option
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, text
 from celery_delayq.cli.plain import say
-from celery_delayq.cli.times import Span
+from celery_delayq.cli.times import SPAN
 from celery_delayq.health.advice import advice_for, with_app
 from celery_delayq.health.called import check_called
 from celery_delayq.health.check import check_broker, check_only_overdue
@@ -43,7 +43,7 @@ _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level
 @click.option("--strict", is_flag=True, help="Exit with 1 also if there are only warnings.")
 @click.option(
     "--max-overdue",
-    type=Span(),
+    type=SPAN,
     metavar="SPAN",
     help="Check only this: exit with 1 if a message has been overdue for longer, for example 60 or 5m.",
 )

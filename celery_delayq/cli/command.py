@@ -63,6 +63,30 @@ body_option: Decorator = click.option(
 yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
+    """A text that a function reads.
+
+    Args:
+        name: of the type, as help shows it.
+        read: returns the value of a text. Raises ValueError or OverflowError if there is none.
+        wanted: what such a text is, and how to write it, for the message; by default, the error itself says so.
+    """
+
+    def __init__(self, name: str, read: Callable[[str], Any], wanted: str = "") -> None:
+        self.name = name
+        self._read = read
+        self._wanted = wanted
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        if not isinstance(value, str):  # it was read before
+            return value
+        try:
+            return self._read(value)
+        except (ValueError, OverflowError) as exc:
+            self.fail(f"cannot parse {value!r} as {self._wanted}" if self._wanted else str(exc), param, ctx)
+
+
 def command(name: str, group: click.Group | None = None) -> Callable[[Callable[..., None]], click.Command]:
     """Turn a function with Click options into a Celery command. Its first argument is Click's context.
 

@@ -25,7 +25,7 @@ from celery_delayq.cli.output import (
     text,
 )
 from celery_delayq.cli.plain import say
-from celery_delayq.cli.times import When, at, shown, shown_span
+from celery_delayq.cli.times import WHEN, at, shown, shown_span
 from celery_delayq.inspector import Inspector, pages
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.pages import Criteria, Page
@@ -36,8 +36,8 @@ from celery_delayq.queue.scripts import MAX_PAGE
 filters = several(
     queue_option(),
     click.option("--task", help="Only tasks of this name."),
-    click.option("--due-after", type=When(), help="Only tasks due at this time or later."),
-    click.option("--due-before", type=When(), help="Only tasks due before this time."),
+    click.option("--due-after", type=WHEN, help="Only tasks due at this time or later."),
+    click.option("--due-before", type=WHEN, help="Only tasks due before this time."),
     click.option("--text", help="Only tasks whose arguments contain this text, as they are shown."),
 )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import click
@@ -14,10 +14,10 @@ from kombu.exceptions import OperationalError
 from rich.cells import cell_len
 from rich.table import Table
 
-from celery_delayq.basics.errors import DelayqError, InvalidSchedule
+from celery_delayq.basics.errors import DelayqError
 from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import delayq_channel
-from celery_delayq.cli.command import command, import_tasks, json_option, several
+from celery_delayq.cli.command import Parsed, command, import_tasks, json_option, several
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
@@ -35,7 +35,7 @@ from celery_delayq.queue.scripts import MAX_PAGE
 from celery_delayq.schedule import django_celery_beat, redbeat
 from celery_delayq.schedule.api import Schedule
 from celery_delayq.schedule.definition import Definition
-from celery_delayq.schedule.encoding import written
+from celery_delayq.schedule.encoding import json_of, written
 from celery_delayq.schedule.found import Found
 from celery_delayq.schedule.periodic_task import PeriodicTask
 
@@ -133,44 +133,18 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     print_details(data if as_json else {**data, "status": entry.status}, as_json)
 
 
-class _Json(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
-    """A JSON list or object."""
+#: An interval or a crontab expression, see `written`.
+_WHEN = Parsed("when", written)
 
-    def __init__(self, kind: type) -> None:
-        self._kind = kind
-        self.name = "list" if kind is list else "object"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See `click.ParamType`."""
-        try:
-            found = json.loads(value)
-        except (ValueError, RecursionError) as exc:
-            self.fail(f"not valid JSON: {exc}", param, ctx)
-        if not isinstance(found, self._kind):
-            self.fail(f"must be a JSON {self.name}", param, ctx)
-        return found
-
-
-class _When(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
-    """An interval in the format of `Span`, or a crontab expression."""
-
-    name = "when"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See `click.ParamType`."""
-        try:
-            return written(value)
-        except InvalidSchedule as exc:
-            self.fail(str(exc), param, ctx)
-
+_LIST, _OBJECT = Parsed("list", partial(json_of, kind=list)), Parsed("object", partial(json_of, kind=dict))
 
 #: The options that define an entry.
 _fields = several(
-    click.option("--args", type=_Json(list), help="Arguments of the task, as a JSON list."),
-    click.option("--kwargs", type=_Json(dict), help="Keyword arguments of the task, as a JSON object."),
-    click.option("--options", type=_Json(dict), help="Options of apply_async, as a JSON object."),
+    click.option("--args", type=_LIST, help="Arguments of the task, as a JSON list."),
+    click.option("--kwargs", type=_OBJECT, help="Keyword arguments of the task, as a JSON object."),
+    click.option("--options", type=_OBJECT, help="Options of apply_async, as a JSON object."),
     click.option(
-        "--timing", type=_Json(dict), help='Timing, as a JSON object: {"tz": "Europe/Berlin", "max_runs": 3, ...}.'
+        "--timing", type=_OBJECT, help='Timing, as a JSON object: {"tz": "Europe/Berlin", "max_runs": 3, ...}.'
     ),
 )
 
@@ -178,7 +152,7 @@ _fields = several(
 @command("add", schedule)
 @click.argument("name")
 @click.argument("task")
-@click.argument("when", type=_When())
+@click.argument("when", type=_WHEN)
 @_fields
 def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, Any] | None, **fields: Any) -> None:
     """Add a periodic task.
@@ -194,7 +168,7 @@ def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, A
 @command("update", schedule)
 @click.argument("name")
 @click.option("--task", help="Name of the task.")
-@click.option("--when", "schedule", type=_When(), help="See `schedule add`.")
+@click.option("--when", "schedule", type=_WHEN, help="See `schedule add`.")
 @_fields
 def update(ctx: click.Context, name: str, timing: dict[str, Any] | None, **fields: Any) -> None:
     """Change a periodic task that was added at run time. Options that you do not give stay as they are.

@@ -13,7 +13,7 @@ from celery_delayq.basics.times import to_datetime, to_timedelta
 from celery_delayq.cli.broker import check_complete, inspecting
 from celery_delayq.cli.command import Decorator, command, json_option, usage_errors
 from celery_delayq.cli.output import NARROW, WIDTH, add_columns, console, new_table, print_json, text
-from celery_delayq.cli.times import Span, shown, shown_span
+from celery_delayq.cli.times import SPAN, shown, shown_span
 from celery_delayq.inspector.away import LostQueue
 from celery_delayq.inspector.counts import Counts, QueueCounts, count
 
@@ -25,7 +25,7 @@ _BAR = 50
 
 #: For commands that show a histogram.
 span_option: Decorator = click.option(
-    "--span", type=Span(), default="1h", show_default=True, help="How far ahead the histogram reaches: 1h, 1d, 7d."
+    "--span", type=SPAN, default="1h", show_default=True, help="How far ahead the histogram reaches: 1h, 1d, 7d."
 )
 
 

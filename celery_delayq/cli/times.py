@@ -2,57 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import click
 
 from celery_delayq.basics.times import parse_span, parse_time, to_datetime
 from celery_delayq.basics.times import shown_span as shown_span
+from celery_delayq.cli.command import Parsed
 
+#: A span of time, such as `90` (seconds), `90s`, `1h30m` or `2d`. Converts to a timedelta.
+SPAN = Parsed("span", parse_span, "a span of time: write seconds, or 90s, 30m, 2h, 1h30m, 7d")
 
-class _Time(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
-    """A text that `_parse` reads."""
-
-    _parse: Callable[[str], datetime | timedelta]
-    _what: str
-    _advice: str
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See `click.ParamType`."""
-        if isinstance(value, (datetime, timedelta)):
-            return value
-        try:
-            return self._parse(value)
-        except (ValueError, OverflowError):
-            self.fail(f"cannot parse {value!r} as {self._what}: {self._advice}", param, ctx)
-
-
-class Span(_Time):
-    """A span of time, such as `90` (seconds), `90s`, `1h30m` or `2d`. Converts to a timedelta."""
-
-    name = "span"
-    _parse = staticmethod(parse_span)
-    _what, _advice = "a span of time", "write seconds, or 90s, 30m, 2h, 1h30m, 7d"
-
-
-class When(_Time):
-    """A time in ISO 8601 (UTC unless it has a zone), or relative to now: `+30m`, `2h`, `-15m`.
-
-    Converts to an aware datetime, or to a timedelta; see `at`.
-    """
-
-    name = "time"
-    _parse = staticmethod(parse_time)
-    _what, _advice = "a time", "write it as 2030-12-31T23:59:00+01:00, or relative to now as +30m, 2h, -15m"
+#: A time in ISO 8601 (UTC unless it has a zone), or relative to now: `+30m`, `2h`, `-15m`. Converts to an aware
+#: datetime, or to a timedelta; see `at`.
+WHEN = Parsed("time", parse_time, "a time: write it as 2030-12-31T23:59:00+01:00, or relative to now as +30m, 2h, -15m")
 
 
 def at(when: datetime | timedelta | None, now_ms: int) -> datetime | None:
     """Return the time that an option stands for; None for None.
 
     Args:
-        when: result of `When`.
+        when: result of `WHEN`.
         now_ms: the server's time, unix time in ms.
 
     Raises:

@@ -76,6 +76,26 @@ def written(text: str) -> str | timedelta:
         ) from exc
 
 
+def json_of(text: str, kind: type, name: str = "") -> Any:
+    """Return the list or the object that a person has written as JSON.
+
+    Args:
+        text: the JSON.
+        kind: list or dict.
+        name: of the field, for the message; by default, others say which field it is.
+
+    Raises:
+        InvalidSchedule: it is no such JSON.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidSchedule(f"{name and f'{name} is '}not valid JSON: {exc}") from exc
+    if not isinstance(found, kind):
+        raise InvalidSchedule(f"{name} must be a JSON {'list' if kind is list else 'object'}".lstrip())
+    return found
+
+
 def decode(given: Any, app: Any) -> BaseSchedule:
     """Return the schedule for any accepted form.
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 import click
 import pytest
 
-from celery_delayq.cli.times import Span, When, at, shown, shown_span
+from celery_delayq.cli.times import SPAN, WHEN, at, shown, shown_span
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 
@@ -29,13 +29,13 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
     ],
 )
 def test_spans(text: str, seconds: float) -> None:
-    assert Span()(text) == timedelta(seconds=seconds)
+    assert SPAN(text) == timedelta(seconds=seconds)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "5 m", "m", "1x", "1h-5m", "inf", "nan", "99999999999d", "--5s"])
 def test_what_is_no_span(text: str) -> None:
     with pytest.raises(click.BadParameter, match="as a span of time: write seconds, or 90s"):
-        Span()(text)
+        SPAN(text)
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_what_is_no_span(text: str) -> None:
     ],
 )
 def test_times(text: str, when: datetime) -> None:
-    assert at(When()(text), round(NOON.timestamp() * 1000)) == when
+    assert at(WHEN(text), round(NOON.timestamp() * 1000)) == when
 
 
 @pytest.mark.parametrize("text", ["", "soon", "1700000000", "1700", "2030", "2030-13-01", "2030-01-01T25:00", "1x"])
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"as a time: write it as 2030-12-31T23:59:00\+01:00"):
-        When()(text)
+        WHEN(text)
 
 
 def test_relative_to_now_has_its_limits() -> None:

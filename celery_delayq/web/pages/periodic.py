@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from celery_delayq.basics.errors import DelayqError, InvalidSchedule
+from celery_delayq.basics.errors import DelayqError
 from celery_delayq.schedule.definition import Definition
-from celery_delayq.schedule.encoding import written
+from celery_delayq.schedule.encoding import json_of, written
 from celery_delayq.web.audit import Change
 from celery_delayq.web.request import Params, Response
 from celery_delayq.web.view import Page, View
@@ -50,12 +49,7 @@ def fields_of(form: Params, *, wants_schedule: bool = True) -> dict[str, Any]:
         fields["schedule"] = written(form.get("when").strip())
     for name, kind in _JSON.items():
         text = form.get(name).strip()
-        try:
-            fields[name] = json.loads(text) if text else kind()
-        except (ValueError, RecursionError) as exc:
-            raise InvalidSchedule(f"{name} is not valid JSON: {exc}") from exc
-        if not isinstance(fields[name], kind):
-            raise InvalidSchedule(f"{name} must be a JSON {'list' if kind is list else 'object'}")
+        fields[name] = json_of(text, kind, name) if text else kind()
     return fields
 
 
