@@ -23,7 +23,7 @@ from celery_delayq.inspector.away import Lost
 from celery_delayq.options.settings import check_urls
 from celery_delayq.transport import Transport, register
 from celery_delayq.transport.urls import is_cluster, is_sentinel, what_to_write
-from celery_delayq.transport.wrong_server import refuse_wrong_server
+from celery_delayq.transport.wrong_server import refusing_wrong_server
 
 _ADVICE = ", and create DelayQ(app) in the module that `celery -A` names"
 
@@ -70,13 +70,12 @@ def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tup
             connection.ensure_connection(max_retries=1 if patience_s is None else _other_urls(connection))
             channel = connection.default_channel
             connected = True
-            yield connection, channel
+            with refusing_wrong_server(channel.plain_client):
+                yield connection, channel
         except DelayqError as exc:
             raise click.ClickException(str(exc)) from exc
         except _NO_CONNECTION as exc:
             if isinstance(exc.__cause__, ResponseError):
-                if connected:
-                    _refuse_wrong_server(exc.__cause__, channel)
                 raise Refused(f"{connection.as_uri()}: {exc}") from exc
             url = connection.as_uri()
             trouble = f"lost the connection to {url}" if connected else f"cannot connect to {url}"
@@ -85,8 +84,6 @@ def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tup
             again = "; run the command again to make sure" if connected else ""
             raise click.ClickException(f"{trouble}: {_reason(exc)}{again}") from exc
         except RedisError as exc:
-            if connected:
-                _refuse_wrong_server(exc, channel)
             raise Refused(f"{connection.as_uri()} refused a command: {exc}") from exc
         except ValueError as exc:  # kombu's of an option, and urllib's of a URL
             if connected:
@@ -131,18 +128,6 @@ def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) 
 def queue_option(help: str = "Only tasks of this queue.") -> Decorator:
     """Return the option `--queue`, with shell completion."""
     return click.option("--queue", shell_complete=complete_queue, help=help)
-
-
-def _refuse_wrong_server(exc: Exception, channel: Any) -> None:
-    """See `refuse_wrong_server`.
-
-    Raises:
-        click.ClickException: the URL is one of another kind of server.
-    """
-    try:
-        refuse_wrong_server(exc, channel.plain_client)
-    except DelayqError as advice:
-        raise click.ClickException(str(advice)) from exc
 
 
 def _reason(exc: Exception) -> str:
