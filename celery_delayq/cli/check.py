@@ -25,7 +25,6 @@ from celery_delayq.health.called import check_called
 from celery_delayq.health.check import check_broker, check_only_overdue
 from celery_delayq.health.finding import Finding, Level, not_checked, sentence
 from celery_delayq.health.options import check_options
-from celery_delayq.transport.urls import is_sentinel
 
 #: How long to wait for each answer, in seconds.
 _PATIENCE_S = 2.0
@@ -73,11 +72,8 @@ def _all(app: Any) -> list[Finding]:
     findings = [*check_called(app), *check_options(app)]
     import_tasks(app)
     try:
-        with delayq_channel(app, patience_s=_PATIENCE_S) as (connection, channel):
-            options = app.conf.broker_transport_options
-            found = check_broker(
-                app, channel, replicas=options.get("replicas", 0), has_sentinel=is_sentinel(connection)
-            )
+        with delayq_channel(app, patience_s=_PATIENCE_S) as (_, channel):
+            found = check_broker(app, channel)
     except click.ClickException as exc:
         cannot = _cannot(app, exc)
         is_known = any(finding.message == cannot.message for finding in findings)

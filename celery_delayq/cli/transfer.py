@@ -24,7 +24,6 @@ from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.transport import Transport
 from celery_delayq.transport.program import Program
-from celery_delayq.transport.urls import is_sentinel
 
 #: The package's logger; `--loglevel` sets its level.
 logger = logging.getLogger("celery_delayq")
@@ -96,13 +95,7 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
     app = ctx.obj.app
     settings = settings_of(app)
     with delayq_channel(app) as (connection, channel):
-        say_at_start(
-            logger,
-            app,
-            channel.plain_client,
-            replicas=connection.transport.options["replicas"],
-            has_sentinel=is_sentinel(connection),
-        )
+        say_at_start(logger, app, channel)
         lists = {name for queue in app.amqp.queues for name in channel.broker_lists(queue)}
         lists.update(name for name in map(str.strip, queues.split(",")) if name)
         recorder = Recorder()

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from logging import ERROR, INFO, WARNING, Logger
 from typing import Any
 
-import redis
-
 from celery_delayq.basics.errors import UnsupportedServer
 from celery_delayq.basics.version import __version__
 from celery_delayq.health.advice import with_app
@@ -20,6 +18,7 @@ from celery_delayq.health.server_checks import (
     check_replication,
     check_version,
     name_and_version,
+    replication_of,
     too_old,
 )
 from celery_delayq.health.servers import Server, examine, servers_of
@@ -27,25 +26,21 @@ from celery_delayq.health.servers import Server, examine, servers_of
 _LOGGED_AS = {Level.NOTE: INFO, Level.WARNING: WARNING, Level.ERROR: ERROR}
 
 
-def say_at_start(
-    logger: Logger, app: Any, client: redis.Redis, *, replicas: int = 0, has_sentinel: bool = False
-) -> None:
+def say_at_start(logger: Logger, app: Any, channel: Any) -> None:
     """Log the versions, the options that differ from the defaults, and what the operator should know.
 
     Args:
         logger: where to log.
         app: the Celery app.
-        client: a client of its server, or of its cluster.
-        replicas: the transport option `replicas`.
-        has_sentinel: whether Redis Sentinel names the server.
+        channel: a channel of our transport.
 
     Raises:
         UnsupportedServer: a server is older than Redis 6.2.
         redis.RedisError: see `servers_of`.
     """
-    servers = servers_of(client)
+    servers = servers_of(channel.plain_client)
     findings = [it for it in check_options(app) if it.level is Level.WARNING]  # with an error, nobody comes here
-    findings += check_servers(servers, replicas=replicas, has_sentinel=has_sentinel)
+    findings += check_servers(servers, **replication_of(app, channel))
     logger.info("celery_delayq %s with %s. %s.", __version__, _names(servers), described(app))
     for finding in findings:
         logger.log(_LOGGED_AS[finding.level], "%s", f"{finding.told(len(servers))} {with_app(finding.advice)}".rstrip())

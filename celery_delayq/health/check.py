@@ -22,6 +22,7 @@ from celery_delayq.health.server_checks import (
     check_persistence,
     check_replication,
     check_version,
+    replication_of,
 )
 from celery_delayq.health.servers import Check, Server, examine, is_away, servers_of
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
@@ -37,14 +38,12 @@ from celery_delayq.schedule.service import store_of
 _MOST_AT_ONCE = 16
 
 
-def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -> list[Finding]:
+def check_broker(app: Any, channel: Any) -> list[Finding]:
     """Return what all checks of a broker found.
 
     Args:
         app: the Celery app.
         channel: a channel of our transport. Its timeouts say how long the check takes if a server hangs.
-        replicas: the transport option `replicas`.
-        has_sentinel: whether Redis Sentinel names the server.
 
     Raises:
         ConfigurationError: the URL is one of a single server, and this is a Redis Sentinel, or a node of a cluster.
@@ -61,7 +60,7 @@ def check_broker(app: Any, channel: Any, *, replicas: int, has_sentinel: bool) -
         "server": check_version,
         "persistence": check_persistence,
         "memory": check_memory,
-        "replicas": partial(check_replication, replicas=replicas, has_sentinel=has_sentinel),
+        "replicas": partial(check_replication, **replication_of(app, channel)),
         "connections": check_connections,
         "permissions": broker.permissions,
         "clock": check_clock,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import redis
+from kombu.transport.redis import SentinelChannel
 
 from celery_delayq.basics.text import plural
 from celery_delayq.health.finding import Finding, Level, error, not_checked, note, ok, warning
@@ -157,6 +159,13 @@ def check_replication(server: Server, *, replicas: int = 0, has_sentinel: bool =
     if all(finding.level is Level.NOTE for finding in found):
         wanted = f"; callers wait for {replicas}" if replicas else ""
         yield ok(f"{server.software} has {plural(connected, 'replica')}{wanted}.")
+
+
+def replication_of(app: Any, channel: Any) -> dict[str, Any]:
+    """Return what `check_replication` has to know of an app and a channel of our transport, by the names there."""
+    # Not the option of the channel: a check waits for no replica.
+    replicas = app.conf.broker_transport_options.get("replicas", 0)
+    return {"replicas": replicas, "has_sentinel": isinstance(channel, SentinelChannel)}
 
 
 def _replication_problems(server: Server, connected: int, replicas: int, has_sentinel: bool) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from celery_delayq.transport.ahead import LAST_PART_S, LONGEST_AHEAD_S
 from celery_delayq.transport.eta import seconds_until
 from celery_delayq.transport.keyed import THROTTLE_PROPERTY
 from celery_delayq.transport.messages import DUE_PROPERTY
-from celery_delayq.transport.urls import is_sentinel, what_to_write
+from celery_delayq.transport.urls import what_to_write
 from celery_delayq.worker import commands
 from celery_delayq.worker.handover import is_stopping
 from celery_delayq.worker.lateness import note_clock, trace_lateness
@@ -111,13 +111,7 @@ class Transfer(bootsteps.StartStopStep):
         if type(consumer.pool).__module__ == "celery.concurrency.eventlet":
             raise ConfigurationError("the pool eventlet is not supported: start the worker with -P gevent")
         if not self._server_checked:
-            say_at_start(
-                logger,
-                consumer.app,
-                consumer.connection.default_channel.plain_client,
-                replicas=transport.options["replicas"],
-                has_sentinel=is_sentinel(consumer.connection),
-            )
+            say_at_start(logger, consumer.app, consumer.connection.default_channel)
             self._server_checked = True
         transport.program = self._program
         if "visibility_timeout" in consumer.connection.transport_options:

@@ -11,6 +11,7 @@ import pytest
 import redis
 from celery import Celery
 
+from celery_delayq import register
 from celery_delayq.basics.errors import UnsupportedServer
 from celery_delayq.health.at_start import check_servers, say_at_start
 from celery_delayq.health.finding import Finding, Level
@@ -63,12 +64,15 @@ def test_a_server_that_evicts_keys_is_warned_of(admin: redis.Redis, policy: str,
     assert "noeviction" in finding.advice
 
 
-def test_options_that_nothing_reads_are_warned_of(admin: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+def test_options_that_nothing_reads_are_warned_of(
+    admin: redis.Redis, any_redis_server: PrivateRedis, caplog: pytest.LogCaptureFixture
+) -> None:
     admin.config_set("save", "900 1")
-    app = Celery("shop", broker="delayq://localhost", set_as_current=False)
-    app.conf.broker_transport_options = {"visibilty_timeout": 60, "leese": 5}
-    with caplog.at_level(logging.INFO):
-        say_at_start(logging.getLogger("celery_delayq.test"), app, admin)
+    register()
+    app = Celery("shop", broker=f"delayq://localhost:{any_redis_server.port}", set_as_current=False)
+    with app.connection_for_write() as connection, caplog.at_level(logging.INFO):
+        app.conf.broker_transport_options = {"visibilty_timeout": 60, "leese": 5}
+        say_at_start(logging.getLogger("celery_delayq.test"), app, connection.default_channel)
     first, second = caplog.records
     assert first.getMessage().endswith("All options have their defaults.")
     assert (second.levelname, second.getMessage()) == (

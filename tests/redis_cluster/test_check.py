@@ -104,7 +104,7 @@ def test_a_worker_starts_all_the_same_and_says_so(
     logger = logging.getLogger("celery_delayq.test")
     app.conf.broker_transport_options = {"socket_timeout": 1}
     with app.connection_for_write() as connection, caplog.at_level(logging.INFO):
-        say_at_start(logger, app, connection.default_channel.plain_client)
+        say_at_start(logger, app, connection.default_channel)
     said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == logger.name]
     assert said[0][0] == "INFO"
     assert "with a Redis Cluster of 3 masters (" in said[0][1]
