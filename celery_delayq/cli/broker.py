@@ -47,8 +47,8 @@ class Refused(click.ClickException):
 
 
 @contextmanager
-def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tuple[Any, Any]]:
-    """Connect, and yield the connection and a channel. Errors name the URL without its password.
+def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[Any]:
+    """Connect, and yield a channel. Errors name the URL without its password.
 
     Args:
         app: the Celery app.
@@ -71,7 +71,7 @@ def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tup
             channel = connection.default_channel
             connected = True
             with refusing_wrong_server(channel.plain_client):
-                yield connection, channel
+                yield channel
         except DelayqError as exc:
             raise click.ClickException(str(exc)) from exc
         except _NO_CONNECTION as exc:
@@ -94,7 +94,7 @@ def delayq_channel(app: Any, *, patience_s: float | None = None) -> Iterator[tup
 @contextmanager
 def inspecting(app: Any) -> Iterator[Inspector]:
     """Connect, and yield an inspector that knows the app's queues. Raises the same errors as `delayq_channel`."""
-    with delayq_channel(app) as (_, channel):
+    with delayq_channel(app) as channel:
         yield Inspector(channel, app.amqp.queues)
 
 

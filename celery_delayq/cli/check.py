@@ -72,7 +72,7 @@ def _all(app: Any) -> list[Finding]:
     findings = [*check_called(app), *check_options(app)]
     import_tasks(app)
     try:
-        with delayq_channel(app, patience_s=_PATIENCE_S) as (_, channel):
+        with delayq_channel(app, patience_s=_PATIENCE_S) as channel:
             found = check_broker(app, channel)
     except click.ClickException as exc:
         cannot = _cannot(app, exc)
@@ -83,7 +83,7 @@ def _all(app: Any) -> list[Finding]:
 
 def _overdue(app: Any, most_s: float) -> list[Finding]:
     try:
-        with delayq_channel(app, patience_s=_PATIENCE_S) as (_, channel):
+        with delayq_channel(app, patience_s=_PATIENCE_S) as channel:
             return check_only_overdue(app, channel, most_s=most_s)
     except click.ClickException as exc:
         return [_cannot(app, exc)]

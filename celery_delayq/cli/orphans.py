@@ -60,7 +60,7 @@ def orphans() -> None:
 @json_option
 def list_(ctx: click.Context, as_json: bool) -> None:
     """Show the delayed queues that no Python worker transfers."""
-    with delayq_channel(ctx.obj.app) as (_, channel):
+    with delayq_channel(ctx.obj.app) as channel:
         rows = [_row(orphan) for orphan in orphaned.find(channel.plain_client, channel.global_keyprefix)]
     _print(rows, as_json, "There are no orphans.")
 
@@ -74,7 +74,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 @json_option
 def entries(ctx: click.Context, queue: str, codec: str, limit: int, as_json: bool) -> None:
     """Show the entries that wait for the list QUEUE, and when they are due."""
-    with delayq_channel(ctx.obj.app) as (_, channel):
+    with delayq_channel(ctx.obj.app) as channel:
         found = islice(Orphan.look(channel.plain_client, queue).entries(channel.plain_client), limit)
         rows = [_entry_row(entry, codec) for entry in found]
     _print(rows, as_json, f"Nothing waits for {queue}.")
@@ -115,7 +115,7 @@ def adopt(
         raise click.UsageError("--queue and --codec need --task")
     if task is not None:
         _check_task(app, task)
-    with delayq_channel(app) as (_, channel):
+    with delayq_channel(app) as channel:
         client, keyprefix = channel.plain_client, channel.global_keyprefix
         chosen = _chosen(client, keyprefix, queues, force)
         for orphan in chosen:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any
@@ -14,7 +13,6 @@ from kombu.exceptions import OperationalError
 from rich.cells import cell_len
 from rich.table import Table
 
-from celery_delayq.basics.errors import DelayqError
 from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import Parsed, command, import_tasks, json_option, several
@@ -51,21 +49,11 @@ def schedule() -> None:
     """Inspect and change periodic tasks."""
 
 
-@contextmanager
-def _schedule(ctx: click.Context) -> Iterator[Schedule]:
-    """Yield the app's schedule. Errors become messages instead of tracebacks."""
+def _schedule(ctx: click.Context) -> Schedule:
+    """Return the app's schedule. Only `run_now` raises an OperationalError: it sends outside of the channel."""
     app = ctx.obj.app
-
-    @contextmanager
-    def channel() -> Iterator[Any]:
-        with delayq_channel(app) as (_, found):
-            yield found
-
     app.finalize()
-    try:
-        yield Schedule(app, channel)
-    except (DelayqError, OperationalError) as exc:
-        raise click.ClickException(str(exc)) from exc
+    return Schedule(app, partial(delayq_channel, app))
 
 
 @command("list", schedule)
@@ -73,8 +61,7 @@ def _schedule(ctx: click.Context) -> Iterator[Schedule]:
 def list_(ctx: click.Context, as_json: bool) -> None:
     """Show all periodic tasks."""
     import_tasks(ctx.obj.app)
-    with _schedule(ctx) as found:
-        entries = list(found)
+    entries = list(_schedule(ctx))
     if as_json:
         for entry in entries:
             print_json(_data(entry))
@@ -127,8 +114,7 @@ def _least_width(table: Table) -> int:
 def show(ctx: click.Context, name: str, as_json: bool) -> None:
     """Show a periodic task in full."""
     import_tasks(ctx.obj.app)
-    with _schedule(ctx) as found:
-        entry = found.get(name)
+    entry = _schedule(ctx).get(name)
     data = _data(entry)
     print_details(data if as_json else {**data, "status": entry.status}, as_json)
 
@@ -160,9 +146,9 @@ def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, A
     WHEN is an interval such as 90, 90s, 1h30m or 'every 90s', or a crontab expression such as '0 6 * * mon-fri'.
     """
     import_tasks(ctx.obj.app)
-    with _schedule(ctx) as found:
-        given = {**fields, "task": task, "schedule": when, "timing": timing}
-        _say_done(ctx, found.add_definition(Definition.of(name, given, ctx.obj.app)), "added")
+    given = {**fields, "task": task, "schedule": when, "timing": timing}
+    found = _schedule(ctx)
+    _say_done(ctx, found.add_definition(Definition.of(name, given, ctx.obj.app)), "added")
 
 
 @command("update", schedule)
@@ -180,8 +166,7 @@ def update(ctx: click.Context, name: str, timing: dict[str, Any] | None, **field
     if not changes and timing is None:
         raise click.UsageError("nothing to change: give --task, --when, --args, --kwargs, --options or --timing")
     import_tasks(ctx.obj.app)
-    with _schedule(ctx) as found:
-        _say_done(ctx, found.update_fields(name, changes, timing or {}), "updated")
+    _say_done(ctx, _schedule(ctx).update_fields(name, changes, timing or {}), "updated")
 
 
 def _say_if_unplanned(ctx: click.Context) -> None:
@@ -206,11 +191,10 @@ def _simple(name: str, done: str, help: str, *, needs_planner: bool = False) -> 
 
     @click.argument("entry", metavar="NAME")
     def run(ctx: click.Context, entry: str) -> None:
-        with _schedule(ctx) as found:
-            getattr(found, name)(entry)
-            say(f"{entry} {done}.")
-            if needs_planner:
-                _say_if_unplanned(ctx)
+        getattr(_schedule(ctx), name)(entry)
+        say(f"{entry} {done}.")
+        if needs_planner:
+            _say_if_unplanned(ctx)
 
     run.__doc__ = help
     command(name, schedule)(run)
@@ -225,11 +209,13 @@ _simple("resume", "resumed", "Resume a paused periodic task.", needs_planner=Tru
 @click.argument("entry", metavar="NAME")
 def run_now(ctx: click.Context, entry: str) -> None:
     """Send a periodic task now, in addition to its schedule."""
-    with _schedule(ctx) as found:
-        result = found.run_now(entry)
-        if not getattr(result, "was_new", True):
-            raise click.ClickException(f"{entry} was not sent: task {result.id} holds its unique key")
-        say(f"{entry} sent.")
+    try:
+        result = _schedule(ctx).run_now(entry)
+    except OperationalError as exc:
+        raise click.ClickException(str(exc)) from exc
+    if not getattr(result, "was_new", True):
+        raise click.ClickException(f"{entry} was not sent: task {result.id} holds its unique key")
+    say(f"{entry} sent.")
 
 
 _APPLY = click.option(
@@ -246,7 +232,8 @@ def import_redbeat(ctx: click.Context, prefix: str | None, url: str | None, is_r
     app = ctx.obj.app
     prefix = prefix or app.conf.get("redbeat_key_prefix") or redbeat.PREFIX
     url = url or app.conf.get("redbeat_redis_url")
-    with _schedule(ctx) as found, delayq_channel(app) as (_, channel):
+    found = _schedule(ctx)
+    with delayq_channel(app) as channel:
         try:
             client = redis.Redis.from_url(url) if url else channel.plain_client
         except ValueError as exc:
@@ -265,8 +252,8 @@ def import_django_celery_beat(ctx: click.Context, is_real: bool) -> None:
 
     Its tables are not changed. Stop celery beat first, or tasks will run twice.
     """
-    with _schedule(ctx) as found:
-        _import(ctx, found, list(django_celery_beat.entries(ctx.obj.app)), is_real)
+    found = _schedule(ctx)
+    _import(ctx, found, list(django_celery_beat.entries(ctx.obj.app)), is_real)
 
 
 def _import(ctx: click.Context, found: Schedule, entries: Sequence[Found], is_real: bool) -> None:

@@ -94,20 +94,20 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
     logger.setLevel(loglevel.upper())
     app = ctx.obj.app
     settings = settings_of(app)
-    with delayq_channel(app) as (connection, channel):
+    with delayq_channel(app) as channel:
         say_at_start(logger, app, channel)
         lists = {name for queue in app.amqp.queues for name in channel.broker_lists(queue)}
         lists.update(name for name in map(str.strip, queues.split(",")) if name)
         recorder = Recorder()
         flusher = Flusher(recorder, channel.global_keyprefix, channel.first_list) if settings.metrics else None
-        transport = connection.transport
+        transport = channel.connection
         transport.program = program = Counted(recorder, flusher)
         transport.loops.more_lists = frozenset(lists)
         transport.loops.has_failover = True
         stop = Waker()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.wake())
-        say(f"Transferring delayed tasks of {connection.as_uri()}. Press Ctrl-C to stop.", err=True)
+        say(f"Transferring delayed tasks of {transport.client.as_uri()}. Press Ctrl-C to stop.", err=True)
         _transfer_until(stop, transport, settings)
     say(f"{plural(program.moved)} transferred.", err=True)
 
