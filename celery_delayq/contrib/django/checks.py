@@ -14,7 +14,7 @@ delayq.W005  a transport option that nobody reads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -35,8 +35,6 @@ from celery_delayq.web.broker import Broker
 #: Runs these checks only: `manage.py check --tag delayq`.
 TAG = "delayq"
 
-Check = Callable[[Any], Iterator[CheckMessage]]
-
 
 def check_all(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Return what is wrong; see `django.core.checks.register`."""
@@ -49,7 +47,7 @@ def check_all(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
             f'the settings: {DJANGO_APP} = "proj.celery:app".'
         )
         return [*found, Error(f"celery_delayq finds no Celery app: {exc}.", hint=hint, id="delayq.E001")]
-    for check in _OF_APP:
+    for check in (check_broker, check_delayq, check_settings, check_scheduler, check_eager, check_time_zone):
         found += check(app)
     return found
 
@@ -155,13 +153,3 @@ def check_page() -> Iterator[CheckMessage]:
             hint="pip install 'celery_delayq[django]', or '.[django]' in a clone.",
             id="delayq.E005",
         )
-
-
-_OF_APP: Iterable[Check] = (
-    check_broker,
-    check_delayq,
-    check_settings,
-    check_scheduler,
-    check_eager,
-    check_time_zone,
-)
