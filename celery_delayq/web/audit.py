@@ -45,37 +45,27 @@ class Change:
 OnChange = Callable[[Request, Change], None]
 
 
-@dataclass(frozen=True)
-class Audit:
-    """Writes lines for one request.
+def record(user: str | None, request: Request, on_change: OnChange | None, change: Change) -> None:
+    """Write a line: at level INFO, or at level WARNING if the change was broken off.
 
-    Attributes:
+    Args:
         user: who; None if nobody knows.
         request: the request.
-        on_change: is told about each change, too; what it raises is logged, since the change was made.
+        on_change: is told about the change, too; what it raises is logged, since the change was made.
+        change: the change.
     """
-
-    user: str | None
-    request: Request
-    on_change: OnChange | None = None
-
-    def record(self, change: Change) -> None:
-        """Write a line: at level INFO, or at level WARNING if the change was broken off."""
-        who = change.action, _short(self.user or "-"), _short(self.request.remote or "-")
-        if change.error is None:
-            counts = change.changed, change.missed
-            logger.info("%s by %s from %s: %s: %d done, %d not", *who, _short(change.what), *counts)
-        else:
-            logger.warning("%s by %s from %s was broken off, a part may be done: %s", *who, _short(change.error))
-        self._tell(change)
-
-    def _tell(self, change: Change) -> None:
-        if self.on_change is None:
-            return
-        try:
-            self.on_change(self.request, change)
-        except Exception:
-            logger.exception("Cannot record a change elsewhere")
+    who = change.action, _short(user or "-"), _short(request.remote or "-")
+    if change.error is None:
+        counts = change.changed, change.missed
+        logger.info("%s by %s from %s: %s: %d done, %d not", *who, _short(change.what), *counts)
+    else:
+        logger.warning("%s by %s from %s was broken off, a part may be done: %s", *who, _short(change.error))
+    if on_change is None:
+        return
+    try:
+        on_change(request, change)
+    except Exception:
+        logger.exception("Cannot record a change elsewhere")
 
 
 def _short(text: str) -> str:

@@ -7,12 +7,13 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from celery_delayq.web.access import Access, Refusal, UserOf, check_host, check_origin, granted
-from celery_delayq.web.audit import Audit, OnChange
+from celery_delayq.web.audit import OnChange, record
 from celery_delayq.web.broker import Broker, Unavailable
 from celery_delayq.web.language import LANGUAGES, language_of
 from celery_delayq.web.live import LiveCache
@@ -88,7 +89,8 @@ class Site:
     def handle(self, request: Request) -> Response:
         """Answer a request. Never raises."""
         language = language_of(_cookie(request), request.headers.get("accept-language", ""))
-        view = View(request, self.broker, frozenset(), language, Audit(request.user, request), self._home)
+        audit = partial(record, request.user, request, None)
+        view = View(request, self.broker, frozenset(), language, audit, self._home)
         try:
             response = self._answer(view)
         except Unavailable as exc:
@@ -130,7 +132,7 @@ class Site:
         if page is None:
             raise Refusal(404, "There is no such page.")
         user = self._user_of(request) if self._user_of and request.method == "POST" else request.user
-        view = replace(view, may=may, audit=Audit(user, request, self._on_change))
+        view = replace(view, may=may, audit=partial(record, user, request, self._on_change))
         if request.method == "POST":
             check_origin(request)
             try:

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from celery_delayq.web.access import Refusal
-from celery_delayq.web.audit import Audit, Change
+from celery_delayq.web.audit import Change
 from celery_delayq.web.broker import Broker
 from celery_delayq.web.language import LANGUAGES, Language
 from celery_delayq.web.rendering import render
@@ -33,7 +33,7 @@ class View:
     broker: Broker
     may: frozenset[str]
     language: Language
-    audit: Audit
+    audit: Callable[[Change], None]
     home: str | None = None
 
     @property
@@ -94,5 +94,5 @@ class Page:
         except Refusal:
             raise
         except Exception as exc:
-            view.audit.record(Change(name, error=str(exc)))
+            view.audit(Change(name, error=str(exc)))
             raise

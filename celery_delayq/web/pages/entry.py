@@ -106,7 +106,7 @@ def _change(view: View, change: Callable[[str], object], done: Any) -> Response:
         raise Refusal(404, "There is no such periodic task.") from exc
     except DelayqError as exc:
         return _show(view, error=str(exc))
-    view.audit.record(Change(action, name, 1))
+    view.audit(Change(action, name, 1))
     return view.page("removed.html", message=done) if action == "schedule.remove" else _show(view, done)
 
 

@@ -61,7 +61,7 @@ def _add(view: View) -> Response:
         view.broker.schedule().add_definition(definition)
     except DelayqError as exc:
         return _show(view, error=str(exc))
-    view.audit.record(Change("schedule.add", name, 1))
+    view.audit(Change("schedule.add", name, 1))
     return _show(view, view._("%(name)s added.", name=name))
 
 

@@ -107,7 +107,7 @@ def done_with(view: View, what: str, answers: Mapping[str, bool]) -> dict[str, o
     """
     action, changed = view.request.form.get("action"), sum(answers.values())
     missed = len(answers) - changed
-    view.audit.record(Change(action, what, changed, missed))
+    view.audit(Change(action, what, changed, missed))
     results = [(cut(one), was_changed) for one, was_changed in answers.items()]
     return {"action": action, "changed": changed, "missed": missed, "refused": 0, "results": results}
 
@@ -132,7 +132,7 @@ def show_progress(view: View, what: str, chunk: Chunk, total: int, back: str, **
         more: further fields of the next request.
     """
     form = view.request.form
-    view.audit.record(Change(form.get("action"), what, chunk.changed, chunk.late + chunk.refused))
+    view.audit(Change(form.get("action"), what, chunk.changed, chunk.late + chunk.refused))
     numbers = {
         "changed": chunk.changed,
         "missed": chunk.late,
