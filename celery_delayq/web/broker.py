@@ -97,18 +97,6 @@ class Broker:
             self._put_back(connection, is_sound)
 
     @contextmanager
-    def sending(self) -> Iterator[None]:
-        """For what the app sends by connections of its own.
-
-        Raises:
-            Unavailable: the server is away, or refuses.
-        """
-        try:
-            yield
-        except (RedisError, OperationalError, OSError) as exc:
-            raise Unavailable(f"{self.app.connection_for_write().as_uri()}: {str(exc).rstrip('.')}") from exc
-
-    @contextmanager
     def inspector(self) -> Iterator[Inspector]:
         """Yield an inspector that knows the app's queues; see `channel`."""
         with self.channel() as channel:

@@ -125,15 +125,17 @@ def _run_now(view: View) -> Response:
     def run_now(name: str) -> None:
         try:
             result = view.broker.schedule().run_now(name)
-        except (RedisError, OperationalError, OSError, Unavailable, DelayqError):
+        except (Unavailable, DelayqError):
             raise
+        except (RedisError, OperationalError, OSError) as exc:  # the app sends by a connection of its own
+            url = view.broker.app.connection_for_write().as_uri()
+            raise Unavailable(f"{url}: {str(exc).rstrip('.')}") from exc
         except Exception as exc:  # Celery checks arguments and options: whatever they are, and however it says so
             raise CannotSend(f"Celery cannot send it: {exc}") from exc
         if not getattr(result, "was_new", True):
             raise CannotSend(f"it was not sent: task {result.id} holds its unique key")
 
-    with view.broker.sending():
-        return _change(view, run_now, view._("Sent."))
+    return _change(view, run_now, view._("Sent."))
 
 
 def _update(view: View) -> Response:
