@@ -112,21 +112,8 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-ENVIRONMENT.filters.update(
-    {
-        "cut": cut,
-        "number": _number,
-        "when": _when,
-        "left": _left,
-        "lateness": lateness,
-        "size": _size,
-        "as_json": as_json,
-        "lines": lines,
-        "weekday": _weekday,
-        "without": _without,
-        "exact": _exact,
-    }
-)
+_FILTERS = (cut, _number, _when, _left, lateness, _size, as_json, lines, _weekday, _without, _exact)
+ENVIRONMENT.filters.update({each.__name__.lstrip("_"): each for each in _FILTERS})
 ENVIRONMENT.globals.update(url=_url, longest_name=LONGEST_NAME)
 
 
