@@ -30,7 +30,8 @@ from celery_delayq.queue.entry import Entry
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.orphans import Orphan
 from celery_delayq.queue.registry import registered
-from celery_delayq.transport.commands import publish_commands
+from celery_delayq.transport.capture import Caught, capture
+from celery_delayq.transport.publishing import offer_command
 
 #: Functions that turn a payload into the argument of a task. Each raises ValueError if it cannot.
 CODECS: dict[str, Callable[[bytes], Any]] = {
@@ -125,9 +126,10 @@ def adopt(
                     orphan.adopt(client, keyprefix)
                 row.update(taken=orphan.waiting, left=0)
             else:
-                tasks = _Tasks(app, task, CODECS[codec], queue, channel, orphan.name)
-                handed_over = ((batch.moved, batch.left) for batch in orphan.hand_over(client, tasks.command))
-                counted = ((1, 0) if tasks.arguments(entry) else (0, 1) for entry in orphan.entries(client))
+                decode = CODECS[codec]
+                replace = _replacing(app, task, decode, queue, channel, orphan.name)
+                handed_over = ((batch.moved, batch.left) for batch in orphan.hand_over(client, replace))
+                counted = ((1, 0) if _arguments(entry, decode) else (0, 1) for entry in orphan.entries(client))
                 row["taken"], row["left"] = _sums(orphan, counted if dry_run else handed_over)
             if as_json:
                 print_json(row)
@@ -137,60 +139,52 @@ def adopt(
         say("Dry run: nothing was changed. To adopt, add --no-dry-run.")
 
 
-class _Tasks:
-    """Turns the entries of one list into tasks."""
+def _arguments(entry: Entry | None, decode: Callable[[bytes], Any]) -> tuple[Any, datetime] | None:
+    """Return the argument and the eta of the task for an entry, or None if the codec cannot decode the payload."""
+    if entry is None:
+        return None
+    try:
+        return decode(entry.payload), _exactly(entry.due_ms)
+    except (ValueError, OverflowError, RecursionError):
+        return None
 
-    def __init__(
-        self, app: Any, task: str, decode: Callable[[bytes], Any], queue: str | None, channel: Any, taken_from: str
-    ) -> None:
-        self._app = app
-        self._task = task
-        self._decode = decode
-        self._options = {"queue": queue} if queue else {}
-        self._channel = channel
-        self._taken_from = taken_from
-        self._own_timeout_set = QueueKeys.of(taken_from).timeout_set
-        self._producer = app.amqp.Producer(channel)
 
-    def arguments(self, entry: Entry | None) -> tuple[Any, datetime] | None:
-        """Return the argument and the eta of the task, or None if the codec cannot decode the payload."""
-        if entry is None:
-            return None
-        try:
-            return self._decode(entry.payload), _exactly(entry.due_ms)
-        except (ValueError, OverflowError, RecursionError):
-            return None
+def _replacing(
+    app: Any, task: str, decode: Callable[[bytes], Any], queue: str | None, channel: Any, taken_from: str
+) -> Callable[[Entry], tuple[Any, ...] | None]:
+    """Return a function that returns the Redis command that publishes the task for an entry of a list."""
+    options = {"queue": queue} if queue else {}
+    own_timeout_set = QueueKeys.of(taken_from).timeout_set
+    producer = app.amqp.Producer(channel)
 
-    def command(self, entry: Entry) -> tuple[Any, ...] | None:
-        """Return the Redis command that publishes the task."""
-        found = self.arguments(entry)
+    def replace(entry: Entry) -> tuple[Any, ...] | None:
+        found = _arguments(entry, decode)
         if found is None:
             return None
-        argument, eta = found
-        task_id = uuid()
-        with denied_join_result():  # nothing here waits for the results
-            commands = publish_commands(
-                self._channel,
-                task_id,
-                lambda: self._app.send_task(
-                    self._task,
-                    (argument,),
-                    eta=eta,
-                    task_id=task_id,
-                    producer=self._producer,
-                    add_to_parent=False,
-                    **self._options,
-                ),
-                # So that an entry is not taken twice if the command ended before it had removed the entry.
-                Attempt(f"orphans:{self._taken_from}", hashlib.blake2b(entry.raw, digest_size=16).digest()),
+        (argument, eta), task_id = found, uuid()
+        with denied_join_result(), capture(task_id) as captured:  # nothing here waits for the results
+            app.send_task(
+                task, (argument,), eta=eta, task_id=task_id, producer=producer, add_to_parent=False, **options
             )
+        # So that an entry is not taken twice if the command ended before it had removed the entry.
+        attempt = Attempt(f"orphans:{taken_from}", hashlib.blake2b(entry.raw, digest_size=16).digest())
+        commands = [_command_for(channel, caught, attempt) for caught in captured.messages]
         if len(commands) != 1:
-            raise click.ClickException(f"{self._task} is routed to {len(commands)} queues: choose one with --queue")
-        if self._own_timeout_set in commands[0]:  # the new task would be adopted again, as a task about a task
+            raise click.ClickException(f"{task} is routed to {len(commands)} queues: choose one with --queue")
+        if own_timeout_set in commands[0]:  # the new task would be adopted again, as a task about a task
             raise click.ClickException(
-                f"{self._task} is routed to {self._taken_from!r}, the queue being adopted: choose another with --queue"
+                f"{task} is routed to {taken_from!r}, the queue being adopted: choose another with --queue"
             )
         return commands[0]
+
+    return replace
+
+
+def _command_for(channel: Any, caught: Caught, attempt: Attempt) -> tuple[Any, ...]:
+    if caught.due_ms is None:
+        return "lpush", caught.broker_list, caught.payload
+    queue = channel.delayed_queue(caught.broker_list)
+    return offer_command(queue, caught.payload, due_ms=caught.due_ms, message_id=caught.message_id, attempt=attempt)
 
 
 def _check_task(app: Any, task: str) -> None:

@@ -21,6 +21,7 @@ from celery_delayq.basics.text import plural
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.attempt import Attempt
 from celery_delayq.queue.connections import passing_refusal, refusals
+from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Offered
 from celery_delayq.transport.bindings import AGAIN_S
 from celery_delayq.transport.capture import Captured, Caught, captured_for
@@ -264,19 +265,11 @@ class PublishingChannel(ConnectingChannel):
             self.expiry.used(queue)
             delayed_queue.offer(payload, due_ms=due_ms, message_id=message_id, attempt=attempt)
             return
-        delayed_queue.register()
         if self.batch is not None:
+            delayed_queue.register()
             self.batch.offer(delayed_queue, due_ms=due_ms, message_id=message_id, payload=payload)
             return
-        call = scripts.offer(
-            delayed_queue.keys,
-            due_ms=due_ms,
-            message_key=codec.message_key(message_id),
-            payload=payload,
-            mirrored=self.mirror_list,
-        )
-        # By its text: nothing in kombu's pipeline could answer NOSCRIPT.
-        name, *rest = call.by_text()
+        name, *rest = offer_command(delayed_queue, payload, due_ms=due_ms, message_id=message_id)
         kombu_batch.add(name.lower(), *rest)
 
     def _put_now(self, queue: str, message: dict[str, Any], attempt: Attempt | None = None, **kwargs: Any) -> None:
@@ -320,6 +313,26 @@ class PublishingChannel(ConnectingChannel):
         message["properties"].pop(THROTTLE_PROPERTY, None)  # its time is that of the occurrence
         claim = None if claiming is None else claiming.claim
         captured.messages.append(Caught(broker_list, captured.task_id, due_ms, dumps(message).encode(), message, claim))
+
+
+def offer_command(
+    queue: DelayedQueue, payload: bytes, *, due_ms: int, message_id: str, attempt: Attempt | None = None
+) -> tuple[Any, ...]:
+    """Return the Redis command that offers a message to a delayed queue, for a pipeline. Registers the queue.
+
+    Args:
+        queue: the delayed queue.
+        payload: the message.
+        due_ms: when it is due, unix time in ms. If that is past, it is transferred at once.
+        message_id: the id of its task.
+        attempt: makes it the same publication each time, whatever its id; None if it is published once.
+    """
+    queue.register()
+    key, mirrored = codec.message_key(message_id), queue.mirror_list
+    call = scripts.offer(
+        queue.keys, due_ms=due_ms, message_key=key, payload=payload, mirrored=mirrored, attempt=attempt
+    )
+    return call.by_text()  # a pipeline has no answer to NOSCRIPT
 
 
 def _tag_of(message: dict[str, Any]) -> str:
