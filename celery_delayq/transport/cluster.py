@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from logging import getLogger
 from typing import Any
 
-import redis
 from kombu.transport import redis as kombu_redis
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
@@ -62,8 +61,8 @@ class ClusterChannel(DelayedChannel):
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         self._routed: Routed | None = None
-        self._prefixed: Any = None
-        self._hurried: Any = None
+        #: Clients for kombu's own commands, by whether they are hurried.
+        self._kombu_clients: dict[bool, Any] = {}
         #: The version of the topology for which `follow_home` has looked.
         self._followed = 0
         #: Whether kombu's commands do not wait for a node that hangs.
@@ -142,32 +141,24 @@ class ClusterChannel(DelayedChannel):
         return self.plain_client.connection_pool
 
     @property
-    def plain_client(self) -> redis.Redis:
+    def plain_client(self) -> Routed:
         """A client that sends each command to its node, and adds no key prefix."""
         if self._routed is None or self._routed.topology is not self.topology:
             self._routed = Routed(self.topology)
-            self._prefixed = self._hurried = None
+            self._kombu_clients = {}
             self._delayed_queues.clear()
         return self._routed
 
     def _create_client(self, asynchronous: bool = False) -> Any:
         if asynchronous:
             return super()._create_client(asynchronous=True)
-        plain = self.plain_client
-        if self._is_hurrying or self._transport.stations:
-            if self._hurried is None:
-                self._hurried = self._kombu_client_of(is_hurried=True)
-            return self._hurried
-        if not self.global_keyprefix:
-            return plain
-        if self._prefixed is None:
-            self._prefixed = self._kombu_client_of(is_hurried=False)
-        return self._prefixed
-
-    def _kombu_client_of(self, *, is_hurried: bool) -> Any:
-        if self.global_keyprefix:
-            return PrefixedRouted(self.topology, self.global_keyprefix, is_hurried=is_hurried)
-        return Routed(self.topology, is_hurried=is_hurried)
+        topology = self.plain_client.topology
+        is_hurried = self._is_hurrying or bool(self._transport.stations)
+        if is_hurried not in self._kombu_clients:
+            made: Any = (PrefixedRouted if self.global_keyprefix else Routed)(topology, is_hurried=is_hurried)
+            made.global_keyprefix = self.global_keyprefix
+            self._kombu_clients[is_hurried] = made
+        return self._kombu_clients[is_hurried]
 
     @contextmanager
     def hurrying(self) -> Iterator[None]:
@@ -278,17 +269,9 @@ class ClusterChannel(DelayedChannel):
 
 
 class PrefixedRouted(kombu_redis.GlobalKeyPrefixMixin, Routed):
-    """kombu's client that adds `global_keyprefix`, for a cluster.
+    """kombu's client that adds `global_keyprefix`, for a cluster."""
 
-    Args:
-        topology: the nodes.
-        global_keyprefix: the prefix.
-        is_hurried: see `Routed`.
-    """
-
-    def __init__(self, topology: Topology, global_keyprefix: str, *, is_hurried: bool = False) -> None:
-        self.global_keyprefix = global_keyprefix
-        super().__init__(topology, is_hurried=is_hurried)
+    global_keyprefix: str
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Any:
         """Return a pipeline that adds the prefix, see redis-py."""
