@@ -18,19 +18,8 @@ from celery_delayq.transport.replicas import NotReplicated, Replicas
 #: A script call with this many bytes of messages takes no further message.
 _CALL_BYTES = 64 * 1024
 
-
-class NotRegistered(RedisError):
-    """Messages were stored, but the server refused to register their queue again. It may still be registered."""
-
-
-@dataclass(frozen=True)
-class _Offer:
-    """A message for a delayed queue."""
-
-    queue: DelayedQueue
-    due_ms: int
-    message_key: bytes
-    payload: bytes
+#: A message for a delayed queue: when it is due, its key, and itself.
+_Message = tuple[int, bytes, bytes]
 
 
 @dataclass
@@ -43,8 +32,8 @@ class _Command:
     def add_to(self, pipe: Any) -> None:
         getattr(pipe, self.name)(*self.args)
 
-    def outcomes(self, reply: Any) -> list[Exception | None]:
-        return [reply if isinstance(reply, RedisError) else None]
+    def outcome(self, reply: Any) -> Exception | None:
+        return reply if isinstance(reply, RedisError) else None
 
 
 @dataclass
@@ -52,24 +41,21 @@ class _Call:
     """A script call for messages of one delayed queue."""
 
     queue: DelayedQueue
-    messages: list[tuple[int, bytes, bytes]] = field(default_factory=list)
+    messages: list[_Message] = field(default_factory=list)
     bytes: int = 0
 
     def has_room(self) -> bool:
         return len(self.messages) < scripts.MAX_OFFERS and self.bytes < _CALL_BYTES
 
-    def add(self, offer: _Offer) -> None:
-        self.messages.append((offer.due_ms, offer.message_key, offer.payload))
-        self.bytes += len(offer.payload)
+    def add(self, message: _Message) -> None:
+        self.messages.append(message)
+        self.bytes += len(message[2])
 
     def add_to(self, pipe: Any) -> None:
         # Not `execute_command`, which would prefix the keys again.
         pipe.pipeline_execute_command(*self._call().by_digest(), **{NEVER_DECODE: True})
 
-    def outcomes(self, reply: Any) -> list[Exception | None]:
-        return [self._outcome(reply)] * len(self.messages)
-
-    def _outcome(self, reply: Any) -> Exception | None:
+    def outcome(self, reply: Any) -> Exception | None:
         try:
             if isinstance(reply, NoScriptError):
                 reply = self._call().run(self.queue.writer)
@@ -80,8 +66,8 @@ class _Call:
         if reply:  # no other entry waits, see `DelayedQueue.offer`
             try:
                 self.queue.register(again=True)
-            except RedisError as exc:
-                return NotRegistered(f"stored, but maybe not known to transfer loops: {exc}")
+            except RedisError as exc:  # no `ResponseError`: it would say that nothing was stored
+                return RedisError(f"stored, but maybe not known to transfer loops: {exc}")
         return None
 
     def _call(self) -> Call[bool]:
@@ -96,7 +82,7 @@ class Batch:
     """
 
     def __init__(self) -> None:
-        self._commands: list[_Offer | _Command] = []
+        self._commands: list[_Command | tuple[DelayedQueue, _Message]] = []
         self.bytes = 0
 
     @property
@@ -115,7 +101,7 @@ class Batch:
 
     def offer(self, queue: DelayedQueue, *, due_ms: int, message_id: str, payload: bytes) -> None:
         """Add a message for a delayed queue that is already registered."""
-        self._commands.append(_Offer(queue, due_ms, codec.message_key(message_id), payload))
+        self._commands.append((queue, (due_ms, codec.message_key(message_id), payload)))
         self.bytes += len(payload)
 
     def send(self, client: Any, replicas: Replicas | None = None) -> list[Exception | None]:
@@ -149,14 +135,15 @@ class Batch:
             replies = pipe.execute(raise_on_error=False)
         waited = replies.pop() if replicas is not None else None
         for (call, places), reply in zip(calls, replies, strict=True):
-            for place, outcome in zip(places, call.outcomes(reply), strict=True):
+            outcome = call.outcome(reply)
+            for place in places:
                 outcomes[place] = outcome
         if replicas is not None and not all(isinstance(reply, RedisError) for reply in replies):
             replicas.check(waited)  # otherwise nothing is known to be written
         return outcomes
 
 
-def _joined(commands: Sequence[_Offer | _Command]) -> list[tuple[_Call | _Command, list[int]]]:
+def _joined(commands: Sequence[_Command | tuple[DelayedQueue, _Message]]) -> list[tuple[_Call | _Command, list[int]]]:
     """Join offers of one queue into script calls. Return each call or command with the places that it stands for.
 
     Offers of one queue keep their order.
@@ -167,11 +154,12 @@ def _joined(commands: Sequence[_Offer | _Command]) -> list[tuple[_Call | _Comman
         if isinstance(command, _Command):
             joined.append((command, [place]))
             continue
-        call, places = latest.get(command.queue, (None, []))
+        queue, message = command
+        call, places = latest.get(queue, (None, []))
         if call is None or not call.has_room():
-            call, places = latest[command.queue] = (_Call(command.queue), [])
+            call, places = latest[queue] = (_Call(queue), [])
             joined.append((call, places))
-        call.add(command)
+        call.add(message)
         places.append(place)
     return joined
 
