@@ -16,7 +16,7 @@ from celery_delayq.basics.errors import InvalidEta
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.transport.eta import eta_ms_of, seconds_until
-from celery_delayq.transport.messages import DUE_PROPERTY, headers_of, with_due
+from celery_delayq.transport.messages import DUE_PROPERTY, encode, headers_of
 from celery_delayq.transport.protocols import Channel
 
 logger = getLogger(__name__)
@@ -66,10 +66,11 @@ class EtaTasks:
         if not transport.options["delay_eta_tasks"] or not transport.program.may_wait(headers):
             return False
         queue = self._channel.delayed_queue(name)
+        properties = {**payload["properties"], DUE_PROPERTY: due_ms}
         try:
             queue.offer_fetched(
                 raw,
-                with_due(raw, due_ms),
+                encode({**payload, "properties": properties}),
                 consumer=consumer.id,
                 due_ms=due_ms,
                 message_id=headers["id"],

@@ -3,7 +3,7 @@
 decode, encode         the message; its body stays encoded
 json_body, body_of     the decoded body: for people, if it is JSON; and for a worker
 marks_of, marks_within what a message with a task's name, or with a text, contains
-with_eta, with_due     the message with a new time
+with_eta               the message with a new time
 message_of             the message as kombu's consumers get it
 request_of             the request that a worker would build from the message
 """
@@ -167,19 +167,6 @@ def with_eta(raw: bytes, eta: str | None, due_ms: int | None) -> bytes:
     return encode(message)
 
 
-def with_due(raw: bytes, due_ms: int) -> bytes:
-    """Return a message in the form in which a delayed queue gets it.
-
-    Args:
-        raw: the message.
-        due_ms: when it is due, unix time in ms.
-    """
-    message = decode(raw)
-    assert message is not None
-    message["properties"][DUE_PROPERTY] = due_ms
-    return encode(message)
-
-
 # -- the body
 
 
@@ -202,13 +189,8 @@ def body_of(message: Mapping[str, Any], accept: Iterable[str]) -> tuple[Any, Any
     Raises:
         Exception: any exception of a decoder; `kombu.exceptions.ContentDisallowed` for other content types.
     """
-    args, kwargs, embed = payload_of(message, accept)
+    args, kwargs, embed = message_of(message, accept).payload
     return args, kwargs, embed
-
-
-def payload_of(message: Mapping[str, Any], accept: Iterable[str]) -> Any:
-    """Decode the body of any message; see `body_of`."""
-    return message_of(message, accept).payload
 
 
 def message_of(message: Mapping[str, Any], accept: Iterable[str]) -> Message:

@@ -18,7 +18,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from celery_delayq.transport.messages import headers_of, payload_of
+from celery_delayq.transport.messages import headers_of, message_of
 
 #: A check, and a description of a right value.
 _Check = tuple[Callable[[Any], bool], str]
@@ -112,7 +112,7 @@ def defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | None:
     if defect:
         return defect
     try:
-        payload = payload_of(message, accept)
+        payload = message_of(message, accept).payload
     except Exception as exc:
         return f"its body cannot be decoded: {type(exc).__name__}: {exc}"
     if isinstance(payload, dict) and ("args" in payload or "task" not in headers):  # protocol 1, or half of it
@@ -136,7 +136,7 @@ def late_defect_of(message: Mapping[str, Any], accept: Iterable[str]) -> str | N
     if "task" in headers:
         return _wrong(headers, _LATE)
     try:
-        payload = payload_of(message, accept)
+        payload = message_of(message, accept).payload
     except Exception:  # Celery reports it
         return None
     if not isinstance(payload, dict):
