@@ -10,7 +10,6 @@ from typing import Any
 from celery.canvas import Signature, _chain, _chord, group, maybe_signature
 from celery.result import AsyncResult
 from celery.utils import uuid
-from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
 
 from celery_delayq.basics.errors import NotAllSent
@@ -47,10 +46,7 @@ def apply_async_many(
 def _producer(app: Any) -> Iterator[Any]:
     with app.connection_or_acquire() as connection:
         require_transport(app, connection)
-        try:
-            connection.ensure_connection(max_retries=1)
-        except connection.connection_errors as exc:
-            raise OperationalError(f"cannot connect to {connection.as_uri()}: {exc}") from exc
+        connection.ensure_connection(max_retries=1)
         yield Producer(connection.default_channel, auto_declare=False)
 
 
@@ -101,8 +97,6 @@ class _Sender:
         self._chunk: list[_Collected] = []
         #: `key_of` the tasks -> their template.
         self._templates: dict[Hashable, PublishedTemplate] = {}
-        self._failed: list[tuple[Any, Exception]] = []
-        self._uncertain: list[Signature] = []
         #: The error that ended the chunk: a task that cannot be sent, with the reason; or an error of the iterable.
         self._bad: list[tuple[Any, Exception]] = []
         self._broken: Exception | None = None
@@ -164,11 +158,13 @@ class _Sender:
             NotAllSent: a task of the chunk was not sent, or an error ended the chunk.
         """
         chunk, self._chunk = self._chunk, []
+        failed: list[tuple[Any, Exception]] = []
+        uncertain: list[Signature] = []
         errors: list[Exception] = []
         try:
             outcomes = self._batch.send(self._client, self._producer.channel.must_replicate)
         except (RedisError, NotReplicated, OSError) as exc:
-            self._uncertain += [task.identified() for task in chunk]
+            uncertain += [task.identified() for task in chunk]
             errors.append(exc)
             chunk = []
         start = 0
@@ -182,25 +178,22 @@ class _Sender:
                 if task.result is not None:
                     self.results.append(task.result)
             elif is_certain:
-                self._failed.append((task.identified(), refused[0]))
+                failed.append((task.identified(), refused[0]))
             else:
-                self._uncertain.append(task.identified())
-        self._failed += self._bad
+                uncertain.append(task.identified())
+        failed += self._bad
         errors += [error for _, error in self._bad]
         if self._broken is not None:
             errors.append(self._broken)
         if errors:
-            raise self._not_all_sent(errors[0]) from errors[0]
-
-    def _not_all_sent(self, cause: Exception) -> NotAllSent:
-        return NotAllSent(
-            f"{_outcome(self.sent, len(self._failed), len(self._uncertain))} First error: "
-            f"{type(cause).__name__}: {cause}",
-            sent=self.sent,
-            results=self.results,
-            failed=self._failed,
-            uncertain=self._uncertain,
-        )
+            cause = errors[0]
+            raise NotAllSent(
+                f"{_outcome(self.sent, len(failed), len(uncertain))} First error: {type(cause).__name__}: {cause}",
+                sent=self.sent,
+                results=self.results,
+                failed=failed,
+                uncertain=uncertain,
+            ) from cause
 
 
 def _outcome(sent: int, failed: int, uncertain: int) -> str:
