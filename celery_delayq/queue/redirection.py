@@ -6,7 +6,6 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.queue.connections import text_of
 
 #: A node does not serve the slot, or not all of it.
@@ -25,9 +24,6 @@ _CLASSES: dict[str, type[exceptions.ResponseError]] = {
     "CLUSTERDOWN": exceptions.ClusterDownError,
     "CROSSSLOT": exceptions.ClusterCrossSlotError,
 }
-
-#: What is said of a node of a cluster to which the URL of a single server leads.
-NODE = "this Redis is a node of a Redis Cluster: the broker URL has to start with delayq+cluster://, and not with delayq://"
 
 
 def understood(exc: Exception) -> Exception:
@@ -53,16 +49,3 @@ def understood(exc: Exception) -> Exception:
 def is_redirection(reply: Any) -> bool:
     """Return whether a node did not execute a command, because it does not serve the slot, or not all of it."""
     return isinstance(reply, REDIRECTIONS) and not isinstance(reply, exceptions.MasterDownError)
-
-
-def refuse_cluster(exc: Exception) -> None:
-    """Say what to do if a client of a single server has met a node of a cluster; otherwise do nothing.
-
-    For a client of a cluster, the same errors mean something else.
-
-    Raises:
-        ConfigurationError: it has.
-    """
-    error = understood(exc)
-    if is_redirection(error) or isinstance(error, exceptions.ClusterCrossSlotError):
-        raise ConfigurationError(NODE) from exc

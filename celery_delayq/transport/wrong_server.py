@@ -15,6 +15,8 @@ from kombu.exceptions import OperationalError
 from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.queue.connections import LOST, is_cluster
 
+_NODE = "this Redis is a node of a Redis Cluster: the broker URL has to start with delayq+cluster://, and not with delayq://"
+
 
 def refuse_wrong_server(exc: Exception, client: redis.Redis) -> None:
     """Say what to do if the server of a `delayq://` URL has refused a command because it is of another kind.
@@ -30,9 +32,11 @@ def refuse_wrong_server(exc: Exception, client: redis.Redis) -> None:
         return
     while isinstance(exc, OperationalError) and isinstance(exc.__cause__, Exception):  # what the caller was doing
         exc = exc.__cause__
-    from celery_delayq.queue.redirection import refuse_cluster  # which a producer need not load otherwise
+    from celery_delayq.queue.redirection import is_redirection, understood  # which a producer need not load otherwise
 
-    refuse_cluster(exc)
+    error = understood(exc)
+    if is_redirection(error) or isinstance(error, redis.exceptions.ClusterCrossSlotError):
+        raise ConfigurationError(_NODE) from exc
     if "unknown command" not in str(exc):
         return
     try:
@@ -65,9 +69,7 @@ def refuse_mode(info: Mapping[str, Any]) -> None:
         ConfigurationError: the server is a Redis Sentinel, or a node of a cluster.
     """
     if info.get("redis_mode") == "cluster":
-        from celery_delayq.queue.redirection import NODE  # which a producer need not load otherwise
-
-        raise ConfigurationError(NODE)
+        raise ConfigurationError(_NODE)
     if info.get("redis_mode") == "sentinel":
         raise ConfigurationError(
             "this Redis is a Redis Sentinel: the broker URL has to start with delayq+sentinel://, and not with "
