@@ -35,7 +35,7 @@ ANNOUNCED_AT_ONCE = 1000
 Stamps = Mapping[str, Any]
 
 
-def revoke_ids(app: Any, channel: Any, task_ids: Iterable[str], *, eventer: Any = None) -> int:
+def revoke_ids(app: Any, channel: Any, task_ids: Iterable[str], *, eventer: Any = None) -> None:
     """Revoke waiting tasks by their ids, in all delayed queues of the server.
 
     Atomic for each task with regard to the transfer: the task is either removed or delivered. Takes one round trip for
@@ -47,9 +47,6 @@ def revoke_ids(app: Any, channel: Any, task_ids: Iterable[str], *, eventer: Any 
         task_ids: ids of the tasks.
         eventer: the worker's event dispatcher; by default a new one is created.
 
-    Returns:
-        The number of removed tasks.
-
     Raises:
         kombu.exceptions.OperationalError: the server refused a queue; all other queues were searched.
         redis.RedisError: the connection was lost; tasks that were removed before are announced.
@@ -57,10 +54,10 @@ def revoke_ids(app: Any, channel: Any, task_ids: Iterable[str], *, eventer: Any 
     ids = [task_id for task_id in task_ids if isinstance(task_id, str)]
     holders, refused = BrokerLists(channel, app.amqp.queues).holding(ids)
     taken = [_take_ids(queue, [task_id]) for task_id, queues in holders.items() for queue in queues]
-    return _revoke(app, taken, refused, eventer)
+    _revoke(app, taken, refused, eventer)
 
 
-def revoke_stamped(app: Any, channel: Any, stamps: Stamps, *, eventer: Any = None) -> int:
+def revoke_stamped(app: Any, channel: Any, stamps: Stamps, *, eventer: Any = None) -> None:
     """Revoke waiting tasks that have one of these stamps. Everything else is as for `revoke_ids`.
 
     Reads all waiting tasks, page by page. Only the bodies of removed tasks are decoded; pickled ones never are.
@@ -68,10 +65,10 @@ def revoke_stamped(app: Any, channel: Any, stamps: Stamps, *, eventer: Any = Non
     `stamps` maps each header to one value or several. One matching value is enough, as for a worker.
     """
     lists = BrokerLists(channel, app.amqp.queues)
-    return _revoke(app, [_take_stamped(lists.delayed_queue(found), stamps) for found in lists.all()], None, eventer)
+    _revoke(app, [_take_stamped(lists.delayed_queue(found), stamps) for found in lists.all()], None, eventer)
 
 
-def _revoke(app: Any, taken: Iterable[Iterator[Entry]], refused: Exception | None, eventer: Any) -> int:
+def _revoke(app: Any, taken: Iterable[Iterator[Entry]], refused: Exception | None, eventer: Any) -> None:
     announcer = _Announcer(app, eventer)
     try:
         for entries in taken:
@@ -84,7 +81,6 @@ def _revoke(app: Any, taken: Iterable[Iterator[Entry]], refused: Exception | Non
         announcer.flush()
     if refused is not None:
         raise OperationalError(f"cannot search all queues: {refused}") from refused
-    return announcer.count
 
 
 def _take_ids(queue: DelayedQueue, task_ids: Iterable[str]) -> Iterator[Entry]:
@@ -134,13 +130,9 @@ class _Announcer:
     """Announces revoked tasks as a worker does. Never raises.
 
     Source: Celery 5.7 `celery.worker.request.Request._announce_revoked`.
-
-    Attributes:
-        count: number of revoked tasks.
     """
 
     def __init__(self, app: Any, eventer: Any) -> None:
-        self.count = 0
         self._app = app
         self._eventer = eventer
         self._messages: dict[str, dict[str, Any]] = {}
@@ -161,7 +153,6 @@ class _Announcer:
             return
         requests = [request_of(self._app, message, unpickles=False) for message in self._messages.values()]
         self._messages.clear()
-        self.count += len(requests)
         revoked = [(self._app.tasks.get(request.task), request) for request in requests]
         for task, request in revoked:
             logger.info("Revoked task %s[%s], which was waiting", request.task, request.id)
