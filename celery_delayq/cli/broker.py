@@ -22,7 +22,7 @@ from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.away import Lost
 from celery_delayq.options.settings import check_urls
 from celery_delayq.transport import Transport, register
-from celery_delayq.transport.urls import is_cluster, is_sentinel, what_to_write
+from celery_delayq.transport.urls import hosts_of, what_to_write
 from celery_delayq.transport.wrong_server import refusing_wrong_server
 
 _ADVICE = ", and create DelayQ(app) in the module that `celery -A` names"
@@ -138,8 +138,9 @@ def _reason(exc: Exception) -> str:
 
 def _other_urls(connection: Any) -> int:
     """Return how many times to try to connect again without a pause: kombu takes the next URL each time."""
-    has_one = is_cluster(connection) or is_sentinel(connection)  # these look at all URLs themselves
-    return 0 if has_one else max(0, len(connection.alt or ()) - 1)
+    if hosts_of(connection):  # which looks at all URLs itself
+        return 0
+    return max(0, len(connection.alt or ()) - 1)
 
 
 def _connection(app: Any, patience_s: float | None) -> Any:

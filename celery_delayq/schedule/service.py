@@ -24,8 +24,7 @@ from celery_delayq.transport import Transport
 from celery_delayq.transport.connector import Connector
 from celery_delayq.transport.producer import Producer
 from celery_delayq.transport.replicas import Replicas, ReplicatedClient
-from celery_delayq.transport.urls import is_cluster as is_cluster_url
-from celery_delayq.transport.urls import what_to_write
+from celery_delayq.transport.urls import hosts_of, what_to_write
 
 #: How long a planner waits for replicas before an entry leaves a node, in ms.
 _KEPT_MS = 100
@@ -89,7 +88,7 @@ def planner_loop(
             yield store, make_planner
 
     # One node of a cluster must not hold up the transfers of the others.
-    return PlannerLoop(connect, chores, is_awaited=not is_cluster_url(connection))
+    return PlannerLoop(connect, chores, is_awaited=hosts_of(connection) != "cluster")
 
 
 def planners_store(channel: Any) -> ScheduleStore:

@@ -72,7 +72,7 @@ from celery_delayq.transport.program import Program, WithoutWorker
 from celery_delayq.transport.publisher import Publisher
 from celery_delayq.transport.replicas import NotReplicated
 from celery_delayq.transport.stations import Stations
-from celery_delayq.transport.urls import SeveralHosts, ensure_tls, is_cluster, is_sentinel, name_whole, what_to_write
+from celery_delayq.transport.urls import SeveralHosts, ensure_tls, hosts_of, name_whole, what_to_write
 
 if TYPE_CHECKING:  # what only a consumer, or a cluster, needs is imported when one needs it
     from celery_delayq.fetching.consumer import Consumer
@@ -138,18 +138,18 @@ class Transport(kombu_redis.Transport):
         weakref.finalize(self, _end, self._to_end).atexit = False
         self._program: Program = WithoutWorker()
         self._has_event_loop = False
-        self._is_cluster = False
         ensure_tls(client)
         name_whole(client)
-        if is_cluster(client):
+        hosts = hosts_of(client)
+        if hosts:
+            client = SeveralHosts(client, hosts)  # which `hosts_of` does not tell from one server
+        if hosts == "cluster":
             from celery_delayq.transport.cluster import ClusterChannel
 
-            client = SeveralHosts(client, "cluster")  # which `is_cluster` does not tell from others
-            self.Channel, self._is_cluster = ClusterChannel, True
-        elif is_sentinel(client):
+            self.Channel = ClusterChannel
+        elif hosts == "sentinel":
             from celery_delayq.transport.sentinel import DelayedSentinelChannel
 
-            client = SeveralHosts(client, "sentinel")
             self.Channel = DelayedSentinelChannel
             self.default_port = kombu_redis.SentinelTransport.default_port
             check_master_name(client.transport_options, "broker_transport_options", "the broker URL is one")

@@ -19,25 +19,19 @@ from typing import Any
 from kombu.utils.url import parse_url
 
 
-def is_sentinel(connection: Any) -> bool:
-    """Return whether a kombu connection finds its server through Sentinel."""
-    return _has(connection, "sentinel")
-
-
-def is_cluster(connection: Any) -> bool:
-    """Return whether the server of a kombu connection is a Redis Cluster."""
-    return _has(connection, "cluster")
-
-
-def _has(connection: Any, hosts: str) -> bool:
+def hosts_of(connection: Any) -> str:
+    """Return what the hosts of a kombu connection are: "cluster", "sentinel", or "" for one server."""
     # The transport may be named by a scheme or a path, or be the class itself.
     transport = connection.get_transport_cls()
-    return getattr(transport, "hosts", None) == hosts or (connection.hostname or "").startswith(f"{hosts}://")
+    for hosts in ("cluster", "sentinel"):
+        if getattr(transport, "hosts", None) == hosts or (connection.hostname or "").startswith(f"{hosts}://"):
+            return hosts
+    return ""
 
 
 def asks_for_tls(connection: Any) -> bool:
     """Return whether the URL of a kombu connection asks for TLS; of several hosts, whether the URL of one does."""
-    urls = connection.alt if is_sentinel(connection) or is_cluster(connection) else ()
+    urls = connection.alt if hosts_of(connection) else ()
     return any(str(url).startswith("delayqs") for url in (connection.transport_cls, *urls))
 
 

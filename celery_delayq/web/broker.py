@@ -21,7 +21,7 @@ from celery_delayq.metrics.history import read as read_history
 from celery_delayq.schedule.api import Schedule
 from celery_delayq.transport import register, require_transport
 from celery_delayq.transport.reading import connection_for_reading
-from celery_delayq.transport.urls import is_cluster
+from celery_delayq.transport.urls import hosts_of
 from celery_delayq.web.live import LiveCache
 
 #: How long to wait for an answer of Redis, in seconds. kombu tries twice to connect.
@@ -87,7 +87,7 @@ class Broker:
                 self._hanging = None
         except (RedisError, OperationalError, OSError) as exc:
             error = f"{connection.as_uri()}: {str(exc).rstrip('.')}"
-            if _is_timeout(exc) and not is_cluster(connection):  # one node may hang, and the others answer
+            if _is_timeout(exc) and hosts_of(connection) != "cluster":  # one node may hang, and the others answer
                 with self._lock:
                     self._hanging = error, time.monotonic() + _REST_S
             raise Unavailable(error) from exc
