@@ -21,8 +21,8 @@ class Bindings:
         self._is_for_later = is_for_later
         #: Exchange -> its bindings as they were last read.
         self._tables: dict[str, Any] = {}
-        #: Exchange -> queue -> binding -> what makes it, given any channel of the connection.
-        self._postponed: dict[str, dict[str, dict[object, Callable[[Any], None]]]] = {}
+        #: Exchange, queue and binding -> what makes it, given any channel of the connection.
+        self._postponed: dict[tuple[str, str, object], Callable[[Any], None]] = {}
 
     def bind(self, channel: Any, exchange: str, queue: str, binding: object, bind: Callable[[Any], None]) -> None:
         """Bind a queue; later if the server refuses that for now.
@@ -41,22 +41,21 @@ class Bindings:
         except Exception as exc:
             if not self._is_for_later(exc):
                 raise
-            self._postponed.setdefault(exchange, {}).setdefault(queue, {})[binding] = bind
+            self._postponed[exchange, queue, binding] = bind
         else:
-            self._postponed.get(exchange, {}).get(queue, {}).pop(binding, None)
+            self._postponed.pop((exchange, queue, binding), None)
 
     def waits(self, exchange: str, queue: str) -> bool:
         """Return whether a queue waits to be bound to an exchange."""
-        return bool(self._postponed.get(exchange, {}).get(queue))
+        return any(key[:2] == (exchange, queue) for key in self._postponed)
 
     def forget(self, queue: str) -> None:
         """Do not bind a queue any more: it was deleted."""
-        for queues in self._postponed.values():
-            queues.pop(queue, None)
+        self._postponed = {key: bind for key, bind in self._postponed.items() if key[1] != queue}
 
     def knows(self, exchange: str) -> bool:
         """Return whether the bindings of an exchange were read before, and none waits to be written."""
-        return exchange in self._tables and exchange not in self._postponed
+        return exchange in self._tables and all(key[0] != exchange for key in self._postponed)
 
     def of(self, channel: Any, exchange: str, read: Callable[[str], Any]) -> Any:
         """Return the bindings of an exchange; the last known ones if they cannot be read.
@@ -75,21 +74,14 @@ class Bindings:
     def bind_postponed(self, channel: Any) -> Exception | None:
         """Bind what was postponed; returns why that has to wait on, None if it is done."""
         try:
-            for exchange in list(self._postponed):
-                self._bind(channel, exchange)
+            self._bind(channel)
         except Exception as exc:
             if not self._is_for_later(exc):
                 raise
             return exc
         return None
 
-    def _bind(self, channel: Any, exchange: str) -> None:
-        queues = self._postponed.get(exchange, {})
-        while queues:
-            queue, waiting = next(iter(queues.items()))
-            while waiting:
-                binding, bind = next(iter(waiting.items()))
-                bind(channel)
-                waiting.pop(binding, None)
-            queues.pop(queue, None)
-        self._postponed.pop(exchange, None)
+    def _bind(self, channel: Any, exchange: str | None = None) -> None:
+        while key := next((key for key in self._postponed if exchange in (None, key[0])), None):
+            self._postponed[key](channel)
+            self._postponed.pop(key, None)
