@@ -100,12 +100,12 @@ def planners_store(channel: Any) -> ScheduleStore:
     if not is_cluster(channel.plain_client):
         return store_of(channel)
     client = hurried(channel.plain_client, deadline_s=0, hurry_s=_PATIENCE_S)
-    topology, nodes = channel.topology, channel.connection.nodes
+    topology, nodes, options = channel.topology, channel.connection.nodes, channel.connection.options
     return ScheduleStore(
         client,
         keyprefix=channel.global_keyprefix,
-        mirror_list=channel.mirror_list,
-        keeper=ReplicatedClient(client, Replicas(channel.replicas, _KEPT_MS)) if channel.replicas else None,
+        mirror_list=options["mirror_list"],
+        keeper=ReplicatedClient(client, Replicas(options["replicas"], _KEPT_MS)) if options["replicas"] else None,
         on_away=lambda key: nodes.lose(topology.address_of(key)),
     )
 
@@ -120,6 +120,6 @@ def store_of(channel: Any, *, replicate: bool = False) -> ScheduleStore:
     return ScheduleStore(
         channel.plain_client,
         keyprefix=channel.global_keyprefix,
-        mirror_list=channel.mirror_list,
+        mirror_list=channel.connection.options["mirror_list"],
         writer=channel.writer if replicate else None,
     )

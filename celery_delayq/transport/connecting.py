@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 from kombu.transport import redis as kombu_redis
 
-from celery_delayq.options.settings import HEALTH_CHECK_S, SOCKET_TIMEOUT_S, TRANSPORT_OPTIONS
+from celery_delayq.options.settings import HEALTH_CHECK_S, SOCKET_TIMEOUT_S
 from celery_delayq.queue.connections import passing_refusal
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import registry
@@ -21,9 +21,6 @@ if TYPE_CHECKING:  # which a producer need not load
 
 #: How many connections a pool needs at least: for a transaction and what it reads, and for threads that acknowledge.
 _LEAST_CONNECTIONS = 4
-
-#: Our options in `broker_transport_options` that a channel has as attributes.
-OPTIONS = ("mirror_list", "replicas", "replicas_timeout")
 
 logger = getLogger(__name__)
 
@@ -56,20 +53,11 @@ class ConnectingChannel(kombu_redis.Channel):
     client = _Once(kombu_redis.Channel.client)
     subclient = _Once(kombu_redis.Channel.subclient)
 
-    #: Whether to write Redisson's delay list too, see `DelayedQueue`.
-    mirror_list: bool = bool(TRANSPORT_OPTIONS["mirror_list"].default)
-
-    #: How many replicas must have what a caller takes for done, and how long to wait for them, in seconds.
-    replicas: int = int(TRANSPORT_OPTIONS["replicas"].default)
-    replicas_timeout: float = float(TRANSPORT_OPTIONS["replicas_timeout"].default)
-
     #: Longest wait for a reply, in seconds. kombu has no limit: a publisher would hang for as long as the server does.
     socket_timeout: float | None = SOCKET_TIMEOUT_S
 
     #: How often an idle connection speaks, in seconds.
     health_check_interval: float = HEALTH_CHECK_S
-
-    from_transport_options = (*kombu_redis.Channel.from_transport_options, *OPTIONS)
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         self._transport: Connection = connection
@@ -115,7 +103,7 @@ class ConnectingChannel(kombu_redis.Channel):
             self._delayed_queues[broker_list] = DelayedQueue(
                 client,
                 broker_list,
-                mirror_list=self.mirror_list,
+                mirror_list=self._transport.options["mirror_list"],
                 keyprefix=self.global_keyprefix,
                 writer=self.writer,
             )
@@ -170,7 +158,8 @@ class ConnectingChannel(kombu_redis.Channel):
     @property
     def must_replicate(self) -> Replicas | None:
         """The replicas that must have each write of a caller; None for none."""
-        return Replicas(self.replicas, round(self.replicas_timeout * 1000)) if self.replicas else None
+        options = self._transport.options
+        return Replicas(options["replicas"], round(options["replicas_timeout"] * 1000)) if options["replicas"] else None
 
     @property
     def writer(self) -> Any:

@@ -278,7 +278,7 @@ class PublishingChannel(ConnectingChannel):
             self.batch.add("lpush", self._q_for_pri(queue, priority), dumps(message))
             return
         is_alone = self.batch is None and kwargs.get("_publish_batch") is None
-        if is_alone and (self.replicas or attempt is not None):
+        if is_alone and (self.must_replicate or attempt is not None):
             broker_list = self.broker_list(queue, self._get_message_priority(message, reverse=False))
             if attempt is None:
                 self.writer.execute_command("LPUSH", broker_list, dumps(message))

@@ -23,7 +23,6 @@ from celery_delayq.options.settings import HEALTH_CHECK_S, sentinel_options
 from celery_delayq.queue.connections import as_text
 from celery_delayq.transfer.thread import LoopThread
 from celery_delayq.transport.channel import DelayedChannel
-from celery_delayq.transport.connecting import OPTIONS
 from celery_delayq.transport.known import Known, close_sentinels, is_any, known, leave
 
 logger = getLogger(__name__)
@@ -61,8 +60,6 @@ class KnownSSLConnection(Managed, kombu_redis.SentinelManagedSSLConnection):
 
 class DelayedSentinelChannel(DelayedChannel, kombu_redis.SentinelChannel):
     """A channel to the master that Redis Sentinel names."""
-
-    from_transport_options = (*kombu_redis.SentinelChannel.from_transport_options, *OPTIONS)
 
     connection_class = KnownConnection
     connection_class_ssl = KnownSSLConnection
