@@ -33,7 +33,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
 from celery_delayq.transport.channel import DelayedChannel
-from celery_delayq.worker.unique import tell_about
+from celery_delayq.transport.keyed import UNIQUE_PROPERTY
 
 logger = getLogger(__name__)
 
@@ -90,17 +90,18 @@ class Handover:
                 return None
             _wait_until_due(message)
             self._on_begin(message)
-            if options["accept_callback"].__self__.task.acks_late and isinstance(message.channel, DelayedChannel):
+            acks_late = options["accept_callback"].__self__.task.acks_late
+            if acks_late and isinstance(message.channel, DelayedChannel):
                 message.channel.can_wait(message.delivery_tag)
             self._messages.add(message)
-            tell_about(message, options, lambda: self._channel, is_solo=isinstance(self._pool, SoloPool))
+            self._tell_unique(message, options, acks_late=acks_late)
             if not isinstance(self._pool, PreforkPool):
-                options["accept_callback"] = _Begin(options["accept_callback"])
+                options["accept_callback"] = _unless_lost(options["accept_callback"], message)
                 if not isinstance(self._pool, SoloPool):
-                    target = _Failing(target, options["error_callback"])
+                    target = _failing(target, options["error_callback"])
             on_begin = None if self._on_hand_over is None else self._on_hand_over(message)
             if on_begin is not None:
-                options["accept_callback"] = _Noted(options["accept_callback"], on_begin)
+                options["accept_callback"] = _noted(options["accept_callback"], on_begin)
         try:
             job = self._apply_async(target, *args, **options)
         except Exception:
@@ -109,6 +110,43 @@ class Handover:
         if message is not None and job is not None and self._processes is not None:
             self._jobs[job] = message
         return job
+
+    def _tell_unique(self, message: Any, options: dict[str, Any], *, acks_late: bool) -> None:
+        """Let the callbacks of a task tell its channel that it starts and is done, if its message holds a unique key.
+
+        A message that is acknowledged late says it by that: the task is done. One that is acknowledged early says that
+        it starts. In a solo pool, each message is acknowledged late, whatever is wanted: Celery leaves that to its
+        event loop, which waits for the task.
+
+        Args:
+            message: the task's message.
+            options: what its request passes to the pool; changed here.
+            acks_late: whether the task wants to be acknowledged late.
+        """
+        channel = message.channel
+        if UNIQUE_PROPERTY not in (message.properties or {}) or not isinstance(channel, DelayedChannel):
+            return
+        if acks_late or isinstance(self._pool, SoloPool):
+            starts = partial(channel.starts, message.delivery_tag, is_early=False)
+            options["accept_callback"] = _then(options["accept_callback"], starts)
+            return
+        held = channel.starts(message.delivery_tag, is_early=True)
+
+        def ends() -> None:
+            present = self._channel  # that of the worker's present connection
+            if held is not None:
+                (present if isinstance(present, DelayedChannel) else channel).ends(held)
+
+        on_timeout = options["timeout_callback"]
+
+        def timed_out(soft: bool, timeout: float) -> None:
+            on_timeout(soft, timeout)
+            if not soft:  # after a soft time limit, the task goes on
+                ends()
+
+        for name in ("callback", "error_callback"):
+            options[name] = _then(options[name], ends)
+        options["timeout_callback"] = timed_out
 
     def acknowledge_at_end(self, consumer: Any) -> None:
         """Let a task in the main thread be acknowledged when it ends: before the next one begins, which may be killed.
@@ -246,66 +284,64 @@ class NotBegun(Exception):
     """A task that was handed to the pool must not begin."""
 
 
-class _Begin:
-    """`Request.on_accepted`, but it refuses a task that others have taken over since it was handed to the pool.
+def _unless_lost(accept: Any, message: Any) -> Callable[[int, float], None]:
+    """Return an `accept_callback` that refuses a task which others have taken over since it was handed to the pool.
 
-    Pools that run tasks in this process call it just before the task begins.
+    Pools that run tasks in this process call it just before the task begins. It raises NotBegun, and the pool drops the
+    task. If its message is not acknowledged, it is put back when the process ends.
     """
 
-    def __init__(self, on_accepted: Any) -> None:
-        self._on_accepted = on_accepted
-        self.message = on_accepted.__self__.message
-
-    def __call__(self, pid: int, time_accepted: float) -> None:
-        """Accept the task.
-
-        Raises:
-            NotBegun: the pool drops the task. If its message is not acknowledged, it is put back when the process ends.
-        """
+    def accept_unless_lost(pid: int, time_accepted: float) -> None:
         if _is_set(state.should_terminate):
-            raise NotBegun(f"task {self.message.headers.get('id')} is put back: the worker ends")
-        if not _is_held(self.message):
-            raise NotBegun(f"task {self.message.headers.get('id')} is not this worker's any more")
-        self._on_accepted(pid, time_accepted)
+            raise NotBegun(f"task {message.headers.get('id')} is put back: the worker ends")
+        if not _is_held(message):
+            raise NotBegun(f"task {message.headers.get('id')} is not this worker's any more")
+        accept(pid, time_accepted)
+
+    return accept_unless_lost
 
 
-class _Noted:
-    """`Request.on_accepted`, which tells somebody else, too, that the task begins."""
+def _noted(accept: Any, on_begin: Callable[[float], None]) -> Callable[[int, float], None]:
+    """Return an `accept_callback` that tells somebody else, too, that the task begins.
 
-    def __init__(self, accept: Any, on_begin: Callable[[float], None]) -> None:
-        self._accept = accept
-        self._on_begin = on_begin
+    In a child process, it began a little earlier than its parent hears of it.
+    """
 
-    def __call__(self, pid: int, time_accepted: float) -> None:
-        """Accept the task. In a child process, it began a little earlier than its parent hears of it.
+    def accept_and_note(pid: int, time_accepted: float) -> None:
+        accept(pid, time_accepted)
+        on_begin(time_accepted)
 
-        Raises:
-            NotBegun: see `_Begin`.
-        """
-        self._accept(pid, time_accepted)
-        self._on_begin(time_accepted)
+    return accept_and_note
 
 
-class _Failing:
-    """Runs a task in a thread or greenlet. An error outside of the task's code fails the task, as in a child process.
+def _then(method: Any, then: Callable[[], object]) -> Callable[..., None]:
+    """Return a callback that calls a method of a request, then something else."""
 
-    Otherwise nobody would notice the error, and the message would never be acknowledged.
+    def call(*args: Any, **kwargs: Any) -> None:
+        method(*args, **kwargs)
+        then()
+
+    return call
+
+
+def _failing(target: Any, on_failure: Any) -> Callable[..., Any]:
+    """Return what runs a task in a thread or greenlet. An error outside of the task's code fails the task.
+
+    So it does in a child process. Otherwise nobody would notice the error, and the message would never be acknowledged.
 
     Args:
         target: the function that was given to the pool.
         on_failure: `Request.on_failure`.
     """
 
-    def __init__(self, target: Any, on_failure: Any) -> None:
-        self._target = target
-        self._on_failure = on_failure
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
+    def run(*args: Any, **options: Any) -> Any:
         try:
-            return self._target(*args, **options)
+            return target(*args, **options)
         except Exception:
-            self._on_failure(ExceptionInfo())
+            on_failure(ExceptionInfo())
             raise
+
+    return run
 
 
 def _wait_until_due(message: Any) -> None:
