@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from celery.utils.time import rate
 
-from celery_delayq.basics.errors import ConfigurationError
-from celery_delayq.options.unique import check_by_or_key, key_of
+from celery_delayq.options.keyed import Keyed
 
 _LONGEST_INTERVAL_S = 366 * 86400.0
 
 
 @dataclass(frozen=True)
-class Throttle:
+class Throttle(Keyed):
     """How often tasks with one key begin: for `@app.task(throttle=...)` or `apply_async(throttle=...)`.
 
     A task gets its turn when it is sent: it waits in the delayed queue until then.
@@ -36,10 +34,10 @@ class Throttle:
     key: str | None = None
 
     def __post_init__(self) -> None:
-        check_by_or_key("Throttle", None if self.by == () else self.by, self.key)
+        self._check_key(None if self.by == () else self.by)
         if not 0 < self.interval_s <= _LONGEST_INTERVAL_S:
-            raise ConfigurationError(
-                "Throttle: rate must be a number of turns a second, or a text such as '10/s', '10/m' or '10/h', "
+            raise self._wrong(
+                "rate must be a number of turns a second, or a text such as '10/s', '10/m' or '10/h', "
                 f"and more than one turn a year; not {self.rate!r}"
             )
 
@@ -54,9 +52,3 @@ class Throttle:
         except (TypeError, ValueError, KeyError, OverflowError):
             a_second = 0.0
         return 1 / a_second if 0 < a_second <= 1_000_000 else 0.0
-
-    def key_of(
-        self, name: str, run: Callable[..., Any] | None, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-    ) -> str:
-        """Return the key of a task; see `Unique.key_of`."""
-        return self.key if self.key is not None else key_of("Throttle", self.by, name, run, args, kwargs)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
-
-from kombu.utils.json import dumps
+from typing import Literal, TypeAlias, get_args
 
 from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.options.keyed import Keyed
 
 #: How long a task holds its key.
 For: TypeAlias = Literal["waiting", "until_start", "until_done"]
@@ -23,7 +21,7 @@ _LONGEST_TTL_S = 366 * 86400.0
 
 
 @dataclass(frozen=True)
-class Unique:
+class Unique(Keyed):
     """What makes a task one of a kind: for `@app.task(unique=Unique(...))` or `apply_async(unique=Unique(...))`.
 
     Attributes:
@@ -50,67 +48,13 @@ class Unique:
     key: str | None = None
 
     def __post_init__(self) -> None:
-        check_by_or_key("Unique", self.by, self.key)
-        check("Unique", "for_", self.for_, _FOR)
-        check_conflict(self.on_conflict)
+        self._check_key(self.by)
+        for name, value, allowed in (("for_", self.for_, _FOR), ("on_conflict", self.on_conflict, _ON_CONFLICT)):
+            if value not in allowed:
+                raise self._wrong(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
         is_number = isinstance(self.ttl, (int, float)) and not isinstance(self.ttl, bool)
         if not is_number or not 0 < self.ttl <= _LONGEST_TTL_S:
-            raise ConfigurationError(f"Unique: ttl must be seconds, more than 0 and at most a year, not {self.ttl!r}")
-
-    def key_of(
-        self, name: str, run: Callable[..., Any] | None, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-    ) -> str:
-        """Return the key of a task.
-
-        Args:
-            name: of the task.
-            run: its function; None if this process has only the name.
-            args: positional arguments.
-            kwargs: keyword arguments.
-
-        Raises:
-            ConfigurationError: it has no argument of a name in `by`, or what makes the key cannot become JSON.
-        """
-        if self.key is not None:
-            return self.key
-        return key_of("Unique", self.by, name, run, args, kwargs)
-
-
-def key_of(
-    what: str,
-    by: Sequence[str] | None,
-    name: str,
-    run: Callable[..., Any] | None,
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-) -> str:
-    """Return a key that some arguments of a task make, together with its name.
-
-    Args:
-        what: what the key is for, in errors.
-        by: the names of the arguments; None for all.
-        name: of the task.
-        run: its function; None if this process has only the name.
-        args: positional arguments.
-        kwargs: keyword arguments.
-
-    Raises:
-        ConfigurationError: it has no argument of a name in `by`, or what makes the key cannot become JSON.
-    """
-    given = _bound(run, args or (), kwargs or {})
-    missing = [one for one in by or () if one not in given]
-    if missing:
-        raise ConfigurationError(
-            f"{what}: task {name} has no argument {missing[0]!r}, but {', '.join(given) or 'none'}"
-        )
-    values = given if by is None else {one: given[one] for one in by}
-    try:
-        return f"{name}:{dumps(values, sort_keys=True)}"
-    except (TypeError, ValueError) as exc:
-        raise ConfigurationError(
-            f"{what}: the arguments of task {name} that make its key cannot become JSON: {exc}. Name others in `by`, "
-            "or give a key."
-        ) from exc
+            raise self._wrong(f"ttl must be seconds, more than 0 and at most a year, not {self.ttl!r}")
 
 
 def unique_for(given: Unique | str, default: Unique | None) -> Unique:
@@ -128,43 +72,3 @@ def unique_for(given: Unique | str, default: Unique | None) -> Unique:
     if not isinstance(given, Unique):
         raise ConfigurationError(f"unique must be a key or Unique(...), or None for no key, not {given!r}")
     return given
-
-
-def _bound(run: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments by name. What is more, or has no name here, goes by its position."""
-    if run is not None:
-        try:
-            bound = inspect.signature(run).bind_partial(*args, **kwargs)
-        except (TypeError, ValueError):
-            pass  # Celery says what is wrong with it
-        else:
-            bound.apply_defaults()
-            return dict(bound.arguments)
-    return {**{str(number): value for number, value in enumerate(args)}, **kwargs}
-
-
-def check_by_or_key(what: str, by: object, key: object) -> None:
-    """Refuse what cannot make a key, with a `ConfigurationError`."""
-    if by is not None and not (isinstance(by, (list, tuple)) and all(isinstance(name, str) for name in by)):
-        raise ConfigurationError(f"{what}: by must be the names of arguments, such as ('user_id',), not {by!r}")
-    if by is not None and key is not None:
-        raise ConfigurationError(f"{what}: give it either by or key")
-    if key is not None:
-        check_key(what, key)
-
-
-def check_key(what: str, key: object) -> None:
-    """Refuse what cannot be a key, with a `ConfigurationError`."""
-    if not isinstance(key, str) or not key:
-        raise ConfigurationError(f"{what}: key must be a text, not {key!r}")
-
-
-def check(what: str, name: str, value: object, allowed: Sequence[str]) -> None:
-    """Refuse a value that is not allowed, with a `ConfigurationError`."""
-    if value not in allowed:
-        raise ConfigurationError(f"{what}: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
-
-
-def check_conflict(on_conflict: object) -> None:
-    """Refuse what is no `OnConflict`, with a `ConfigurationError`."""
-    check("Unique", "on_conflict", on_conflict, _ON_CONFLICT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from celery import Celery
 
 from celery_delayq.basics.errors import ConfigurationError, KeyHeld
 from celery_delayq.options.throttle import Throttle
-from celery_delayq.options.unique import Unique, check_conflict, unique_for
+from celery_delayq.options.unique import Unique, unique_for
 from celery_delayq.publishing.naive import warn_of_naive
 from celery_delayq.queue.holds import Offered
 from celery_delayq.transport import is_in_memory
@@ -128,12 +129,10 @@ class SendTask:
                 )
             return self.of_celery(name, args, kwargs, *positional, **options)
         unique = unique_for(given, default)
-        if on_conflict is None:
-            on_conflict = unique.on_conflict
-        else:
-            check_conflict(on_conflict)
+        if on_conflict is not None:
+            unique = replace(unique, on_conflict=on_conflict)
         key = unique.key_of(name, getattr(task, "run", None), args, kwargs)
-        return self._send(Claiming(key, unique, on_conflict), retrying, name, (args, kwargs, *positional), options)
+        return self._send(Claiming(key, unique), retrying, name, (args, kwargs, *positional), options)
 
     def _retrying(self, options: Mapping[str, Any]) -> Context | None:
         """Return the request of the task that sends itself again; None if this is no retry.

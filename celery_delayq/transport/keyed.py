@@ -37,9 +37,9 @@ class Claiming(dict[str, Any]):
         offered: what became of the message; None if no channel of ours has stored it.
     """
 
-    def __init__(self, key: str, unique: Unique, on_conflict: OnConflict) -> None:
-        super().__init__(key=key, **{"for": unique.for_}, ttl=unique.ttl, on_conflict=on_conflict)
-        self.claim = Claim(key, _UNTIL[unique.for_], round(unique.ttl * 1000), _CONFLICT[on_conflict])
+    def __init__(self, key: str, unique: Unique) -> None:
+        super().__init__(key=key, **{"for": unique.for_}, ttl=unique.ttl, on_conflict=unique.on_conflict)
+        self.claim = Claim(key, _UNTIL[unique.for_], round(unique.ttl * 1000), _CONFLICT[unique.on_conflict])
         self.offered: Offered | None = None
 
 
