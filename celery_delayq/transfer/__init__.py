@@ -1,8 +1,7 @@
 """Transfer: moves due messages to their broker lists, on time. It knows neither Celery nor kombu.
 
 loop          TransferLoop: transfers on one connection, together with other loops
-registered    RegisteredQueues: which queues the registry has
-served        ServedQueues: which of them the loop serves, and what it knows about each
+served        ServedQueues: which queues the loop serves, and what it knows about each
 settings      how loops behave
 lead          Lead: how long before they are due it moves messages
 failover_log  FailoverLog: notices what a failover lost

@@ -45,7 +45,6 @@ from celery_delayq.queue.registry import Registry
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.transfer.failover_log import FailoverLog
 from celery_delayq.transfer.lead import WAKE_AT, Lead
-from celery_delayq.transfer.registered import RegisteredQueues
 from celery_delayq.transfer.served import Served, ServedQueues
 from celery_delayq.transfer.settings import TransferSettings
 from celery_delayq.transfer.thread import LoopThread, interrupt, socket_of
@@ -121,12 +120,11 @@ class TransferLoop(LoopThread):
         self.settings = settings or TransferSettings()
         self._connect = connect
         self._queues = queues
-        self._keyprefix = keyprefix
         self._on_pass = on_pass
         self._may_begin = may_begin
         self._failover_log = failover_log or FailoverLog(logger)
         self._serves = serves
-        self._registered = RegisteredQueues(keyprefix, registry, serves)
+        self._served = ServedQueues(keyprefix, registry, serves)
         self._slot_of = slot_of
         self._chores = chores
         self._next_chores = time.monotonic() + CHORES_S
@@ -137,7 +135,6 @@ class TransferLoop(LoopThread):
         self._refused: dict[str, str] = {}
         # What belongs to one connection.
         self._client: redis.Redis
-        self._served: ServedQueues
         self._next_look = 0.0
         #: The number of looks since the loop connected.
         self._looks = 0
@@ -188,13 +185,11 @@ class TransferLoop(LoopThread):
     def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
         self._client, self._pubsub = client, pubsub
         self._failover_log.read(client)
-        self._registered.connect(client)
         self._looked = False
         self._looks = 0
-        self._served = ServedQueues(client, pubsub, self._keyprefix)
         # The first look follows the confirmation: queues that are registered later will be announced.
         self._next_look = time.monotonic() + self.settings.interval_s
-        pubsub.subscribe(self._registered.channel)
+        self._served.connect(client, pubsub)
 
     def _resign(self) -> None:
         # Resign when woken, too: a cold shutdown cancels the consumers, and may stop the loop before it resubscribes.
@@ -262,21 +257,20 @@ class TransferLoop(LoopThread):
     def _handle(self, message: dict[str, Any]) -> None:
         channel = as_text(message["channel"]) if message.get("channel") is not None else ""
         if message["type"] == "subscribe":
-            if channel == self._registered.channel:
+            if channel == self._served.channel:
                 self._look()
-            elif served := self._served.of_channel(channel):
+            elif (served := self._served.of_channel(channel)) and channel == served.queue.keys.channel:
                 # Nobody announces messages that became due before the subscription.
                 served.wake_at_ms = 0
         elif message["type"] == "message":
             data = as_text(message["data"])
-            if channel == self._registered.channel and data:
-                self._registered.names.add(data)
-                if self._serves(data):
-                    self._served.add({data})
+            if channel == self._served.channel and data:
+                self._served.announced(data)
             elif served := self._served.of_channel(channel):
-                self._on_head(served, data)
-            elif served := self._served.of_transferrer_channel(channel):
-                self._on_sign_of_life(served, data)
+                if channel == served.queue.keys.channel:
+                    self._on_head(served, data)
+                else:
+                    self._on_sign_of_life(served, data)
 
     def _on_head(self, served: Served, data: str) -> None:
         try:
@@ -309,15 +303,12 @@ class TransferLoop(LoopThread):
         if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
             raise exceptions.ConnectionError("Redis did not answer on the subscription")
         consumed = set(self._queues())
-        if (self._looks % _LOOKS_A_REGISTRY == 0 or not self._registered.is_read) and self._registered.read():
-            self._register_again()
+        if self._looks % _LOOKS_A_REGISTRY == 0 or not self._served.is_read:
+            self._served.read()
         self._looks += 1
-        names = set(filter(self._serves, self._registered.names | consumed))
-        self._served.remove(self._served.names - names)
+        self._served.update(consumed)
+        names = {served.queue.name for served in self._served}
         self._refused = {name: error for name, error in self._refused.items() if name in names}
-        self._served.add(names)
-        for served in self._served:
-            served.has_lead = served.queue.name in consumed
         for part in self._served.empty(self._slot_of, self._looks, self._refused):
             if self._any_exists(part):
                 for served in part:
@@ -334,17 +325,6 @@ class TransferLoop(LoopThread):
             return bool(self._client.exists(*(served.queue.keys.timeout_set for served in part)))
         except exceptions.TryAgainError:  # half of them are at another node
             return True
-
-    def _register_again(self) -> None:
-        """Register the queues that hold messages although the registry does not know them.
-
-        Whoever stored the messages could not do so: on a cluster, the registry's node was away.
-        """
-        for served in self._served:
-            name = served.queue.name
-            if served.head_due_ms is not None and name not in self._registered.names:
-                served.queue.register(again=True)
-                self._registered.names.add(name)
 
     def _transfer(self, served: Served) -> None:
         queue = served.queue

@@ -1,15 +1,25 @@
-"""ServedQueues: the delayed queues that a transfer loop serves, and what it knows about each."""
+"""ServedQueues: which delayed queues a transfer loop serves, and what it knows about each.
+
+It serves those that its process consumes, those of the registry, and those that were announced since.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass
+from logging import getLogger
 from typing import Any
 
 import redis
+from redis import exceptions
 
+from celery_delayq.queue import keys
+from celery_delayq.queue.connections import CONNECTION_ERRORS, refusals
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.registry import Registry
+
+logger = getLogger(__name__)
 
 #: Queues that seem empty are looked at every twelfth time at least, if they are in several hash slots.
 _LOOKS_A_SLOT = 12
@@ -40,42 +50,109 @@ class Served:
 
 
 class ServedQueues:
-    """Those of one connection of a loop. For the loop's thread.
+    """Those of one loop; they outlive its connections. For the loop's thread.
 
     Args:
-        client: of the loop's server.
-        pubsub: the connection's subscription.
         keyprefix: kombu's `global_keyprefix`.
+        registry: where to read which queues there are; by default, the loop does that with its own client.
+        serves: returns whether a list is at the loop's server.
     """
 
-    def __init__(self, client: redis.Redis, pubsub: Any, keyprefix: str = "") -> None:
-        self._client = client
-        self._pubsub = pubsub
+    def __init__(
+        self, keyprefix: str = "", registry: Registry | None = None, serves: Callable[[str], bool] = lambda name: True
+    ) -> None:
         self._keyprefix = keyprefix
+        self._is_own = registry is None
+        self._registry = registry
+        self._serves = serves
+        #: The channel on which new names are announced.
+        self.channel = keys.registry(keyprefix)
+        #: Whether the registry could be read when that was last tried.
+        self.is_read = False
+        #: Names that are registered, or were announced since.
+        self._registered: set[str] = set()
+        self._error = ""
+        # What belongs to one connection.
+        self._client: redis.Redis
+        self._pubsub: Any = None
         self._by_name: dict[str, Served] = {}
         self._by_channel: dict[str, Served] = {}
-        self._by_transferrer_channel: dict[str, Served] = {}
+
+    def connect(self, client: redis.Redis, pubsub: Any) -> None:
+        """Use another client and subscription from now on: of the loop's server. Nothing is known of its queues yet."""
+        self._client, self._pubsub = client, pubsub
+        if self._is_own:
+            self._registry = Registry(client, self._keyprefix)
+        self._by_name, self._by_channel = {}, {}
+        pubsub.subscribe(self.channel)
 
     def __iter__(self) -> Iterator[Served]:
         """Yield them; meanwhile, none may be added or removed."""
         return iter(self._by_name.values())
 
-    def __getitem__(self, name: str) -> Served:
-        """Return what is known about a queue."""
-        return self._by_name[name]
-
-    @property
-    def names(self) -> Set[str]:
-        """Their names."""
-        return self._by_name.keys()
-
     def of_channel(self, channel: str) -> Served | None:
-        """Return the queue of one of Redisson's channels, on which due times of heads are published."""
+        """Return the queue of a channel: of Redisson's, for due times of heads, or of that for signs of life."""
         return self._by_channel.get(channel)
 
-    def of_transferrer_channel(self, channel: str) -> Served | None:
-        """Return the queue of a channel for signs of life."""
-        return self._by_transferrer_channel.get(channel)
+    def read(self) -> None:
+        """Read the registry, and remove what is of no use any more. If the server refuses, all names are kept.
+
+        Then register the queues that hold messages although the registry does not know them. Whoever stored the
+        messages could not do so: on a cluster, the registry's node was away.
+
+        Raises:
+            redis.ConnectionError: the loop's own connection is lost.
+        """
+        assert self._registry is not None
+        self.is_read = False
+        try:
+            used = {name: used_ms for name, used_ms in self._registry.read().items() if self._serves(name)}
+            self._registered, self.is_read = set(used), True
+            self._registry.forget(used)
+        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+            self._report(exc)
+        else:
+            self._error = ""
+        for name, served in self._by_name.items() if self.is_read else ():
+            if served.head_due_ms is not None and name not in self._registered:
+                served.queue.register(again=True)
+                self._registered.add(name)
+
+    def _report(self, exc: Exception) -> None:
+        # A registry that is not the loop's own waits less for the same server than the loop does, which notices itself
+        # that it is away.
+        if isinstance(exc, CONNECTION_ERRORS) and self._is_own and self._serves(self.channel):
+            raise exc
+        if str(exc) != self._error and not refusals.note(exc, logger):
+            what = "remove names of empty queues from" if self.is_read else "read the names of delayed queues in"
+            logger.error("Cannot %s %r: %s", what, self.channel, exc)
+        self._error = str(exc)
+
+    def update(self, consumed: Set[str]) -> None:
+        """Serve the queues that this process consumes and those that are registered, and no others."""
+        names = set(filter(self._serves, self._registered | consumed))
+        for name in self._by_name.keys() - names:
+            channels = self._by_name.pop(name).queue.keys
+            del self._by_channel[channels.channel], self._by_channel[channels.transferrer_channel]
+            self._pubsub.unsubscribe(channels.channel, channels.transferrer_channel)
+        for name in names:
+            self._add(name)
+        for name, served in self._by_name.items():
+            served.has_lead = name in consumed
+
+    def announced(self, name: str) -> None:
+        """Serve one more queue, if it is at the loop's server: its name is registered from now on."""
+        self._registered.add(name)
+        if self._serves(name):
+            self._add(name)
+
+    def _add(self, name: str) -> None:
+        if name in self._by_name:
+            return
+        queue = DelayedQueue(self._client, name, keyprefix=self._keyprefix)
+        served = self._by_name[name] = Served(queue)
+        self._by_channel |= {queue.keys.channel: served, queue.keys.transferrer_channel: served}
+        self._pubsub.subscribe(queue.keys.transferrer_channel, queue.keys.channel)
 
     def empty(self, slot_of: Callable[[str], int], looks: int, refused: Collection[str]) -> list[list[Served]]:
         """Return the queues that seem empty and have to be looked at now, by hash slot.
@@ -95,20 +172,3 @@ class ServedQueues:
             return list(slots.values())
         turn = looks % _LOOKS_A_SLOT
         return [of_slot for slot, of_slot in slots.items() if slot % _LOOKS_A_SLOT == turn]
-
-    def add(self, names: Set[str]) -> None:
-        """Serve further queues, and subscribe to their channels."""
-        for name in names - self._by_name.keys():
-            queue = DelayedQueue(self._client, name, keyprefix=self._keyprefix)
-            served = self._by_name[name] = Served(queue)
-            self._by_channel[queue.keys.channel] = served
-            self._by_transferrer_channel[queue.keys.transferrer_channel] = served
-            self._pubsub.subscribe(queue.keys.transferrer_channel, queue.keys.channel)
-
-    def remove(self, names: Set[str]) -> None:
-        """Serve some queues no more."""
-        for name in names:
-            channels = self._by_name.pop(name).queue.keys
-            del self._by_channel[channels.channel]
-            del self._by_transferrer_channel[channels.transferrer_channel]
-            self._pubsub.unsubscribe(channels.channel, channels.transferrer_channel)
