@@ -1,5 +1,6 @@
 """The parts that run in a Celery worker.
 
+program        what connections ask a worker, and tell it: it counts, and lets tasks fail that were set aside
 bootsteps      start and stop the loops
 rights         names the missing rights if the worker ends because of them
 reconnect      tries to connect several times a second
@@ -8,5 +9,4 @@ received       tells monitors the eta of a delayed task
 handover       tracks the tasks that the pool has taken
 invalid_task   finds the defect of a message that no worker can take
 commands       remote control commands
-failures       stores results of tasks whose messages were set aside
 """

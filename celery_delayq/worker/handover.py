@@ -13,7 +13,6 @@ Undocumented parts of Celery (5.6 and 5.7) that this module uses
         to a child (5.7: only those not yet begun; 5.6: all of them, if nothing is being written). Then nobody would
         acknowledge them, and a stopping worker would wait 30 s for children that wait for it.
     `AsynPool._cache`: number -> job, for all jobs whose results are awaited. What `flush` forgot goes in again.
-    `LaxBoundedSemaphore._waiting` (of kombu): the tasks that wait for a free process.
     `Consumer.call_soon_ack` (5.7), `call_soon` (5.6): how a request acknowledges its message, in the next turn of the
         event loop. A turn may run several tasks of a solo pool.
     `request.on_accepted.__self__`: a bound method; it leads from the callback to the request, and to its message.
@@ -251,23 +250,6 @@ class Handover:
             return set()
         running = tuple(state.active_requests)
         return {it.message for it in running if it.task.acks_late and not it.acknowledged}
-
-
-def tasks_waiting(worker: Any) -> int:
-    """Return how many tasks of a worker are ready to run, but wait for a free process of its pool.
-
-    Only pools on an event loop have a semaphore for their processes.
-    """
-    semaphore = getattr(worker, "semaphore", None)
-    return 0 if semaphore is None else len(semaphore._waiting)
-
-
-def is_busy() -> bool:
-    """Return whether tasks run or wait for the pool. Tasks that wait for an eta or a rate limit do not count.
-
-    Celery 5.6 forgets that it has reserved those that run when the connection is lost.
-    """
-    return bool(state.reserved_requests) or bool(state.active_requests)
 
 
 def is_stopping() -> bool:

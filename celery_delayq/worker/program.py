@@ -1,27 +1,73 @@
-"""WorkerProgram: Celery's worker, as the connection that it consumes from knows it, see `transport/program.py`."""
+"""WorkerProgram: Celery's worker, as the connection that it consumes from knows it, see `transport/program.py`.
+
+Undocumented: `LaxBoundedSemaphore._waiting` (of kombu 5.6 and 5.7): the tasks that wait for a free process.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from logging import getLogger
 from typing import Any
 
 import redis
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 from kombu.serialization import prepare_accept_content
+from redis import exceptions
 
+from celery_delayq.basics.errors import DeliveryLimitReached
+from celery_delayq.metrics.flusher import Flusher
+from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.options.settings import settings_of
+from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.schedule.loop import PlannerLoop
+from celery_delayq.transport.connector import Connector
+from celery_delayq.transport.messages import decode_task, request_of
 from celery_delayq.transport.program import Program
-from celery_delayq.worker.counting import Counting
-from celery_delayq.worker.failures import fail_task
-from celery_delayq.worker.handover import Handover, is_busy, tasks_waiting
+from celery_delayq.transport.redelivery import deliveries
+from celery_delayq.worker.handover import Handover
 from celery_delayq.worker.invalid_task import defect_of, late_defect_of
+
+logger = getLogger(__name__)
 
 #: The attribute of Celery's consumer that has it.
 _ATTRIBUTE = "delayq_program"
+
+
+class Counting:
+    """What a worker counts for metrics, from its start to its end, over all of its connections.
+
+    One for each worker. It belongs to the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        self._flusher: Flusher | None = None
+        self._connector: Connector | None = None
+
+    def attach(self, connection: Any) -> None:
+        """Count what a kombu connection does; its transfer loops add the numbers to Redis."""
+        if self._flusher is None:
+            channel = connection.default_channel
+            self._flusher = Flusher(self.recorder, channel.global_keyprefix, channel.first_list)
+        self._connector = Connector(connection.transport.client)
+
+    def flush(self, client: redis.Redis, serves: Callable[[str], bool]) -> None:
+        """Add what was counted, see `Flusher.flush`."""
+        if self._flusher is not None:
+            self._flusher.flush(client, serves)
+
+    def finish(self) -> None:
+        """Add what is left, when the worker has ended its tasks. Never raises."""
+        if self._flusher is None or self._connector is None or not self._flusher.has_pending:
+            return
+        try:
+            with self._connector() as client:
+                self._flusher.flush_everywhere(client)
+        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+            logger.info("What this worker counted last is missing in the metrics: %s", exc)
 
 
 class WorkerProgram(Program):
@@ -55,16 +101,23 @@ class WorkerProgram(Program):
         return self.handover.delivery_tags()
 
     def tasks_waiting(self) -> int:
-        """Return how many tasks wait for a process of the pool, see `Program`."""
-        return tasks_waiting(self._consumer.controller)
+        """Return how many tasks wait for a process of the pool, see `Program`.
+
+        Only pools on an event loop have a semaphore for their processes.
+        """
+        semaphore = getattr(self._consumer.controller, "semaphore", None)
+        return 0 if semaphore is None else len(semaphore._waiting)
 
     def most_ahead(self) -> int:
         """Return the prefetch limit, which eta tasks raise."""
         return self._consumer.initial_prefetch_count or 0
 
     def is_busy(self) -> bool:
-        """Return whether tasks run or wait for the pool, see `Program`."""
-        return is_busy()
+        """Return whether tasks run or wait for the pool. Tasks that wait for an eta or a rate limit do not count.
+
+        Celery 5.6 forgets that it has reserved those that run when the connection is lost.
+        """
+        return bool(state.reserved_requests) or bool(state.active_requests)
 
     def may_wait(self, headers: dict[str, Any]) -> bool:
         """Return False for a revoked task: Celery drops it at delivery, and may have forgotten at its eta."""
@@ -83,9 +136,27 @@ class WorkerProgram(Program):
         return self.handover.forget(delivery_tag)
 
     def on_dead_letter(self, name: str, message: bytes) -> None:
-        """Let a task that is set aside fail, if the app wants that."""
-        if self.settings.fail_dead_letters:
-            fail_task(self._consumer.app, name, message)
+        """Let a task that is set aside fail, if the app wants that, so that nobody waits for its result for ever.
+
+        The result is FAILURE, with DeliveryLimitReached. Its chord, chain and errbacks are told. Never raises, so that
+        the caller, who set the message aside, can go on. Only a task message of Celery's protocol 2 has a result; other
+        messages are ignored.
+        """
+        task_message = decode_task(message) if self.settings.fail_dead_letters else None
+        if task_message is None:
+            return
+        headers = task_message["headers"]
+        task_id, task = headers["id"], headers["task"]
+        error = DeliveryLimitReached(
+            f"task {task}[{task_id}] was delivered {deliveries(task_message) + 1} times without an acknowledgement: it "
+            f"probably killed its workers. Its message is in the dead list of {name!r}"
+        )
+        app = self._consumer.app
+        try:
+            request = request_of(app, task_message, unpickles=True)
+            app.backend.mark_as_failure(task_id, error, request=request, store_result=not headers.get("ignore_result"))
+        except Exception as exc:
+            logger.error("Cannot store the failure of task %s[%s]: %s: %s", task, task_id, type(exc).__name__, exc)
 
     def on_count(self, name: str, what: str, number: int) -> None:
         """Count what happened to messages."""

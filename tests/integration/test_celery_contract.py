@@ -21,7 +21,7 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from celery_delayq.publishing.broadcast import BY_ID, BY_STAMPS
 from celery_delayq.transport import producer
-from celery_delayq.worker.handover import tasks_waiting
+from celery_delayq.worker.program import WorkerProgram
 
 pytestmark = pytest.mark.one_server("it is about Celery")
 
@@ -66,17 +66,18 @@ def test_errors_of_publishing_are_kombus_where_we_have_it_from() -> None:
 
 
 def test_tasks_wait_in_a_semaphore_for_a_process() -> None:
-    semaphore = LaxBoundedSemaphore(1)
-    worker = SimpleNamespace(semaphore=semaphore)
+    worker = SimpleNamespace(semaphore=LaxBoundedSemaphore(1))
+    program: Any = SimpleNamespace(_consumer=SimpleNamespace(controller=worker))
     started: list[str] = []
     for number, name in enumerate(("first", "second", "third")):
-        assert tasks_waiting(worker) == max(0, number - 1)
-        semaphore.acquire(started.append, name)
-    assert tasks_waiting(worker) == 2
-    semaphore.release()
+        assert WorkerProgram.tasks_waiting(program) == max(0, number - 1)
+        worker.semaphore.acquire(started.append, name)
+    assert WorkerProgram.tasks_waiting(program) == 2
+    worker.semaphore.release()
     assert started == ["first", "second"]
-    assert tasks_waiting(worker) == 1
-    assert tasks_waiting(SimpleNamespace(semaphore=None)) == 0
+    assert WorkerProgram.tasks_waiting(program) == 1
+    worker.semaphore = None
+    assert WorkerProgram.tasks_waiting(program) == 0
     assert "w.semaphore = LaxBoundedSemaphore(procs)" in inspect.getsource(Pool.create)
 
 
