@@ -70,7 +70,7 @@ class PlannerLoop(LoopThread):
 
     def run(self) -> None:
         """Plan until `stop()` is called. Never raises errors of the server or the network."""
-        while not self._stopping:
+        while not self.is_stopping:
             try:
                 with self._connect() as (store, make_planner):
                     try:
@@ -81,7 +81,7 @@ class PlannerLoop(LoopThread):
             except Exception as exc:
                 if not self._is_awaited:
                     self._has_planned.set()
-                if not self._stopping:
+                if not self.is_stopping:
                     self.outage.begins(exc)
 
     def _subscribe(self, store: ScheduleStore) -> None:
@@ -90,7 +90,7 @@ class PlannerLoop(LoopThread):
         self._server = store.server()
         self._pubsub = store.pubsub()
         self._pubsub.subscribe(store.keys.channel)
-        while not self._stopping and self._pubsub.get_message(timeout=_LOOK_S) is None:
+        while not self.is_stopping and self._pubsub.get_message(timeout=_LOOK_S) is None:
             pass
 
     def _unsubscribe(self) -> None:
@@ -105,7 +105,7 @@ class PlannerLoop(LoopThread):
         # Read only now: later changes will be announced on the subscription.
         planner.begin_reading()
         next_look = time.monotonic() + _LOOK_S
-        while not self._stopping:
+        while not self.is_stopping:
             is_busy = planner.run_due() > 0
             if planner.is_up_to_date:
                 self._has_planned.set()
@@ -116,7 +116,7 @@ class PlannerLoop(LoopThread):
                 until_look_s = next_look - time.monotonic()
                 wait_s = max(0.0, until_look_s if until_next_s is None else min(until_look_s, until_next_s))
             self._listen(planner, wait_s)
-            if time.monotonic() >= next_look and not self._stopping:
+            if time.monotonic() >= next_look and not self.is_stopping:
                 if self._pubsub.health_check_response_counter >= 2:
                     raise exceptions.ConnectionError("Redis did not answer on the subscription")
                 planner.look()
@@ -136,5 +136,5 @@ class PlannerLoop(LoopThread):
                 with suppress(ValueError):  # another program published this, or the name is not valid text
                     changes += [(int(first) + at, str(name)) for at, name in enumerate(json.loads(names))]
             message = self._pubsub.get_message(timeout=0) if len(changes) < _MOST_CHANGES else None
-        if changes and not self._stopping:
+        if changes and not self.is_stopping:
             planner.on_changes(changes)

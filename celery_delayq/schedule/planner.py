@@ -100,6 +100,10 @@ class Planner:
         self._problems = Problems(store, is_back=is_back)
         definitions = Definitions(configured, parse, self._problems)
         self._known = Entries(store, self._attendance, definitions, self._problems, self._on_read)
+        #: Processes announced changes of entries, given as numbers and names.
+        self.on_changes = self._known.on_changes
+        #: The entries that this planner plans, by name.
+        self.entries = self._known.entries
         self._agenda = Agenda(self.entries)
         #: The running read of all entries, if any.
         self._reading: Iterator[None] | None = None
@@ -107,11 +111,6 @@ class Planner:
         self._overdue: set[str] = set()
         #: Whether a node was away at this look, and at the one before.
         self._is_away = self._was_away = False
-
-    @property
-    def entries(self) -> dict[str, Entry]:
-        """The entries that this planner plans, by name."""
-        return self._known.entries
 
     @property
     def is_up_to_date(self) -> bool:
@@ -149,10 +148,6 @@ class Planner:
     def _read_on(self) -> None:
         if self._reading is not None and next(self._reading, self) is self:
             self._reading = None
-
-    def on_changes(self, changes: Iterable[tuple[int, str]]) -> None:
-        """Process announced changes of entries, given as numbers and names."""
-        self._known.on_changes(changes)
 
     def _on_read(self, entry: Entry) -> None:
         state, now_ms, moves_on_ms = entry.state, self._attendance.now_ms(), entry.moves_on_ms

@@ -165,9 +165,9 @@ class TransferLoop(LoopThread):
     def run(self) -> None:
         """Transfer until `stop()` is called. Never raises for server or network errors."""
         until = time.monotonic() + LONGEST_DELAY_S
-        while not self._stopping and not self._may_begin() and time.monotonic() < until:
+        while not self.is_stopping and not self._may_begin() and time.monotonic() < until:
             time.sleep(_DELAY_S)
-        while not self._stopping:
+        while not self.is_stopping:
             self._woken = False
             try:
                 with self._connect() as client, closing(client.pubsub()) as pubsub:
@@ -178,7 +178,7 @@ class TransferLoop(LoopThread):
                         self._resign()
                         self._do_last_chores()
             except Exception as exc:
-                if self._stopping or self._woken:
+                if self.is_stopping or self._woken:
                     continue
                 self.outage.begins(exc)
 
@@ -193,7 +193,7 @@ class TransferLoop(LoopThread):
 
     def _resign(self) -> None:
         # Resign when woken, too: a cold shutdown cancels the consumers, and may stop the loop before it resubscribes.
-        if not self._stopping and not self._woken:
+        if not self.is_stopping and not self._woken:
             return
         with suppress(*CONNECTION_ERRORS, exceptions.ResponseError):
             for served in self._served:
@@ -201,14 +201,14 @@ class TransferLoop(LoopThread):
                     served.queue.resign(self.id)
 
     def _do_last_chores(self) -> None:
-        if self._stopping:
+        if self.is_stopping:
             with suppress(*CONNECTION_ERRORS):
                 self._chores(self._client, self._serves)
 
     def _serve(self) -> None:
-        while not self._stopping and not self._woken:
+        while not self.is_stopping and not self._woken:
             message = self._pubsub.get_message(timeout=max(0, self._seconds_until_next() - _SLEEP_BELOW_S))
-            while message is not None and not self._stopping:
+            while message is not None and not self.is_stopping:
                 self._handle(message)
                 message = self._pubsub.get_message(timeout=0)
             # The transfer follows this sleep directly, without even a look for messages.
@@ -216,7 +216,7 @@ class TransferLoop(LoopThread):
             if 0 < wait_s <= _SLEEP_BELOW_S:
                 time.sleep(wait_s)
             for served in self._served:
-                if self._is_due(served) and not self._stopping:
+                if self._is_due(served) and not self.is_stopping:
                     self._transfer(served)
             if self._looked:
                 self.outage.ends()

@@ -30,11 +30,12 @@ class LoopThread(ABC):
 
     def __init__(self, name: str, logger: Logger, what: str, meanwhile: str) -> None:
         self._name = name
-        stops = weakref.WeakMethod(self.is_stopping)  # this must not wait for the garbage collector: it has descriptors
-        self.outage = Outage(logger, what, meanwhile, lambda: (is_stopping := stops()) is None or is_stopping())
+        me = weakref.ref(self)  # this must not wait for the garbage collector: it has descriptors
+        self.outage = Outage(logger, what, meanwhile, lambda: (loop := me()) is None or loop.is_stopping)
+        #: Whether the loop ends, or has ended.
+        self.is_stopping = False
         #: The subscription, a `redis.client.PubSub`; None before the first connection.
         self._pubsub: Any = None
-        self._stopping = False
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
@@ -49,14 +50,10 @@ class LoopThread(ABC):
         """End the loop and wait at most `timeout_s` seconds."""
         if os.getpid() != self._pid:
             return
-        self._stopping = True
+        self.is_stopping = True
         interrupt(socket_of(self._pubsub))
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
-
-    def is_stopping(self) -> bool:
-        """Return whether the loop ends, or has ended."""
-        return self._stopping
 
     def is_alive(self) -> bool:
         """Return whether the loop's thread runs."""
