@@ -216,8 +216,21 @@ class Entries:
             # In this order: a state that is not seen was not there when the record was valid, see plan.lua.
             again = dict(zip(raws, self._store.records_of(list(raws)), strict=True))
             for name, entry in found.items():
-                if again[name] == raws[name]:
-                    self._on_refreshed(name, entry, queues[name], of_entry[name], before[name], raws[name])
+                if again[name] != raws[name]:
+                    continue
+                if entry is not None:
+                    if entry.record.queue is not None:
+                        entry.seen = of_entry[name].pop()
+                    strays = zip(queues[name], of_entry[name], strict=False)
+                    # Whoever planned it in its own queue has gathered it: only a failover has left another state.
+                    entry.strays = [it for it in strays if not entry.seen.raw or it[1].raw or not it[1].is_known]
+                    self.entries[name] = entry
+                    self.read_state(entry)
+                elif not raws[name]:
+                    self._definitions.overruled |= name in self._configured.entries
+                    self._problems.note(name, None)
+                    known = before[name]
+                    self._forget_removed({name: known.record.queues if known else []})
             raws = {name: raw for name, raw in again.items() if raw != raws[name]}
 
     def _read_anew(self, name: str, raw: bytes, before: Entry | None) -> Entry | None:
@@ -229,28 +242,6 @@ class Entries:
         since_ms = self._attendance.now_ms() if before is None else before.record.since_ms
         record = Record(definition.fingerprint, since_ms, None, app=self._configured.app)
         return Entry(definition, record, is_stored=False)
-
-    def _on_refreshed(
-        self,
-        name: str,
-        entry: Entry | None,
-        queues: Sequence[str],
-        seen: list[Seen],
-        before: Entry | None,
-        raw: bytes,
-    ) -> None:
-        if entry is not None:
-            if entry.record.queue is not None:
-                entry.seen = seen.pop()
-            strays = zip(queues, seen, strict=False)
-            # Whoever planned it in its own queue has gathered it before, so only a failover has left another state.
-            entry.strays = [stray for stray in strays if not entry.seen.raw or stray[1].raw or not stray[1].is_known]
-            self.entries[name] = entry
-            self.read_state(entry)
-        elif not raw:
-            self._definitions.overruled |= name in self._configured.entries
-            self._problems.note(name, None)
-            self._forget_removed({name: before.record.queues if before else []})
 
     def on_state(self, name: str, seen: Seen) -> None:
         """Process the state of an entry in its queue; another planner may have changed it."""
