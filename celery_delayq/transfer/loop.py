@@ -139,8 +139,6 @@ class TransferLoop(LoopThread):
         #: The number of looks since the loop connected.
         self._looks = 0
         self._woken = False
-        #: Whether the loop has looked at all queues since it connected.
-        self._looked = False
 
     # -- called by other threads
 
@@ -185,7 +183,6 @@ class TransferLoop(LoopThread):
     def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
         self._client, self._pubsub = client, pubsub
         self._failover_log.read(client)
-        self._looked = False
         self._looks = 0
         # The first look follows the confirmation: queues that are registered later will be announced.
         self._next_look = time.monotonic() + self.settings.interval_s
@@ -218,7 +215,7 @@ class TransferLoop(LoopThread):
             for served in self._served:
                 if self._is_due(served) and not self.is_stopping:
                     self._transfer(served)
-            if self._looked:
+            if self._looks:
                 self.outage.ends()
             if time.monotonic() >= self._next_look:
                 self._look()
@@ -316,7 +313,6 @@ class TransferLoop(LoopThread):
         for served in self._served:
             if served.head_due_ms is not None or served.queue.name in self._refused:
                 served.wake_at_ms = 0
-        self._looked = True
         self._next_look = time.monotonic() + self.settings.interval_s * random.uniform(0.8, 1)
 
     def _any_exists(self, part: list[Served]) -> bool:
@@ -341,16 +337,13 @@ class TransferLoop(LoopThread):
             )
         except CONNECTION_ERRORS:
             raise
-        except exceptions.TryAgainError as exc:  # its slot is on its way to another node
-            self._refused[queue.name] = str(exc)
-            served.head_due_ms = served.wake_at_ms = None
-            served.retry_at = time.monotonic() + _MOVING_S
-            return
         except exceptions.ResponseError as exc:
-            if passing_refusal(exc):  # of all queues
+            if isinstance(exc, exceptions.TryAgainError):  # its slot is on its way to another node
+                served.retry_at = time.monotonic() + _MOVING_S
+            elif passing_refusal(exc):  # of all queues
                 raise
-            # A queue that the server refuses (wrong type, no permission, no memory) must not stop the others.
-            if str(exc) != self._refused.get(queue.name):
+            elif str(exc) != self._refused.get(queue.name):
+                # A queue that the server refuses (wrong type, no permission, no memory) must not stop the others.
                 logger.error("Cannot transfer delayed messages of %r: %s", queue.name, exc)
             self._refused[queue.name] = str(exc)
             served.head_due_ms = served.wake_at_ms = None
