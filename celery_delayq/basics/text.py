@@ -1,9 +1,12 @@
-"""Text for people: numbers with their nouns, and text of unknown origin made safe to show.
+"""Text for people: numbers with their nouns, the name of a server, and text of unknown origin made safe to show.
 
 Control characters, also those for bidirectional text, become visible.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from celery_delayq.basics.errors import DelayqError
 
@@ -11,6 +14,16 @@ from celery_delayq.basics.errors import DelayqError
 def plural(number: int, noun: str = "task", nouns: str = "") -> str:
     """Return a number with its noun, of which `nouns` is the plural if that has more than an s."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or f'{noun}s'}"
+
+
+def name_and_version(info: Mapping[str, Any]) -> str:
+    """Return what a server is, such as `Redis 7.0.15` or `Valkey 9.1.2`.
+
+    Args:
+        info: its reply to INFO, or to INFO server. The `redis_version` of any Valkey is 7.2.4.
+    """
+    name = "Valkey" if info.get("server_name") == "valkey" else "Redis"
+    return f"{name} {info.get('valkey_version') or info.get('redis_version') or 'of an unknown version'}"
 
 
 def storable(text: str) -> str:

@@ -7,6 +7,7 @@ from logging import ERROR, INFO, WARNING, Logger
 from typing import Any
 
 from celery_delayq.basics.errors import UnsupportedServer
+from celery_delayq.basics.text import name_and_version
 from celery_delayq.basics.version import __version__
 from celery_delayq.health.advice import with_app
 from celery_delayq.health.finding import Finding, Level, merged
@@ -17,7 +18,6 @@ from celery_delayq.health.server_checks import (
     check_persistence,
     check_replication,
     check_version,
-    name_and_version,
     replication_of,
     too_old,
 )
@@ -82,7 +82,7 @@ def _refuse_old(server: Server) -> Iterable[Finding]:
 def _names(servers: Sequence[Server]) -> str:
     """Return what the servers are, and where."""
     if not servers[0].in_cluster:
-        return f"{name_and_version(servers[0])} at {servers[0].name}"
+        return f"{name_and_version(servers[0].info)} at {servers[0].name}"
     masters = "1 master" if len(servers) == 1 else f"{len(servers)} masters"
-    versions = sorted({name_and_version(server) for server in servers if server.is_known})
+    versions = sorted({name_and_version(server.info) for server in servers if server.is_known})
     return f"a Redis Cluster of {masters} ({', '.join(versions) or 'of which none answers'})"

@@ -10,7 +10,7 @@ from typing import Any
 import redis
 from kombu.transport.redis import SentinelChannel
 
-from celery_delayq.basics.text import plural
+from celery_delayq.basics.text import name_and_version, plural
 from celery_delayq.health.finding import Finding, Level, error, not_checked, note, ok, warning
 from celery_delayq.health.servers import Server
 from celery_delayq.transport.wrong_server import refuse_mode
@@ -51,7 +51,7 @@ def check_version(server: Server) -> Iterator[Finding]:
     if problem:
         yield error(f"{problem}.")
     else:
-        yield ok(f"{name_and_version(server)}.")
+        yield ok(f"{name_and_version(server.info)}.")
 
 
 def too_old(server: Server) -> str | None:
@@ -60,13 +60,6 @@ def too_old(server: Server) -> str | None:
     if not version or tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) >= OLDEST:
         return None
     return f"celery_delayq needs Redis {'.'.join(map(str, OLDEST))} or newer, or Valkey; this server is {version}"
-
-
-def name_and_version(server: Server) -> str:
-    """Return what a server is, such as `Redis 7.0.15`. The `redis_version` of any Valkey is 7.2.4."""
-    info = server.info
-    version = info.get("valkey_version") or info.get("redis_version") or "of an unknown version"
-    return f"{server.software} {version}"
 
 
 def _why_no_info(server: Server) -> str:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,17 +86,6 @@ def find_server() -> Path:
     for path in available_servers().values():
         return path
     raise ServerNotFound(f"No Redis server found. {_HOW_TO_GET_ONE}")
-
-
-def name_and_version(info: Mapping[str, Any]) -> str:
-    """Return what a server is, such as "Redis 7.0.15" or "Valkey 9.1.2".
-
-    Args:
-        info: what the server answers to ``INFO server``. The ``redis_version`` of any Valkey is 7.2.4.
-    """
-    if info.get("server_name") == "valkey":
-        return f"Valkey {info['valkey_version']}"
-    return f"Redis {info['redis_version']}"
 
 
 def dying_with_us(command: list[str]) -> list[str]:

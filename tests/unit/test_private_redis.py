@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import redis
 
+from celery_delayq.basics.text import name_and_version
 from celery_delayq.testing import private_redis
 from celery_delayq.testing.private_redis import (
     PrivateRedis,
     ServerNotFound,
     available_servers,
     find_server,
-    name_and_version,
 )
 from tests.support import missing, servers, wait_until
 
