@@ -110,14 +110,6 @@ def _change(view: View, change: Callable[[str], object], done: Any) -> Response:
     return view.page("removed.html", message=done) if action == "schedule.remove" else _show(view, done)
 
 
-def _pause(view: View) -> Response:
-    return _change(view, view.broker.schedule().pause, view._("Paused."))
-
-
-def _resume(view: View) -> Response:
-    return _change(view, view.broker.schedule().resume, view._("Resumed."))
-
-
 def _run_now(view: View) -> Response:
     if not is_confirmed(view.request.form):
         return _ask(view, view._("Its task is sent once, in addition to its schedule."))
@@ -162,8 +154,8 @@ PAGE = Page(
     {
         "schedule.update": _update,
         "schedule.remove": _remove,
-        "schedule.pause": _pause,
-        "schedule.resume": _resume,
+        "schedule.pause": lambda view: _change(view, view.broker.schedule().pause, view._("Paused.")),
+        "schedule.resume": lambda view: _change(view, view.broker.schedule().resume, view._("Resumed.")),
         "schedule.run_now": _run_now,
     },
 )
